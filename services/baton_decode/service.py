@@ -1,0 +1,291 @@
+"""A decode pod's part in a request's life: it takes requests from gateways, orders their KV and decodes them."""
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import msgspec
+
+from baton_engine.delta import Reservation
+from baton_engine.sequence import FinishReason, Request
+from baton_kv.link import PrefillLink
+from baton_kv.pieces import Layout, PieceRefused
+from baton_kv.tickets import OpenTicket, TicketBook
+from baton_proto import handover_pb2 as kv
+from baton_proto import serving_pb2 as pb
+from baton_proto.serving_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
+from baton_worker.convert import delta_to_wire, failure_delta, sampling_from_wire
+from baton_worker.engine_client import EngineClient
+from baton_worker.messages import Abort, Add, CancelImport, ImportPiece, ImportTokens, Output
+from baton_worker.server import channel_options
+
+from .settings import DecodeSettings
+from .stream import GatewayStream
+
+log = logging.getLogger(__name__)
+
+
+class _Live(msgspec.Struct):
+    """A request that this pod answers for."""
+
+    submit: pb.Submit
+    stream: GatewayStream
+    choices: set[int]  # still running
+    ticket: int | None = None
+    link: PrefillLink | None = None
+    started: bool = False  # the first tokens are known
+    kv_complete: bool = False
+
+
+class DecodeService(DecodeServicer):
+    """Serves gateways, and prefill pods' pieces through its links."""
+
+    def __init__(self, settings: DecodeSettings, engine: EngineClient, epoch: int) -> None:
+        self.draining = False
+        self._settings = settings
+        self._engine = engine
+        ready = engine.ready
+        self._tickets = TicketBook(epoch)
+        self._layout = Layout(ready.num_layers, ready.num_kv_heads, ready.block_bytes)
+        self._hello = kv.Hello(epoch=epoch, fingerprint=ready.fingerprint)
+        self._ids = itertools.count(1)
+        self._live: dict[int, _Live] = {}
+        self._links: dict[str, PrefillLink] = {}
+        self._refused_pieces: Counter[str] = Counter()
+        self._renewing = asyncio.create_task(self._renew())
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        add_DecodeServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    @property
+    def num_active(self) -> int:
+        return len(self._live)
+
+    @property
+    def num_tickets(self) -> int:
+        return len(self._tickets)
+
+    async def stop(self) -> None:
+        self._renewing.cancel()
+        await asyncio.gather(*(link.close() for link in list(self._links.values())))
+
+    # Gateways
+
+    async def Serve(self, request_iterator: AsyncIterator[pb.GatewayMessage], context: Any) -> AsyncIterator[Any]:
+        stream = GatewayStream()
+        reader = asyncio.create_task(self._read(request_iterator, stream))
+        try:
+            while not reader.done():
+                sending = asyncio.create_task(stream.next())
+                await asyncio.wait([reader, sending], return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    yield sending.result()
+                else:
+                    sending.cancel()
+        finally:
+            reader.cancel()
+            for id in list(stream.requests.values()):
+                self._cancel(id)
+
+    async def _read(self, messages: AsyncIterator[pb.GatewayMessage], stream: GatewayStream) -> None:
+        async for message in messages:
+            if message.WhichOneof("kind") == "submit":
+                self._submit(message.submit, stream)
+            else:
+                id = stream.requests.get(message.cancel.handle)
+                if id is not None:
+                    self._cancel(id)
+
+    def _submit(self, submit: pb.Submit, stream: GatewayStream) -> None:
+        if self.draining:
+            failure = failure_delta(submit.handle, pb.Failure.CODE_UNAVAILABLE, "the decode pod is shutting down")
+            stream.put([failure])
+            return
+        id = next(self._ids)
+        sampling = sampling_from_wire(submit.sampling)
+        remote = bool(submit.prefill_address) and len(submit.prompt_token_ids) > self._settings.local_prefill_tokens
+        self._live[id] = _Live(submit, stream, set(range(sampling.n)))
+        stream.requests[submit.handle] = id
+        request = Request(
+            id=id,
+            prompt=list(submit.prompt_token_ids),
+            sampling=sampling,
+            priority=submit.priority,
+            imports_kv=remote,
+        )
+        self._engine.send(Add(request))
+
+    def _cancel(self, id: int) -> None:
+        """Free what a request holds here and on its prefill pod."""
+        live = self._live.get(id)
+        if live is not None:
+            self._engine.send(Abort(id))
+            self._close_ticket(live, "cancel")
+            self._forget(id, live)
+
+    def _forget(self, id: int, live: _Live) -> None:
+        del self._live[id]
+        live.stream.requests.pop(live.submit.handle, None)
+
+    # Engine
+
+    def take(self, output: Output) -> None:
+        for slot in output.freed_slots:
+            self._engine.import_slots.put_nowait(slot)
+        for rejected in output.rejections:
+            live = self._live.get(rejected.id)
+            if live is not None:
+                code = pb.Failure.CODE_INVALID
+                live.stream.put([failure_delta(live.submit.handle, code, rejected.message, rejected.param)])
+                self._forget(rejected.id, live)
+        for reservation in output.reservations:
+            self._order(reservation)
+        for id in output.imported:
+            if id in self._live:
+                self._live[id].kv_complete = True
+                self._end_handover(self._live[id])
+        self._refused_pieces["stale"] += len(output.stale)
+        batches: dict[GatewayStream, list[pb.Delta]] = {}
+        for delta in output.deltas:
+            live = self._live.get(delta.id)
+            if live is not None:
+                wire = delta_to_wire(delta, live.submit.handle, disaggregated=False)
+                batches.setdefault(live.stream, []).append(wire)
+                self._note_finish(delta.id, live, delta.choice, delta.finish_reason)
+        for stream, batch in batches.items():
+            stream.put(batch)
+
+    def _note_finish(self, id: int, live: _Live, choice: int, reason: int) -> None:
+        if reason != FinishReason.NONE:
+            live.choices.discard(choice)
+            if not live.choices:
+                self._close_ticket(live, "cancel")
+                self._forget(id, live)
+
+    # Prefill pods
+
+    def _order(self, reservation: Reservation) -> None:
+        """Send a ticket for the blocks that a request lacks."""
+        live = self._live.get(reservation.id)
+        if live is None:
+            return
+        submit = live.submit
+        ticket = self._tickets.open(
+            reservation.id, reservation.generation, reservation.first_block, reservation.num_blocks
+        )
+        live.ticket = ticket.id
+        live.link = self._link(submit.prefill_address)
+        live.link.send(
+            kv.DecodeToPrefill(
+                ticket=kv.Ticket(
+                    ticket_id=ticket.id,
+                    request_id=submit.request_id,
+                    prompt_token_ids=submit.prompt_token_ids,
+                    sampling=submit.sampling,
+                    priority=submit.priority,
+                    first_block=reservation.first_block,
+                    generation=reservation.generation,
+                    lease_ms=self._lease_ms,
+                )
+            )
+        )
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._settings.lease_seconds * 1000)
+
+    def _link(self, address: str) -> PrefillLink:
+        if address not in self._links:
+            options = channel_options(self._engine.ready.slot_bytes)
+            self._links[address] = PrefillLink(address, self._hello, self, options)
+        return self._links[address]
+
+    def _end_handover(self, live: _Live) -> None:
+        """Acknowledge a hand-over when KV and first tokens are both there."""
+        if live.kv_complete and live.started:
+            self._close_ticket(live, "ack")
+
+    def _close_ticket(self, live: _Live, verdict: str) -> None:
+        """End a hand-over, if one is open, with an "ack" or a "cancel" to the prefill pod."""
+        if live.ticket is not None and live.link is not None:
+            reference = kv.TicketRef(ticket_id=live.ticket)
+            acked = verdict == "ack"
+            live.link.send(kv.DecodeToPrefill(ack=reference) if acked else kv.DecodeToPrefill(cancel=reference))
+            self._tickets.close(live.ticket)
+            live.ticket = live.link = None
+
+    def _prefill_here(self, ticket: OpenTicket, why: str) -> None:
+        """Give up a hand-over; the engine computes what is missing."""
+        live = self._live.get(ticket.request)
+        if live is not None:
+            log.warning(
+                "hand-over failed, prefilling here: %s", why,
+                extra={"event": "handover_failed", "request_id": live.submit.request_id},
+            )  # fmt: skip
+            self._close_ticket(live, "cancel")
+            self._engine.send(CancelImport(ticket.request))
+
+    def first_tokens(self, message: kv.FirstTokens) -> None:
+        ticket = self._tickets.get(message.ticket_id)
+        live = self._live.get(ticket.request) if ticket is not None else None
+        if ticket is None or live is None or live.started:
+            return
+        live.started = True
+        for delta in message.deltas:
+            delta.handle = live.submit.handle
+        live.stream.put(list(message.deltas))
+        running = [delta for delta in message.deltas if not delta.finish_reason]
+        if running:
+            self._engine.send(ImportTokens(ticket.request, [delta.token_ids[0] for delta in message.deltas]))
+        else:
+            self._engine.send(Abort(ticket.request))
+        for delta in message.deltas:
+            self._note_finish(ticket.request, live, delta.choice, delta.finish_reason)
+        self._end_handover(live)
+
+    def ticket_failed(self, message: kv.TicketFailed) -> None:
+        ticket = self._tickets.get(message.ticket_id)
+        if ticket is not None:
+            self._prefill_here(ticket, message.failure.message)
+
+    async def piece(self, piece: kv.KvPiece) -> None:
+        ticket = self._tickets.get(piece.ticket_id)
+        try:
+            self._layout.check(piece)
+            ticket = self._tickets.claim(piece)
+        except PieceRefused as refusal:
+            self._refused_pieces[refusal.reason] += 1
+            log.warning("%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
+            # A damaged piece of an open hand-over leaves a hole in it; a stray one concerns nobody.
+            if ticket is not None and refusal.reason in ("range", "checksum"):
+                self._prefill_here(ticket, str(refusal))
+            return
+        slot = await self._engine.import_slots.get()
+        self._engine.imports.slot(slot, len(piece.payload))[:] = piece.payload
+        self._engine.send(ImportPiece(ticket.request, ticket.generation, piece.first_block, piece.num_blocks, slot))
+
+    def link_lost(self, link: PrefillLink) -> None:
+        if self._links.get(link.address) is link:
+            del self._links[link.address]
+        for live in list(self._live.values()):
+            if live.link is link and live.ticket is not None:
+                ticket = self._tickets.close(live.ticket)
+                live.ticket = live.link = None
+                if ticket is not None:
+                    self._engine.send(CancelImport(ticket.request))
+
+    async def _renew(self) -> None:
+        """Keep the leases of open tickets, so that KV waits while this pod is busy."""
+        while True:
+            await asyncio.sleep(self._settings.lease_seconds / 3)
+            tickets: dict[str, list[int]] = {}
+            for live in self._live.values():
+                if live.ticket is not None and live.link is not None:
+                    tickets.setdefault(live.link.address, []).append(live.ticket)
+            for address, ids in tickets.items():
+                renew = kv.Renew(ticket_ids=ids, lease_ms=self._lease_ms)
+                self._links[address].send(kv.DecodeToPrefill(renew=renew))

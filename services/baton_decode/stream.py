@@ -1,0 +1,24 @@
+"""The decode pod's end of one gateway's stream: which requests it carries, and what is still to be sent."""
+
+import asyncio
+
+from baton_proto import serving_pb2 as pb
+
+
+class GatewayStream:
+    """Deltas put in between two sends leave in one message."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, int] = {}  # the gateway's handle -> the engine's request id
+        self._deltas: list[pb.Delta] = []
+        self._some = asyncio.Event()
+
+    def put(self, deltas: list[pb.Delta]) -> None:
+        self._deltas += deltas
+        self._some.set()
+
+    async def next(self) -> pb.DecodeMessage:
+        await self._some.wait()
+        self._some.clear()
+        deltas, self._deltas = self._deltas, []
+        return pb.DecodeMessage(step=pb.StepOutput(deltas=deltas))

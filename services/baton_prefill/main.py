@@ -1,0 +1,12 @@
+"""The prefill pod."""
+
+from baton_proto import serving_pb2 as pb
+from baton_worker.server import run_worker
+
+from .service import PrefillService
+from .settings import PrefillSettings
+
+
+def main(settings: PrefillSettings) -> None:
+    """Serve until SIGTERM."""
+    run_worker(settings, pb.ROLE_PREFILL, PrefillService)

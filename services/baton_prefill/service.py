@@ -1,0 +1,217 @@
+"""A prefill pod's part in a request's life: it takes tickets, computes prompts and pushes their KV as it comes."""
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton_engine.sequence import Request
+from baton_kv.pieces import checksum
+from baton_proto import handover_pb2 as kv
+from baton_proto import serving_pb2 as pb
+from baton_proto.handover_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
+from baton_worker.convert import delta_to_wire, sampling_from_wire
+from baton_worker.engine_client import EngineClient
+from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece
+
+from .session import Export, PackedPiece, Session
+
+log = logging.getLogger(__name__)
+
+
+class PrefillService(PrefillServicer):
+    """Serves decode pods."""
+
+    def __init__(self, engine: EngineClient, epoch: int) -> None:
+        self.draining = False
+        self.lease_expiries = 0
+        self._engine = engine
+        self._epoch = epoch
+        self._ids = itertools.count(1)
+        self._sessions: dict[int, Session] = {}
+        self._owners: dict[int, tuple[Session, Export]] = {}  # by the engine's request id
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        add_PrefillServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    @property
+    def num_active(self) -> int:
+        return len(self._owners)
+
+    @property
+    def num_tickets(self) -> int:
+        return len(self._owners)
+
+    async def stop(self) -> None:
+        for request in list(self._owners):
+            self._end(request)
+
+    # Decode pods
+
+    async def Handover(self, request_iterator: AsyncIterator[kv.DecodeToPrefill], context: Any) -> AsyncIterator[Any]:
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("kind") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+            return
+        ours = self._engine.ready.fingerprint
+        if first.hello.fingerprint != ours:
+            message = (
+                f"KV layouts differ: this prefill pod's fingerprint is {ours}, the decode pod's "
+                f"{first.hello.fingerprint}. Both must serve the same weights with the same dtype and block size"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+            return
+        session = Session(secrets.randbits(63), first.hello.epoch)
+        self._sessions[session.id] = session
+        reader = asyncio.create_task(self._read(request_iterator, session))
+        try:
+            yield kv.PrefillToDecode(welcome=kv.Welcome(epoch=self._epoch, session=session.id))
+            while not reader.done():
+                sending = asyncio.create_task(session.control.get())
+                await asyncio.wait([reader, sending], return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    yield sending.result()
+                else:
+                    sending.cancel()
+        finally:
+            reader.cancel()
+            del self._sessions[session.id]
+            self._free_queued(session)
+            for export in list(session.exports.values()):
+                self._end(export.request)
+
+    async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[kv.KvPiece]:
+        session = self._sessions.get(request.session)
+        if session is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such session")
+            return
+        try:
+            while True:
+                packed = await session.pieces.get()
+                piece = self._to_wire(session, packed)
+                self._engine.send(FreeSlot(packed.slot))
+                # An export that has ended meanwhile is not sent: its blocks are no longer ordered.
+                if packed.export.ticket.ticket_id in session.exports:
+                    yield piece
+        finally:
+            self._free_queued(session)
+
+    def _free_queued(self, session: Session) -> None:
+        """Give the staging slots back that nobody will send any more."""
+        session.closed = True
+        while not session.pieces.empty():
+            self._engine.send(FreeSlot(session.pieces.get_nowait().slot))
+
+    def _to_wire(self, session: Session, packed: PackedPiece) -> kv.KvPiece:
+        ready, ticket = self._engine.ready, packed.export.ticket
+        payload = bytes(self._engine.exports.slot(packed.slot, packed.num_blocks * ready.block_bytes))
+        return kv.KvPiece(
+            epoch=session.epoch,
+            ticket_id=ticket.ticket_id,
+            generation=ticket.generation,
+            first_block=packed.first_block,
+            num_blocks=packed.num_blocks,
+            num_layers=ready.num_layers,
+            num_heads=ready.num_kv_heads,
+            checksum=checksum(payload),
+            payload=payload,
+        )
+
+    async def _read(self, messages: AsyncIterator[kv.DecodeToPrefill], session: Session) -> None:
+        async for message in messages:
+            match message.WhichOneof("kind"):
+                case "ticket":
+                    self._accept(message.ticket, session)
+                case "ack":
+                    self._end_ticket(session, message.ack.ticket_id)
+                case "cancel":
+                    self._end_ticket(session, message.cancel.ticket_id)
+                case "renew":
+                    for ticket_id in message.renew.ticket_ids:
+                        self._renew(session, ticket_id, message.renew.lease_ms)
+
+    def _accept(self, ticket: kv.Ticket, session: Session) -> None:
+        if self.draining:
+            self._fail(session, ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, "the prefill pod is shutting down")
+            return
+        id = next(self._ids)
+        export = Export(ticket, id, self._lease(id, ticket.lease_ms))
+        session.exports[ticket.ticket_id] = export
+        self._owners[id] = session, export
+        request = Request(
+            id=id,
+            prompt=list(ticket.prompt_token_ids),
+            sampling=sampling_from_wire(ticket.sampling),
+            priority=ticket.priority,
+            exports_from=ticket.first_block,
+        )
+        self._engine.send(Add(request))
+
+    def _lease(self, request: int, lease_ms: int) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(lease_ms / 1000, self._expire, request)
+
+    def _renew(self, session: Session, ticket_id: int, lease_ms: int) -> None:
+        export = session.exports.get(ticket_id)
+        if export is not None:
+            export.lease.cancel()
+            export.lease = self._lease(export.request, lease_ms)
+
+    def _expire(self, request: int) -> None:
+        session, export = self._owners[request]
+        self.lease_expiries += 1
+        log.warning(
+            "lease of a hand-over expired", extra={"event": "lease_expired", "request_id": export.ticket.request_id}
+        )
+        self._end(request)
+        self._fail(session, export.ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, "the lease expired")
+
+    def _end_ticket(self, session: Session, ticket_id: int) -> None:
+        export = session.exports.get(ticket_id)
+        if export is not None:
+            self._end(export.request)
+
+    def _end(self, request: int) -> None:
+        """Free everything a ticket holds."""
+        session, export = self._owners.pop(request)
+        export.lease.cancel()
+        del session.exports[export.ticket.ticket_id]
+        self._engine.send(Abort(request))
+
+    def _fail(self, session: Session, ticket_id: int, code: pb.Failure.Code, message: str, param: str = "") -> None:
+        failure = pb.Failure(code=code, message=message, param=param)
+        failed = kv.TicketFailed(ticket_id=ticket_id, failure=failure)
+        session.control.put_nowait(kv.PrefillToDecode(failed=failed))
+
+    # Engine
+
+    def take(self, output: Output) -> None:
+        for rejected in output.rejections:
+            owner = self._owners.get(rejected.id)
+            if owner is not None:
+                session, export = owner
+                self._end(rejected.id)
+                code, param = pb.Failure.CODE_INVALID, rejected.param
+                self._fail(session, export.ticket.ticket_id, code, rejected.message, param)
+        firsts: dict[int, list[pb.Delta]] = {}
+        for delta in output.deltas:
+            firsts.setdefault(delta.id, []).append(delta_to_wire(delta, 0, disaggregated=True))
+        for id, deltas in firsts.items():
+            owner = self._owners.get(id)
+            if owner is not None:
+                session, export = owner
+                first = kv.FirstTokens(ticket_id=export.ticket.ticket_id, deltas=deltas)
+                session.control.put_nowait(kv.PrefillToDecode(first_tokens=first))
+        for piece in output.pieces:
+            self._send_piece(piece)
+
+    def _send_piece(self, piece: Piece) -> None:
+        owner = self._owners.get(piece.id)
+        if owner is None or owner[0].closed:
+            self._engine.send(FreeSlot(piece.slot))
+            return
+        session, export = owner
+        session.pieces.put_nowait(PackedPiece(export, piece.first_block, piece.num_blocks, piece.slot))

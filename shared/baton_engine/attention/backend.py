@@ -1,0 +1,33 @@
+"""What the model asks of an attention implementation."""
+
+from typing import Protocol
+
+import msgspec
+import torch
+
+
+class AttentionBatch(msgspec.Struct):
+    """The sequences of one step. Their new tokens lie one after another in the model's inputs.
+
+    starts: [S + 1], where each sequence's new tokens begin. lengths: [S], tokens in its KV after this step.
+    tables: its blocks. slots: [T] int64, block * block_size + offset, where each new token's KV goes.
+    """
+
+    starts: list[int]
+    lengths: list[int]
+    tables: list[list[int]]
+    slots: torch.Tensor
+
+
+class AttentionBackend(Protocol):
+    """Writes new keys and values into the paged pool and attends over it."""
+
+    name: str
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Called once a step, before the first layer."""
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """q: [T, heads, head_dim], k and v: [T, kv_heads, head_dim], rotated. Returns [T, heads, head_dim]."""

@@ -1,0 +1,115 @@
+"""Attention through torch's scaled_dot_product_attention: for CPU, and wherever nothing faster runs."""
+
+import msgspec
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from baton_engine.kv_cache import KvCache
+
+from .backend import AttentionBatch
+
+
+class _Group(msgspec.Struct):
+    """Sequences that go into one call: all decodes together, each prefill chunk alone."""
+
+    rows: slice  # of the step's tokens
+    sequences: int
+    blocks: torch.Tensor  # [sequences * blocks each] int64
+    queries: int  # tokens per sequence
+    masks: dict[int | None, torch.Tensor | None]  # by sliding window; None = plain causal from the first token
+
+
+class TorchSdpa:
+    """Gathers each sequence's blocks and calls SDPA, with the query heads of a KV head as one group."""
+
+    name = "torch_sdpa"
+
+    def __init__(self, cache: KvCache, num_heads: int, sliding_windows: tuple[int | None, ...]) -> None:
+        self._cache = cache
+        self._block_size, self._kv_heads, self._head_dim = cache.data.shape[3:]
+        self._group_size = num_heads // self._kv_heads
+        self._windows = sliding_windows
+        self._groups: list[_Group] = []
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        counts = [end - start for start, end in zip(batch.starts, batch.starts[1:], strict=False)]
+        decodes = next((index for index, count in enumerate(counts) if count > 1), len(counts))
+        self._groups = [self._decode_group(batch, decodes)] if decodes else []
+        self._groups += [self._chunk_group(batch, index) for index in range(decodes, len(counts))]
+
+    def _decode_group(self, batch: AttentionBatch, count: int) -> _Group:
+        longest = max(len(table) for table in batch.tables[:count])
+        tables = [table + [0] * (longest - len(table)) for table in batch.tables[:count]]
+        lengths = torch.tensor(batch.lengths[:count]).unsqueeze(1)
+        keys = torch.arange(longest * self._block_size).unsqueeze(0)
+        masks: dict[int | None, torch.Tensor | None] = {}
+        for window in set(self._windows):
+            seen = keys < lengths
+            if window is not None:
+                seen &= keys >= lengths - window
+            masks[window] = seen[:, None, None, :]
+        return _Group(slice(0, count), count, torch.tensor(tables).flatten(), 1, masks)
+
+    def _chunk_group(self, batch: AttentionBatch, index: int) -> _Group:
+        start, end, length = batch.starts[index], batch.starts[index + 1], batch.lengths[index]
+        table = batch.tables[index][: -(-length // self._block_size)]
+        queries = torch.arange(length - (end - start), length).unsqueeze(1)
+        keys = torch.arange(len(table) * self._block_size).unsqueeze(0)
+        masks: dict[int | None, torch.Tensor | None] = {}
+        for window in set(self._windows):
+            if end - start == length > 1 and (window is None or window >= length):
+                masks[window] = None
+                continue
+            seen = keys <= queries
+            if window is not None:
+                seen &= keys > queries - window
+            masks[window] = seen[None, None]
+        return _Group(slice(start, end), 1, torch.tensor(table), end - start, masks)
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        keys, values = self._cache.layer(layer)
+        keys.flatten(0, 1).index_copy_(0, batch.slots, k)
+        values.flatten(0, 1).index_copy_(0, batch.slots, v)
+        out = torch.empty_like(q)
+        for group in self._groups:
+            rows, mask = group.rows, group.masks[self._windows[layer]]
+            if group.queries == 1:
+                self._attend_decodes(q[rows], keys, values, group, mask, out[rows])
+            elif mask is None:
+                self._attend_chunk(q[rows], k[rows], v[rows], None, out[rows])
+            else:
+                past = (
+                    keys.index_select(0, group.blocks).flatten(0, 1),
+                    values.index_select(0, group.blocks).flatten(0, 1),
+                )
+                self._attend_chunk(q[rows], *past, mask, out[rows])
+        return out
+
+    def _attend_decodes(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        group: _Group,
+        mask: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
+        shape = (group.sequences, -1, self._kv_heads, self._head_dim)
+        k = keys.index_select(0, group.blocks).view(shape).transpose(1, 2)
+        v = values.index_select(0, group.blocks).view(shape).transpose(1, 2)
+        grouped = q.view(group.sequences, self._kv_heads, self._group_size, self._head_dim)
+        out.view_as(grouped).copy_(scaled_dot_product_attention(grouped, k, v, attn_mask=mask))
+
+    def _attend_chunk(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        # KV heads are the batch and the query heads of each its heads, so that keys are broadcast, never repeated.
+        grouped = q.view(-1, self._kv_heads, self._group_size, self._head_dim).permute(1, 2, 0, 3)
+        shape = (self._kv_heads, self._group_size, -1, -1)
+        k = k.transpose(0, 1).unsqueeze(1).expand(shape)
+        v = v.transpose(0, 1).unsqueeze(1).expand(shape)
+        result = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=mask is None)
+        out.view(-1, self._kv_heads, self._group_size, self._head_dim).copy_(result.permute(2, 0, 1, 3))

@@ -1,0 +1,43 @@
+"""What an engine tells of its requests and of itself."""
+
+import msgspec
+
+from .sampling import TokenLogprobs
+from .sequence import FinishReason
+
+
+class Delta(msgspec.Struct, array_like=True):
+    """New tokens of one choice of a request. The prompt's part is in the first delta of choice 0."""
+
+    id: int
+    choice: int
+    offset: int  # of tokens[0] among the choice's output
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: FinishReason = FinishReason.NONE
+    stop_token_id: int | None = None
+    cached_tokens: int | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+class Reservation(msgspec.Struct, array_like=True):
+    """Blocks are reserved for a request that imports KV: those of the prompt from index first_block on are missing."""
+
+    id: int
+    first_block: int
+    num_blocks: int
+    generation: int
+    cached_tokens: int
+
+
+class Load(msgspec.Struct, array_like=True):
+    """What the engine holds and does at this moment; counters run since its start."""
+
+    running: int
+    waiting: int
+    blocks_held: int
+    blocks_cached: int
+    queued_prefill_tokens: int
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int

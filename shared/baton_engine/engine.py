@@ -1,0 +1,300 @@
+"""The engine core: requests in, one step at a time, tokens out. It knows no pods, no network and no clock."""
+
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import torch
+
+from baton_common.block_hash import root_hash
+
+from .block_pool import BlockPool
+from .config import ConfigError, EngineConfig
+from .delta import Delta, Load, Reservation
+from .loading import Progress
+from .model_config import load_model_config
+from .runner import Choice, Runner
+from .scheduler import Scheduler
+from .sequence import FinishReason, Request, Sequence
+
+
+class Export(msgspec.Struct):
+    """Blocks of an exporting request that are complete: pool ids, the first of which has this index in the prompt."""
+
+    id: int
+    first_block: int
+    blocks: list[int]
+
+
+class StepResult(msgspec.Struct):
+    deltas: list[Delta] = []
+    reservations: list[Reservation] = []
+    exports: list[Export] = []
+
+
+class _Import(msgspec.Struct):
+    """KV on its way into a sequence's blocks."""
+
+    sequence: Sequence
+    generation: int
+    missing: set[int]  # block indices
+    first_tokens: list[int] | None = None
+
+
+class Engine:
+    """One model on one device: scheduler, block pool and runner."""
+
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+        model = load_model_config(Path(config.model))
+        if config.block_size < 1:
+            raise ConfigError("--block-size must be at least 1")
+        if config.max_num_batched_tokens < 1 or config.max_num_seqs < 1:
+            raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
+        self.runner = Runner(config, model, progress)
+        self.model = model
+        self.config = config
+        self.max_model_len = self.runner.max_model_len
+        self.pool = BlockPool(self.runner.cache.data.shape[2], config.enable_prefix_caching)
+        self.scheduler = Scheduler(
+            self.pool,
+            block_size=config.block_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+        )
+        self._root = root_hash()
+        self._arrivals = 0
+        self._generations = 0
+        self._sequences: dict[int, list[Sequence]] = {}
+        self._imports: dict[int, _Import] = {}
+        self._exported: dict[int, int] = {}  # blocks handed out so far, as an index into the prompt
+
+    def layout(self) -> dict[str, object]:
+        """Return the facts that two engines must share for one to decode on the other's KV."""
+        return {
+            "model": msgspec.to_builtins(self.model),
+            "kv_dtype": str(self.runner.cache.data.dtype),
+            "block_size": self.config.block_size,
+        }
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def request_error(self, request: Request) -> tuple[str, str] | None:
+        """Return (field, message) when the request can never run here, else None."""
+        length, vocab = len(request.prompt), self.model.vocab_size
+        if length == 0:
+            return "prompt", "must hold at least one token"
+        if not all(0 <= token < vocab for token in request.prompt):
+            return "prompt", f"a token id is outside the vocabulary of {vocab}"
+        if length + request.sampling.max_tokens > self.max_model_len:
+            return "prompt", (
+                f"{length} prompt tokens and max_tokens {request.sampling.max_tokens} are more than the context of "
+                f"{self.max_model_len}"
+            )
+        if request.sampling.n > self.config.max_num_seqs:
+            return "n", f"must be at most {self.config.max_num_seqs}"
+        return request.sampling.error(vocab)
+
+    def add(self, request: Request) -> None:
+        """Queue a request that `request_error` has passed. Its id must be new."""
+        sequence = Sequence(request, self._arrivals, self._root, self.config.block_size)
+        self._arrivals += 1
+        self._sequences[request.id] = [sequence]
+        self.scheduler.add(sequence)
+
+    def abort(self, id: int, choice: int | None = None) -> None:
+        """End a request, or one choice of it, and free its blocks at once. Unknown ids are ignored."""
+        sequences = self._sequences.get(id, [])
+        for sequence in [s for s in sequences if choice is None or s.choice == choice]:
+            self.scheduler.remove(sequence)
+            sequences.remove(sequence)
+        if not sequences:
+            self._forget(id)
+
+    def release_export(self, id: int) -> None:
+        """Free the blocks of a request whose KV has arrived, or whose lease has ended."""
+        self.abort(id)
+
+    def step(self) -> StepResult:
+        """Run one step: what became ready in it, possibly nothing."""
+        result = StepResult()
+        waiting_imports = len(self.scheduler.importing)
+        step = self.scheduler.schedule()
+        for sequence in self.scheduler.importing[waiting_imports:]:
+            result.reservations.append(self._reserve(sequence))
+        if step.sequences:
+            for sequence, choices in zip(step.sequences, self.runner.run(step), strict=True):
+                self._remember(sequence)
+                if sequence.request.exports_from is not None:
+                    self._export(sequence, bool(choices), result)
+                if choices:
+                    result.deltas += self._append(sequence, choices)
+        return result
+
+    def import_blocks(self, id: int, generation: int, first_block: int, values: torch.Tensor) -> bool | None:
+        """Put KV from another pod into a waiting request's blocks.
+
+        values: [layers, 2, blocks, block_size, kv_heads, head_dim]. Returns whether all blocks are there now, or None,
+        with nothing written, when the request does not wait for these blocks (any more).
+        """
+        entry = self._imports.get(id)
+        indices = range(first_block, first_block + values.shape[2])
+        if entry is None or entry.generation != generation or not entry.missing.issuperset(indices):
+            return None
+        self.runner.cache.scatter([entry.sequence.blocks[index] for index in indices], values)
+        entry.missing.difference_update(indices)
+        self._start_import(entry)
+        return not entry.missing
+
+    def import_tokens(self, id: int, tokens: list[int]) -> None:
+        """Note the first token of each choice, which the other pod has sampled and the client already has."""
+        entry = self._imports.get(id)
+        if entry is not None and entry.first_tokens is None:
+            entry.first_tokens = tokens
+            self._start_import(entry)
+
+    def cancel_import(self, id: int) -> None:
+        """Compute here what another pod failed to deliver; first tokens that did arrive are kept."""
+        entry = self._imports.pop(id, None)
+        if entry is None:
+            return
+        sequence = entry.sequence
+        self.scheduler.remove(sequence)
+        sequence.request.imports_kv = False
+        self._sequences[id] = [sequence]
+        if entry.first_tokens is not None:
+            self._fork(sequence, entry.first_tokens)
+        for choice in self._sequences[id]:
+            self.scheduler.add(choice)
+
+    def load(self) -> Load:
+        waiting = self.scheduler.waiting
+        prefilling = [s for s in (*self.scheduler.running, *waiting) if not s.request.imports_kv]
+        return Load(
+            running=len(self.scheduler.running),
+            waiting=len(waiting),
+            blocks_held=self.pool.num_held,
+            blocks_cached=self.pool.num_cached,
+            queued_prefill_tokens=sum(len(s.tokens) - s.computed for s in prefilling if s.computed + 1 < len(s.tokens)),
+            preemptions=self.scheduler.num_preemptions,
+            prefix_queries=self.scheduler.prefix_queries,
+            prefix_hits=self.scheduler.prefix_hits,
+        )
+
+    def check_integrity(self) -> None:
+        """Compare every count with what it counts. Raises RuntimeError on the first difference; for idle moments."""
+        sequences = [sequence for group in self._sequences.values() for sequence in group]
+        self.pool.check_integrity([sequence.blocks for sequence in sequences])
+        known = {id(sequence) for sequence in sequences}
+        for sequence in (*self.scheduler.running, *self.scheduler.importing, *self.scheduler.waiting):
+            if id(sequence) not in known:
+                raise RuntimeError(f"request {sequence.request.id} is scheduled but has ended")
+        for name, table in (("import", self._imports), ("export", self._exported)):
+            stray = table.keys() - self._sequences.keys()
+            if stray:
+                raise RuntimeError(f"request {min(stray)} has an {name} but has ended")
+
+    def _forget(self, id: int) -> None:
+        self._sequences.pop(id, None)
+        self._imports.pop(id, None)
+        self._exported.pop(id, None)
+
+    def _reserve(self, sequence: Sequence) -> Reservation:
+        self._generations += 1
+        first = sequence.cached // self.config.block_size
+        missing = set(range(first, len(sequence.blocks)))
+        self._imports[sequence.request.id] = _Import(sequence, self._generations, missing)
+        return Reservation(sequence.request.id, first, len(missing), self._generations, sequence.cached)
+
+    def _start_import(self, entry: _Import) -> None:
+        if entry.missing or entry.first_tokens is None:
+            return
+        sequence = entry.sequence
+        del self._imports[sequence.request.id]
+        self.scheduler.importing.remove(sequence)
+        sequence.request.imports_kv = False
+        sequence.computed = sequence.prompt_len
+        self._remember(sequence)
+        self._fork(sequence, entry.first_tokens)
+        for choice in list(self._sequences[sequence.request.id]):
+            self.scheduler.start(choice)
+            if choice.finish_reason(self.max_model_len):
+                self._finish(choice)
+
+    def _fork(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Give each choice of a request its first token and its own sequence over shared blocks."""
+        group = [sequence] + [sequence.fork(choice) for choice in range(1, len(tokens))]
+        for choice, token in zip(group, tokens, strict=True):
+            if choice is not sequence:
+                self.pool.hold(choice.blocks)
+            choice.tokens.append(token)
+        self._sequences[sequence.request.id] = group
+
+    def _append(self, sequence: Sequence, choices: list[Choice]) -> list[Delta]:
+        """Note the tokens sampled for a sequence, forking it at its first; end what they end."""
+        offset = sequence.output_len
+        group = [sequence]
+        if sequence.request.exports_from is not None:
+            return self._finish_export(sequence, choices)
+        if offset == 0:
+            self._fork(sequence, [choice.token for choice in choices])
+            group = list(self._sequences[sequence.request.id])
+            for other in group[1:]:
+                self.scheduler.start(other)
+        else:
+            sequence.tokens.append(choices[0].token)
+        deltas = []
+        for member, choice in zip(group, choices, strict=True):
+            reason = member.finish_reason(self.max_model_len)
+            deltas.append(self._delta(member, choice, offset, reason))
+            if reason:
+                self._finish(member)
+        return deltas
+
+    def _finish_export(self, sequence: Sequence, choices: list[Choice]) -> list[Delta]:
+        """The first tokens end an exporting request; its blocks stay."""
+        deltas = []
+        for index, choice in enumerate(choices):
+            tokens = [*sequence.request.prompt, choice.token]
+            probe = sequence.fork(index)
+            probe.tokens = tokens
+            deltas.append(self._delta(probe, choice, 0, probe.finish_reason(self.max_model_len)))
+        self.scheduler.export(sequence)
+        return deltas
+
+    def _delta(self, sequence: Sequence, choice: Choice, offset: int, reason: FinishReason) -> Delta:
+        delta = Delta(
+            sequence.request.id,
+            sequence.choice,
+            offset,
+            [choice.token],
+            [choice.logprobs] if choice.logprobs is not None else [],
+            reason,
+        )
+        if reason is FinishReason.STOP and choice.token in sequence.sampling.stop_token_ids:
+            delta.stop_token_id = choice.token
+        if sequence.choice == 0 and offset == 0:
+            delta.cached_tokens = sequence.cached
+            delta.prompt_logprobs = sequence.prompt_logprobs or None
+        return delta
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.abort(sequence.request.id, sequence.choice)
+
+    def _remember(self, sequence: Sequence) -> None:
+        """Put the sequence's complete blocks into the prefix cache."""
+        full = sequence.computed // self.config.block_size
+        if self.pool.enable_prefix_caching and full > sequence.remembered:
+            new = slice(sequence.remembered, full)
+            for block, digest in zip(sequence.blocks[new], sequence.hashes(full)[new], strict=True):
+                self.pool.remember(block, digest)
+            sequence.remembered = full
+
+    def _export(self, sequence: Sequence, complete: bool, result: StepResult) -> None:
+        id, size = sequence.request.id, self.config.block_size
+        first = self._exported.get(id, cast(int, sequence.request.exports_from))
+        end = len(sequence.blocks) if complete else sequence.computed // size
+        if end > first:
+            result.exports.append(Export(id, first, sequence.blocks[first:end]))
+            self._exported[id] = end

@@ -1,0 +1,108 @@
+"""Weights from safetensors files: memory-mapped, taken one tensor at a time, checked by name and shape."""
+
+import json
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from .config import ConfigError
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+class Weights:
+    """The tensors of a model folder. Use as a context manager; `take` reads each tensor once.
+
+    progress: called with (tensors taken, tensors in all) as loading goes on.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    ) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._folder = folder
+        self._progress = progress
+        self._file_of = _index(folder)
+        self._untaken = set(self._file_of)
+        self._stack = ExitStack()
+        self._open: dict[Path, Any] = {}
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        self._open.clear()
+        if error is None and self._untaken:
+            names = sorted(self._untaken)
+            log.warning("the model does not use %d tensors of %s: %s", len(names), self._folder, ", ".join(names[:5]))
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a tensor in this dtype on this device. Raises ConfigError when it is missing or has another shape."""
+        path = self._file_of.get(name)
+        if path is None:
+            raise ConfigError(f"{self._folder} has no tensor {name!r}; the architecture in config.json needs it")
+        tensor: torch.Tensor = self._file(path).get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ConfigError(f"{name} in {path.name} is {list(tensor.shape)}; config.json calls for {list(shape)}")
+        self._untaken.discard(name)
+        if self._progress is not None:
+            self._progress(len(self._file_of) - len(self._untaken), len(self._file_of))
+        return torch.empty_like(tensor, dtype=self.dtype, device=self.device).copy_(tensor)
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            try:
+                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+            except FileNotFoundError:
+                raise ConfigError(f"the shard {path} is missing; the index names it") from None
+            except SafetensorError as error:
+                raise ConfigError(f"{path} is not a whole safetensors file: {error}") from None
+        return self._open[path]
+
+
+def _index(folder: Path) -> dict[str, Path]:
+    """Return which file holds each tensor."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        missing = sorted({name for name in files.values() if not (folder / name).exists()})
+        if missing:
+            raise ConfigError(f"{folder} lacks the shards {', '.join(missing)} that its index names")
+        return {tensor: folder / name for tensor, name in files.items()}
+    single = folder / "model.safetensors"
+    if not single.exists():
+        hint = "; weights in pickle files are not read" if list(folder.glob("*.bin")) else ""
+        raise ConfigError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")
+    try:
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    except SafetensorError as error:
+        raise ConfigError(f"{single} is not a whole safetensors file: {error}") from None
+
+
+def check_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Raise ConfigError when the folder's tokenizer can produce ids that the weights have no embedding for."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return
+    try:
+        content = json.loads(path.read_text())
+        ids = list(content["model"]["vocab"].values()) if isinstance(content["model"]["vocab"], dict) else []
+        ids += [len(content["model"]["vocab"]) - 1] if not ids else []
+        ids += [token["id"] for token in content.get("added_tokens", [])]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a tokenizer: {error!r}") from None
+    if max(ids) >= vocab_size:
+        raise ConfigError(f"{path} has token ids up to {max(ids)}, but the weights have a vocabulary of {vocab_size}")

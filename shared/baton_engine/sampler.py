@@ -1,0 +1,117 @@
+"""From logits to tokens.
+
+The order is OpenAI's and vLLM's: allowed and banned tokens, bias, penalties; temperature, min_p, top_k, top_p; then
+the Gumbel-max trick with noise that depends on (seed, position, choice) alone, so that a token does not change with the
+batch around it, with the pod, or after a restart.
+"""
+
+import msgspec
+import torch
+
+from baton_kernels.philox import gumbel_noise
+
+from .sampling import SamplingParams, TokenLogprobs
+
+_OFF = float("-inf")
+
+
+class Draw(msgspec.Struct):
+    """One token to choose: for which sequence so far (prompt and output), after which logits row, for which choice."""
+
+    params: SamplingParams
+    tokens: list[int]
+    prompt_len: int
+    row: int
+    choice: int
+
+
+def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
+    """logits: [R, vocab] float32, not changed. Returns a token id for each draw."""
+    if all(draw.params.greedy and not draw.params.edits_logits for draw in draws):
+        best = logits.argmax(dim=-1).tolist()
+        return [best[draw.row] for draw in draws]
+    scores = logits[[draw.row for draw in draws]]
+    for row, draw in zip(scores, draws, strict=True):
+        if draw.params.edits_logits:
+            _edit(row, draw)
+    random = [index for index, draw in enumerate(draws) if not draw.params.greedy]
+    if random:
+        chosen = [draws[index] for index in random]
+        scores[random] = _perturb(_filter(scores[random], [draw.params for draw in chosen]), chosen)
+    picked: list[int] = scores.argmax(dim=-1).tolist()
+    return picked
+
+
+def _edit(scores: torch.Tensor, draw: Draw) -> None:
+    """Apply what depends on the tokens so far to one row [vocab], in place."""
+    params = draw.params
+    output = draw.tokens[draw.prompt_len :]
+    if params.allowed_token_ids:
+        kept = scores[params.allowed_token_ids]
+        scores.fill_(_OFF)
+        scores[params.allowed_token_ids] = kept
+    banned = [
+        word[-1]
+        for word in params.bad_words
+        if len(word) == 1 or (len(output) >= len(word) - 1 and output[1 - len(word) :] == word[:-1])
+    ]
+    if len(output) < params.min_tokens:
+        banned += [token for token in (*params.eos_token_ids, *params.stop_token_ids) if token < len(scores)]
+    if banned:
+        scores[banned] = _OFF
+    if params.logit_bias:
+        scores[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(draw.tokens)), device=scores.device)
+        values = scores[seen]
+        penalty = params.repetition_penalty
+        scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if (params.frequency_penalty or params.presence_penalty) and output:
+        counts = torch.bincount(torch.tensor(output, device=scores.device), minlength=len(scores))
+        scores -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+
+
+def _filter(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
+    """Divide rows by their temperatures and set the tokens that min_p, top_k and top_p leave out to -inf."""
+
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, device=scores.device).unsqueeze(1)
+
+    scores = scores / column([p.temperature for p in params])
+    if any(p.min_p for p in params):
+        floor = scores.amax(dim=-1, keepdim=True) + column([p.min_p for p in params]).log()
+        scores = scores.masked_fill(scores < floor, _OFF)
+    vocab = scores.shape[-1]
+    if any(0 < p.top_k < vocab or p.top_p < 1 for p in params):
+        ordered, tokens = scores.sort(dim=-1, descending=True, stable=True)
+        ranks = torch.arange(vocab, device=scores.device).unsqueeze(0)
+        ordered = ordered.masked_fill(ranks >= column([float(p.top_k or vocab) for p in params]), _OFF)
+        probabilities = ordered.softmax(dim=-1)
+        # A token stays while those before it hold less than top_p: the first that reaches it is the last one in.
+        before = probabilities.cumsum(dim=-1) - probabilities
+        top_p = column([p.top_p for p in params])
+        ordered = ordered.masked_fill((before >= top_p) & (top_p < 1), _OFF)
+        scores = torch.empty_like(ordered).scatter_(-1, tokens, ordered)
+    return scores
+
+
+def _perturb(scores: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    def column(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=scores.device)
+
+    # torch has no unsigned 64-bit arithmetic; the same bits as a signed number will do.
+    seeds = column([draw.params.seed - (1 << 64 if draw.params.seed >> 63 else 0) for draw in draws])
+    positions = column([len(draw.tokens) for draw in draws])
+    return scores + gumbel_noise(seeds, positions, column([draw.choice for draw in draws]), scores.shape[-1])
+
+
+def token_logprobs(logits: torch.Tensor, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
+    """Return the logprobs of one token per row of logits [R, vocab], with the counts[i] best alternatives of row i."""
+    if not chosen:
+        return []
+    logprobs = logits.log_softmax(dim=-1)
+    picked = logprobs.gather(1, torch.tensor(chosen, device=logits.device).unsqueeze(1))
+    ranks = (logprobs > picked).sum(dim=-1) + 1
+    best, ids = logprobs.topk(max(counts), dim=-1) if max(counts) else (logprobs[:, :0], logprobs[:, :0])
+    rows = zip(chosen, picked[:, 0].tolist(), ranks.tolist(), ids.tolist(), best.tolist(), counts, strict=True)
+    return [TokenLogprobs(t, lp, rank, [int(i) for i in top[:n]], lps[:n]) for t, lp, rank, top, lps, n in rows]

@@ -1,0 +1,77 @@
+"""What decides a request's tokens, once its prompt is given."""
+
+import msgspec
+
+GREEDY_BELOW = 1e-5
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Mirrors baton.v1.SamplingParams; defaults mean "off"."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] = []
+    bad_words: list[list[int]] = []
+    stop_token_ids: list[int] = []
+    eos_token_ids: list[int] = []
+    seed: int = 0
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether the choice of a greedy token needs more than the model's own logits."""
+        return bool(
+            self.has_penalties or self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens
+        )
+
+    def error(self, vocab_size: int) -> tuple[str, str] | None:
+        """Return (field, what is wrong with it), or None when an engine with this vocabulary can run it."""
+        limits: list[tuple[str, bool, str]] = [
+            ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "must be between 0 and max_tokens"),
+            ("temperature", self.temperature >= 0, "must not be negative"),
+            ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "must be between 0 and 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "must be above 0"),
+            ("n", self.n >= 1, "must be at least 1"),
+        ]
+        for field, ok, message in limits:
+            if not ok:
+                return field, message
+        for field, ids in (
+            ("logit_bias", list(self.logit_bias)),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("bad_words", [token for word in self.bad_words for token in word]),
+        ):
+            outside = [token for token in ids if not 0 <= token < vocab_size]
+            if outside:
+                return field, f"token id {outside[0]} is outside the vocabulary of {vocab_size}"
+        return None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The model's own distribution (natural logarithms, before penalties and temperature) at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: list[int]
+    top_logprobs: list[float]

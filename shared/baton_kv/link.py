@@ -1,0 +1,107 @@
+"""A decode pod's connection to one prefill pod: a control stream, and a stream of KV pieces on a connection apart."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from baton_proto.handover_pb2 import (
+    DecodeToPrefill,
+    FirstTokens,
+    Hello,
+    KvPiece,
+    PiecesRequest,
+    PrefillToDecode,
+    TicketFailed,
+)
+from baton_proto.handover_pb2_grpc import PrefillStub
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class Receiver(Protocol):
+    """Who gets what the prefill pod sends."""
+
+    def first_tokens(self, message: FirstTokens) -> None: ...
+
+    def ticket_failed(self, message: TicketFailed) -> None: ...
+
+    async def piece(self, piece: KvPiece) -> None:
+        """Take a piece; the next one is read when this returns."""
+
+    def link_lost(self, link: "PrefillLink") -> None:
+        """Nothing more will come; every ticket of this link has failed."""
+
+
+class PrefillLink:
+    """Opens itself when created and ends once, with `link_lost`; a new pair needs a new link."""
+
+    def __init__(self, address: str, hello: Hello, receiver: Receiver, options: list[tuple[str, int]]) -> None:
+        self.address = address
+        self._hello = hello
+        self._receiver = receiver
+        self._options = options
+        self._outbox: asyncio.Queue[DecodeToPrefill] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run())
+
+    def send(self, message: DecodeToPrefill) -> None:
+        self._outbox.put_nowait(message)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            # Channels with equal options to one address share a connection unless each keeps a pool of its own.
+            options = [*self._options, ("grpc.use_local_subchannel_pool", 1)]
+            async with (
+                grpc.aio.insecure_channel(self.address, options=options) as control,
+                grpc.aio.insecure_channel(self.address, options=options) as bulk,
+            ):
+                await self._converse(
+                    PrefillStub(control),  # type: ignore[no-untyped-call]
+                    PrefillStub(bulk),  # type: ignore[no-untyped-call]
+                )
+        except* (grpc.aio.AioRpcError, TimeoutError, ConnectionError) as group:
+            error = group.exceptions[0]
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
+            log.warning("link to prefill pod %s lost: %s", self.address, reason, extra={"event": "link_lost"})
+        finally:
+            self._receiver.link_lost(self)
+
+    async def _converse(self, control: PrefillStub, bulk: PrefillStub) -> None:
+        call = control.Handover(self._messages())
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            first = await call.read()
+        if first is grpc.aio.EOF:
+            raise ConnectionError("the prefill pod ended the stream")
+        log.info("linked to prefill pod %s", self.address, extra={"event": "linked"})
+        async with asyncio.TaskGroup() as group:
+            # Whichever stream ends takes the other with it: half a link is none.
+            group.create_task(self._read_control(call))
+            group.create_task(self._read_pieces(bulk.Pieces(PiecesRequest(session=first.welcome.session))))
+
+    async def _messages(self) -> AsyncIterator[DecodeToPrefill]:
+        yield DecodeToPrefill(hello=self._hello)
+        while True:
+            yield await self._outbox.get()
+
+    async def _read_control(self, call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]") -> None:
+        # The welcome came through read(), and gRPC does not let a call be iterated after that.
+        while (message := await call.read()) is not grpc.aio.EOF:
+            match message.WhichOneof("kind"):
+                case "first_tokens":
+                    self._receiver.first_tokens(message.first_tokens)
+                case "failed":
+                    self._receiver.ticket_failed(message.failed)
+        raise ConnectionError("the prefill pod ended the stream")
+
+    async def _read_pieces(self, call: "grpc.aio.UnaryStreamCall[PiecesRequest, KvPiece]") -> None:
+        async for piece in call:
+            await self._receiver.piece(piece)
+        raise ConnectionError("the prefill pod ended the pieces")

@@ -1,0 +1,130 @@
+from baton_proto import serving_pb2 as _serving_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DecodeToPrefill(_message.Message):
+    __slots__ = ("hello", "ticket", "cancel", "ack", "renew")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    ticket: Ticket
+    cancel: TicketRef
+    ack: TicketRef
+    renew: Renew
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cancel: _Optional[_Union[TicketRef, _Mapping]] = ..., ack: _Optional[_Union[TicketRef, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("epoch", "fingerprint")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    fingerprint: str
+    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("epoch", "session")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    session: int
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_block", "generation", "lease_ms")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    request_id: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _serving_pb2.SamplingParams
+    priority: int
+    first_block: int
+    generation: int
+    lease_ms: int
+    def __init__(self, ticket_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_serving_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., first_block: _Optional[int] = ..., generation: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class TicketRef(_message.Message):
+    __slots__ = ("ticket_id",)
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    def __init__(self, ticket_id: _Optional[int] = ...) -> None: ...
+
+class Renew(_message.Message):
+    __slots__ = ("ticket_ids", "lease_ms")
+    TICKET_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    ticket_ids: _containers.RepeatedScalarFieldContainer[int]
+    lease_ms: int
+    def __init__(self, ticket_ids: _Optional[_Iterable[int]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class PrefillToDecode(_message.Message):
+    __slots__ = ("welcome", "first_tokens", "failed")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    first_tokens: FirstTokens
+    failed: TicketFailed
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[TicketFailed, _Mapping]] = ...) -> None: ...
+
+class FirstTokens(_message.Message):
+    __slots__ = ("ticket_id", "deltas")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    deltas: _containers.RepeatedCompositeFieldContainer[_serving_pb2.Delta]
+    def __init__(self, ticket_id: _Optional[int] = ..., deltas: _Optional[_Iterable[_Union[_serving_pb2.Delta, _Mapping]]] = ...) -> None: ...
+
+class TicketFailed(_message.Message):
+    __slots__ = ("ticket_id", "failure")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    failure: _serving_pb2.Failure
+    def __init__(self, ticket_id: _Optional[int] = ..., failure: _Optional[_Union[_serving_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class PiecesRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
+
+class KvPiece(_message.Message):
+    __slots__ = ("epoch", "ticket_id", "generation", "first_block", "num_blocks", "first_layer", "num_layers", "first_head", "num_heads", "checksum", "payload")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    ticket_id: int
+    generation: int
+    first_block: int
+    num_blocks: int
+    first_layer: int
+    num_layers: int
+    first_head: int
+    num_heads: int
+    checksum: int
+    payload: bytes
+    def __init__(self, epoch: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., checksum: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...

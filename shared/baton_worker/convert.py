@@ -1,0 +1,71 @@
+"""Between the wire's messages and the engine's."""
+
+from typing import cast
+
+from baton_engine.delta import Delta
+from baton_engine.sampling import SamplingParams, TokenLogprobs
+from baton_engine.sequence import FinishReason
+from baton_proto import serving_pb2 as pb
+
+
+def sampling_from_wire(wire: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=wire.max_tokens,
+        min_tokens=wire.min_tokens,
+        temperature=wire.temperature,
+        top_k=wire.top_k,
+        top_p=wire.top_p,
+        min_p=wire.min_p,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        repetition_penalty=wire.repetition_penalty,
+        logit_bias=dict(wire.logit_bias),
+        allowed_token_ids=list(wire.allowed_token_ids),
+        bad_words=[list(word.token_ids) for word in wire.bad_words],
+        stop_token_ids=list(wire.stop_token_ids),
+        eos_token_ids=list(wire.eos_token_ids),
+        seed=wire.seed,
+        n=wire.n,
+        logprobs=wire.logprobs if wire.HasField("logprobs") else None,
+        prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+    )
+
+
+def delta_to_wire(delta: Delta, handle: int, disaggregated: bool) -> pb.Delta:
+    wire = pb.Delta(
+        handle=handle,
+        choice=delta.choice,
+        offset=delta.offset,
+        token_ids=delta.tokens,
+        logprobs=[_logprobs_to_wire(entry) for entry in delta.logprobs],
+        finish_reason=_reason(delta.finish_reason),
+        stop_token_id=delta.stop_token_id,
+    )
+    if delta.cached_tokens is not None:
+        wire.prompt.cached_tokens = delta.cached_tokens
+        wire.prompt.disaggregated = disaggregated
+        if delta.prompt_logprobs is not None:
+            # Nothing precedes the first token, so nothing judges it.
+            wire.prompt.logprobs.add()
+            wire.prompt.logprobs.extend(_logprobs_to_wire(entry) for entry in delta.prompt_logprobs)
+    return wire
+
+
+def _reason(reason: FinishReason) -> pb.FinishReason:
+    return cast(pb.FinishReason, int(reason))
+
+
+def _logprobs_to_wire(entry: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top_token_ids=entry.top_token_ids,
+        top_logprobs=entry.top_logprobs,
+    )
+
+
+def failure_delta(handle: int, code: pb.Failure.Code, message: str, param: str = "", choice: int = 0) -> pb.Delta:
+    """Return the delta that ends a request with an error."""
+    failure = pb.Failure(code=code, message=message, param=param)
+    return pb.Delta(handle=handle, choice=choice, finish_reason=_reason(FinishReason.ERROR), failure=failure)

@@ -1,0 +1,100 @@
+"""The RPC process's hold on its engine process: start it, send commands, take its outputs."""
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from baton_engine.config import ConfigError, EngineConfig
+from baton_kv.staging import StagingArena
+
+from .channel import RpcEnd, channel_pair
+from .messages import Command, Output, Progress, Ready, Refused, Start
+
+log = logging.getLogger(__name__)
+
+_PROGRESS_INTERVAL_S = 0.25
+
+
+class EngineDied(RuntimeError):
+    """The engine process ended by itself; so must the pod."""
+
+
+class EngineClient:
+    """One engine process. `exports` and `imports` are the staging arenas shared with it."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        channel: RpcEnd,
+        ready: Ready,
+        exports: StagingArena,
+        imports: StagingArena,
+    ) -> None:
+        self.ready = ready
+        self.exports = exports
+        self.imports = imports
+        self.import_slots: asyncio.Queue[int] = asyncio.Queue()
+        for slot in range(ready.num_slots):
+            self.import_slots.put_nowait(slot)
+        self._process = process
+        self._channel = channel
+
+    @classmethod
+    async def start(cls, config: EngineConfig, service: str, log_level: str) -> "EngineClient":
+        """Start the process and wait until its model is loaded.
+
+        Raises ConfigError when the settings or the model cannot be served, EngineDied when the process ends.
+        """
+        ours, theirs = channel_pair()
+        fds = StagingArena.create_file("baton-exports"), StagingArena.create_file("baton-imports")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "baton_worker.engine_process", str(theirs.fileno()), pass_fds=(theirs.fileno(), *fds)
+        )  # fmt: skip
+        theirs.close()
+        channel = await RpcEnd.open(ours)
+        channel.send(Start(config, service, log_level, *fds))
+        try:
+            ready = await cls._until_ready(channel)
+        except asyncio.IncompleteReadError:
+            raise EngineDied(f"the engine process ended with status {await process.wait()} while starting") from None
+        arenas = [StagingArena(fd, ready.slot_bytes, ready.num_slots) for fd in fds]
+        for fd in fds:
+            os.close(fd)
+        return cls(process, channel, ready, *arenas)
+
+    @staticmethod
+    async def _until_ready(channel: RpcEnd) -> Ready:
+        due = 0.0
+        while True:
+            event = await channel.receive()
+            match event:
+                case Progress(done, total):
+                    # Often enough for a progress bar, seldom enough for a log.
+                    if done == total or time.monotonic() >= due:
+                        due = time.monotonic() + _PROGRESS_INTERVAL_S
+                        log.info("loading weights", extra={"event": "loading", "done": done, "total": total})
+                case Ready():
+                    return event
+                case Refused(message):
+                    raise ConfigError(message)
+
+    def send(self, command: Command) -> None:
+        self._channel.send(command)
+
+    async def outputs(self) -> AsyncIterator[Output]:
+        """Yield what the engine says, until the process ends: then raises EngineDied."""
+        while True:
+            try:
+                event = await self._channel.receive()
+            except (asyncio.IncompleteReadError, ConnectionError):
+                raise EngineDied(f"the engine process ended with status {await self._process.wait()}") from None
+            if isinstance(event, Output):
+                yield event
+
+    async def stop(self) -> None:
+        """Close the channel, on which the process ends, and wait for that."""
+        self._channel.close()
+        await self._process.wait()

@@ -1,0 +1,187 @@
+"""The process that owns the device: it steps the engine and moves KV between its blocks and the staging arenas.
+
+It never waits for the network: a token is not late because the RPC process next to it is busy.
+"""
+
+import gc
+import logging
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import torch
+
+from baton_common.logging import configure_logging
+from baton_engine.config import ConfigError
+from baton_engine.engine import Engine, Export
+from baton_engine.fingerprint import layout_fingerprint
+from baton_kv.staging import StagingArena
+
+from .channel import EngineEnd
+from .messages import (
+    Abort,
+    Add,
+    CancelImport,
+    Command,
+    FreeSlot,
+    ImportPiece,
+    ImportTokens,
+    Output,
+    Piece,
+    Progress,
+    Ready,
+    Refused,
+    Rejected,
+    Start,
+)
+
+log = logging.getLogger(__name__)
+
+_LEAST_SLOT_BYTES = 4 << 20
+_NUM_SLOTS = 8
+_LOAD_INTERVAL_S = 0.1
+_IDLE_S = 1.0
+
+
+class EngineLoop:
+    """Commands in, steps, outputs out, until the other end closes."""
+
+    def __init__(self, channel: EngineEnd, engine: Engine, export_fd: int, import_fd: int) -> None:
+        self._channel = channel
+        self._engine = engine
+        cache = engine.runner.cache
+        slot_bytes = max(_LEAST_SLOT_BYTES // cache.block_bytes, 1) * cache.block_bytes
+        self._exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
+        self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
+        self._free_slots = deque(range(_NUM_SLOTS))
+        self._to_export: deque[Export] = deque()
+        self._load_due = 0.0
+        self._output = Output()
+
+    def ready(self) -> Ready:
+        engine, cache = self._engine, self._engine.runner.cache
+        return Ready(
+            fingerprint=layout_fingerprint(engine.layout(), Path(engine.config.model)),
+            max_model_len=engine.max_model_len,
+            vocab_size=engine.model.vocab_size,
+            block_size=engine.config.block_size,
+            num_blocks=engine.pool.num_blocks,
+            num_layers=engine.model.num_layers,
+            num_kv_heads=engine.model.num_kv_heads,
+            block_bytes=cache.block_bytes,
+            slot_bytes=self._exports.slot_bytes,
+            num_slots=_NUM_SLOTS,
+        )
+
+    def run(self) -> None:
+        """Serve until the RPC process is gone (EOFError)."""
+        while True:
+            idle = not self._engine.has_work and not (self._to_export and self._free_slots)
+            for command in self._wait() if idle else self._channel.receive(timeout=0):
+                self._obey(command)
+            result = self._engine.step()
+            self._output.deltas += result.deltas
+            self._output.reservations += result.reservations
+            self._to_export.extend(result.exports)
+            self._pack()
+            self._send()
+
+    def _wait(self) -> list[Command]:
+        commands = self._channel.receive(timeout=_IDLE_S)
+        if not commands:
+            self._engine.check_integrity()
+            commands = self._channel.receive(timeout=None)
+        return commands
+
+    def _obey(self, command: Command) -> None:
+        engine = self._engine
+        match command:
+            case Add(request):
+                problem = engine.request_error(request)
+                if problem is None:
+                    engine.add(request)
+                else:
+                    self._output.rejections.append(Rejected(request.id, *problem))
+            case Abort(id):
+                engine.abort(id)
+                self._to_export = deque(export for export in self._to_export if export.id != id)
+            case ImportPiece():
+                self._unpack(command)
+            case ImportTokens(id, tokens):
+                engine.import_tokens(id, tokens)
+            case CancelImport(id):
+                engine.cancel_import(id)
+            case FreeSlot(slot):
+                self._free_slots.append(slot)
+            case Start():
+                raise RuntimeError("the engine has started already")
+
+    def _pack(self) -> None:
+        """Put complete blocks of exporting requests into free slots, oldest first."""
+        cache = self._engine.runner.cache
+        limit = self._exports.slot_bytes // cache.block_bytes
+        while self._to_export and self._free_slots:
+            export = self._to_export.popleft()
+            blocks, rest = export.blocks[:limit], export.blocks[limit:]
+            slot = self._free_slots.popleft()
+            cache.gather(blocks, self._view(self._exports, slot, len(blocks)))
+            self._output.pieces.append(Piece(export.id, export.first_block, len(blocks), slot))
+            if rest:
+                self._to_export.appendleft(Export(export.id, export.first_block + len(blocks), rest))
+
+    def _unpack(self, piece: ImportPiece) -> None:
+        values = self._view(self._imports, piece.slot, piece.num_blocks)
+        complete = self._engine.import_blocks(piece.id, piece.generation, piece.first_block, values)
+        self._output.freed_slots.append(piece.slot)
+        if complete is None:
+            self._output.stale.append(piece.id)
+        elif complete:
+            self._output.imported.append(piece.id)
+
+    def _view(self, arena: StagingArena, slot: int, num_blocks: int) -> torch.Tensor:
+        """Return a slot as [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
+        data = self._engine.runner.cache.data
+        shape = (*data.shape[:2], num_blocks, *data.shape[3:])
+        count = data.numel() // data.shape[2] * num_blocks
+        start = slot * arena.slot_bytes
+        return torch.frombuffer(arena.buffer, dtype=data.dtype, count=count, offset=start).view(shape)
+
+    def _send(self) -> None:
+        now = time.monotonic()
+        if now >= self._load_due or not self._engine.has_work:
+            self._output.load = self._engine.load()
+            self._load_due = now + _LOAD_INTERVAL_S
+        if self._output != Output():
+            self._channel.send(self._output)
+            self._output = Output()
+
+
+def main() -> None:
+    """Entry point of the child process; its argument is the descriptor of the channel."""
+    # Ctrl-C goes to the whole terminal; the RPC process decides when the engine ends, by closing the channel.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = EngineEnd(socket.socket(fileno=int(sys.argv[1])))
+    [start] = channel.receive(timeout=None)
+    if not isinstance(start, Start):
+        raise RuntimeError(f"expected Start, got {start!r}")
+    configure_logging(start.service, start.log_level)
+    try:
+        engine = Engine(start.config, lambda done, total: channel.send(Progress(done, total)))
+    except ConfigError as error:
+        channel.send(Refused(str(error)))
+        return
+    loop = EngineLoop(channel, engine, start.export_fd, start.import_fd)
+    # What lives now lives as long as the process: the collector need not walk it between steps.
+    gc.freeze()
+    channel.send(loop.ready())
+    try:
+        loop.run()
+    except (EOFError, BrokenPipeError):
+        log.info("the RPC process has closed the channel")
+
+
+if __name__ == "__main__":
+    main()

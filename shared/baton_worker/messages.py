@@ -1,0 +1,116 @@
+"""What a worker's RPC process and its engine process say to one another."""
+
+import msgspec
+
+from baton_engine.config import EngineConfig
+from baton_engine.delta import Delta, Load, Reservation
+from baton_engine.sequence import Request
+
+
+class Start(msgspec.Struct, tag=True):
+    """First message: build the engine. The descriptors are of empty memory files for the two staging arenas."""
+
+    config: EngineConfig
+    service: str
+    log_level: str
+    export_fd: int
+    import_fd: int
+
+
+class Add(msgspec.Struct, tag=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, tag=True):
+    """Also frees an export."""
+
+    id: int
+
+
+class ImportPiece(msgspec.Struct, tag=True):
+    id: int
+    generation: int
+    first_block: int
+    num_blocks: int
+    slot: int
+
+
+class ImportTokens(msgspec.Struct, tag=True):
+    id: int
+    tokens: list[int]
+
+
+class CancelImport(msgspec.Struct, tag=True):
+    """Another pod will not deliver; compute here."""
+
+    id: int
+
+
+class FreeSlot(msgspec.Struct, tag=True):
+    """An export slot has been read."""
+
+    slot: int
+
+
+Command = Start | Add | Abort | ImportPiece | ImportTokens | CancelImport | FreeSlot
+
+
+class Progress(msgspec.Struct, tag=True):
+    """Tensors loaded, of how many."""
+
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The engine can serve. Byte counts are of one block over all layers and of one staging slot."""
+
+    fingerprint: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    num_layers: int
+    num_kv_heads: int
+    block_bytes: int
+    slot_bytes: int
+    num_slots: int
+
+
+class Refused(msgspec.Struct, tag=True):
+    """The engine cannot be built; the message is for the operator."""
+
+    message: str
+
+
+class Rejected(msgspec.Struct, array_like=True):
+    """A request that can never run here."""
+
+    id: int
+    param: str
+    message: str
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """Blocks of an exporting request, packed into an export slot."""
+
+    id: int
+    first_block: int
+    num_blocks: int
+    slot: int
+
+
+class Output(msgspec.Struct, tag=True, omit_defaults=True):
+    """All that one turn of the engine loop has to say."""
+
+    deltas: list[Delta] = []
+    reservations: list[Reservation] = []
+    rejections: list[Rejected] = []
+    pieces: list[Piece] = []
+    freed_slots: list[int] = []  # of the import arena
+    imported: list[int] = []  # requests whose KV is complete
+    stale: list[int] = []  # requests to which a piece came too late
+    load: Load | None = None
+
+
+Event = Progress | Ready | Refused | Output

@@ -1,0 +1,176 @@
+"""The RPC process of a worker pod: engine, gRPC server, health, signals, drain."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from baton_common.logging import configure_logging
+from baton_engine.config import ConfigError
+from baton_engine.delta import Load
+from baton_kv.pieces import MESSAGE_OVERHEAD
+from baton_proto import serving_pb2 as pb
+from baton_proto.serving_pb2_grpc import add_WorkerServicer_to_server
+
+from .engine_client import EngineClient, EngineDied
+from .messages import Output
+from .report import Reporter
+from .settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Service(Protocol):
+    """What a role adds to a worker."""
+
+    draining: bool
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Register the role's gRPC services."""
+
+    def take(self, output: Output) -> None:
+        """Act on what the engine says."""
+
+    @property
+    def num_active(self) -> int:
+        """Requests or hand-overs that a drain waits for."""
+
+    @property
+    def num_tickets(self) -> int: ...
+
+    async def stop(self) -> None:
+        """Close what the role has opened."""
+
+
+class ServiceFactory(Protocol):
+    def __call__(self, engine: EngineClient, epoch: int) -> Service: ...
+
+
+class WorkerServer:
+    """Runs one role until a signal or the engine ends it."""
+
+    def __init__(self, settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
+        self._settings = settings
+        self._role = role
+        self._make_service = make_service
+        self._epoch = secrets.randbits(63)
+        self._load = Load(0, 0, 0, 0, 0, 0, 0, 0)
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        settings = self._settings
+        name = pb.Role.Name(self._role).removeprefix("ROLE_").lower()
+        engine = await EngineClient.start(settings.engine_config(), name, settings.log_level)
+        service = self._make_service(engine, self._epoch)
+        health = HealthServicer()
+        server = grpc.aio.server(options=channel_options(engine.ready.slot_bytes))
+        service.add_to(server)
+        add_WorkerServicer_to_server(  # type: ignore[no-untyped-call]
+            Reporter(self._info(engine), lambda: self._report(service)), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        port = _bind(server, settings.host, settings.port)
+        await server.start()
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+        log.info("serving on %s:%d", settings.host, port, extra={"event": "ready", "port": port})
+        pump = asyncio.create_task(self._pump(engine, service))
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([pump, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not pump.done():
+            await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self._drain(service, pump)
+        await server.stop(grace=0)
+        await service.stop()
+        stopping.cancel()
+        if pump.done():
+            pump.result()
+        pump.cancel()
+        await engine.stop()
+
+    async def _pump(self, engine: EngineClient, service: Service) -> None:
+        async for output in engine.outputs():
+            if output.load is not None:
+                self._load = output.load
+            service.take(output)
+
+    async def _drain(self, service: Service, pump: "asyncio.Task[None]") -> None:
+        """Refuse new work and wait for the rest, within the grace period."""
+        service.draining = True
+        log.info("draining %d requests", service.num_active, extra={"event": "draining"})
+        deadline = asyncio.get_running_loop().time() + self._settings.drain_seconds
+        while service.num_active and not pump.done() and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _info(self, engine: EngineClient) -> pb.WorkerInfo:
+        ready = engine.ready
+        return pb.WorkerInfo(
+            role=self._role,
+            model=self._settings.model_name,
+            revision=self._settings.revision,
+            epoch=self._epoch,
+            fingerprint=ready.fingerprint,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            block_size=ready.block_size,
+            num_blocks=ready.num_blocks,
+        )
+
+    def _report(self, service: Service) -> pb.WorkerLoad:
+        load = self._load
+        return pb.WorkerLoad(
+            running=load.running,
+            waiting=load.waiting,
+            blocks_held=load.blocks_held,
+            blocks_cached=load.blocks_cached,
+            tickets=service.num_tickets,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            preemptions=load.preemptions,
+            prefix_queries=load.prefix_queries,
+            prefix_hits=load.prefix_hits,
+            draining=service.draining,
+        )
+
+
+def channel_options(piece_bytes: int) -> list[tuple[str, int]]:
+    """Return gRPC options for messages of up to piece_bytes of KV, with dead peers noticed in about ten seconds."""
+    limit = piece_bytes + MESSAGE_OVERHEAD
+    return [
+        ("grpc.max_receive_message_length", max(limit, 64 << 20)),
+        ("grpc.max_send_message_length", max(limit, 64 << 20)),
+        ("grpc.keepalive_time_ms", 5_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        # Several pods of one host may share a port range; a port already taken must be an error.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        raise ConfigError(f"port {port} on {host} cannot be bound; is it taken?") from None
+
+
+def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
+    """Run a worker pod's process to its end. Exits with status 1 and one clear message when it cannot serve."""
+    configure_logging(pb.Role.Name(role).removeprefix("ROLE_").lower(), settings.log_level)
+
+    async def run() -> None:
+        await WorkerServer(settings, role, make_service).run()
+
+    try:
+        asyncio.run(run())
+    except (ConfigError, EngineDied) as error:
+        log.error("%s", error, extra={"event": "fatal"})
+        sys.exit(1)

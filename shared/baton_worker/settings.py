@@ -1,0 +1,58 @@
+"""Settings that prefill and decode pods share. Each can be given as a flag, or as BATON_… in the environment."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from baton_engine.config import EngineConfig
+
+
+class WorkerSettings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="BATON_", cli_kebab_case=True, cli_implicit_flags=True, use_attribute_docstrings=True
+    )
+
+    model: Path
+    """Hugging Face model folder: config.json, safetensors, tokenizer.json."""
+    served_model_name: str = ""
+    """Name that clients use; empty = the folder's name."""
+    revision: str = "stable"
+    """Prefill and decode pods are paired within a revision."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """gRPC port; 0 = any free one."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    dtype: str = "auto"
+    """Of weights and KV: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16 or float16."""
+    attention_backend: str = "auto"
+    """auto or torch_sdpa."""
+    block_size: int = Field(default=16, ge=1)
+    """Tokens per KV block."""
+    num_blocks: int | None = Field(default=None, ge=1)
+    """KV blocks; by default 1 GiB of them, at least one sequence of the longest length."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest sequence, prompt and output together, in tokens; by default what the model was made for."""
+    max_num_batched_tokens: int = Field(default=1024, ge=1)
+    """Tokens that one engine step computes at most."""
+    max_num_seqs: int = Field(default=128, ge=1)
+    """Sequences that one engine step computes at most."""
+    enable_prefix_caching: bool = True
+    """Keep the KV of finished sequences for later ones that begin with the same tokens."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """Threads of the engine on CPU; by default one per core."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """After SIGTERM, how long running requests may take to finish."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged."""
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.model.resolve().name
+
+    def engine_config(self) -> EngineConfig:
+        names = EngineConfig.__struct_fields__
+        return EngineConfig(**{name: getattr(self, name) for name in names if name != "model"}, model=str(self.model))
