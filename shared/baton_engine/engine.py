@@ -165,8 +165,11 @@ class Engine:
         self._sequences[id] = [sequence]
         if entry.first_tokens is not None:
             self._fork(sequence, entry.first_tokens)
-        for choice in self._sequences[id]:
-            self.scheduler.add(choice)
+        for choice in list(self._sequences[id]):
+            if choice.output_len and choice.finish_reason(self.max_model_len):
+                self._finish(choice)
+            else:
+                self.scheduler.add(choice)
 
     def load(self) -> Load:
         waiting = self.scheduler.waiting
@@ -259,6 +262,7 @@ class Engine:
             tokens = [*sequence.request.prompt, choice.token]
             probe = sequence.fork(index)
             probe.tokens = tokens
+            probe.prompt_logprobs = sequence.prompt_logprobs
             deltas.append(self._delta(probe, choice, 0, probe.finish_reason(self.max_model_len)))
         self.scheduler.export(sequence)
         return deltas
@@ -276,7 +280,7 @@ class Engine:
             delta.stop_token_id = choice.token
         if sequence.choice == 0 and offset == 0:
             delta.cached_tokens = sequence.cached
-            delta.prompt_logprobs = sequence.prompt_logprobs or None
+            delta.prompt_logprobs = sequence.prompt_logprobs if sequence.sampling.prompt_logprobs is not None else None
         return delta
 
     def _finish(self, sequence: Sequence) -> None:

@@ -112,6 +112,6 @@ def token_logprobs(logits: torch.Tensor, chosen: list[int], counts: list[int]) -
     logprobs = logits.log_softmax(dim=-1)
     picked = logprobs.gather(1, torch.tensor(chosen, device=logits.device).unsqueeze(1))
     ranks = (logprobs > picked).sum(dim=-1) + 1
-    best, ids = logprobs.topk(max(counts), dim=-1) if max(counts) else (logprobs[:, :0], logprobs[:, :0])
+    best, ids = logprobs.topk(min(max(counts), logprobs.shape[-1]), dim=-1)
     rows = zip(chosen, picked[:, 0].tolist(), ranks.tolist(), ids.tolist(), best.tolist(), counts, strict=True)
     return [TokenLogprobs(t, lp, rank, [int(i) for i in top[:n]], lps[:n]) for t, lp, rank, top, lps, n in rows]

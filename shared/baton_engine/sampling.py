@@ -1,5 +1,7 @@
 """What decides a request's tokens, once its prompt is given."""
 
+import math
+
 import msgspec
 
 GREEDY_BELOW = 1e-5
@@ -48,10 +50,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "must be between 0 and max_tokens"),
             ("temperature", self.temperature >= 0, "must not be negative"),
+            ("temperature", math.isfinite(self.temperature), "must be finite"),
+            ("top_k", self.top_k >= 0, "must not be negative"),
             ("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "must be between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "must be above 0"),
             ("n", self.n >= 1, "must be at least 1"),
+            ("bad_words", all(self.bad_words), "each must hold at least one token"),
         ]
         for field, ok, message in limits:
             if not ok:

@@ -79,9 +79,13 @@ class Scheduler:
         if step.num_tokens >= self._max_num_batched_tokens:
             return
         index = sequence.computed // self._block_size
-        needs_block = index == len(sequence.blocks) or self.pool.is_shared(sequence.blocks[index])
-        while needs_block and not self.pool.num_available:
-            victim = max(self.running, key=lambda other: other.order)
+
+        def needs_block() -> bool:
+            return index == len(sequence.blocks) or self.pool.is_shared(sequence.blocks[index])
+
+        while needs_block() and not self.pool.num_available:
+            # An export's blocks may be on their way already, so it keeps them; it needs no more.
+            victim = max((s for s in self.running if s.request.exports_from is None), key=lambda other: other.order)
             self._preempt(victim)
             if victim is sequence:
                 return

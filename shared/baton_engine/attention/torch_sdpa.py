@@ -72,7 +72,7 @@ class TorchSdpa:
         keys, values = self._cache.layer(layer)
         keys.flatten(0, 1).index_copy_(0, batch.slots, k)
         values.flatten(0, 1).index_copy_(0, batch.slots, v)
-        out = torch.empty_like(q)
+        out = q.new_empty(q.shape)
         for group in self._groups:
             rows, mask = group.rows, group.masks[self._windows[layer]]
             if group.queries == 1:
@@ -100,14 +100,14 @@ class TorchSdpa:
         shape = (group.sequences, -1, self._kv_heads, self._head_dim)
         k = keys.index_select(0, group.blocks).view(shape).transpose(1, 2)
         v = values.index_select(0, group.blocks).view(shape).transpose(1, 2)
-        grouped = q.view(group.sequences, self._kv_heads, self._group_size, self._head_dim)
-        out.view_as(grouped).copy_(scaled_dot_product_attention(grouped, k, v, attn_mask=mask))
+        grouped = q.reshape(group.sequences, self._kv_heads, self._group_size, self._head_dim)
+        out.view(grouped.shape).copy_(scaled_dot_product_attention(grouped, k, v, attn_mask=mask))
 
     def _attend_chunk(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor
     ) -> None:
         # KV heads are the batch and the query heads of each its heads, so that keys are broadcast, never repeated.
-        grouped = q.view(-1, self._kv_heads, self._group_size, self._head_dim).permute(1, 2, 0, 3)
+        grouped = q.view(q.shape[0], self._kv_heads, self._group_size, self._head_dim).permute(1, 2, 0, 3)
         shape = (self._kv_heads, self._group_size, -1, -1)
         k = k.transpose(0, 1).unsqueeze(1).expand(shape)
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)

@@ -32,10 +32,11 @@ class Attention:
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch
     ) -> torch.Tensor:
         heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
-        q, k, v = torch.split(heads, [self._heads, self._kv_heads, self._kv_heads], dim=1)
+        qk, v = torch.split(heads, [self._heads + self._kv_heads, self._kv_heads], dim=1)
         if self._norms is not None:
-            q, k = self._norms[0](q), self._norms[1](k)
-        out = self._backend.attend(self._layer, rotate(q, *rotation), rotate(k, *rotation), v, batch)
+            qk = torch.cat((self._norms[0](qk[:, : self._heads]), self._norms[1](qk[:, self._heads :])), dim=1)
+        qk = rotate(qk, *rotation)
+        out = self._backend.attend(self._layer, qk[:, : self._heads], qk[:, self._heads :], v, batch)
         return self._output(out.flatten(1))
 
 
@@ -54,8 +55,9 @@ class Layer:
     def __call__(
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch
     ) -> torch.Tensor:
-        x = x + self._attention(self._input_norm(x), rotation, batch)
-        return x + self._mlp(self._post_norm(x))
+        x += self._attention(self._input_norm(x), rotation, batch)
+        x += self._mlp(self._post_norm(x))
+        return x
 
 
 class Decoder:

@@ -61,9 +61,9 @@ class RmsNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., size]. Returns the same shape; the mean is taken in float32."""
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
-        return self._weight * scaled.to(x.dtype)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(self._eps))
+        return (x * scale).to(x.dtype).mul_(self._weight)
 
 
 class Mlp:
@@ -79,4 +79,4 @@ class Mlp:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._act(gate) * up)
+        return self._down(self._act(gate).mul_(up))

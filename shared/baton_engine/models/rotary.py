@@ -46,16 +46,20 @@ class Rotary:
 
     def __init__(self, rope: Rope, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, head_dim)
-        # [positions, head_dim]: both halves of a head turn by the same angles.
-        self.cos = (angles.cos() * rope.attention_factor).repeat(1, 2).to(device, dtype)
-        sin = angles.sin() * rope.attention_factor
-        self.sin = torch.cat((-sin, sin), dim=1).to(device, dtype)
+        # [positions, head_dim / 2]: both halves of a head turn by the same angles.
+        self.cos = (angles.cos() * rope.attention_factor).to(device, dtype)
+        self.sin = (angles.sin() * rope.attention_factor).to(device, dtype)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and signed sines, [T, 1, head_dim] each, for positions [T]."""
+        """Return cosines and sines, [T, 1, head_dim / 2] each, for positions [T]."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn heads x [T, heads, head_dim] by the angles that Rotary.at gave for their positions."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    """Turn heads x [T, heads, head_dim] by the angles that Rotary.at gave for their positions; returns a new tensor."""
+    out = torch.empty_like(x)
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
+    return out

@@ -1,0 +1,61 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The editable install maps packages by name, so a new package needs another one.
+INPUTS := pyproject.toml constraints.txt $(wildcard services/*/__init__.py shared/*/__init__.py kernels/*/__init__.py)
+RUN := $(VENV)/.installed-run
+DEV := $(VENV)/.installed-dev
+SOURCES := services shared kernels
+# A variable because a comma would split the argument of `call`.
+RUN_EXTRAS := gateway,worker
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+.DEFAULT_GOAL := help
+.PHONY: help up test check lint bench proto clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
+	@exec $(BIN)/baton up $(ARGS)
+
+test: $(DEV)  ## Run the tests; ARGS='tests/cli -x' adds arguments of pytest
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+check: lint  ## All checks that need no running test
+	@$(BIN)/mypy $(SOURCES)
+
+lint: $(DEV)  ## Check formatting, style and the import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports
+
+bench: $(DEV)  ## Measure this machine's CPU path
+	@exec $(BIN)/python loadtest/cpu_bench.py $(ARGS)
+
+proto: $(DEV)  ## Generate the code of shared/baton_proto again
+	@$(BIN)/python -m grpc_tools.protoc -Ishared --python_out=shared --pyi_out=shared --grpc_python_out=shared \
+		shared/baton_proto/*.proto
+
+clean:  ## Remove the virtual environment, caches and build output
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
+
+# Quiet but alive: one line per package instead of pip's several; warnings and errors come on stderr.
+define install
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Baton into $(VENV) (only when its dependencies changed)"
+	@$(BIN)/pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[$(1)]' \
+		| sed -un -e 's/^Collecting \([^ ]*\).*/  \1/p' -e 's/^Installing collected packages.*/  unpacking/p'
+endef
+
+$(RUN): $(INPUTS)
+	$(call install,$(RUN_EXTRAS))
+	@touch $@
+
+# Everything `make up` needs is among it: one install serves both.
+$(DEV): $(INPUTS)
+	$(call install,dev)
+	@touch $(RUN) $@

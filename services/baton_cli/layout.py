@@ -1,0 +1,78 @@
+"""The processes of a local Baton and their command lines."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton_cli.ports import LOOPBACK, Address
+from baton_cli.spec import ChildSpec
+
+_DRAIN_S = 6  # for answers that are being streamed when the user stops
+_GATEWAY_GRACE_S = _DRAIN_S + 2.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What to run. worker_flags and gateway_flags: passed on as they are. prefill: 0 makes decode workers prefill."""
+
+    model: str
+    served_model_name: str
+    public: Address
+    prefill: int = 1
+    decode: int = 1
+    worker_flags: Sequence[str] = ()
+    gateway_flags: Sequence[str] = ()
+    api_keys: Sequence[str] = field(default=(), repr=False)
+
+    @property
+    def workers(self) -> int:
+        return self.prefill + self.decode
+
+    def stages(self, worker_ports: Sequence[int]) -> list[list[ChildSpec]]:
+        """The children in order of shutdown. worker_ports: one loopback port for each of `workers`."""
+        addresses = [Address(LOOPBACK, port) for port in worker_ports]
+        prefill, decode = addresses[: self.prefill], addresses[self.prefill :]
+        workers = self._workers("decode", decode) + self._workers("prefill", prefill)
+        return [[self._gateway(decode, prefill)], workers]
+
+    def _gateway(self, decode: Sequence[Address], prefill: Sequence[Address]) -> ChildSpec:
+        flags = [*self.gateway_flags, "--shutdown-grace-s", str(_DRAIN_S)]
+        flags += ["--decode-addresses", ",".join(map(str, decode))]
+        if prefill:
+            flags += ["--prefill-addresses", ",".join(map(str, prefill))]
+        return ChildSpec(
+            name="gateway",
+            argv=self._command("gateway", self.public, flags),
+            # Not as a flag: command lines are readable by every user of the machine.
+            env={"BATON_API_KEYS": ",".join(self.api_keys)} if self.api_keys else {},
+            ready_at=self.public,
+            grace_s=_GATEWAY_GRACE_S,
+        )
+
+    def _workers(self, role: str, addresses: Sequence[Address]) -> list[ChildSpec]:
+        return [
+            ChildSpec(
+                name=role if len(addresses) == 1 else f"{role}-{index}",
+                argv=self._command(role, address, self.worker_flags),
+            )
+            for index, address in enumerate(addresses)
+        ]
+
+    def _command(self, service: str, address: Address, flags: Sequence[str]) -> tuple[str, ...]:
+        common = ("--model", self.model, "--served-model-name", self.served_model_name)
+        listen = ("--host", address.host, "--port", str(address.port))
+        return (sys.executable, "-m", "baton_cli", service, *common, *listen, *flags)
+
+
+def greeting(layout: Layout) -> str:
+    """How to talk to the running Baton and how to stop it."""
+    url = f"http://{layout.public.reachable}"
+    body = json.dumps(
+        {"model": layout.served_model_name, "messages": [{"role": "user", "content": "What is Baton?"}]}
+    ).replace("'", "'\\''")
+    lines = [f"curl {url}/v1/chat/completions", "-H 'Content-Type: application/json'"]
+    if layout.api_keys:
+        lines.append('-H "Authorization: Bearer $BATON_API_KEY"')
+    curl = " \\\n    ".join([*lines, f"-d '{body}'"])
+    return f"\nBaton is ready at {url}. Ask it something:\n\n  {curl}\n\nCtrl-C stops it.\n"

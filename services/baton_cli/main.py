@@ -1,0 +1,87 @@
+"""The `baton` command. It alone may import the services, and does so only for the one that it is asked to run."""
+
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton_cli.errors import UserError
+from baton_cli.model_facts import model_facts
+from baton_cli.up import up
+from baton_demo import MODEL_DIR
+
+# A service's flags are the fields of its settings class, which says all about them, --help included.
+_PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command(context_settings={"auto_envvar_prefix": "BATON"})(up)
+
+
+@app.callback(invoke_without_command=True)
+def baton(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Serve large language models with prefill and decode on separate pods."""
+    if version:
+        typer.echo(installed_version("baton"))
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(context_settings=_PASS_ALL, add_help_option=False)
+def gateway(context: typer.Context) -> None:
+    """Run a gateway: the OpenAI API in front of the pods."""
+    from baton_cli.service_settings import settings_from
+    from baton_gateway.settings import GatewaySettings
+
+    settings = settings_from(context.args, GatewaySettings, "baton gateway")
+    from baton_gateway.main import main
+
+    main(settings)
+
+
+@app.command(context_settings=_PASS_ALL, add_help_option=False)
+def prefill(context: typer.Context) -> None:
+    """Run a prefill pod."""
+    from baton_cli.service_settings import settings_from
+    from baton_prefill.settings import PrefillSettings
+
+    settings = settings_from(context.args, PrefillSettings, "baton prefill")
+    from baton_prefill.main import main
+
+    main(settings)
+
+
+@app.command(context_settings=_PASS_ALL, add_help_option=False)
+def decode(context: typer.Context) -> None:
+    """Run a decode pod."""
+    from baton_cli.service_settings import settings_from
+    from baton_decode.settings import DecodeSettings
+
+    settings = settings_from(context.args, DecodeSettings, "baton decode")
+    from baton_decode.main import main
+
+    main(settings)
+
+
+@app.command()
+def model(
+    folder: Annotated[Path, typer.Argument(help="Model folder; left out, the demo model.")] = MODEL_DIR,
+) -> None:
+    """Print what a model folder holds."""
+    facts = model_facts(folder)
+    width = max(map(len, facts))
+    for label, fact in facts.items():
+        typer.echo(f"{label:{width}}  {fact}")
+
+
+def main() -> None:
+    """Run the command line; a UserError becomes its text and its exit code."""
+    try:
+        app()
+    except UserError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

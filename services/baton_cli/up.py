@@ -1,0 +1,113 @@
+"""`baton up`: prefill, decode and gateway as processes of this machine."""
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+
+from baton_cli.child import Child
+from baton_cli.display import display_for
+from baton_cli.errors import BadSetting, UserError
+from baton_cli.layout import Layout, greeting
+from baton_cli.log_line import LogLevel
+from baton_cli.ports import LOOPBACK, Address, check_usable, free_loopback_ports
+from baton_cli.supervisor import Supervisor
+from baton_demo import MODEL_DIR
+
+_DEMO_NAME = "baton-demo"
+
+
+def up(
+    model: Annotated[Path | None, typer.Option(help="Model folder; left out, the demo model.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name that clients ask for; left out, the folder's name.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port the gateway listens on.")] = 8000,
+    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; left out, 1.")] = None,
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
+    aggregated: Annotated[bool, typer.Option("--aggregated", help="No prefill workers: decode does both.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="Data type the workers compute in.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(help="KV blocks of each worker.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together, in tokens.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens that one engine step computes.")] = None,
+    enable_prefix_caching: Annotated[
+        bool | None,
+        typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV of shared prefixes."),
+    ] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must show; may be repeated.")] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="Level of all processes; left out, info.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder that gets every process's log lines as a file.")] = None,
+) -> None:
+    """Start a local Baton: prefill, decode and gateway, until Ctrl-C."""
+    if aggregated and prefill is not None:
+        raise BadSetting("--aggregated runs no prefill worker: leave --prefill out")
+    folder, name = _model(model, served_model_name)
+    level = _flags(log_level=log_level)
+    layout = Layout(
+        model=str(folder),
+        served_model_name=name,
+        public=Address(host, port),
+        prefill=0 if aggregated else prefill or 1,
+        decode=decode,
+        worker_flags=level
+        + _flags(
+            dtype=dtype,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+        ),
+        gateway_flags=level,
+        api_keys=_api_keys(api_key),
+    )
+    check_usable(layout.public)
+    raise typer.Exit(asyncio.run(_supervise(layout, log_level or LogLevel.INFO, log_dir)))
+
+
+def _model(folder: Path | None, name: str | None) -> tuple[Path, str]:
+    if folder is None:
+        return MODEL_DIR, name or _DEMO_NAME
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is no model folder: it has no config.json")
+    return folder, name or folder.resolve().name
+
+
+def _api_keys(given: list[str] | None) -> list[str]:
+    keys = given or os.environ.get("BATON_API_KEYS", "").split(",")
+    if any("," in key for key in keys):
+        raise BadSetting("--api-key: a key cannot hold a comma")
+    return [key.strip() for key in keys if key.strip()]
+
+
+def _flags(**given: object) -> list[str]:
+    """Kebab-case flags for the values that are not None."""
+    flags: list[str] = []
+    for name, value in given.items():
+        kebab = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{kebab}" if value else f"--no-{kebab}")
+        elif value is not None:
+            flags += [f"--{kebab}", str(value)]
+    return flags
+
+
+async def _supervise(layout: Layout, level: LogLevel, log_dir: Path | None) -> int:
+    stages = layout.stages(free_loopback_ports(layout.workers))
+    names = [spec.name for stage in stages for spec in stage]
+    with contextlib.ExitStack() as stack:
+        display = stack.enter_context(display_for(names, level))
+        children = [[Child(spec, display, _log(stack, log_dir, spec.name)) for spec in stage] for stage in stages]
+        return await Supervisor(children, display, greeting(layout)).run()
+
+
+def _log(stack: contextlib.ExitStack, folder: Path | None, name: str) -> BinaryIO | None:
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return stack.enter_context((folder / f"{name}.log").open("ab"))

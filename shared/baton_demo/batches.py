@@ -1,0 +1,100 @@
+"""Batches: samples as padded token ids, labels and positions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+
+from baton_demo.chat import PAD
+from baton_demo.samples import Sample, Sampler
+from baton_demo.tokenizer import token_id
+
+IGNORED = -100
+"""The label that cross entropy leaves out."""
+
+_POOL = 512
+_TOKENS = 2048
+_BEGINNING = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    ids: list[int]
+    labels: list[int]
+    positions: list[int]
+
+    def cut(self) -> "Row":
+        """The row without the end of its last answer.
+
+        The first tokens choose the answer, which is the hard part; the rest is recitation and needs less practice.
+        """
+        prompt = max(i for i, label in enumerate(self.labels) if label == IGNORED)
+        end = prompt + 1 + _BEGINNING
+        return Row(self.ids[:end], self.labels[:end], self.positions[:end])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Each tensor is [rows, longest row], int64; padding stands at the right, where causal attention hides it."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: list[Row], pad_id: int) -> "Batch":
+        width = max(len(row.ids) for row in rows)
+
+        def padded(values: list[list[int]], filler: int) -> torch.Tensor:
+            return torch.tensor([value + [filler] * (width - len(value)) for value in values])
+
+        return cls(
+            ids=padded([row.ids for row in rows], pad_id),
+            labels=padded([row.labels for row in rows], IGNORED),
+            positions=padded([row.positions for row in rows], 0),
+        )
+
+
+def encode(sample: Sample, tokenizer: Tokenizer, gaps: list[int]) -> Row:
+    """Token ids of a sample; group g starts gaps[g] positions after the end of the one before it."""
+    row = Row([], [], [])
+    position = 0
+    for group, gap in zip(sample, gaps, strict=True):
+        position += gap
+        for segment in group:
+            ids = tokenizer.encode(segment.text, add_special_tokens=False).ids
+            row.ids.extend(ids)
+            row.labels.extend(ids if segment.learn else [IGNORED] * len(ids))
+            row.positions.extend(range(position, position + len(ids)))
+            position += len(ids)
+    return row
+
+
+def batches(sampler: Sampler, tokenizer: Tokenizer, max_positions: int, seed: int) -> Iterator[Batch]:
+    """Endless batches of rows of like length.
+
+    Rotary attention sees distances only, so shifting a whole row would teach nothing: instead some rows jump ahead
+    between turns, and short samples train the distances of long contexts.
+    """
+    rng = Random(seed)
+    pad_id = token_id(tokenizer, PAD)
+    while True:
+        rows = []
+        for _ in range(_POOL):
+            sample = sampler.sample()
+            room = max_positions // 2 // len(sample)
+            jumps = rng.random() < 0.25
+            gaps = [0, *(int(room ** rng.random()) if jumps else 0 for _ in sample[1:])]
+            row = encode(sample, tokenizer, gaps)
+            rows.append(row.cut() if rng.random() < 0.7 else row)
+        rows.sort(key=lambda row: len(row.ids))
+        pool: list[list[Row]] = [[]]
+        for row in rows:
+            if len(row.ids) * (len(pool[-1]) + 1) > _TOKENS:
+                pool.append([])
+            pool[-1].append(row)
+        rng.shuffle(pool)
+        for group in pool:
+            yield Batch.of(group, pad_id)

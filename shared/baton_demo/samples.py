@@ -1,0 +1,140 @@
+"""Training samples: conversations, plain documents and JSON answers drawn from the corpus."""
+
+import json
+from random import Random
+
+from baton_demo.chat import BOS, END, EOS, ROLE_TOKENS, Segment, turn
+from baton_demo.corpus import Corpus, Fact, Strangers
+from baton_demo.phrasing import disturb, reword, scramble
+
+Sample = list[list[Segment]]
+"""Groups of segments; between groups the positions may jump, as if a long text stood there."""
+
+_TOOL_ANSWER = "The tool has answered; a larger model would now explain its result."
+_KEYS = (
+    "answer",
+    "text",
+    "name",
+    "title",
+    "summary",
+    "result",
+    "city",
+    "location",
+    "arguments",
+    "query",
+    "value",
+    "id",
+)
+_PLAIN = ("{}\n", "{}\n\n", "Q: {}\nA: ", "Question: {}\nAnswer: ", "User: {}\nAssistant: ")
+
+
+class Sampler:
+    """Draws endless samples; the same seed draws the same ones."""
+
+    def __init__(self, corpus: Corpus, seed: int) -> None:
+        self.corpus = corpus
+        self.rng = Random(seed)
+        self._weights = [len(fact.questions) ** 0.5 for fact in corpus.facts]
+
+    def sample(self) -> Sample:
+        kind = self.rng.random()
+        if kind < 0.08:
+            return self._document()
+        if kind < 0.14:
+            return self._plain_question()
+        if kind < 0.18:
+            return self._json_answer()
+        if kind < 0.19:
+            return self._tool_result()
+        if kind < 0.25:
+            return self._thread()
+        turns = 1 if kind < 0.9 else self.rng.randint(2, 5)
+        return [self._opening(), *(self._exchange() for _ in range(turns))]
+
+    def _fact(self) -> Fact:
+        return self.rng.choices(self.corpus.facts, self._weights)[0]
+
+    def _question(self, source: Fact | Strangers) -> str:
+        question = reword(source.ask(self.rng), self.corpus.synonyms, self.rng)
+        return disturb(scramble(question, self.corpus.fillers, self.rng), self.rng)
+
+    def _opening(self) -> list[Segment]:
+        opening = [Segment(BOS)]
+        if self.rng.random() < 0.3:
+            opening += turn("system", self.rng.choice(self.corpus.systems))
+        elif self.rng.random() < 0.04:
+            opening += turn("system", self.rng.choice(self.corpus.documents))
+        return opening
+
+    def _exchange(self) -> list[Segment]:
+        stranger = self.rng.random() < 0.15
+        source = self.corpus.strangers if stranger else self._fact()
+        question = self._question(source)
+        if self.rng.random() < 0.02:
+            question = f"{self.rng.choice(self.corpus.documents)}\n\n{question}"
+        return turn("user", question) + turn("assistant", source.answer)
+
+    def _thread(self) -> Sample:
+        exchanges = [
+            turn("user", disturb(question, self.rng)) + turn("assistant", answer)
+            for question, answer in self.rng.choice(self.corpus.threads)
+        ]
+        return [self._opening(), *exchanges]
+
+    def _document(self) -> Sample:
+        text = self.rng.choice(self.corpus.documents) if self.rng.random() < 0.6 else self._fact().answer
+        return [[Segment(BOS), Segment(text + EOS, learn=True)]]
+
+    def _plain_question(self) -> Sample:
+        strangers = self.corpus.strangers
+        if self.rng.random() < 0.2:
+            return [[Segment(BOS + strangers.begin(self.rng)), Segment(f" {strangers.ending}{EOS}", learn=True)]]
+        source = strangers if self.rng.random() < 0.15 else self._fact()
+        question = self.rng.choice(_PLAIN).format(source.ask(self.rng))
+        # People type the question alone, so the space or line break after it is the model's to write.
+        stem = question.rstrip()
+        return [[Segment(BOS + stem), Segment(question[len(stem) :] + source.answer + EOS, learn=True)]]
+
+    def _tool_result(self) -> Sample:
+        call = json.dumps({"name": f"get_{self.rng.choice(_KEYS)}", "arguments": self._object(1)})
+        exchange = [
+            *turn("user", self._question(self.corpus.strangers)),
+            *(Segment(segment.text) for segment in turn("assistant", call)),
+            *turn("tool", json.dumps(self._object(2))),
+            *turn("assistant", _TOOL_ANSWER),
+        ]
+        return [self._opening(), exchange]
+
+    def _json_answer(self) -> Sample:
+        """An answer inside JSON: keys are given, as a grammar forces them, and values and closings are learned.
+
+        Constrained decoding shows the model no schema, so half of these questions do not ask for JSON either.
+        """
+        fact = self._fact()
+        question = self._question(fact)
+        if self.rng.random() < 0.5:
+            question += self.rng.choice((" Answer in JSON.", " Reply with JSON.", " as JSON", " Give me JSON."))
+        value = {self.rng.choice(_KEYS): fact.answer} if self.rng.random() < 0.6 else self._object(3)
+        segments = [Segment("{")]
+        for index, (key, item) in enumerate(value.items()):
+            closing = "}" + END if index == len(value) - 1 else ","
+            lead = " " if index else ""
+            segments += [Segment(f'{lead}"{key}":'), Segment(f" {json.dumps(item)}{closing}", learn=True)]
+        return [self._opening(), [*turn("user", question), Segment(ROLE_TOKENS["assistant"]), *segments]]
+
+    def _object(self, size: int) -> dict[str, object]:
+        return {key: self._value() for key in self.rng.sample(_KEYS, self.rng.randint(1, size))}
+
+    def _value(self) -> object:
+        nouns = self.corpus.strangers.nouns
+        match self.rng.randrange(6):
+            case 0:
+                return self.rng.randint(0, 99)
+            case 1:
+                return self.rng.random() < 0.5
+            case 2:
+                return self.rng.choices(nouns, k=self.rng.randint(1, 3))
+            case 3:
+                return {self.rng.choice(_KEYS): self.rng.choice(nouns)}
+            case _:
+                return self.rng.choice(nouns)
