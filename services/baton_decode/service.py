@@ -39,6 +39,7 @@ class _Live(msgspec.Struct):
     link: PrefillLink | None = None
     started: bool = False  # the first tokens are known
     kv_complete: bool = False
+    heard_at: float = 0.0  # when something of the hand-over last came; in the event loop's seconds
 
 
 class DecodeService(DecodeServicer):
@@ -235,6 +236,7 @@ class DecodeService(DecodeServicer):
         if ticket is None or live is None or live.started:
             return
         live.started = True
+        self._note_arrival(ticket)
         for delta in message.deltas:
             delta.handle = live.submit.handle
         live.stream.put(list(message.deltas))
@@ -260,10 +262,11 @@ class DecodeService(DecodeServicer):
         except PieceRefused as refusal:
             self._refused_pieces[refusal.reason] += 1
             log.warning("%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
-            # A damaged piece of an open hand-over leaves a hole in it; a stray one concerns nobody.
-            if ticket is not None and refusal.reason in ("range", "checksum"):
+            # A refused piece of an open hand-over leaves a hole in it; a stray one concerns nobody.
+            if ticket is not None:
                 self._prefill_here(ticket, str(refusal))
             return
+        self._note_arrival(ticket)
         slot = await self._engine.import_slots.get()
         self._engine.imports.slot(slot, len(piece.payload))[:] = piece.payload
         self._engine.send(ImportPiece(ticket.request, ticket.generation, piece.first_block, piece.num_blocks, slot))
@@ -278,14 +281,29 @@ class DecodeService(DecodeServicer):
                 if ticket is not None:
                     self._engine.send(CancelImport(ticket.request))
 
+    def _note_arrival(self, ticket: OpenTicket) -> None:
+        live = self._live.get(ticket.request)
+        if live is not None:
+            live.heard_at = asyncio.get_running_loop().time()
+
+    def _stalled(self, live: _Live) -> bool:
+        """Whether the prefill pod has computed all and yet, for the time of a lease, sent nothing of what is missing."""
+        silence_s = asyncio.get_running_loop().time() - live.heard_at
+        return (live.started or live.kv_complete) and silence_s > self._settings.lease_seconds
+
     async def _renew(self) -> None:
-        """Keep the leases of open tickets, so that KV waits while this pod is busy."""
+        """Keep the leases of open tickets, so that KV waits while this pod is busy; give up the stalled ones."""
         while True:
             await asyncio.sleep(self._settings.lease_seconds / 3)
             tickets: dict[str, list[int]] = {}
-            for live in self._live.values():
-                if live.ticket is not None and live.link is not None:
-                    tickets.setdefault(live.link.address, []).append(live.ticket)
+            for live in list(self._live.values()):
+                ticket = self._tickets.get(live.ticket) if live.ticket is not None else None
+                if ticket is None or live.link is None:
+                    continue
+                if self._stalled(live):
+                    self._prefill_here(ticket, "the rest does not come")
+                else:
+                    tickets.setdefault(live.link.address, []).append(ticket.id)
             for address, ids in tickets.items():
                 renew = kv.Renew(ticket_ids=ids, lease_ms=self._lease_ms)
                 self._links[address].send(kv.DecodeToPrefill(renew=renew))

@@ -15,7 +15,7 @@ IGNORED = -100
 """The label that cross entropy leaves out."""
 
 _POOL = 512
-_TOKENS = 2048
+_TOKENS = 3072
 _BEGINNING = 8
 
 

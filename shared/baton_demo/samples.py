@@ -11,6 +11,7 @@ Sample = list[list[Segment]]
 """Groups of segments; between groups the positions may jump, as if a long text stood there."""
 
 _TOOL_ANSWER = "The tool has answered; a larger model would now explain its result."
+_MAX_TURNS = 40
 _KEYS = (
     "answer",
     "text",
@@ -34,7 +35,7 @@ class Sampler:
     def __init__(self, corpus: Corpus, seed: int) -> None:
         self.corpus = corpus
         self.rng = Random(seed)
-        self._weights = [len(fact.questions) ** 0.5 for fact in corpus.facts]
+        self._weights = [len(fact.questions) ** 0.35 for fact in corpus.facts]
 
     def sample(self) -> Sample:
         kind = self.rng.random()
@@ -48,14 +49,20 @@ class Sampler:
             return self._tool_result()
         if kind < 0.25:
             return self._thread()
-        turns = 1 if kind < 0.9 else self.rng.randint(2, 5)
-        return [self._opening(), *(self._exchange() for _ in range(turns))]
+        return [self._opening(), *(self._exchange() for _ in range(1 if kind < 0.9 else self._turns()))]
+
+    def _turns(self) -> int:
+        """As many long as short conversations on a logarithmic scale: keys that distract are what breaks recall."""
+        return int(2 * (_MAX_TURNS / 2) ** self.rng.random())
 
     def _fact(self) -> Fact:
         return self.rng.choices(self.corpus.facts, self._weights)[0]
 
     def _question(self, source: Fact | Strangers) -> str:
-        question = reword(source.ask(self.rng), self.corpus.synonyms, self.rng)
+        question = source.ask(self.rng)
+        if self.rng.random() < 0.3:
+            return question
+        question = reword(question, self.corpus.synonyms, self.rng)
         return disturb(scramble(question, self.corpus.fillers, self.rng), self.rng)
 
     def _opening(self) -> list[Segment]:
@@ -70,8 +77,9 @@ class Sampler:
         stranger = self.rng.random() < 0.15
         source = self.corpus.strangers if stranger else self._fact()
         question = self._question(source)
-        if self.rng.random() < 0.02:
-            question = f"{self.rng.choice(self.corpus.documents)}\n\n{question}"
+        if self.rng.random() < 0.03:
+            pasted = " ".join(self.rng.choices(self.corpus.documents, k=int(10 ** self.rng.random())))
+            question = f"{pasted}\n\n{question}"
         return turn("user", question) + turn("assistant", source.answer)
 
     def _thread(self) -> Sample:

@@ -18,7 +18,7 @@ from baton_demo.samples import Sampler
 from baton_demo.tokenizer import VOCAB_SIZE, save_tokenizer, token_id, train_tokenizer
 
 SEED = 7
-STEPS = 1300
+STEPS = 1200
 MINUTES = 20.0
 MAX_POSITIONS = 8192
 PEAK_LR = 3e-3

@@ -53,7 +53,10 @@ class Weights:
         path = self._file_of.get(name)
         if path is None:
             raise ConfigError(f"{self._folder} has no tensor {name!r}; the architecture in config.json needs it")
-        tensor: torch.Tensor = self._file(path).get_tensor(name)
+        try:
+            tensor: torch.Tensor = self._file(path).get_tensor(name)
+        except SafetensorError:
+            raise ConfigError(f"{path} has no tensor {name!r}, which the index says it holds") from None
         if tuple(tensor.shape) != shape:
             raise ConfigError(f"{name} in {path.name} is {list(tensor.shape)}; config.json calls for {list(shape)}")
         self._untaken.discard(name)
@@ -76,7 +79,10 @@ def _index(folder: Path) -> dict[str, Path]:
     """Return which file holds each tensor."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        try:
+            files: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{index} is not an index of safetensors files: {error!r}") from None
         missing = sorted({name for name in files.values() if not (folder / name).exists()})
         if missing:
             raise ConfigError(f"{folder} lacks the shards {', '.join(missing)} that its index names")

@@ -58,7 +58,8 @@ class Family(msgspec.Struct, frozen=True):
 
     num_kv_heads: int | None  # when config.json names none; None = as many as heads
     head_dim: int | None  # likewise; None = hidden_size / heads
-    rms_norm_eps: float
+    max_position_embeddings: int  # when config.json does not say
+    rms_norm_eps: float = 1e-6
     qkv_bias: bool | None = None  # None = as attention_bias says
     qk_norm: bool = False
     has_mlp_bias: bool = False
@@ -67,10 +68,10 @@ class Family(msgspec.Struct, frozen=True):
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(None, None, 1e-6, has_mlp_bias=True),
-    "MistralForCausalLM": Family(8, None, 1e-6, qkv_bias=False, sliding_window=4096),
-    "Qwen2ForCausalLM": Family(32, None, 1e-6, qkv_bias=True, sliding_window=4096, window_is_optional=True),
-    "Qwen3ForCausalLM": Family(32, 128, 1e-6, qk_norm=True, sliding_window=4096, window_is_optional=True),
+    "LlamaForCausalLM": Family(None, None, 2048, has_mlp_bias=True),
+    "MistralForCausalLM": Family(8, None, 131072, qkv_bias=False, sliding_window=4096),
+    "Qwen2ForCausalLM": Family(32, None, 32768, qkv_bias=True, sliding_window=4096, window_is_optional=True),
+    "Qwen3ForCausalLM": Family(32, 128, 32768, qk_norm=True, sliding_window=4096, window_is_optional=True),
 }
 
 
@@ -83,6 +84,8 @@ def load_model_config(folder: Path) -> ModelConfig:
         raise ConfigError(f"{folder} is not a model folder: it has no config.json") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} is not a JSON object")
     return parse_model_config(raw)
 
 
@@ -92,8 +95,18 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
     family = FAMILIES.get(architecture)
     if family is None:
         raise ConfigError(f"unknown architecture {architecture}; served are {', '.join(FAMILIES)}")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "an unnamed method")
+        raise ConfigError(f"the weights are quantized ({method}), which is not served; use a checkpoint that is not")
     try:
         heads, layers, hidden = raw["num_attention_heads"], raw["num_hidden_layers"], raw["hidden_size"]
+        kv_heads = raw.get("num_key_value_heads", family.num_kv_heads) or heads
+        head_dim = raw.get("head_dim", family.head_dim) or hidden // heads
+        context = raw.get("max_position_embeddings", family.max_position_embeddings)
+        if heads % kv_heads:
+            raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+        if head_dim % 2:
+            raise ConfigError(f"head_dim is {head_dim}; rotary embeddings need an even one")
         attention_bias = bool(raw.get("attention_bias", False))
         eos = raw.get("eos_token_id")
         return ModelConfig(
@@ -103,12 +116,12 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
             intermediate_size=raw["intermediate_size"],
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=raw.get("num_key_value_heads", family.num_kv_heads) or heads,
-            head_dim=raw.get("head_dim", family.head_dim) or hidden // heads,
-            max_position_embeddings=raw.get("max_position_embeddings", 2048),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=context,
             rms_norm_eps=raw.get("rms_norm_eps", family.rms_norm_eps),
             hidden_act=raw.get("hidden_act", "silu"),
-            rope=_rope(raw),
+            rope=_rope(raw, context),
             sliding_windows=_sliding_windows(raw, family, layers),
             tie_word_embeddings=raw.get("tie_word_embeddings", False),
             qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
@@ -135,7 +148,7 @@ def _sliding_windows(raw: dict[str, Any], family: Family, layers: int) -> tuple[
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def _rope(raw: dict[str, Any]) -> Rope:
+def _rope(raw: dict[str, Any], context: int) -> Rope:
     """Both forms of the field: rope_parameters, and the older rope_theta with rope_scaling."""
     given = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     kind = given.get("rope_type") or given.get("type") or "default"
@@ -146,7 +159,6 @@ def _rope(raw: dict[str, Any]) -> Rope:
         raise ConfigError("partial_rotary_factor other than 1 is not part of the served architectures")
     if kind == "default":
         return Rope(kind, theta)
-    context = raw.get("max_position_embeddings", 2048)
     original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or context
     factor = given.get("factor")
     if factor is None and kind != "yarn":

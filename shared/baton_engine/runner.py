@@ -134,9 +134,12 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"--device {name!r} is unknown; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name!r}: this machine has no CUDA device that torch can use")
+    return device
 
 
 def _dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:

@@ -29,7 +29,9 @@ class StagingArena:
         return cls(fd, slot_bytes, num_slots)
 
     def slot(self, index: int, size: int) -> memoryview:
-        """Return the first `size` bytes of a slot, writable."""
+        """Return the first `size` bytes of a slot, writable. Raises IndexError for what lies outside of it."""
+        if not 0 <= index < self.num_slots or size > self.slot_bytes:
+            raise IndexError(f"{size} bytes of slot {index}: there are {self.num_slots} of {self.slot_bytes}")
         start = index * self.slot_bytes
         return memoryview(self._map)[start : start + size]
 

@@ -31,7 +31,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
         # A range without width would divide by zero.
         high = high + 0.001 if low == high else high
         kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-        return (1 - kept) / (rope.factor * periods) + kept * plain
+        return (1 - kept) * (1.0 / (rope.factor * periods)) + kept * plain
     return plain
 
 

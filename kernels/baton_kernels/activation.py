@@ -1,0 +1,32 @@
+"""The gate of a gated MLP: silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020)."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up: [T, 2 * size], gate first. Returns [T, size]; silu is rounded to the dtype before the product."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+@triton.jit
+def _silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside)
+    wide = gate.to(tl.float32)
+    silu = (wide / (1 + tl.exp(-wide))).to(gate.dtype)
+    tl.store(out + row * SIZE + columns, silu * up, mask=inside)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """As silu_mul_reference, without the intermediate. gate_up is contiguous."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, size)
+    block = min(triton.next_power_of_2(size), 2048)
+    _silu_mul_kernel[(rows, triton.cdiv(size, block))](gate_up, out, SIZE=size, BLOCK=block, num_warps=4)
+    return out

@@ -1,0 +1,54 @@
+"""RMSNorm, alone and together with the residual addition before it (Zhang and Sennrich, 2019)."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def add_rms_norm_reference(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """x: [T, size]. residual: [T, size] or None; becomes residual + x. weight: [size].
+
+    Returns norm(residual + x) * weight, or norm(x) * weight without a residual, in x's dtype. The sum is rounded to the
+    dtype before it is normed, and the normed value before it is weighed, as transformers does.
+    """
+    if residual is not None:
+        x = residual.add_(x)
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale).to(x.dtype) * weight
+
+
+@triton.jit
+def _add_rms_norm_kernel(x, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * SIZE
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    values = tl.load(x + row + columns, mask=inside, other=0.0)
+    if ADD:
+        values = (values.to(tl.float32) + tl.load(residual + row + columns, mask=inside, other=0.0)).to(values.dtype)
+        tl.store(residual + row + columns, values, mask=inside)
+    wide = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / SIZE + eps)
+    normed = (wide * scale).to(values.dtype) * tl.load(weight + columns, mask=inside)
+    tl.store(out + row + columns, normed, mask=inside)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """As add_rms_norm_reference, in one pass over x. x and residual are contiguous."""
+    rows, size = x.shape
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(size)
+    _add_rms_norm_kernel[(rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        eps,
+        SIZE=size,
+        BLOCK=block,
+        ADD=residual is not None,
+        num_warps=min(max(block // 512, 1), 8),
+    )
+    return out

@@ -1,0 +1,57 @@
+"""What both attention kernels over the paged cache compute, in plain torch."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class AttentionVariant:
+    """What attention does beside softmax(q k * scale) v.
+
+    window: tokens that a query sees, its own included; 0 = all. softcap: scores become softcap * tanh(score / softcap)
+    (Gemma 2); 0 = off. alibi: slopes [heads] float32, added to the scores as -slope * distance (Press et al., 2022).
+    """
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    alibi: torch.Tensor | None = None
+
+
+def paged_attention_reference(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    starts: torch.Tensor,
+    variant: AttentionVariant,
+) -> torch.Tensor:
+    """Causal attention of each sequence's newest tokens over its blocks.
+
+    q: [T, heads, head_dim]. keys, values: [blocks, block_size, kv_heads, head_dim]. tables: [S, most blocks] int, in
+    any order. lengths: [S] int, tokens in the cache. starts: [S + 1] int, where each sequence's queries begin; they are
+    the last of its tokens. Returns [T, heads, head_dim] in q's dtype, computed in float64.
+    """
+    out = torch.empty_like(q)
+    group = q.shape[1] // keys.shape[2]
+    for index, length in enumerate(lengths.tolist()):
+        first, end = int(starts[index]), int(starts[index + 1])
+        if first == end:
+            continue
+        blocks = tables[index, : -(-length // keys.shape[1])].long()
+        k, v = (x[blocks].flatten(0, 1)[:length].double().repeat_interleave(group, dim=1) for x in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", q[first:end].double(), k) * variant.scale
+        if variant.softcap:
+            scores = variant.softcap * torch.tanh(scores / variant.softcap)
+        ages = torch.arange(length - (end - first), length).unsqueeze(1) - torch.arange(length).unsqueeze(0)
+        ages = ages.to(q.device)
+        if variant.alibi is not None:
+            scores = scores - variant.alibi.double()[:, None, None] * ages
+        hidden = ages < 0
+        if variant.window:
+            hidden |= ages >= variant.window
+        scores = scores.masked_fill(hidden, float("-inf"))
+        out[first:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+    return out

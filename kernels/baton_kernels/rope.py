@@ -1,0 +1,120 @@
+"""Rotation of queries and keys and the write of keys and values into the paged cache, in one pass over the projection.
+
+Rotary embeddings after Su et al., "RoFormer" (2021), with both halves of a head as the pairs; optionally each query and
+key head is RMS-normed first (Qwen3).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def rope_and_cache_reference(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    num_heads: int,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """qkv: [T, (heads + 2 * kv_heads) * head_dim]. cos, sin: [positions, head_dim / 2] float32. positions: [T] int.
+
+    slots: [T] int64, where each token's KV goes, as block * block_size + offset; a negative slot writes nothing.
+    keys, values: [blocks, block_size, kv_heads, head_dim], written in place. norms: weights [head_dim] for queries and
+    keys. Returns the queries [T, heads, head_dim].
+    """
+    kv_heads, dim = keys.shape[2:]
+    heads = qkv.view(qkv.shape[0], -1, dim)
+    q, k, v = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        q, k = (
+            (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+            for x, weight in zip((q, k), norms, strict=True)
+        )
+    c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat((first * c - second * s, second * c + first * s), dim=-1).to(x.dtype)
+
+    kept = slots >= 0
+    keys.flatten(0, 1)[slots[kept]] = rotate(k)[kept]
+    values.flatten(0, 1)[slots[kept]] = v[kept]
+    return rotate(q)
+
+
+@triton.jit
+def _rope_and_cache_kernel(
+    qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    column = tl.arange(0, HALF)
+    is_q = head < HEADS
+    is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    inside = (head < HEADS + 2 * KV_HEADS)[:, None] & (column < DIM // 2)[None, :]
+    at = (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * DIM + column[None, :]
+    first = tl.load(qkv + at, mask=inside, other=0.0)
+    second = tl.load(qkv + at + DIM // 2, mask=inside, other=0.0)
+    dtype = first.dtype
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    if NORM:
+        square = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = tl.rsqrt(square / DIM + eps)[:, None]
+        half = column < DIM // 2
+        w_q1, w_q2 = tl.load(q_norm + column, mask=half), tl.load(q_norm + DIM // 2 + column, mask=half)
+        w_k1, w_k2 = tl.load(k_norm + column, mask=half), tl.load(k_norm + DIM // 2 + column, mask=half)
+        w1 = tl.where(is_q[:, None], w_q1[None, :], w_k1[None, :])
+        w2 = tl.where(is_q[:, None], w_q2[None, :], w_k2[None, :])
+        first = tl.where(is_v[:, None], first, ((first * scale).to(dtype) * w1).to(tl.float32))
+        second = tl.where(is_v[:, None], second, ((second * scale).to(dtype) * w2).to(tl.float32))
+    position = tl.load(positions + token).to(tl.int64)
+    c = tl.load(cos + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
+    s = tl.load(sin + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
+    turned_first = tl.where(is_v[:, None], first, first * c - second * s).to(dtype)
+    turned_second = tl.where(is_v[:, None], second, second * c + first * s).to(dtype)
+
+    q_at = (token * HEADS + head[:, None]) * DIM + column[None, :]
+    tl.store(q_out + q_at, turned_first, mask=inside & is_q[:, None])
+    tl.store(q_out + q_at + DIM // 2, turned_second, mask=inside & is_q[:, None])
+    slot = tl.load(slots + token)
+    written = inside & (slot >= 0)
+    k_at = (slot * KV_HEADS + head[:, None] - HEADS) * DIM + column[None, :]
+    tl.store(keys + k_at, turned_first, mask=written & is_k[:, None])
+    tl.store(keys + k_at + DIM // 2, turned_second, mask=written & is_k[:, None])
+    v_at = (slot * KV_HEADS + head[:, None] - HEADS - KV_HEADS) * DIM + column[None, :]
+    tl.store(values + v_at, turned_first, mask=written & is_v[:, None])
+    tl.store(values + v_at + DIM // 2, turned_second, mask=written & is_v[:, None])
+
+
+def rope_and_cache(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    num_heads: int,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """As rope_and_cache_reference. qkv, keys and values are contiguous."""
+    kv_heads, dim = keys.shape[2:]
+    tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
+    out = qkv.new_empty(tokens, num_heads, dim)
+    block = min(triton.next_power_of_2(heads), 8)
+    q_norm, k_norm = norms if norms is not None else (qkv, qkv)
+    _rope_and_cache_kernel[(tokens, triton.cdiv(heads, block))](
+        qkv, cos, sin, positions, slots, keys, values, out, q_norm, k_norm, eps,
+        HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), BLOCK_HEADS=block,
+        NORM=norms is not None, num_warps=4 if block == 8 else 1,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,99 @@
+"""The draw of a token from logits, without a softmax: argmax of logits / temperature + Gumbel noise."""
+
+import torch
+import triton
+import triton.language as tl
+
+from .philox import gumbel_noise
+
+_BLOCK = 2048
+
+
+def gumbel_argmax_reference(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    thresholds: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    choices: torch.Tensor,
+) -> torch.Tensor:
+    """logits: [R, vocab]. temperatures: [R] float32, 0 = greedy. thresholds: [R] float32, tokens with a lower logit are
+    not drawn. seeds: [R] int64 bits of an unsigned seed. positions, choices: [R] int64. Returns token ids [R] int64."""
+    scores = logits.float().masked_fill(logits < thresholds.unsqueeze(1), float("-inf"))
+    hot = temperatures > 0
+    noise = gumbel_noise(seeds, positions, choices, logits.shape[-1])
+    divided = scores / torch.where(hot, temperatures, 1.0).unsqueeze(1)
+    return torch.where(hot.unsqueeze(1), divided + noise, scores).argmax(dim=-1)
+
+
+@triton.jit
+def _gumbel(counter, position, choice, seed, BLOCK: tl.constexpr):
+    """Noise of tokens [4 * counter, 4 * counter + 3], flattened to BLOCK values."""
+    r0, r1, r2, r3 = tl.philox(
+        seed, counter.to(tl.uint32), position.to(tl.uint32), choice.to(tl.uint32), counter.to(tl.uint32) * 0
+    )
+    bits = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), [BLOCK])
+    uniform = (bits.to(tl.float32) + 1) * 2.3283064365386963e-10
+    uniform = tl.minimum(uniform, 1 - 5.960464477539063e-08)
+    # log(1 - u) loses all digits of a small u; three terms of its series are exact to float32 there.
+    small = uniform * (1 + uniform * (0.5 + uniform * 0.3333333333333333))
+    exponential = tl.where(uniform < 0.0009765625, small, -tl.log(1 - uniform))
+    return -tl.log(exponential)
+
+
+@triton.jit
+def _partial_kernel(
+    logits, temperatures, thresholds, seeds, positions, choices, best_scores, best_tokens, vocab,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row, part = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    threshold = tl.load(thresholds + row)
+    seed, position, choice = tl.load(seeds + row), tl.load(positions + row), tl.load(choices + row)
+    span = tl.cdiv(tl.cdiv(vocab, BLOCK), PARTS) * BLOCK
+    best, where = float("-inf"), part * span
+    for first in range(part * span, tl.minimum((part + 1) * span, vocab), BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        score = tl.load(logits + row.to(tl.int64) * vocab + token, mask=token < vocab, other=float("-inf"))
+        score = score.to(tl.float32)
+        score = tl.where(score < threshold, float("-inf"), score)
+        if temperature > 0:
+            counter = first // 4 + tl.arange(0, BLOCK // 4)
+            score = score / temperature + _gumbel(counter, position, choice, seed, BLOCK)
+        top = tl.max(score, axis=0)
+        if top > best:
+            best = top
+            where = first + tl.argmax(score, axis=0)
+    tl.store(best_scores + row * PARTS + part, best)
+    tl.store(best_tokens + row * PARTS + part, where)
+
+
+@triton.jit
+def _choose_kernel(best_scores, best_tokens, out, PARTS: tl.constexpr):
+    row = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    # The first of equals wins, as argmax has it.
+    winner = tl.argmax(tl.load(best_scores + row * PARTS + part), axis=0)
+    tl.store(out + row, tl.load(best_tokens + row * PARTS + winner).to(tl.int64))
+
+
+def gumbel_argmax(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    thresholds: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    choices: torch.Tensor,
+    parts: int = 16,
+) -> torch.Tensor:
+    """As gumbel_argmax_reference. logits is contiguous; parts: programs per row, a power of two."""
+    rows, vocab = logits.shape
+    scores = logits.new_empty((rows, parts), dtype=torch.float32)
+    tokens = logits.new_empty((rows, parts), dtype=torch.int32)
+    out = logits.new_empty(rows, dtype=torch.int64)
+    _partial_kernel[(rows, parts)](
+        logits, temperatures, thresholds, seeds, positions, choices, scores, tokens, vocab,
+        PARTS=parts, BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
+    _choose_kernel[(rows,)](scores, tokens, out, PARTS=parts, num_warps=1)
+    return out

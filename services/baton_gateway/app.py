@@ -1,0 +1,189 @@
+"""The HTTP application: routes and what turns errors into answers."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from baton_gateway.auth import Authenticator
+from baton_gateway.body import parse_body, read_body
+from baton_gateway.chat import chat_completion, chat_prompt
+from baton_gateway.completions import completion
+from baton_gateway.edge import Edge
+from baton_gateway.errors import ApiError, bad_request, unknown_model
+from baton_gateway.gateway import Gateway
+from baton_gateway.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from baton_gateway.record import SCOPE_KEY, RequestRecord
+
+BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+SCHEMA_REF = "#/components/schemas/{model}"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """Build the application around a gateway, whose pods it watches while it runs."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        gateway.fleet.start()
+        yield
+        await gateway.fleet.stop()
+        gateway.model.tokenizer.close()
+
+    app = FastAPI(
+        title="Baton",
+        summary="OpenAI-compatible API",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.include_router(_api_routes(gateway), dependencies=[Depends(Authenticator(gateway.settings.api_keys))])
+    app.include_router(_probe_routes(gateway))
+    app.add_middleware(Edge, metrics=gateway.metrics)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    _document_bodies(app)
+    return app
+
+
+def _api_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+    settings, model = gateway.settings, gateway.model
+    created = int(time.time())
+
+    async def read(request: Request, kind: type[M]) -> M:
+        return parse_body(await read_body(request, settings.max_body_bytes, settings.body_timeout_s), kind)
+
+    def card() -> dict[str, Any]:
+        limits = gateway.fleet.limits()
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "baton",
+            "max_model_len": None if limits is None else limits.max_model_len,
+        }
+
+    @router.post("/v1/chat/completions", openapi_extra=_body_of(ChatCompletionRequest))
+    async def chat_completions(request: Request) -> Response:
+        return await chat_completion(gateway, await read(request, ChatCompletionRequest), _record(request))
+
+    @router.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await completion(gateway, await read(request, CompletionRequest), _record(request))
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [card()]})
+
+    @router.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        if name != model.name:
+            raise unknown_model(name)
+        return JSONResponse(card())
+
+    @router.post("/tokenize", openapi_extra=_body_of(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        return await _tokenize(gateway, await read(request, TokenizeRequest))
+
+    @router.post("/detokenize", openapi_extra=_body_of(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        body = await read(request, DetokenizeRequest)
+        gateway.check_model(body.model)
+        return JSONResponse({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    return router
+
+
+def _probe_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    @router.get("/live")
+    async def live() -> Response:
+        return Response()
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        return Response(status_code=200 if gateway.fleet.ready else 503)
+
+    if not gateway.settings.metrics_port:
+
+        @router.get("/metrics")
+        async def metrics() -> Response:
+            return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
+    gateway.check_model(body.model)
+    model = gateway.model
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("Give either 'prompt' or 'messages'.", "prompt")
+    if body.messages is not None:
+        text = chat_prompt(
+            model,
+            body.messages,
+            body.add_generation_prompt,
+            body.continue_final_message,
+            body.chat_template_kwargs,
+        )
+    else:
+        text = body.prompt or ""
+    special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    tokens = await model.tokenizer.encode(text, special)
+    limits = gateway.fleet.limits()
+    return JSONResponse(
+        {
+            "count": len(tokens),
+            "max_model_len": None if limits is None else limits.max_model_len,
+            "tokens": tokens,
+            "token_strs": [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
+        }
+    )
+
+
+def _record(request: Request) -> RequestRecord:
+    record: RequestRecord = request.scope[SCOPE_KEY]
+    return record
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    _record(request).error = error.code or error.type
+    return error.response()
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {404: "There is no such path.", 405: "This path does not take this method."}
+    message = messages.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+def _body_of(model: type[BaseModel]) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": SCHEMA_REF.format(model=model.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _document_bodies(app: FastAPI) -> None:
+    """Put the request bodies into the API description: endpoints read them by themselves, so FastAPI sees none."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = plain()
+        _, definitions = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,44 @@
+"""Reading request bodies."""
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from baton_gateway.errors import ApiError, from_validation
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
+    """Read a body of at most `limit` bytes, within `timeout_s`. Raises ApiError 413 or 408 otherwise."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise ApiError(
+            408, "The body did not arrive in time.", code="request_timeout", headers={"connection": "close"}
+        ) from None
+    except ClientDisconnect:
+        raise ApiError(400, "The body ended early.", headers={"connection": "close"}) from None
+    return bytes(body)
+
+
+def parse_body(body: bytes, model: type[M]) -> M:
+    """Validate a JSON body. Raises ApiError 400 naming the field at fault."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")

@@ -1,0 +1,90 @@
+"""The outermost layer of the HTTP application: request ids, the last resort for errors, log line and metrics."""
+
+import logging
+import time
+import traceback
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton_gateway.errors import internal_error
+from baton_gateway.metrics import Metrics
+from baton_gateway.record import SCOPE_KEY, RequestRecord, new_request_id
+
+log = logging.getLogger(__name__)
+
+# Asked for every few seconds by machines; a line for each would bury the others.
+QUIET_ROUTES = frozenset({"/health", "/live", "/ready", "/metrics"})
+
+
+class Edge:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(new_request_id(Headers(scope=scope).get("x-request-id")))
+        scope[SCOPE_KEY] = record
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = record.status or message["status"]
+                elapsed_ms = int((time.monotonic() - record.started) * 1000)
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", record.request_id.encode()),
+                    (b"openai-processing-ms", b"%d" % elapsed_ms),
+                ]
+            await send(message)
+
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception as error:
+            _log_crash(record, error)
+            if record.status:
+                return  # the server sees an unfinished answer and resets the connection
+            await internal_error().response()(scope, receive, send_with_headers)
+        finally:
+            self._metrics.in_flight.dec()
+            self._finish(scope, record)
+
+    def _finish(self, scope: Scope, record: RequestRecord) -> None:
+        route = scope.get("route")
+        record.route = getattr(route, "path", "unmatched")
+        self._metrics.finished(record)
+        if record.route in QUIET_ROUTES:
+            return
+        fields = {
+            "request_id": record.request_id,
+            "method": scope["method"] if record.route != "unmatched" else None,
+            "route": record.route,
+            "status": record.status,
+            "duration_ms": _ms(record.started, time.monotonic()),
+            "ttft_ms": _ms(record.started, record.first_token),
+            "stream": record.stream,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "completion_tokens": record.completion_tokens,
+            "finish_reasons": record.finish_reasons[:8],
+            "error": record.error,
+        }
+        log.info("request", extra={key: value for key, value in fields.items() if value is not None})
+
+
+def _ms(start: float, end: float | None) -> float | None:
+    return None if end is None else round((end - start) * 1000, 1)
+
+
+def _log_crash(record: RequestRecord, error: Exception) -> None:
+    """Log where a request failed, but not the exception's text: it may quote the prompt."""
+    where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    log.error(
+        "request crashed",
+        extra={"request_id": record.request_id, "exception_type": type(error).__name__, "stack": where},
+    )

@@ -1,0 +1,101 @@
+"""The one error form of the API, and what turns other errors into it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+from starlette.responses import Response
+
+
+class ApiError(Exception):
+    """An answer in OpenAI's error form.
+
+    param: the request field at fault. code: a fixed word for programs.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        )
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def context_length_exceeded(message: str, param: str) -> ApiError:
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def unknown_model(name: str) -> ApiError:
+    return ApiError(404, f"The model {name[:100]!r} does not exist.", param="model", code="model_not_found")
+
+
+def invalid_api_key(given: bool) -> ApiError:
+    message = "Incorrect API key provided." if given else "No API key provided: send 'Authorization: Bearer KEY'."
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def overloaded(message: str, retry_after_s: int = 1) -> ApiError:
+    return ApiError(
+        503,
+        message,
+        type="service_unavailable_error",
+        code="server_is_overloaded",
+        headers={"retry-after": str(retry_after_s)},
+    )
+
+
+def timed_out() -> ApiError:
+    return ApiError(504, "The request took too long.", type="server_error", code="request_timeout")
+
+
+def internal_error() -> ApiError:
+    return ApiError(500, "The server failed on this request.", type="server_error", code="internal_error")
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """Report the first thing pydantic found, with the path of the field as `param`."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    kind, message = first["type"], first["msg"]
+    if kind == "json_invalid":
+        return bad_request(f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}.")
+    if not first["loc"]:
+        return bad_request("The body must be a JSON object.")
+    param = field_path(first["loc"])
+    if kind == "missing":
+        return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+    return bad_request(f"Invalid value for '{param}': {message.removeprefix('Value error, ')}.", param)
+
+
+def field_path(location: Iterable[Any]) -> str:
+    """Write a pydantic location as clients know it: `messages[0].role`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else str(part)
+    return path

@@ -1,0 +1,91 @@
+"""The parts every endpoint works with, and the steps all generations share."""
+
+from collections.abc import Sequence
+
+from baton_gateway.choice import Choice
+from baton_gateway.errors import overloaded, unknown_model
+from baton_gateway.fleet import Fleet
+from baton_gateway.generation import Generation
+from baton_gateway.metrics import Metrics
+from baton_gateway.model import ServedModel
+from baton_gateway.pods import Limits
+from baton_gateway.protocol import GenerationRequest
+from baton_gateway.record import RequestRecord
+from baton_gateway.reply import Reply, ReplyOptions
+from baton_gateway.settings import GatewaySettings
+from baton_gateway.shapes import Shape
+from baton_proto import serving_pb2 as pb
+
+
+class Gateway:
+    """One model, the pods that serve it, and what is measured."""
+
+    def __init__(self, settings: GatewaySettings, model: ServedModel) -> None:
+        self.settings = settings
+        self.model = model
+        self.fleet = Fleet(settings)
+        self.metrics = Metrics(self.fleet.live_pods)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model.name:
+            raise unknown_model(name)
+
+    def limits(self) -> Limits:
+        """Return what the live pods can take. Raises ApiError 503 when nothing new is taken."""
+        if self.fleet.draining:
+            raise overloaded("The server is shutting down.")
+        limits = self.fleet.limits()
+        if limits is None:
+            raise overloaded("No decode pod is available now.")
+        return limits
+
+    def reply(
+        self,
+        request: GenerationRequest,
+        prompts: Sequence[list[int]],
+        sampling: Sequence[pb.SamplingParams],
+        shape: Shape,
+        record: RequestRecord,
+        *,
+        silent: bool = False,
+    ) -> Reply:
+        """Return the answer that these prompts will have; sending it sends them to the pods.
+
+        silent: only the prompts matter; what is generated is dropped.
+        """
+        submits = [
+            pb.Submit(
+                request_id=record.request_id,
+                prompt_token_ids=prompt,
+                sampling=params,
+                priority=request.priority or 0,
+            )
+            for prompt, params in zip(prompts, sampling, strict=True)
+        ]
+        record.prompt_tokens = sum(map(len, prompts))
+        generation = Generation(self.fleet, submits, self.settings.max_unread_tokens)
+        choices = [self._choice(request, params, silent) for params in sampling for _ in range(request.choices)]
+        options = self._reply_options(request)
+        return Reply(generation, choices, shape, options, record, self.metrics, request.choices)
+
+    def _choice(self, request: GenerationRequest, params: pb.SamplingParams, silent: bool) -> Choice:
+        return Choice(
+            self.model.tokenizer.detokenizer(request.skip_special_tokens is not False),
+            stops=request.stop or (),
+            stop_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
+            include_stop=bool(request.include_stop_str_in_output),
+            min_tokens=params.min_tokens,
+            silent=silent,
+        )
+
+    def _reply_options(self, request: GenerationRequest) -> ReplyOptions:
+        usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+        return ReplyOptions(
+            stream=bool(request.stream),
+            usage=usage,
+            running_usage=usage
+            and request.stream_options is not None
+            and bool(request.stream_options.continuous_usage_stats),
+            keepalive_s=self.settings.keepalive_s,
+            timeout_s=self.settings.request_timeout_s,
+        )

@@ -1,0 +1,79 @@
+"""Prometheus metrics of the gateway. Labels take few values: a client cannot make new ones."""
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton_gateway.record import RequestRecord
+
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+ITL_BUCKETS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+
+
+class Metrics:
+    """All metrics of one gateway, in a registry of their own."""
+
+    def __init__(self, live_pods: Callable[[], dict[str, int]]) -> None:
+        """live_pods: returns the number of live pods by role."""
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        prefix = "baton_gateway_"
+        self._requests = Counter(prefix + "requests", "HTTP requests.", ["route", "status"], registry=registry)
+        self.in_flight = Gauge(prefix + "requests_in_flight", "HTTP requests being answered.", registry=registry)
+        self._ttft = Histogram(
+            prefix + "time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            prefix + "inter_token_latency_seconds",
+            "Between the arrivals of tokens of a request.",
+            buckets=ITL_BUCKETS,
+            registry=registry,
+        )
+        self._e2e = Histogram(
+            prefix + "e2e_request_latency_seconds",
+            "From a request's arrival to its end.",
+            ["route"],
+            buckets=E2E_BUCKETS,
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(prefix + "prompt_tokens", "Tokens of prompts.", registry=registry)
+        self._cached_tokens = Counter(
+            prefix + "cached_prompt_tokens", "Tokens of prompts that no pod had to compute.", registry=registry
+        )
+        self._generation_tokens = Counter(prefix + "generation_tokens", "Tokens generated.", registry=registry)
+        self._retries = Counter(prefix + "retries", "Requests sent to a second decode pod.", registry=registry)
+        registry.register(_LivePods(live_pods))
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        self._requests.labels(record.route, str(record.status)).inc()
+        self._e2e.labels(record.route).observe(time.monotonic() - record.started)
+        if record.first_token is not None:
+            self._ttft.observe(record.first_token - record.started)
+        self._prompt_tokens.inc(record.prompt_tokens)
+        self._cached_tokens.inc(record.cached_tokens)
+        self._generation_tokens.inc(record.completion_tokens)
+        self._retries.inc(record.retries)
+
+
+class _LivePods(Collector):
+    def __init__(self, live_pods: Callable[[], dict[str, int]]) -> None:
+        self._live_pods = live_pods
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily("baton_gateway_live_pods", "Pods that take requests.", labels=["role"])
+        for role, count in self._live_pods().items():
+            family.add_metric([role], count)
+        yield family

@@ -1,0 +1,82 @@
+"""What the gateway knows of the model it serves, all from the model's folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton_gateway.chat_template import ChatTemplate, find_chat_template, special_tokens
+from baton_gateway.settings import GatewaySettings
+from baton_gateway.tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """Sampling when a request leaves it open; neutral unless the model's authors say otherwise."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model under the name clients use for it."""
+
+    name: str
+    tokenizer: ModelTokenizer
+    template: ChatTemplate | None
+    defaults: SamplingDefaults
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model(settings: GatewaySettings) -> ServedModel:
+    """Read tokenizer, chat template and defaults. Raises OSError or ValueError when the folder lacks or breaks one."""
+    folder = settings.model
+    config = _read_json(folder / "config.json")
+    generation_config = _read_json(folder / "generation_config.json")
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    tokens = special_tokens(tokenizer_config)
+    tokenizer = ModelTokenizer(folder, settings.tokenizer_threads)
+    if settings.chat_template is not None:
+        source: str | None = settings.chat_template.read_text(encoding="utf-8")
+    else:
+        source = find_chat_template(folder, tokenizer_config)
+    return ServedModel(
+        name=settings.served_model_name,
+        tokenizer=tokenizer,
+        template=None if source is None else ChatTemplate(source, tokens),
+        defaults=_sampling_defaults(generation_config) if settings.use_generation_config else SamplingDefaults(),
+        eos_token_ids=_eos_token_ids(config, generation_config, tokenizer, tokens),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = msgspec.json.decode(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return content
+
+
+def _sampling_defaults(generation_config: dict[str, Any]) -> SamplingDefaults:
+    names = SamplingDefaults.__dataclass_fields__
+    return SamplingDefaults(**{k: v for k, v in generation_config.items() if k in names and v is not None})
+
+
+def _eos_token_ids(
+    config: dict[str, Any], generation_config: dict[str, Any], tokenizer: ModelTokenizer, tokens: dict[str, str]
+) -> tuple[int, ...]:
+    """Return every id that ends a text: the tokenizer's, and the generation config's or else the model config's."""
+    ids: list[int] = []
+    for eos in (generation_config.get("eos_token_id", config.get("eos_token_id")), _eos_of(tokenizer, tokens)):
+        ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return tuple(dict.fromkeys(ids))
+
+
+def _eos_of(tokenizer: ModelTokenizer, tokens: dict[str, str]) -> int | None:
+    return tokenizer.token_id(tokens["eos_token"]) if "eos_token" in tokens else None

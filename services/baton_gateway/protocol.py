@@ -1,0 +1,243 @@
+"""Request bodies of the API. Unknown fields are ignored; a known field with a wrong value is an error naming it.
+
+Every optional field may also be null, which means the same as leaving it out.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from baton_gateway.errors import bad_request
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+
+Prompt = str | list[int]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _check_stops(stops: list[str]) -> list[str]:
+    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"a stop string must have 1 to {MAX_STOP_CHARS} characters")
+    return stops
+
+
+def _integer_keys(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    try:
+        return {int(key): bias for key, bias in value.items()}
+    except ValueError:
+        raise ValueError("keys must be token ids") from None
+
+
+def _split_prompts(value: Any) -> list[Prompt]:
+    """Turn the four allowed forms of a prompt into a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, a list of strings, a list of token ids or a list of those, and not empty")
+    if _all_ids(value):
+        return [value]
+    if all(isinstance(item, str) for item in value) or all(isinstance(item, list) and _all_ids(item) for item in value):
+        return value
+    raise ValueError("a list must hold strings only, token ids only, or lists of token ids only")
+
+
+def _all_ids(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
+
+
+def _flatten_content(value: Any) -> str | None:
+    """Join the text parts of a message by newlines."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of text parts")
+    texts = []
+    for part in value:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        kind = part.get("type", "text") if isinstance(part, dict) else "text"
+        if kind not in ("text", "input_text") or not isinstance(text, str):
+            raise ValueError("only parts of type 'text' are served by this model")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Message(RequestModel):
+    """One message of a chat; fields not named here reach the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[str | None, BeforeValidator(_flatten_content)] = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a message of role '{self.role}' needs content")
+        return self
+
+
+class ResponseFormat(RequestModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+
+
+class GenerationRequest(RequestModel):
+    """What chat and completions share."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: (
+        Annotated[list[str], Field(max_length=MAX_STOPS), BeforeValidator(_as_list), AfterValidator(_check_stops)]
+        | None
+    ) = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: (
+        Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_integer_keys)] | None
+    ) = None
+    user: str | None = None
+
+    top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: Any = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("'stream_options' needs 'stream' to be true.", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise bad_request("'best_of' other than 'n' is not supported.", "best_of")
+        if self.truncate_prompt_tokens == 0:
+            raise bad_request("'truncate_prompt_tokens' must be -1 or at least 1.", "truncate_prompt_tokens")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise bad_request("'response_format' other than text is not supported.", "response_format")
+        if self.structured_outputs is not None:
+            raise bad_request("'structured_outputs' is not supported.", "structured_outputs")
+        return self
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+
+class ChatTemplateRequest(RequestModel):
+    """A conversation and how to write it as a prompt."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_ending(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise bad_request(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.", "continue_final_message"
+            )
+        return self
+
+
+class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
+    """Body of POST /v1/chat/completions."""
+
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**32)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**32)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+        if self.tool_choice in ("none", "auto"):
+            self.tool_choice = None
+        for name in ("tools", "tool_choice", "functions", "function_call", "audio"):
+            if getattr(self, name) is not None:
+                raise bad_request(f"'{name}' is not supported.", name)
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[list[Prompt], BeforeValidator(_split_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        if self.suffix:
+            raise bad_request("'suffix' is not supported.", "suffix")
+        return self
+
+
+class TokenizeRequest(RequestModel):
+    """Body of POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]

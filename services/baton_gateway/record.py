@@ -1,0 +1,35 @@
+"""What is noted of one HTTP request for its log line and the metrics. Nothing of its content."""
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
+SCOPE_KEY = "baton.record"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Times are of the monotonic clock, in seconds."""
+
+    request_id: str
+    route: str = "unmatched"
+    started: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+    last_token: float | None = None
+    stream: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reasons: list[str] = field(default_factory=list)
+    retries: int = 0
+    status: int = 0
+    error: str | None = None
+
+
+def new_request_id(given: str | None) -> str:
+    """Return the caller's id if it is well formed, else a new one."""
+    if given is not None and WELL_FORMED_ID.fullmatch(given):
+        return given
+    return uuid.uuid4().hex

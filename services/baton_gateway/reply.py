@@ -1,0 +1,223 @@
+"""Runs a generation and sends its answer, streamed or whole."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton_gateway.choice import Choice, Piece
+from baton_gateway.errors import ApiError, internal_error, overloaded, timed_out
+from baton_gateway.generation import ClientGoneError, Generation
+from baton_gateway.metrics import Metrics
+from baton_gateway.record import RequestRecord
+from baton_gateway.shapes import Shape, Usage
+from baton_proto import serving_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+ERROR_WRITE_TIMEOUT_S = 5.0
+CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """How an answer is sent. Times in seconds.
+
+    usage: a last chunk tells the usage. running_usage: every chunk tells it so far.
+    """
+
+    stream: bool
+    usage: bool
+    running_usage: bool
+    keepalive_s: float
+    timeout_s: float
+
+
+class Reply(Response):
+    """The answer to a generation. Nothing is sent before the first tokens, so failures until then have a status."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        choices: Sequence[Choice],
+        shape: Shape,
+        options: ReplyOptions,
+        record: RequestRecord,
+        metrics: Metrics,
+        n: int,
+    ) -> None:
+        """n: choices of each prompt."""
+        super().__init__()
+        self._generation = generation
+        self._choices = choices
+        self._shape = shape
+        self._options = options
+        self._record = record
+        self._metrics = metrics
+        self._n = n
+        self._prompts = [pb.PromptInfo() for _ in range(len(choices) // n)]
+        self._open = len(choices)
+        self._started = False
+        record.stream = options.stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(self._watch_client(receive))
+        try:
+            await self._run(send)
+        finally:
+            watcher.cancel()
+            self._generation.close()
+            self._fill_record()
+
+    async def _run(self, send: Send) -> None:
+        try:
+            self._generation.start()
+            async with asyncio.timeout(self._options.timeout_s):
+                await (self._stream(send) if self._options.stream else self._collect(send))
+            return
+        except TimeoutError:
+            error = timed_out()
+        except ClientGoneError:
+            self._record.status = CLIENT_CLOSED_REQUEST
+            self._record.error = "client gone"
+            return
+        except ApiError as e:
+            error = e
+        except Exception:
+            if not self._started:
+                raise
+            log.exception("stream failed", extra={"request_id": self._record.request_id})
+            error = internal_error()
+        except asyncio.CancelledError:
+            if self._started:
+                await self._send_error(send, overloaded("The server is shutting down."))
+            raise
+        if not self._started:
+            raise error
+        await self._send_error(send, error)
+
+    async def _stream(self, send: Send) -> None:
+        shape, options = self._shape, self._options
+        opened: set[int] = set()
+        while self._open:
+            pieces = await self._read()
+            parts = []
+            for index, piece in pieces.items():
+                usage = self._running_usage()
+                if index not in opened:
+                    opened.add(index)
+                    parts.append(shape.opening(index, self._prompts[index // self._n], usage))
+                parts.append(shape.chunk(index, piece, usage))
+                choice = self._choices[index]
+                if choice.finish_reason is not None:
+                    parts.append(shape.closing(index, choice, usage))
+            if not pieces:
+                parts.append(PING)
+            if not self._open:
+                if options.usage:
+                    parts.append(shape.usage_chunk(msgspec.json.encode(self._usage().as_dict())))
+                parts.append(DONE)
+            await self._send_part(send, b"".join(parts))
+
+    async def _send_part(self, send: Send, data: bytes) -> None:
+        if not data:
+            return
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await send({"type": "http.response.body", "body": data, "more_body": bool(self._open)})
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        """End a stream by an error event; if even that cannot be written, without its end, so that it shows."""
+        self._record.error = error.code or error.type
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ERROR_WRITE_TIMEOUT_S):
+                event = b"data: " + error.body() + b"\n\n"
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+
+    async def _collect(self, send: Send) -> None:
+        collected: list[list[Piece]] = [[] for _ in self._choices]
+        while self._open:
+            for index, piece in (await self._read()).items():
+                collected[index].append(piece)
+        answers = list(zip(self._choices, map(_joined, collected), strict=True))
+        body = self._shape.body(answers, self._prompts, self._usage().as_dict())
+        self._started = True
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _read(self) -> dict[int, Piece]:
+        """Wait for tokens; return what each choice gained, nothing after a time of silence."""
+        pieces: dict[int, Piece] = {}
+        for index, delta in await self._generation.read(self._options.keepalive_s):
+            choice = self._choices[index]
+            if choice.finish_reason is not None:
+                continue
+            if delta.HasField("prompt"):
+                self._prompts[index // self._n] = delta.prompt
+            piece = choice.feed(delta)
+            if index in pieces:
+                pieces[index].extend(piece)
+            else:
+                pieces[index] = piece
+            if choice.finish_reason is not None:
+                self._open -= 1
+                self._generation.stop(index)
+        if pieces:
+            self._note_tokens()
+        return pieces
+
+    def _note_tokens(self) -> None:
+        now, record = time.monotonic(), self._record
+        if record.last_token is None:
+            record.first_token = now
+        else:
+            self._metrics.inter_token.observe(now - record.last_token)
+        record.last_token = now
+
+    def _running_usage(self) -> bytes | None:
+        if not self._options.usage:
+            return None
+        return msgspec.json.encode(self._usage().as_dict()) if self._options.running_usage else b"null"
+
+    def _usage(self) -> Usage:
+        return Usage(
+            self._record.prompt_tokens,
+            sum(choice.tokens for choice in self._choices),
+            sum(prompt.cached_tokens for prompt in self._prompts),
+        )
+
+    def _fill_record(self) -> None:
+        usage = self._usage()
+        self._record.completion_tokens = usage.completion_tokens
+        self._record.cached_tokens = usage.cached_tokens
+        self._record.retries = self._generation.retries
+        self._record.finish_reasons = [choice.finish_reason or "none" for choice in self._choices]
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._generation.fail(ClientGoneError())
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    return Piece(
+        "".join([piece.text for piece in pieces]),
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        [token for piece in pieces for token in piece.logprobs],
+        [offset for piece in pieces for offset in piece.offsets],
+    )

@@ -1,0 +1,95 @@
+"""Settings of the gateway: environment variables `BATON_…`, or flags of `baton gateway`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+CommaSeparated = Annotated[list[str], NoDecode]
+
+
+class GatewaySettings(BaseSettings):
+    """The OpenAI-compatible HTTP front of a set of decode and prefill pods."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="BATON_", use_attribute_docstrings=True, cli_kebab_case=True, cli_avoid_json=True, extra="ignore"
+    )
+
+    model: Path
+    """Hugging Face folder of the model: tokenizer, chat template, config.json and generation_config.json."""
+    served_model_name: str = ""
+    """Name clients use for the model. Empty: the name of the model folder."""
+    decode_addresses: CommaSeparated = Field(default_factory=list)
+    """Decode pods, as host:port separated by commas. At least one."""
+    prefill_addresses: CommaSeparated = Field(default_factory=list)
+    """Prefill pods, as host:port separated by commas. Empty: decode pods prefill for themselves."""
+    host: str = "0.0.0.0"
+    """Address to listen on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port for /metrics alone. 0: /metrics is served on the main port."""
+    api_keys: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
+    """Keys separated by commas; when there are any, every /v1 route asks for one of them."""
+    chat_template: Path | None = None
+    """File with a Jinja chat template, in place of the model's own."""
+    use_generation_config: bool = True
+    """Take sampling defaults (temperature, top_p, …) from the model's generation_config.json."""
+    max_body_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    """Largest request body in bytes."""
+    max_prompts: int = Field(default=256, gt=0)
+    """Most prompts in one completions request."""
+    max_unread_tokens: int = Field(default=16_384, gt=0)
+    """Tokens a client may leave unread before its request is cancelled."""
+    request_timeout_s: float = Field(default=3600, gt=0)
+    """Seconds a request may take in all."""
+    head_timeout_s: float = Field(default=15, gt=0)
+    """Seconds a client may take to send a request's headers."""
+    body_timeout_s: float = Field(default=30, gt=0)
+    """Seconds a client may take to send a request's body."""
+    keepalive_s: float = Field(default=15, gt=0)
+    """Seconds of silence after which a stream gets a comment line, so that no proxy closes it."""
+    worker_timeout_s: float = Field(default=5, gt=0)
+    """Seconds without a report after which a pod counts as lost."""
+    drain_delay_s: float = Field(default=0, ge=0)
+    """Seconds between SIGTERM, when readiness falls, and closing the listening socket."""
+    shutdown_grace_s: int = Field(default=60, ge=0)
+    """Seconds running requests get to finish after that."""
+    tokenizer_threads: int = Field(default=2, gt=0)
+    """Threads that tokenize long prompts."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+
+    @field_validator("decode_addresses", "prefill_addresses", "api_keys", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [item for item in (part.strip() for part in value.split(",")) if item]
+        return value
+
+    @field_validator("decode_addresses", "prefill_addresses")
+    @classmethod
+    def _addresses(cls, value: list[str]) -> list[str]:
+        for address in value:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit():
+                raise ValueError(f"{address!r} is not host:port")
+        return list(dict.fromkeys(value))
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys(cls, value: list[SecretStr]) -> list[SecretStr]:
+        if any(not key.get_secret_value() for key in value):
+            raise ValueError("a key is empty")
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> "GatewaySettings":
+        if not self.model.is_dir():
+            raise ValueError(f"model: {self.model} is not a folder")
+        if not self.decode_addresses:
+            raise ValueError("decode_addresses: at least one decode pod is needed")
+        if not self.served_model_name:
+            self.served_model_name = self.model.resolve().name
+        return self

@@ -1,0 +1,70 @@
+"""What the two generation endpoints have in common in how an answer is written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from baton_gateway.choice import Choice, Piece
+from baton_proto import serving_pb2 as pb
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request. cached_tokens: prompt tokens no pod had to compute."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Shape(Protocol):
+    """Writes an answer as one endpoint's JSON.
+
+    A streamed answer is made of server-sent events. `usage` is the JSON of a chunk's usage, None for no such member.
+    """
+
+    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> bytes:
+        """Return what precedes the first tokens of a choice, perhaps nothing."""
+        ...
+
+    def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
+        """Return the event for some tokens of a choice, nothing when there is nothing to show."""
+        ...
+
+    def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
+        """Return the event that ends a choice."""
+        ...
+
+    def usage_chunk(self, usage: bytes) -> bytes:
+        """Return the event that tells the usage of the whole answer."""
+        ...
+
+    def body(
+        self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
+    ) -> bytes:
+        """Return the whole answer at once."""
+        ...
+
+
+class Envelope:
+    """The members that all chunks of an answer share, written once."""
+
+    def __init__(self, id: str, object: str, created: int, model: str) -> None:
+        fields = {"id": id, "object": object, "created": created, "model": model}
+        self._start = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
+
+    def event(self, choice: bytes, usage: bytes | None, extra: bytes = b"") -> bytes:
+        """Return an event with one choice, or with none for b"". extra: more members, each after a comma."""
+        if usage is None:
+            return b"%b%b]%b}\n\n" % (self._start, choice, extra)
+        return b'%b%b]%b,"usage":%b}\n\n' % (self._start, choice, extra, usage)

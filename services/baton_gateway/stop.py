@@ -1,0 +1,43 @@
+"""Finding stop strings in text that arrives in pieces."""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Passes text on until a stop string is complete, holding back only what could be the start of one.
+
+    The stop string that is complete first wins; of several that end together, the longest.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool) -> None:
+        """include: leave the stop string itself in the text."""
+        self._stops = stops
+        self._include = include
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Take more text; return what may be shown, and the stop string once there is one."""
+        text = self._held + text
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
+            end, start, stop = min(matches)
+            self._held = ""
+            return text[: end if self._include else start], stop
+        shown = len(text) - max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[shown:]
+        return text[:shown], None
+
+    def flush(self) -> str:
+        """Return what is still held back: no more text will come."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    start = max(0, len(text) - len(stop) + 1)
+    while (start := text.find(stop[0], start)) >= 0:
+        if stop.startswith(text[start:]):
+            return len(text) - start
+        start += 1
+    return 0

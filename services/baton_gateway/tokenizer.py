@@ -1,0 +1,59 @@
+"""The model's tokenizer, usable from an event loop."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from baton_gateway.detokenizer import Detokenizer, read_pieces
+
+# Shorter texts take less time to tokenize than a loop can notice, and less than a trip to a thread costs at busy times.
+INLINE_CHARS = 1024
+
+
+class ModelTokenizer:
+    """tokenizer.json of a model folder."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        """threads: how many long texts are tokenized at a time."""
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._pieces = read_pieces(self._tokenizer)
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) <= INLINE_CHARS:
+            return self.encode_now(text, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self.encode_now, text, add_special_tokens)
+
+    def encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The batch call gives up the GIL, the single one does not.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
+        return self._pieces.detokenizer(skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for: perhaps a part of a character."""
+        return self._pieces.bytes_of(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        r"""Name a token for people; one that is part of a character as OpenAI does: `bytes:\xe2\x96`."""
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)

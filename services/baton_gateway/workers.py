@@ -1,0 +1,120 @@
+"""Follows the reports of one worker pod. The Watch stream decides whether the pod is alive."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton_gateway.pods import Pod
+from baton_proto import serving_pb2 as pb
+from baton_proto import serving_pb2_grpc as rpc
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
+
+CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Pods at one address over time, or seen by several gateways in one process, must not share a connection's fate.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class WrongPodError(Exception):
+    """The pod at an address is not what the settings say."""
+
+
+class Watcher:
+    """Keeps a pod's state current."""
+
+    def __init__(
+        self, pod: Pod, role: pb.Role, channel: grpc.aio.Channel, timeout_s: float, changed: Callable[[Pod], None]
+    ) -> None:
+        """timeout_s: how long the pod may be silent. changed: called whenever the pod may have come or gone."""
+        self._pod = pod
+        self._role = role
+        self._stub = rpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        self._timeout_s = timeout_s
+        self._changed = changed
+
+    async def run(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                await self._watch()
+            except grpc.aio.AioRpcError as error:
+                reason = error.code().name
+            except TimeoutError:
+                reason = "silent"
+            except WrongPodError as error:
+                reason = str(error)
+            else:
+                reason = "closed"
+            if self._pod.reporting:
+                retry_s = FIRST_RETRY_S
+                log.warning("pod lost", extra={"pod": self._pod.address, "reason": reason})
+            else:
+                log.debug("pod out of reach", extra={"pod": self._pod.address, "reason": reason})
+            self._pod.reporting = False
+            self._changed(self._pod)
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+    async def _watch(self) -> None:
+        call = self._stub.Watch(pb.WatchRequest())
+        try:
+            while True:
+                report = await self._next_report(call)
+                if report is grpc.aio.EOF:
+                    return
+                self._take(report)
+        finally:
+            call.cancel()
+
+    async def _next_report(self, call: Any) -> Any:
+        """Read one report. Raises TimeoutError when the pod is silent.
+
+        The wait has two halves: after a time in which this process itself stood still the first is over at once, and
+        the reports that are waiting are read in the second.
+        """
+        read = asyncio.ensure_future(call.read())
+        for _ in range(2):
+            done, _ = await asyncio.wait({read}, timeout=self._timeout_s / 2)
+            if done:
+                return read.result()
+        read.cancel()
+        raise TimeoutError
+
+    def _take(self, report: pb.WorkerReport) -> None:
+        pod, load = self._pod, report.load
+        was = pod.live
+        if report.HasField("info"):
+            self._introduce(report.info)
+        if report.HasField("load"):
+            pod.draining = load.draining
+            pod.report(load.queued_prefill_tokens if self._role == pb.ROLE_PREFILL else load.running + load.waiting)
+        if report.HasField("info") or pod.live != was:
+            self._changed(pod)
+
+    def _introduce(self, info: pb.WorkerInfo) -> None:
+        if info.role != self._role:
+            log.error("pod has the wrong role", extra={"pod": self._pod.address, "role": pb.Role.Name(info.role)})
+            raise WrongPodError("wrong role")
+        pod = self._pod
+        pod.revision = info.revision
+        pod.max_model_len = info.max_model_len
+        pod.vocab_size = info.vocab_size
+        pod.reporting = True
+        log.info(
+            "pod found",
+            extra={"pod": pod.address, "role": pb.Role.Name(info.role), "revision": info.revision, "epoch": info.epoch},
+        )

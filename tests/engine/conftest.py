@@ -1,0 +1,31 @@
+"""Fixtures of the engine's tests."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import MakeModel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def llama(tiny_model: MakeModel) -> Path:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="session")
+def windowed(tiny_model: MakeModel) -> Path:
+    """A model with full and sliding-window layers in turn, and norms on queries and keys."""
+    return tiny_model(
+        "qwen3",
+        head_dim=32,
+        num_hidden_layers=2,
+        use_sliding_window=True,
+        sliding_window=13,
+        layer_types=["full_attention", "sliding_attention"],
+    )

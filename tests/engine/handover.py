@@ -1,0 +1,97 @@
+"""Two engines in one process, KV carried between them by hand."""
+
+import random
+
+import msgspec
+import torch
+
+from baton_engine.delta import Reservation
+from baton_engine.engine import Engine, Export
+from baton_engine.sequence import Request
+
+from .harness import Transcript
+
+_MOST_STEPS = 2_000
+
+
+class Piece(msgspec.Struct):
+    """Blocks on their way: indices into the prompt's block table, and what is in them."""
+
+    id: int
+    first_block: int
+    values: torch.Tensor
+
+
+class Pair:
+    """A prefill engine, a decode engine, and what travels between them in random order and random pieces."""
+
+    def __init__(self, prefill: Engine, decode: Engine, seed: int = 0) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.transcript = Transcript()
+        self.reservations: dict[int, Reservation] = {}
+        self.pieces: list[Piece] = []
+        self.first_tokens: dict[int, list[int]] = {}
+        self._requests: dict[int, Request] = {}
+        self._random = random.Random(seed)
+
+    def add(self, request: Request) -> None:
+        self._requests[request.id] = request
+        self.decode.add(msgspec.structs.replace(request, imports_kv=True))
+
+    def run(self) -> Transcript:
+        """Do everything in random order until nothing is left. Returns what the client sees."""
+        for _ in range(_MOST_STEPS):
+            if not (self.decode.has_work or self.prefill.has_work or self.pieces or self.first_tokens):
+                return self.transcript
+            self._random.choice([self.step_decode, self.step_prefill, self.deliver, self.deliver])()
+        raise AssertionError(f"still at work after {_MOST_STEPS} moves")
+
+    def step_decode(self) -> None:
+        """Step the decode engine, and order from the other what it has reserved blocks for."""
+        result = self.decode.step()
+        self.transcript.take(result.deltas)
+        for reservation in result.reservations:
+            self.reservations[reservation.id] = reservation
+            self.order(reservation)
+
+    def order(self, reservation: Reservation) -> None:
+        request = self._requests[reservation.id]
+        self.prefill.add(msgspec.structs.replace(request, exports_from=reservation.first_block))
+
+    def step_prefill(self) -> None:
+        """Step the prefill engine, cut what it exports into pieces, and show the client the first tokens."""
+        result = self.prefill.step()
+        for export in result.exports:
+            self._cut(export)
+        self.transcript.take(result.deltas)
+        for delta in result.deltas:
+            self.first_tokens.setdefault(delta.id, []).append(delta.tokens[0])
+
+    def deliver(self) -> None:
+        """Hand one piece, or one request's first tokens, to the decode engine."""
+        everything = len(self.pieces) + len(self.first_tokens)
+        if everything and self._random.randrange(everything) < len(self.pieces):
+            self.deliver_piece()
+        elif self.first_tokens:
+            id = self._random.choice(list(self.first_tokens))
+            self.decode.import_tokens(id, self.first_tokens.pop(id))
+
+    def deliver_piece(self) -> bool | None:
+        piece = self.pieces.pop(self._random.randrange(len(self.pieces)))
+        generation = self.reservations[piece.id].generation
+        complete = self.decode.import_blocks(piece.id, generation, piece.first_block, piece.values)
+        if complete:
+            self.prefill.release_export(piece.id)
+        return complete
+
+    def _cut(self, export: Export) -> None:
+        at = 0
+        while at < len(export.blocks):
+            blocks = export.blocks[at : at + self._random.randint(1, 3)]
+            shape = list(self.prefill.runner.cache.data.shape)
+            shape[2] = len(blocks)
+            values = torch.empty(shape)
+            self.prefill.runner.cache.gather(blocks, values)
+            self.pieces.append(Piece(export.id, export.first_block + at, values))
+            at += len(blocks)

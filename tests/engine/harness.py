@@ -1,0 +1,81 @@
+"""An engine in this process, driven step by step."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+from baton_engine.config import EngineConfig
+from baton_engine.delta import Delta
+from baton_engine.engine import Engine
+from baton_engine.sampling import SamplingParams
+from baton_engine.sequence import FinishReason, Request
+from tests.models import VOCAB_SIZE
+
+_MOST_STEPS = 5_000
+
+
+def make_engine(folder: Path, **settings: Any) -> Engine:
+    """Return an engine on one CPU thread, with 256 blocks unless told otherwise."""
+    defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_threads": 1, "num_blocks": 256}
+    return Engine(EngineConfig(model=str(folder), **{**defaults, **settings}))
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed * 10_007 + length).choices(range(VOCAB_SIZE), k=length)
+
+
+def make_request(id: int, prompt: list[int], max_tokens: int = 16, **fields: Any) -> Request:
+    """Return a request; fields that Request does not have go into its sampling."""
+    own = {name: fields.pop(name) for name in Request.__struct_fields__ if name in fields}
+    return Request(id=id, prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens, **fields), **own)
+
+
+class Transcript:
+    """What an engine has said: tokens by (request, choice), and why they ended."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.reasons: dict[tuple[int, int], FinishReason] = {}
+        self.deltas: list[Delta] = []
+
+    def take(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            key = delta.id, delta.choice
+            tokens = self.tokens.setdefault(key, [])
+            assert key not in self.reasons, f"{key} goes on after its end"
+            assert delta.offset == len(tokens), f"{key} has {len(tokens)} tokens and gets one for {delta.offset}"
+            tokens += delta.tokens
+            self.deltas.append(delta)
+            if delta.finish_reason:
+                self.reasons[key] = delta.finish_reason
+
+    def first(self, id: int) -> Delta:
+        """Return the first delta of choice 0 of a request."""
+        return next(delta for delta in self.deltas if (delta.id, delta.choice) == (id, 0))
+
+
+def finish(engine: Engine, transcript: Transcript) -> None:
+    """Step until nothing is left to do."""
+    for _ in range(_MOST_STEPS):
+        if not engine.has_work:
+            return
+        transcript.take(engine.step().deltas)
+    raise AssertionError(f"the engine still has work after {_MOST_STEPS} steps")
+
+
+def generate(engine: Engine, requests: list[Request]) -> Transcript:
+    """Run requests to their end, all at once."""
+    transcript = Transcript()
+    for request in requests:
+        assert engine.request_error(request) is None
+        engine.add(request)
+    finish(engine, transcript)
+    return transcript
+
+
+def assert_idle(engine: Engine) -> None:
+    """Nothing is held, nothing is scheduled, and every count is right."""
+    assert not engine.has_work
+    assert engine.scheduler.importing == []
+    assert engine.pool.num_held == 0
+    engine.check_integrity()

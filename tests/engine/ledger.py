@@ -1,0 +1,100 @@
+"""An engine whose model is arithmetic and whose KV cache is a ledger: each slot says which tokens led up to it.
+
+A step that reads a slot it should not, or writes one that others rely on, is noticed at once, thousands of steps a
+second.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton_engine.config import EngineConfig
+from baton_engine.engine import Engine
+from baton_engine.runner import Choice
+from baton_engine.sequence import Sequence, Step
+
+VOCAB_SIZE = 50
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "max_position_embeddings": 4096,
+}
+
+
+def fold(tokens: list[int]) -> int:
+    """Return a number for a beginning of a sequence; int64, so that a cache tensor can hold it."""
+    value = 7
+    for token in tokens:
+        value = (value * 1_000_003 + token + 1) % (1 << 61)
+    return value
+
+
+def next_token(tokens: list[int], choice: int) -> int:
+    """Return what the model says after these tokens. Tokens 0 and 1 are left to prompts."""
+    return 2 + (fold(tokens) // 7 + 13 * choice) % (VOCAB_SIZE - 2)
+
+
+def expected_output(prompt: list[int], choice: int, count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, choice))
+    return tokens[len(prompt) :]
+
+
+class LedgerCache:
+    """Slots [1, 1, blocks, block_size, 1, 1] int64 in place of KV."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.data = torch.full((1, 1, num_blocks, block_size, 1, 1), -1)
+
+    def slot(self, sequence: Sequence, position: int) -> torch.Tensor:
+        size = self.data.shape[3]
+        return self.data[0, 0, sequence.blocks[position // size], position % size]
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        sources = [self.data[:, :, source].clone() for source, _ in pairs]
+        for (_, target), values in zip(pairs, sources, strict=True):
+            self.data[:, :, target] = values
+
+    def scatter(self, blocks: list[int], values: torch.Tensor) -> None:
+        self.data[:, :, blocks] = values
+
+
+class LedgerRunner:
+    """Stands in for Runner: writes the ledger, then checks every slot that attention would read."""
+
+    def __init__(self, config: EngineConfig, *_: object) -> None:
+        assert config.num_blocks is not None
+        self.cache = LedgerCache(config.num_blocks, config.block_size)
+        self.max_model_len = config.max_model_len or 4096
+
+    def run(self, step: Step) -> list[list[Choice]]:
+        self.cache.copy(step.copies)
+        for sequence, count in step:
+            for position in range(sequence.computed - count, sequence.computed):
+                self.cache.slot(sequence, position)[:] = fold(sequence.tokens[: position + 1])
+        return [self._choices(sequence) for sequence in step.sequences]
+
+    def _choices(self, sequence: Sequence) -> list[Choice]:
+        for position in range(sequence.computed):
+            found = self.cache.slot(sequence, position).item()
+            assert found == fold(sequence.tokens[: position + 1]), f"position {position} holds another sequence's KV"
+        if sequence.computed < len(sequence.tokens):
+            return []
+        choices = range(sequence.sampling.n) if sequence.output_len == 0 else [sequence.choice]
+        return [Choice(next_token(sequence.tokens, choice), None) for choice in choices]
+
+
+def make_ledger_engine(folder: Path, **settings: Any) -> Engine:
+    """Return an engine over a ledger; folder is where its config.json is put."""
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baton_engine.engine.Runner", LedgerRunner)
+        return Engine(EngineConfig(model=str(folder), **settings))

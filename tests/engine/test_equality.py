@@ -1,0 +1,180 @@
+"""Greedy tokens of the engine are those of transformers in float32, one for one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeModel
+from tests.models import reference_choices, reference_greedy
+
+from .harness import assert_idle, generate, make_engine, make_prompt, make_request
+
+# Together they have each family with each kind of rope, each head size and each number of heads per KV head.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-plain": ("llama", {"num_key_value_heads": 4, "head_dim": 32}),
+    "llama-tied-linear": ("llama", {"head_dim": 64, "rope": "linear", "tie_word_embeddings": True}),
+    "llama-biases-llama3": (
+        "llama",
+        {"num_key_value_heads": 1, "head_dim": 80, "rope": "llama3", "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama-sharded-yarn": (
+        "llama",
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 128,
+            "rope": "yarn",
+            "shard_size": "200KB",
+        },
+    ),
+    "llama-derived-head-size": ("llama", {"num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 128}),
+    "qwen2-tied": ("qwen2", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen2-yarn": ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "rope": "yarn"}),
+    "qwen2-late-windows": (
+        "qwen2",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 80,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen2-sharded-llama3": (
+        "qwen2",
+        {"num_key_value_heads": 1, "head_dim": 128, "rope": "llama3", "shard_size": "150KB"},
+    ),
+    "qwen3-plain": ("qwen3", {"num_key_value_heads": 1, "head_dim": 128}),
+    "qwen3-tied-bias-yarn": (
+        "qwen3",
+        {"head_dim": 80, "rope": "yarn", "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "qwen3-windows-in-turn": (
+        "qwen3",
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 19,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3-linear": ("qwen3", {"num_key_value_heads": 4, "head_dim": 64, "rope": "linear"}),
+    "mistral-window": ("mistral", {"head_dim": 32, "sliding_window": 24}),
+    "mistral-no-window-yarn": (
+        "mistral",
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 80,
+            "rope": "yarn",
+            "sliding_window": None,
+        },
+    ),
+    "mistral-narrow-window-tied-sharded": (
+        "mistral",
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "rope": "llama3",
+            "sliding_window": 5,
+            "tie_word_embeddings": True,
+            "shard_size": "200KB",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_gives_the_tokens_of_transformers(tiny_model: MakeModel, shape: str) -> None:
+    family, overrides = SHAPES[shape]
+    folder = tiny_model(family, **overrides)
+    if "shard_size" in overrides:
+        assert len(list(folder.glob("*.safetensors"))) > 1
+    # Prompts of one token, a block less one, a block, a block and one, and of several chunks.
+    prompts = [make_prompt(length, seed=3) for length in (1, 15, 16, 17, 90)]
+    engine = make_engine(folder, block_size=16, max_num_batched_tokens=40)
+    transcript = generate(engine, [make_request(i, prompt, 64) for i, prompt in enumerate(prompts)])
+    for id, prompt in enumerate(prompts):
+        expected = reference_greedy(folder, prompt, 64)
+        assert len(set(expected)) > 3, "the reference repeats itself: this model tests little"
+        assert transcript.tokens[id, 0] == expected
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+@pytest.mark.parametrize("budget", [1, 2, 5, 16, 17, 33, 1024])
+def test_tokens_do_not_depend_on_block_size_or_budget(windowed: Path, block_size: int, budget: int) -> None:
+    lengths = [1, block_size - 1, block_size, block_size + 1, 2 * budget + 1, 3 * block_size + 2]
+    prompts = [make_prompt(min(length, 70), seed=5) for length in lengths]
+    engine = make_engine(windowed, block_size=block_size, max_num_batched_tokens=budget, max_num_seqs=16)
+    transcript = generate(engine, [make_request(i, prompt, 12 + 3 * i) for i, prompt in enumerate(prompts)])
+    for id, prompt in enumerate(prompts):
+        tokens = transcript.tokens[id, 0]
+        assert len(tokens) == 12 + 3 * id
+        assert tokens == reference_choices(windowed, prompt, tokens)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("budget", [9, 10, 11])
+def test_chunks_of_one_token_beside_others(llama: Path, budget: int) -> None:
+    """The first prompt leaves one token of the budget to the second, whose rest comes in longer chunks."""
+    prompts = [make_prompt(length, seed=7) for length in (budget - 1, 20, 10, 1, 9)]
+    engine = make_engine(llama, block_size=4, max_num_batched_tokens=budget, enable_prefix_caching=False)
+    for id, prompt in enumerate(prompts):
+        engine.add(make_request(id, prompt, 8))
+    counts: list[list[int]] = []
+    schedule = engine.scheduler.schedule
+
+    def observed() -> Any:
+        step = schedule()
+        counts.append(list(step.counts))
+        return step
+
+    engine.scheduler.schedule = observed  # type: ignore[method-assign]
+    transcript = generate(engine, [])
+    for id, prompt in enumerate(prompts):
+        tokens = transcript.tokens[id, 0]
+        assert tokens == reference_choices(llama, prompt, tokens)
+    assert any(step[-1] == 1 and max(step) > 1 for step in counts), "no step ended in a chunk of one token"
+    assert max(map(sum, counts)) <= budget
+
+
+def test_32_requests_of_mixed_lengths_at_once(windowed: Path) -> None:
+    prompts = [make_prompt(1 + 7 * i % 83, seed=i) for i in range(32)]
+    engine = make_engine(windowed, num_blocks=512, max_num_batched_tokens=64)
+    transcript = generate(engine, [make_request(i, prompt, 8 + i) for i, prompt in enumerate(prompts)])
+    for id, prompt in enumerate(prompts):
+        tokens = transcript.tokens[id, 0]
+        assert len(tokens) == 8 + id
+        assert tokens == reference_choices(windowed, prompt, tokens)
+    assert_idle(engine)
+
+
+def test_requests_that_join_later_change_no_tokens(llama: Path) -> None:
+    engine = make_engine(llama, max_num_batched_tokens=24)
+    transcript = generate(engine, [])
+    prompts = [make_prompt(5 + 11 * i, seed=i) for i in range(6)]
+    for id, prompt in enumerate(prompts):
+        engine.add(make_request(id, prompt, 20))
+        for _ in range(3):
+            transcript.take(engine.step().deltas)
+    while engine.has_work:
+        transcript.take(engine.step().deltas)
+    for id, prompt in enumerate(prompts):
+        tokens = transcript.tokens[id, 0]
+        assert len(tokens) == 20
+        assert tokens == reference_choices(llama, prompt, tokens)
+
+
+def test_the_whole_context_can_be_used(llama: Path) -> None:
+    engine = make_engine(llama, max_model_len=96, num_blocks=6)
+    prompt = make_prompt(60)
+    assert engine.request_error(make_request(0, prompt, 37)) is not None
+    tokens = generate(engine, [make_request(0, prompt, 36)]).tokens[0, 0]
+    assert tokens == reference_greedy(llama, prompt, 36)
+    assert_idle(engine)

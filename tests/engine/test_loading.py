@@ -1,0 +1,206 @@
+"""Model folders that are not whole, and what the operator is told."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton_engine.config import ConfigError
+from baton_engine.fingerprint import layout_fingerprint
+from tests.conftest import MakeModel
+
+from .harness import make_engine
+
+
+@pytest.fixture
+def folder(llama: Path, tmp_path: Path) -> Path:
+    """A model of one file, to be damaged."""
+    return Path(shutil.copytree(llama, tmp_path / "model"))
+
+
+@pytest.fixture
+def sharded(tiny_model: MakeModel, tmp_path: Path) -> Path:
+    """A model of several files, to be damaged."""
+    copy = Path(shutil.copytree(tiny_model("llama", shard_size="100KB"), tmp_path / "sharded"))
+    assert len(list(copy.glob("*.safetensors"))) > 2
+    return copy
+
+
+def refusal(folder: Path, **settings: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        make_engine(folder, **settings)
+    return str(error.value)
+
+
+def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Replace tensors of model.safetensors, or with None remove them."""
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+
+def test_whole_folders_load(folder: Path, sharded: Path) -> None:
+    make_engine(folder)
+    make_engine(sharded)
+
+
+def test_loading_tells_of_its_progress(folder: Path) -> None:
+    from baton_engine.config import EngineConfig
+    from baton_engine.engine import Engine
+
+    seen: list[tuple[int, int]] = []
+    config = EngineConfig(model=str(folder), device="cpu", num_threads=1, num_blocks=64)
+    Engine(config, lambda done, total: seen.append((done, total)))
+    total = len(load_file(folder / "model.safetensors"))
+    assert seen == [(done, total) for done in range(1, total + 1)]
+
+
+def test_a_missing_shard_is_named(sharded: Path) -> None:
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    shard.unlink()
+    message = refusal(sharded)
+    assert shard.name in message
+    assert "lacks the shards" in message
+
+
+def test_a_truncated_shard_is_named(sharded: Path) -> None:
+    shard = sorted(sharded.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert f"{shard} is not a whole safetensors file" in refusal(sharded)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"weight_map": 3}'])
+def test_a_broken_index_is_named(sharded: Path, content: str) -> None:
+    (sharded / "model.safetensors.index.json").write_text(content)
+    assert "model.safetensors.index.json is not" in refusal(sharded)
+
+
+def test_a_tensor_that_the_index_promises_and_the_shard_lacks_is_named(sharded: Path) -> None:
+    path = sharded / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    files = index["weight_map"]
+    name = "model.norm.weight"
+    files[name] = next(file for file in files.values() if file != files[name])
+    path.write_text(json.dumps(index))
+    assert name in refusal(sharded)
+
+
+@pytest.mark.parametrize("keep", [-100, 1000, 4, 0])
+def test_a_truncated_file_is_named(folder: Path, keep: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert f"{path} is not a whole safetensors file" in refusal(folder)
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    rewrite(folder, **{"model.layers.1.mlp.up_proj.weight": None})
+    assert "no tensor 'model.layers.1.mlp.up_proj.weight'" in refusal(folder)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> None:
+    rewrite(folder, **{"model.layers.0.self_attn.k_proj.weight": torch.zeros(16, 64)})
+    message = refusal(folder)
+    for words in ("model.layers.0.self_attn.k_proj.weight", "is [16, 64]", "calls for [32, 64]"):
+        assert words in message
+
+
+def test_unused_tensors_are_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rewrite(folder, **{"model.layers.0.extra": torch.zeros(1)})
+    with caplog.at_level(logging.WARNING):
+        make_engine(folder)
+    assert "does not use 1 tensors" in caplog.text
+    assert "model.layers.0.extra" in caplog.text
+
+
+def test_pickled_weights_are_not_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = refusal(folder)
+    assert "neither model.safetensors nor model.safetensors.index.json" in message
+    assert "pickle files are not read" in message
+
+
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    message = refusal(folder)
+    assert "neither model.safetensors" in message
+    assert "pickle" not in message
+
+
+def test_a_folder_that_does_not_exist_is_no_model(tmp_path: Path) -> None:
+    assert "is not a model folder" in refusal(tmp_path / "nowhere")
+
+
+def edit_tokenizer(folder: Path, edit: Any) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def test_a_tokenizer_beyond_the_vocabulary_is_refused(folder: Path) -> None:
+    edit_tokenizer(folder, lambda content: content["model"]["vocab"].update({"outside": 512}))
+    message = refusal(folder)
+    assert "token ids up to 512" in message
+    assert "vocabulary of 512" in message
+
+
+def test_an_added_token_beyond_the_vocabulary_is_refused(folder: Path) -> None:
+    edit_tokenizer(folder, lambda content: content["added_tokens"].append({**content["added_tokens"][0], "id": 600}))
+    assert "token ids up to 600" in refusal(folder)
+
+
+def test_a_tokenizer_file_that_is_none_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json is not a tokenizer" in refusal(folder)
+
+
+def test_a_folder_without_a_tokenizer_can_be_served(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    make_engine(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dtype": "int8"}, ["--dtype 'int8'", "bfloat16"]),
+        ({"device": "abacus"}, ["--device 'abacus'", "cpu"]),
+        ({"attention_backend": "magic"}, ["attention backend 'magic'", "torch_sdpa"]),
+        ({"max_model_len": 513}, ["--max-model-len 513", "512"]),
+        ({"num_blocks": 31}, ["31 blocks of 16 tokens", "--num-blocks to 32", "--max-model-len"]),
+        ({"block_size": 0}, ["--block-size"]),
+        ({"max_num_seqs": 0}, ["--max-num-seqs"]),
+        ({"max_num_batched_tokens": 0}, ["--max-num-batched-tokens"]),
+    ],
+)
+def test_settings_that_cannot_be_served_are_named(llama: Path, settings: dict[str, Any], words: list[str]) -> None:
+    message = refusal(llama, **settings)
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_a_gpu_that_is_not_there_is_said(llama: Path) -> None:
+    assert "no CUDA device" in refusal(llama, device="cuda")
+
+
+def test_an_unknown_activation_is_named(tiny_model: MakeModel, folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "swoosh"}))
+    message = refusal(folder)
+    assert "'swoosh' is unknown" in message
+    assert "silu" in message
+
+
+def test_fingerprints_are_equal_for_equal_weights_alone(folder: Path, llama: Path) -> None:
+    engine = make_engine(folder)
+    digest = layout_fingerprint(engine.layout(), folder)
+    assert digest == layout_fingerprint(make_engine(llama).layout(), llama)
+    assert digest != layout_fingerprint(make_engine(folder, block_size=32).layout(), folder)
+    weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(folder, **{"model.embed_tokens.weight": weights + 1})
+    assert digest != layout_fingerprint(engine.layout(), folder)

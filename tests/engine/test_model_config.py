@@ -1,0 +1,238 @@
+"""config.json as the engine reads it, against transformers' own configuration classes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from baton_engine.config import ConfigError
+from baton_engine.model_config import load_model_config, parse_model_config
+from baton_engine.models.rotary import inverse_frequencies
+from tests.models import FAMILIES
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def raw(family: str = "llama", **fields: Any) -> dict[str, Any]:
+    return {**LLAMA, "architectures": [f"{FAMILIES[family]}ForCausalLM"], **fields}
+
+
+def reference(family: str, **fields: Any) -> Any:
+    """Return transformers' configuration of the same config.json."""
+    own = {name: value for name, value in raw(family, **fields).items() if name != "architectures"}
+    return getattr(transformers, f"{FAMILIES[family]}Config")(**own)
+
+
+ROPE_FIELDS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "llama3 as in Llama 3.2": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+    "yarn as in Qwen": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn with betas": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+    },
+    "yarn untruncated": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "yarn with its own attention factor": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 0.8,
+    },
+    "yarn with mscale": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
+    },
+    "yarn of no width": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 900.0,
+        "beta_slow": 800.0,
+    },
+}
+
+
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("head_dim", [32, 80, 128])
+@pytest.mark.parametrize("name", ROPE_FIELDS)
+def test_inverse_frequencies_are_those_of_transformers_to_the_bit(name: str, head_dim: int, theta: float) -> None:
+    parameters = {**ROPE_FIELDS[name], "rope_theta": theta}
+    fields = {"head_dim": head_dim, "rope_parameters": parameters}
+    config = reference("llama", **fields)
+    if name == "default":
+        embedding = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding
+        expected, factor = embedding.compute_default_rope_parameters(config)
+    else:
+        expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+    ours = parse_model_config(raw(**fields))
+    assert torch.equal(inverse_frequencies(ours.rope, ours.head_dim), expected)
+    assert ours.rope.attention_factor == factor
+
+
+@pytest.mark.parametrize("name", ROPE_FIELDS)
+def test_the_older_form_of_rope_is_the_same_rope(name: str) -> None:
+    parameters = ROPE_FIELDS[name]
+    new = parse_model_config(raw(rope_parameters={**parameters, "rope_theta": 70000.0}))
+    old = parse_model_config(raw(rope_theta=70000.0, rope_scaling=parameters))
+    oldest_scaling = {"type" if key == "rope_type" else key: value for key, value in parameters.items()}
+    oldest = parse_model_config(raw(rope_theta=70000.0, rope_scaling=oldest_scaling))
+    assert new.rope == old.rope == oldest.rope
+    assert new.rope.theta == 70000.0
+
+
+def test_no_rope_fields_are_the_plain_rope() -> None:
+    assert parse_model_config(raw()).rope == parse_model_config(raw(rope_scaling=None, rope_theta=10000)).rope
+    assert parse_model_config(raw()).rope.type == "default"
+
+
+WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "qwen2 off": ("qwen2", {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 2}),
+    "qwen2 from a layer on": ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}),
+    "qwen2 by default": ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+    "qwen2 beyond its layers": ("qwen2", {"use_sliding_window": True, "sliding_window": 32}),
+    "qwen2 types": (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "qwen3 off": ("qwen3", {"sliding_window": 32}),
+    "qwen3 from a layer on": ("qwen3", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 3}),
+    "qwen3 types": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "layer_types": ["full_attention", "full_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_by_layer(name: str) -> None:
+    family, fields = WINDOWS[name]
+    config = reference(family, **fields)
+    types = getattr(config, "layer_types", None) or ["full_attention"] * 4
+    expected = tuple(config.sliding_window if kind == "sliding_attention" else None for kind in types)
+    assert parse_model_config(raw(family, **fields)).sliding_windows == expected
+
+
+@pytest.mark.parametrize("fields", [{}, {"sliding_window": 24}, {"sliding_window": None}])
+def test_mistral_has_its_window_in_every_layer(fields: dict[str, Any]) -> None:
+    expected = (reference("mistral", **fields).sliding_window,) * 4
+    assert parse_model_config(raw("mistral", **fields)).sliding_windows == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fields_that_are_not_there_have_the_defaults_of_transformers(family: str) -> None:
+    given = {
+        name: value
+        for name, value in raw(family).items()
+        if name not in ("num_key_value_heads", "max_position_embeddings")
+    }
+    given["num_attention_heads"] = 32
+    expected = getattr(transformers, f"{FAMILIES[family]}Config")(
+        **{name: value for name, value in given.items() if name != "architectures"}
+    )
+    ours = parse_model_config(given)
+    assert ours.num_kv_heads == expected.num_key_value_heads
+    assert ours.max_position_embeddings == expected.max_position_embeddings
+    assert ours.rms_norm_eps == expected.rms_norm_eps
+    assert ours.hidden_act == expected.hidden_act
+    assert ours.tie_word_embeddings == expected.tie_word_embeddings
+    assert ours.rope.theta == expected.rope_parameters["rope_theta"]
+    assert ours.head_dim == (getattr(expected, "head_dim", None) or 64 // 32)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, ()), (2, (2,)), ([2, 5], (2, 5)), (0, (0,))], ids=["none", "one", "two", "zero"]
+)
+def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
+    assert parse_model_config(raw(eos_token_id=given)).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["unknown architecture GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ({"architectures": None}, ["unknown architecture"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope type 'longrope' is unknown", "yarn"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope type 'dynamic' is unknown"]),
+        ({"rope_scaling": {"type": "linear"}}, ["'linear' needs a factor"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"num_key_value_heads": 3}, ["4 attention heads", "3 key-value heads"]),
+        ({"head_dim": 33}, ["head_dim", "33", "even"]),
+        ({"quantization_config": {"quant_method": "fp8"}}, ["quantized", "fp8"]),
+    ],
+)
+def test_what_cannot_be_served_is_said(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_model_config(raw(**fields))
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "field", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+)
+def test_a_missing_field_is_named(field: str) -> None:
+    given = raw()
+    del given[field]
+    with pytest.raises(ConfigError, match=f"config.json has no '{field}'"):
+        parse_model_config(given)
+
+
+def test_a_folder_without_a_config_is_not_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not a model folder: it has no config\.json"):
+        load_model_config(tmp_path)
+    with pytest.raises(ConfigError, match="not a model folder"):
+        load_model_config(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]"])
+def test_a_config_that_is_not_an_object_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json is not"):
+        load_model_config(tmp_path)

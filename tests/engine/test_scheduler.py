@@ -1,0 +1,266 @@
+"""Scheduler, block pool and engine core together, over random requests, aborts and hand-overs."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from baton_engine.block_pool import BlockPool
+from baton_engine.delta import Reservation
+from baton_engine.scheduler import Scheduler
+from baton_engine.sequence import Sequence, State, Step
+
+from .harness import Transcript, assert_idle, finish, make_request
+from .ledger import expected_output, fold, make_ledger_engine
+
+BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQS, CONTEXT = 4, 14, 11, 5, 48
+
+# Few tokens and few lengths, so that many prompts begin alike.
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """What every step must keep to, whatever came before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.engine = make_ledger_engine(
+            Path(self.folder.name),
+            block_size=BLOCK_SIZE,
+            num_blocks=NUM_BLOCKS,
+            max_num_batched_tokens=BUDGET,
+            max_num_seqs=MAX_SEQS,
+            max_model_len=CONTEXT,
+        )
+        self.prompts: dict[int, list[int]] = {}
+        self.reservations: dict[int, Reservation] = {}
+        self.exported: dict[int, dict[int, int]] = {}
+        self.transcript = Transcript()
+
+    def teardown(self) -> None:
+        """With nothing more coming, everything ends, and nothing is left."""
+        for id in list(self.reservations):
+            self.engine.cancel_import(id)
+        for _ in range(500):
+            for id in [sequence.request.id for sequence in self.engine.scheduler.importing]:
+                self.engine.cancel_import(id)
+            for id in list(self.exported):
+                self.engine.release_export(id)
+            if not self.engine.has_work and not self.exported:
+                break
+            self.step()
+        assert_idle(self.engine)
+        for (id, choice), tokens in self.transcript.tokens.items():
+            assert tokens == expected_output(self.prompts[id], choice, len(tokens))
+        self.folder.cleanup()
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 18),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        priority=st.integers(-1, 1),
+        kind=st.sampled_from(["plain", "plain", "plain", "import", "export"]),
+    )
+    def add(self, prompt: list[int], max_tokens: int, n: int, priority: int, kind: str) -> None:
+        id = len(self.prompts)
+        self.prompts[id] = prompt
+        exports_from = 0 if kind == "export" else None
+        request = make_request(
+            id, prompt, max_tokens, n=n, priority=priority, imports_kv=kind == "import", exports_from=exports_from
+        )
+        assert self.engine.request_error(request) is None
+        self.engine.add(request)
+        if kind == "export":
+            self.exported[id] = {}
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        id = data.draw(st.integers(0, len(self.prompts) - 1))
+        self.engine.abort(id)
+        self.exported.pop(id, None)
+        self.reservations.pop(id, None)
+
+    @precondition(lambda self: self.reservations)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        id = data.draw(st.sampled_from(list(self.reservations)))
+        self.engine.cancel_import(id)
+        del self.reservations[id]
+
+    @precondition(lambda self: self.reservations)
+    @rule(data=st.data(), part=st.sampled_from(["last block", "first tokens", "all"]))
+    def deliver(self, data: st.DataObject, part: str) -> None:
+        """KV, first tokens or both arrive for a request with reserved blocks."""
+        id = data.draw(st.sampled_from(list(self.reservations)))
+        reservation, prompt = self.reservations[id], self.prompts[id]
+        last = reservation.first_block + reservation.num_blocks
+        first = {"last block": last - 1, "first tokens": last, "all": reservation.first_block}[part]
+        for index in range(first, last):
+            values = self.engine.runner.cache.data[:, :, :1].clone()
+            for offset in range(BLOCK_SIZE):
+                values[0, 0, 0, offset] = fold(prompt[: index * BLOCK_SIZE + offset + 1])
+            self.engine.import_blocks(id, reservation.generation, index, values)
+        if part != "last block" and id in self.engine._imports:
+            self.start(id)
+        if id not in self.engine._imports:
+            del self.reservations[id]
+
+    def start(self, id: int) -> None:
+        """The other engine has sampled the first tokens, and the client has them."""
+        [sequence] = self.engine._sequences[id]
+        firsts = [expected_output(self.prompts[id], choice, 1) for choice in range(sequence.sampling.n)]
+        for choice, tokens in enumerate(firsts):
+            self.transcript.tokens.setdefault((id, choice), list(tokens))
+        self.engine.import_tokens(id, [token for [token] in firsts])
+
+    @rule()
+    def step(self) -> None:
+        running = list(self.engine.scheduler.running)
+        decodes = [s for s in running if len(s.tokens) - s.computed == 1]
+        preemptions = self.engine.scheduler.num_preemptions
+        steps: list[Step] = []
+        schedule = self.engine.scheduler.schedule
+
+        def observed() -> Step:
+            step = schedule()
+            steps.append(step)
+            self.check_step(step, decodes)
+            preempted = [s for s in running if s.state is State.WAITING]
+            assert len(preempted) <= self.engine.scheduler.num_preemptions - preemptions
+            for victim in preempted:
+                for other in running:
+                    urgent = other.state is State.RUNNING and other.request.exports_from is None
+                    assert not urgent or other.order < victim.order, "a more urgent sequence was preempted"
+            return step
+
+        self.engine.scheduler.schedule = observed  # type: ignore[method-assign]
+        result = self.engine.step()
+        self.engine.scheduler.schedule = schedule  # type: ignore[method-assign]
+        if not running and self.engine.scheduler.waiting:
+            assert steps[0].sequences or self.engine.pool.num_held or result.reservations, "nothing runs, all wait"
+        for reservation in result.reservations:
+            self.reservations[reservation.id] = reservation
+        for export in result.exports:
+            self.check_export(export.id, export.first_block, export.blocks)
+        self.transcript.take(result.deltas)
+
+    def check_step(self, step: Step, decodes: list[Sequence]) -> None:
+        assert step.num_tokens <= BUDGET
+        assert all(count >= 1 for count in step.counts)
+        assert len({id(sequence) for sequence in step.sequences}) == len(step.sequences)
+        scheduled = {id(sequence) for sequence in step.sequences}
+        left_out = [s for s in decodes if s.state is State.RUNNING and id(s) not in scheduled]
+        # Only a budget spent on more urgent decodes may leave one out.
+        assert not left_out or step.counts == [1] * BUDGET
+        width = sum(s.sampling.n if s.output_len == 0 else 1 for s in self.engine.scheduler.running)
+        assert width <= MAX_SEQS
+        written: set[int] = set()
+        for sequence, count in step:
+            assert sequence.computed <= len(sequence.tokens)
+            assert len(sequence.blocks) * BLOCK_SIZE >= sequence.computed
+            blocks = {
+                sequence.blocks[position // BLOCK_SIZE]
+                for position in range(sequence.computed - count, sequence.computed)
+            }
+            assert not any(self.engine.pool.is_shared(block) for block in blocks), "a shared block is written"
+            assert not blocks & self.engine.pool._hash_of.keys(), "a block known to the prefix cache is written"
+            assert not blocks & written, "two sequences write one block"
+            written |= blocks
+
+    def check_export(self, id: int, first_block: int, blocks: list[int]) -> None:
+        seen, prompt = self.exported[id], self.prompts[id]
+        assert first_block == len(seen), "exports leave a gap or come twice"
+        for index, block in enumerate(blocks, first_block):
+            seen[index] = block
+            known = prompt[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+            values = self.engine.runner.cache.data[0, 0, block, : len(known), 0, 0].tolist()
+            assert values == [fold(prompt[: index * BLOCK_SIZE + offset + 1]) for offset in range(len(known))]
+
+    @invariant()
+    def exported_blocks_stay(self) -> None:
+        for id, blocks in self.exported.items():
+            if blocks:
+                [sequence] = self.engine._sequences[id]
+                assert sequence.blocks[: len(blocks)] == [blocks[index] for index in range(len(blocks))]
+
+    @invariant()
+    def counts_agree(self) -> None:
+        self.engine.check_integrity()
+        load = self.engine.load()
+        assert load.blocks_held + self.engine.pool.num_available == NUM_BLOCKS
+        assert load.running == len(self.engine.scheduler.running)
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return Scheduler(BlockPool(64), block_size=4, max_num_batched_tokens=8, max_num_seqs=4)
+
+
+def add(scheduler: Scheduler, arrival: int, length: int, n: int = 1, priority: int = 0) -> Sequence:
+    request = make_request(arrival, [arrival] * length, 8, n=n, priority=priority)
+    sequence = Sequence(request, arrival, b"root", 4)
+    scheduler.add(sequence)
+    return sequence
+
+
+def test_decodes_come_before_chunks_and_chunks_before_newcomers(scheduler: Scheduler) -> None:
+    decoding, prefilling = add(scheduler, 0, 3), add(scheduler, 1, 30)
+    step = scheduler.schedule()
+    assert list(step) == [(decoding, 3), (prefilling, 5)]
+    decoding.tokens.append(9)
+    newcomer = add(scheduler, 2, 5, priority=-1)
+    assert list(scheduler.schedule()) == [(decoding, 1), (prefilling, 7)]
+    assert newcomer.state is State.WAITING
+
+
+def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Scheduler) -> None:
+    sequence = add(scheduler, 0, 19)
+    assert [scheduler.schedule().counts for _ in range(3)] == [[8], [8], [3]]
+    assert sequence.computed == 19
+
+
+def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> None:
+    add(scheduler, 0, 1, n=3)
+    late = add(scheduler, 1, 1, n=2)
+    later = add(scheduler, 2, 1)
+    assert scheduler.schedule().counts == [1]
+    # The smaller one behind must not overtake: it would do so for ever.
+    assert (late.state, later.state) == (State.WAITING, State.WAITING)
+
+
+def test_a_known_prefix_is_held_and_not_computed(scheduler: Scheduler) -> None:
+    first = add(scheduler, 0, 8)
+    scheduler.schedule()
+    for block, digest in zip(first.blocks, first.hashes(2), strict=True):
+        scheduler.pool.remember(block, digest)
+    request = make_request(1, [0] * 8, 8)
+    second = Sequence(request, 1, b"root", 4)
+    scheduler.add(second)
+    scheduler.schedule()
+    assert second.blocks[0] == first.blocks[0]
+    assert second.blocks[1] != first.blocks[1]
+    assert (scheduler.prefix_hits, scheduler.prefix_queries) == (4, 16)
+
+
+def test_many_requests_all_end(tmp_path: Path) -> None:
+    engine = make_ledger_engine(
+        tmp_path, block_size=4, num_blocks=40, max_num_batched_tokens=16, max_num_seqs=8, max_model_len=80
+    )
+    for id in range(60):
+        engine.add(make_request(id, [id % 2] * (1 + id % 37), 1 + id % 29, n=1 + id % 3, priority=id % 4))
+    transcript = Transcript()
+    finish(engine, transcript)
+    assert len(transcript.reasons) == sum(1 + id % 3 for id in range(60))
+    assert engine.load().preemptions > 0
+    for (id, choice), tokens in transcript.tokens.items():
+        assert tokens == expected_output([id % 2] * (1 + id % 37), choice, 1 + id % 29)
+    assert_idle(engine)

@@ -1,0 +1,229 @@
+"""Bad input gets a 4xx that names the parameter; never a 5xx, never a hang."""
+
+import json
+from typing import Any
+
+import pytest
+
+from .harness import Stack, error_of
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def case(param: str | None, fields: dict[str, Any]) -> Any:
+    return pytest.param(param, fields, id=f"{next(iter(fields))}={json.dumps(next(iter(fields.values())))[:30]}")
+
+
+BOTH = [
+    case("n", {"n": 0}),
+    case("n", {"n": 129}),
+    case("n", {"n": "two"}),
+    case("n", {"n": True}),
+    case("best_of", {"best_of": 3}),
+    case("temperature", {"temperature": -0.1}),
+    case("temperature", {"temperature": 2.1}),
+    case("temperature", {"temperature": "hot"}),
+    case("top_p", {"top_p": 1.01}),
+    case("top_k", {"top_k": -2}),
+    case("top_k", {"top_k": 1.5}),
+    case("min_p", {"min_p": 2}),
+    case("presence_penalty", {"presence_penalty": 3}),
+    case("frequency_penalty", {"frequency_penalty": -3}),
+    case("repetition_penalty", {"repetition_penalty": 0}),
+    case("seed", {"seed": 2**63}),
+    case("max_tokens", {"max_tokens": -1}),
+    case("max_tokens", {"max_tokens": "many"}),
+    case("min_tokens", {"min_tokens": 20, "max_tokens": 10}),
+    case("stop", {"stop": 5}),
+    case("stop", {"stop": ["x"] * 17}),
+    case("stop", {"stop": [""]}),
+    case("stop[1]", {"stop": ["a", 3]}),
+    case("stop_token_ids[0]", {"stop_token_ids": [-1]}),
+    case("stop_token_ids", {"stop_token_ids": [600]}),
+    case("logit_bias", {"logit_bias": {"a": 1}}),
+    case("logit_bias", {"logit_bias": {"1.5": 1}}),
+    case("logit_bias", {"logit_bias": {"600": 1}}),
+    case("logit_bias", {"logit_bias": [1]}),
+    case("allowed_token_ids", {"allowed_token_ids": []}),
+    case("allowed_token_ids", {"allowed_token_ids": [10**6]}),
+    case("bad_words[0]", {"bad_words": [""]}),
+    case("prompt_logprobs", {"prompt_logprobs": -1}),
+    case("prompt_logprobs", {"prompt_logprobs": 21}),
+    case("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+    case("stream", {"stream": "yes"}),
+    case("stream_options", {"stream_options": {"include_usage": True}}),
+    case("stream_options.include_usage", {"stream_options": {"include_usage": 1}, "stream": True}),
+    case("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    case("truncate_prompt_tokens", {"truncate_prompt_tokens": 100000}),
+    case("response_format", {"response_format": {"type": "json_object"}}),
+    case("response_format", {"response_format": {"type": "json_schema"}}),
+    case("response_format.type", {"response_format": {"type": "poem"}}),
+    case("structured_outputs", {"structured_outputs": {"choice": ["a"]}}),
+    case("priority", {"priority": 2**40}),
+    case("model", {"model": None}),
+    case("model", {"model": 7}),
+]
+CHAT = [
+    case("messages", {"messages": []}),
+    case("messages", {"messages": "hi"}),
+    case("messages[0]", {"messages": ["hi"]}),
+    case("messages[0].role", {"messages": [{"content": "hi"}]}),
+    case("messages[1].role", {"messages": [*USER, {"role": "robot", "content": "hi"}]}),
+    case("messages[0]", {"messages": [{"role": "user"}]}),
+    case("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
+    case("messages[0].content", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+    case("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
+    case("top_logprobs", {"top_logprobs": 1}),
+    case("logprobs", {"logprobs": 3}),
+    case("max_tokens", {"max_tokens": 0}),
+    case("max_completion_tokens", {"max_completion_tokens": 0}),
+    case("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    case("tool_choice", {"tool_choice": "required"}),
+    case("functions", {"functions": []}),
+    case("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
+    case("chat_template_kwargs", {"chat_template_kwargs": {"messages": []}}),
+    case("chat_template_kwargs", {"chat_template_kwargs": 3}),
+]
+COMPLETIONS = [
+    case("prompt", {"prompt": None}),
+    case("prompt", {"prompt": []}),
+    case("prompt", {"prompt": [[]]}),
+    case("prompt", {"prompt": 5}),
+    case("prompt", {"prompt": {"text": "x"}}),
+    case("prompt", {"prompt": ["a", 1]}),
+    case("prompt", {"prompt": [1, 600]}),
+    case("prompt", {"prompt": [1, -1]}),
+    case("prompt", {"prompt": [1, True]}),
+    case("prompt", {"prompt": "", "add_special_tokens": False}),
+    case("prompt", {"prompt": ["x"] * 257}),
+    case("logprobs", {"logprobs": 21}),
+    case("logprobs", {"logprobs": True}),
+    case("suffix", {"suffix": "the end"}),
+    case("max_tokens", {"max_tokens": 2**40}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), BOTH + CHAT)
+async def test_chat(stack: Stack, param: str, fields: dict[str, Any]):
+    response = await stack.chat(**fields)
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert error["type"] == "invalid_request_error"
+    assert not stack.pod.jobs
+
+
+@pytest.mark.parametrize(("param", "fields"), BOTH + COMPLETIONS)
+async def test_completions(stack: Stack, param: str, fields: dict[str, Any]):
+    response = await stack.http.post("/v1/completions", json={"model": "tiny", "prompt": "hi", **fields})
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert error["type"] == "invalid_request_error"
+    assert not stack.pod.jobs
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+async def test_numbers_that_are_none(stack: Stack, number: str):
+    response = await stack.http.post(
+        "/v1/completions", content=f'{{"model": "tiny", "prompt": "x", "repetition_penalty": {number}}}'
+    )
+    assert (response.status_code, error_of(response)["param"]) == (400, "repetition_penalty")
+
+
+@pytest.mark.parametrize("missing", ["model", "prompt"])
+async def test_missing_fields(stack: Stack, missing: str):
+    body = {"model": "tiny", "prompt": "hi"}
+    del body[missing]
+    error = error_of(await stack.http.post("/v1/completions", json=body))
+    assert (error["param"], error["code"]) == (missing, "missing_required_parameter")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"[]",
+        b'[{"model": "tiny"}]',
+        b'"text"',
+        b"null",
+        b"12",
+        b'{"model": "tiny", "prompt": "\xff\xfe"}',
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"model": "tiny", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+        b'{"model": "tiny", "prompt": NaN, "tokens": NaN}',
+        b"\x00" * 100,
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+async def test_bodies_that_are_no_request(stack: Stack, path: str, body: bytes):
+    response = await stack.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+async def test_content_type_does_not_matter(stack: Stack):
+    body = json.dumps({"model": "tiny", "prompt": "hello"}).encode()
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/json; charset=utf-8"}):
+        assert (await stack.http.post("/v1/completions", content=body, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_unknown_model(stack: Stack, path: str):
+    body = {"model": "other", "prompt": "x", "messages": USER}
+    response = await stack.http.post(path, json=body)
+    error = error_of(response)
+    assert response.status_code == 404
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "model_not_found", "model")
+    missing = await stack.http.get("/v1/models/some/other")
+    assert (missing.status_code, error_of(missing)["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("POST", "/v1/nowhere", 404),
+        ("GET", "/v1/models/", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("PUT", "/v1/completions", 405),
+    ],
+)
+async def test_framework_errors_have_the_same_form(stack: Stack, method: str, path: str, status: int):
+    response = await stack.http.request(method, path)
+    assert response.status_code == status
+    assert error_of(response)["type"] == "invalid_request_error"
+    assert response.headers["x-request-id"]
+    if status == 405:
+        assert response.headers["allow"]
+
+
+async def test_a_crash_has_the_same_form_and_logs_no_content(stack: Stack, monkeypatch, caplog):
+    def crash(*args: Any) -> None:
+        raise RuntimeError("the secret prompt")
+
+    monkeypatch.setattr(stack.gateway, "check_model", crash)
+    response = await stack.complete("the secret prompt")
+    assert response.status_code == 500
+    assert error_of(response)["code"] == "internal_error"
+    record = next(record for record in caplog.records if record.message == "request crashed")
+    assert record.exception_type == "RuntimeError"
+    assert record.request_id == response.headers["x-request-id"]
+    assert "secret" not in caplog.text
+    assert "secret" not in repr([vars(record) for record in caplog.records if record.name.startswith("baton")])
+    monkeypatch.undo()
+    assert (await stack.complete()).status_code == 200
+
+
+@pytest.mark.parametrize("given", ["abc-123_X.y", None, "bad id with spaces", "x" * 129, "ü", "a\tb"])
+async def test_request_ids(stack: Stack, given: str | None):
+    headers = {} if given is None else {"x-request-id": given.encode()}
+    response = await stack.http.get("/v1/models", headers=headers)
+    returned = response.headers["x-request-id"]
+    assert (returned == given) == (given == "abc-123_X.y")
+    assert len(returned) <= 128
+    assert returned.isascii()
+    assert int(response.headers["openai-processing-ms"]) >= 0

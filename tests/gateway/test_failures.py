@@ -1,0 +1,332 @@
+"""Pods that fail, vanish, come back and drain."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from baton_proto import serving_pb2 as pb
+
+from .fake_worker import FakePod, echo, failing, hang, say
+from .harness import Stack, error_of, events, pods, running
+
+INVALID, UNAVAILABLE, INTERNAL = pb.Failure.CODE_INVALID, pb.Failure.CODE_UNAVAILABLE, pb.Failure.CODE_INTERNAL
+
+
+def charges(stack: Stack) -> list[int]:
+    router = stack.gateway.fleet.router
+    return [pod.charged for pod in (*router.decodes, *router.prefills)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("script", "status", "code", "param"),
+    [
+        (failing(INVALID, "no such adapter", "model"), 400, None, "model"),
+        (failing(INVALID, "cannot"), 400, None, None),
+        (failing(UNAVAILABLE, "no blocks"), 503, "server_is_overloaded", None),
+        (failing(INTERNAL, "cuda: secret detail"), 500, "internal_error", None),
+        (failing(pb.Failure.CODE_UNSPECIFIED), 500, "internal_error", None),
+    ],
+    ids=["invalid with param", "invalid", "unavailable", "internal", "unspecified"],
+)
+async def test_failures_before_any_token(stack: Stack, stream, script, status, code, param):
+    stack.pod.script = script
+    response = await stack.complete(stream=stream)
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+    assert ("retry-after" in response.headers) == (status == 503)
+    assert "secret" not in response.text
+    assert charges(stack) == [0]
+
+
+async def test_failure_in_a_stream_is_an_error_event(stack: Stack):
+    stack.pod.script = failing(INTERNAL, after=stack.ids("hello"))
+    response = await stack.complete(stream=True)
+    assert response.status_code == 200
+    *_, last = response.text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
+    assert "[DONE]" not in response.text
+    assert '"finish_reason":"' not in response.text
+
+
+async def test_one_prompt_failing_ends_the_others(stack: Stack):
+    async def script(job):
+        await (failing(INTERNAL) if len(stack.pod.jobs) > 1 else hang())(job)
+
+    stack.pod.script = script
+    assert (await stack.complete(["a", "b"])).status_code == 500
+    async with asyncio.timeout(5):
+        await stack.pod.jobs[0].cancelled.wait()
+    assert charges(stack) == [0]
+
+
+async def test_no_pod_at_all(model_folder):
+    pod = FakePod(port=1)
+    async with running(model_folder, [pod], wait=False) as stack:
+        response = await stack.complete()
+        error = error_of(response)
+        assert response.status_code == 503
+        assert (error["type"], error["code"]) == ("service_unavailable_error", "server_is_overloaded")
+        assert 0 < int(response.headers["retry-after"]) <= 60
+        assert (await stack.http.get("/ready")).status_code == 503
+        assert (await stack.http.get("/health")).status_code == 200
+        assert (await stack.http.get("/live")).status_code == 200
+        assert (await stack.http.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.parametrize("loss", ["stream", "pod", "unavailable"])
+async def test_a_request_without_tokens_moves_to_another_pod(model_folder, loss):
+    async with pods(2) as decodes, running(model_folder, decodes) as stack:
+        first, second = decodes
+        begun = asyncio.Event()
+
+        async def stuck(job):
+            begun.set()
+            if loss == "unavailable":
+                await job.fail(UNAVAILABLE)
+            await asyncio.Event().wait()
+
+        first.script = stuck
+        answer = asyncio.create_task(stack.complete("hello"))
+        await begun.wait()
+        if loss == "stream":
+            first.drop_streams()
+        elif loss == "pod":
+            await first.stop()
+        response = await answer
+        assert response.status_code == 200
+        assert response.json()["choices"][0]["text"] == "hello"
+        assert len(second.jobs) == 1
+        assert charges(stack) == [0, 0]
+        metrics = (await stack.http.get("/metrics")).text
+        assert "baton_gateway_retries_total 1.0" in metrics
+
+
+async def test_a_request_moves_only_once(model_folder):
+    async with pods(3) as decodes, running(model_folder, decodes) as stack:
+        for pod in decodes:
+            pod.script = failing(UNAVAILABLE)
+        assert (await stack.complete()).status_code == 503
+        assert sum(len(pod.jobs) for pod in decodes) == 2
+        assert charges(stack) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_lost_stream_after_tokens(model_folder, stream):
+    """A stream that has shown tokens ends by an error event; a whole answer is a retryable status."""
+    async with (
+        pods(2) as decodes,
+        pods(1, pb.ROLE_PREFILL) as prefills,
+        running(model_folder, decodes, prefills) as stack,
+    ):
+        first, second = decodes
+        first.script = hang(*stack.ids("hello"))
+        answer = asyncio.create_task(stack.complete(stream=stream))
+        await first.job()
+        await stack.until(lambda: charges(stack) == [1, 0, 0])  # the first tokens have arrived
+        first.drop_streams()
+        response = await answer
+        if stream:
+            *_, last = response.text.strip().split("\n\n")
+            error = json.loads(last.removeprefix("data: "))["error"]
+            assert "[DONE]" not in response.text
+        else:
+            error = error_of(response)
+            assert response.status_code == 503
+        assert error["code"] == "server_is_overloaded"
+        assert not second.jobs
+        assert charges(stack) == [0, 0, 0]
+
+
+async def test_a_failed_request_does_not_move_what_is_left_of_it(model_folder):
+    """One prompt had begun and cannot be mended; the other, though it could move, is of no more use."""
+    async with (
+        pods() as decodes,
+        pods(1, pb.ROLE_PREFILL) as prefills,
+        pods() as others,
+        running(model_folder, [*decodes, *others], prefills, wait=False) as stack,
+    ):
+        (first,), (other,) = decodes, others
+        other.load = pb.WorkerLoad(running=100)
+        router = stack.gateway.fleet.router
+        await stack.until(lambda: stack.gateway.fleet.ready and router.decodes[1].live and router.decodes[1].reported)
+
+        async def script(job):
+            await hang(*([5] if len(first.jobs) == 1 else []))(job)
+
+        first.script = script
+        answer = asyncio.create_task(stack.complete([[5], [5, 6]]))
+        await first.job(1)
+        await stack.until(lambda: charges(stack) == [2, 0, 2])  # tokens of the first prompt have arrived
+        first.drop_streams()
+        assert (await answer).status_code == 503
+        assert not other.jobs
+        assert charges(stack) == [0, 0, 0]
+
+
+async def test_a_pod_that_comes_back_is_used_again(model_folder):
+    async with pods() as decodes, running(model_folder, decodes) as stack:
+        (pod,) = decodes
+        await pod.stop()
+        await stack.until(lambda: not stack.gateway.fleet.ready)
+        assert (await stack.complete()).status_code == 503
+        await pod.start()
+        await stack.until(lambda: stack.gateway.fleet.ready)
+        assert (await stack.complete()).status_code == 200
+
+
+async def test_a_broken_stream_is_opened_again(stack: Stack):
+    stack.pod.drop_streams()
+    await stack.until(lambda: not stack.gateway.fleet.ready)
+    await stack.until(lambda: stack.gateway.fleet.ready)
+    assert (await stack.complete()).status_code == 200
+
+
+async def test_a_silent_pod_is_lost_with_its_requests(model_folder):
+    async with pods() as decodes, running(model_folder, decodes, worker_timeout_s=0.3) as stack:
+        stack.pod.script = hang()
+        answer = asyncio.create_task(stack.complete())
+        await stack.pod.job()
+        stack.pod.silent = True
+        assert (await answer).status_code == 503
+        assert not stack.gateway.fleet.ready
+
+
+async def test_a_gateway_that_stood_still_keeps_its_pods(model_folder, caplog):
+    async with pods() as decodes, running(model_folder, decodes, worker_timeout_s=0.6) as stack:
+        time.sleep(1)  # noqa: ASYNC251 the loop must not run
+        assert (await stack.complete()).status_code == 200
+        assert "pod lost" not in caplog.text
+
+
+async def test_a_draining_pod_gets_nothing_new_and_finishes_its_own(model_folder):
+    async with pods(2) as decodes, running(model_folder, decodes) as stack:
+        first, second = decodes
+        gate = asyncio.Event()
+
+        async def waiting(job):
+            await gate.wait()
+            await say(stack.ids("done"))(job)
+
+        first.script = waiting
+        answer = asyncio.create_task(stack.complete())
+        await first.job()
+        first.load = pb.WorkerLoad(draining=True)
+        await stack.until(lambda: not stack.gateway.fleet.router.decodes[0].live)
+        for _ in range(4):
+            assert (await stack.complete()).status_code == 200
+        assert (len(first.jobs), len(second.jobs)) == (1, 4)
+        gate.set()
+        assert (await answer).json()["choices"][0]["text"] == "done"
+
+
+async def test_prefill_pods_of_the_revision_are_named_to_the_decode_pod(model_folder):
+    async with (
+        pods() as decodes,
+        pods(2, pb.ROLE_PREFILL) as prefills,
+        running(model_folder, decodes, prefills) as stack,
+    ):
+        for _ in range(4):
+            await stack.complete()
+        addresses = [job.submit.prefill_address for job in stack.pod.jobs]
+        assert sorted(addresses) == sorted([pod.address for pod in prefills] * 2)
+        prefills[0].load = pb.WorkerLoad(queued_prefill_tokens=10_000)
+        await stack.until(lambda: stack.gateway.fleet.router.prefills[0].reported == 10_000)
+        await stack.complete()
+        assert stack.pod.jobs[-1].submit.prefill_address == prefills[1].address
+        assert charges(stack) == [0, 0, 0]
+        for pod in prefills:
+            await pod.stop()
+        await stack.until(lambda: not stack.gateway.fleet.ready)
+        assert (await stack.http.get("/ready")).status_code == 503
+        assert (await stack.complete()).status_code == 200
+        assert stack.pod.jobs[-1].submit.prefill_address == ""
+
+
+async def test_the_prefill_charge_is_given_back_at_the_first_token(model_folder):
+    async with (
+        pods() as decodes,
+        pods(1, pb.ROLE_PREFILL) as prefills,
+        running(model_folder, decodes, prefills) as stack,
+    ):
+        gate = asyncio.Event()
+
+        async def script(job):
+            await gate.wait()
+            await hang(5)(job)
+
+        stack.pod.script = script
+        answer = asyncio.create_task(stack.complete("hello lazy dog", add_special_tokens=False))
+        await stack.pod.job()
+        assert charges(stack) == [1, len(stack.ids("hello lazy dog"))]
+        gate.set()
+        await stack.until(lambda: charges(stack) == [1, 0])
+        answer.cancel()
+        await stack.until(lambda: charges(stack) == [0, 0])
+
+
+async def test_a_prefill_pod_of_another_revision_is_no_pair(model_folder):
+    async with (
+        pods(revision="r1") as decodes,
+        pods(1, pb.ROLE_PREFILL, revision="r2") as prefills,
+        running(model_folder, decodes, prefills, wait=False) as stack,
+    ):
+        router = stack.gateway.fleet.router
+        await stack.until(lambda: router.decodes[0].live and router.prefills[0].live)
+        assert (await stack.http.get("/ready")).status_code == 503
+        assert (await stack.complete()).status_code == 200
+        assert stack.pod.jobs[0].submit.prefill_address == ""
+
+
+async def test_a_pod_of_the_wrong_role_is_not_used(model_folder, caplog):
+    async with pods(1, pb.ROLE_PREFILL) as wrong, running(model_folder, wrong, wait=False) as stack:
+        await stack.until(lambda: "pod has the wrong role" in caplog.text)
+        assert (await stack.complete()).status_code == 503
+
+
+async def test_limits_are_those_of_the_smallest_pod(model_folder):
+    async with (
+        pods(max_model_len=100) as small,
+        pods(max_model_len=200) as large,
+        running(model_folder, [*small, *large], wait=False) as stack,
+    ):
+        await stack.until(lambda: all(pod.live for pod in stack.gateway.fleet.router.decodes))
+        assert (await stack.complete([5] * 100)).status_code == 400
+        assert (await stack.complete([5] * 84)).status_code == 200
+
+
+async def test_shutdown_lets_running_requests_finish_and_refuses_new_ones(model_folder):
+    async with pods() as decodes, running(model_folder, decodes, drain_delay_s=0.3) as stack:
+        gate = asyncio.Event()
+
+        async def script(job):
+            await job.send(job.delta(stack.ids("hello")))
+            await gate.wait()
+            await echo(job)
+
+        stack.pod.script = script
+        running_request = asyncio.create_task(stack.complete("world", stream=True))
+        await stack.pod.job()
+        stack.server.handle_exit(15, None)
+        assert (await stack.http.get("/ready")).status_code == 503
+        refused = await stack.complete()
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        gate.set()
+        chunks = events(await running_request)
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_stream_that_outlives_the_grace_period_ends_by_an_error_event(model_folder):
+    async with pods() as decodes, running(model_folder, decodes, shutdown_grace_s=0) as stack:
+        stack.pod.script = hang(*stack.ids("hello"))
+        body = {"model": "tiny", "prompt": "x", "stream": True}
+        lines = []
+        async with stack.http.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                lines.append(line)
+                stack.server.should_exit = True
+        assert "shutting down" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
+        await stack.pod.jobs[0].cancelled.wait()

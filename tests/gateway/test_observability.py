@@ -1,0 +1,98 @@
+"""Metrics, log lines, /tokenize and the API description."""
+
+import socket
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from .fake_worker import say
+from .harness import Stack, error_of, pods, running
+
+
+async def metrics(stack: Stack) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = (await stack.http.get("/metrics")).text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics(model_folder):
+    async with pods() as decodes, running(model_folder, decodes) as stack:
+        stack.pod.cached_tokens = 1
+        stack.pod.script = say(stack.ids("lazy dog fox"))
+        await stack.complete(stream=True)
+        await stack.complete(temperature=9)
+        for path in ("/a", "/b", "/c"):
+            await stack.http.get(path)
+        seen = await metrics(stack)
+    prefix = "baton_gateway_"
+    tokens = len(stack.ids("lazy dog fox"))
+    assert seen[prefix + "requests_total", (("route", "/v1/completions"), ("status", "200"))] == 1
+    assert seen[prefix + "requests_total", (("route", "/v1/completions"), ("status", "400"))] == 1
+    assert seen[prefix + "requests_total", (("route", "unmatched"), ("status", "404"))] == 3
+    assert seen[prefix + "time_to_first_token_seconds_count", ()] == 1
+    assert 1 <= seen[prefix + "inter_token_latency_seconds_count", ()] < tokens
+    assert seen[prefix + "e2e_request_latency_seconds_count", (("route", "/v1/completions"),)] == 2
+    assert seen[prefix + "generation_tokens_total", ()] == tokens
+    assert seen[prefix + "prompt_tokens_total", ()] == len(stack.pod.jobs[0].prompt)
+    assert seen[prefix + "cached_prompt_tokens_total", ()] == 1
+    assert seen[prefix + "live_pods", (("role", "decode"),)] == 1
+    assert seen[prefix + "live_pods", (("role", "prefill"),)] == 0
+    assert seen[prefix + "requests_in_flight", ()] == 1
+
+
+async def test_metrics_on_their_own_port_leave_the_main_one(model_folder):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with pods() as decodes, running(model_folder, decodes, metrics_port=port) as stack:
+        assert (await stack.http.get("/metrics")).status_code == 404
+
+
+async def test_a_log_line_for_each_request(stack: Stack, caplog):
+    caplog.set_level("INFO")
+    response = await stack.chat("my secret question", user="secret user")
+    refused = await stack.complete("secret", n=0)
+    await stack.http.get("/health")
+    lines = [record for record in caplog.records if record.message == "request"]
+    assert [line.request_id for line in lines] == [r.headers["x-request-id"] for r in (response, refused)]
+    answered, error = lines
+    usage = response.json()["usage"]
+    assert (answered.status, answered.prompt_tokens, answered.completion_tokens) == (
+        200,
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
+    assert 0 < answered.ttft_ms <= answered.duration_ms
+    assert (error.status, error.error) == (400, "invalid_request_error")
+    assert "secret" not in repr([vars(record) for record in caplog.records if record.name.startswith("baton")])
+
+
+async def test_tokenize_and_back(stack: Stack):
+    text = "hello 日本 🎊"
+    body = (await stack.http.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
+    begin = stack.gateway.model.tokenizer.token_id("<|begin|>")
+    assert body["tokens"] == [begin, *stack.ids(text)]
+    assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
+    assert body["max_model_len"] == stack.pod.max_model_len
+    plain = (await stack.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False})).json()
+    assert plain["tokens"] == stack.ids(text)
+    assert (await stack.http.post("/detokenize", json={"tokens": plain["tokens"]})).json() == {"prompt": text}
+    chat = await stack.http.post("/tokenize", json={"messages": [{"role": "user", "content": "q"}]})
+    assert chat.json()["tokens"] == stack.ids("<|begin|><|user|>q<|end|>\n<|assistant|>")
+    assert error_of(await stack.http.post("/tokenize", json={}))["param"] == "prompt"
+    assert error_of(await stack.http.post("/tokenize", json={"model": "x", "prompt": ""}))["param"] == "model"
+
+
+async def test_a_long_text_is_tokenized_off_the_loop(stack: Stack):
+    text = "the quick brown fox " * 20_000
+    body = (await stack.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False})).json()
+    assert body["tokens"] == stack.ids(text)
+
+
+async def test_the_description_has_the_bodies(stack: Stack):
+    schema = (await stack.http.get("/openapi.json")).json()
+    body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/ChatCompletionRequest"}
+    assert "temperature" in schema["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    assert (await stack.http.get("/docs")).status_code == 200

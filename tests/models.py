@@ -1,0 +1,140 @@
+"""Tiny random-weight model folders as transformers writes them, and what transformers itself generates from them."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+VOCAB_SIZE = 512
+BEGIN, END = "<|begin|>", "<|end|>"
+
+# Original context 64 of 512, so that prompts of a few blocks reach beyond it.
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+# Weights this wide keep greedy decoding from settling on one token, and the two best logits some 1e-3 apart.
+INITIALIZER_RANGE = 0.35
+
+_CORPUS = [
+    "The quick brown fox jumps over the lazy dog. The baton passes from hand to hand.",
+    "Hello world, hello there! How are you today? Numbers: 0 1 2 3 4 5 6 7 8 9.",
+    "def main():\n    return 'code'\n",
+]
+_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def make_model(
+    folder: Path, family: str, *, rope: str = "default", seed: int = 0, shard_size: str | None = None, **overrides: Any
+) -> Path:
+    """Write a model of a family of FAMILIES with a tokenizer into `folder`, and return the folder.
+
+    rope: a key of ROPES. shard_size: largest safetensors file, as "100KB"; None = one file. overrides: fields of the
+    family's configuration class.
+    """
+    import torch
+    import transformers
+
+    fields: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": INITIALIZER_RANGE,
+        "rope_parameters": dict(ROPES[rope]),
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    config = getattr(transformers, f"{FAMILIES[family]}Config")(**{**fields, **overrides})
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(config).float()
+    with torch.no_grad():
+        # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=INITIALIZER_RANGE)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_tokenizer() -> "PreTrainedTokenizerFast":
+    """Return a byte-level BPE tokenizer within VOCAB_SIZE, with a chat template; BEGIN has id 0, END id 1."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, initial_alphabet=alphabet, special_tokens=special)
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END)
+    fast.chat_template = _CHAT_TEMPLATE
+    return fast
+
+
+@lru_cache(maxsize=4)
+def reference_model(folder: Path) -> "PreTrainedModel":
+    """Return transformers' own model of a folder, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+def reference_greedy(folder: Path, prompt_ids: list[int], n: int) -> list[int]:
+    """Return the n tokens that transformers picks greedily in float32 after a prompt; the end token ends nothing."""
+    import torch
+
+    model = reference_model(folder)
+    tokens: list[int] = []
+    past, step = None, prompt_ids
+    with torch.inference_mode():
+        for _ in range(n):
+            output = model(torch.tensor([step]), past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            step = [int(output.logits[0, -1].argmax())]
+            tokens += step
+    return tokens
+
+
+def reference_choices(folder: Path, prompt_ids: list[int], output_ids: list[int]) -> list[int]:
+    """Return the token that transformers puts after the prompt and each beginning of the output, in one pass.
+
+    An output that equals this is, by induction, what reference_greedy gives.
+    """
+    import torch
+
+    with torch.inference_mode():
+        logits = reference_model(folder)(torch.tensor([prompt_ids + output_ids[:-1]])).logits[0]
+    choices: list[int] = logits[len(prompt_ids) - 1 :].argmax(dim=-1).tolist()
+    return choices
