@@ -40,6 +40,16 @@ def up(
         typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV of shared prefixes."),
     ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must show; may be repeated.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja file; left out, the model's own chat template.")
+    ] = None,
+    use_generation_config: Annotated[
+        bool | None,
+        typer.Option(
+            "--use-generation-config/--no-use-generation-config",
+            help="Sampling defaults from the model's generation_config.json.",
+        ),
+    ] = None,
     log_level: Annotated[LogLevel | None, typer.Option(help="Level of all processes; left out, info.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder that gets every process's log lines as a file.")] = None,
 ) -> None:
@@ -63,7 +73,7 @@ def up(
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
         ),
-        gateway_flags=level,
+        gateway_flags=level + _flags(chat_template=chat_template, use_generation_config=use_generation_config),
         api_keys=_api_keys(api_key),
     )
     check_usable(layout.public)

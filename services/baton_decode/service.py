@@ -98,7 +98,9 @@ class DecodeService(DecodeServicer):
                 self._submit(message.submit, stream)
             else:
                 id = stream.requests.get(message.cancel.handle)
-                if id is not None:
+                if id is not None and message.cancel.HasField("choice"):
+                    self._cancel_choice(id, message.cancel.choice)
+                elif id is not None:
                     self._cancel(id)
 
     def _submit(self, submit: pb.Submit, stream: GatewayStream) -> None:
@@ -119,6 +121,14 @@ class DecodeService(DecodeServicer):
             imports_kv=remote,
         )
         self._engine.send(Add(request))
+
+    def _cancel_choice(self, id: int, choice: int) -> None:
+        live = self._live[id]
+        # Until the KV is there the choices are one sequence in the engine; the rest of this one is then generated and
+        # ignored, which costs little and changes nothing.
+        if live.ticket is None and choice in live.choices:
+            self._engine.send(Abort(id, choice))
+            self._note_finish(id, live, choice, FinishReason.STOP)
 
     def _cancel(self, id: int) -> None:
         """Free what a request holds here and on its prefill pod."""
@@ -235,6 +245,9 @@ class DecodeService(DecodeServicer):
         live = self._live.get(ticket.request) if ticket is not None else None
         if ticket is None or live is None or live.started:
             return
+        if [len(delta.token_ids) for delta in message.deltas] != [1] * live.submit.sampling.n:
+            self._prefill_here(ticket, "the first tokens are not one per choice")
+            return
         live.started = True
         self._note_arrival(ticket)
         for delta in message.deltas:
@@ -257,8 +270,8 @@ class DecodeService(DecodeServicer):
     async def piece(self, piece: kv.KvPiece) -> None:
         ticket = self._tickets.get(piece.ticket_id)
         try:
+            ticket = self._tickets.find(piece)
             self._layout.check(piece)
-            ticket = self._tickets.claim(piece)
         except PieceRefused as refusal:
             self._refused_pieces[refusal.reason] += 1
             log.warning("%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
@@ -266,6 +279,7 @@ class DecodeService(DecodeServicer):
             if ticket is not None:
                 self._prefill_here(ticket, str(refusal))
             return
+        ticket.receive(piece)
         self._note_arrival(ticket)
         slot = await self._engine.import_slots.get()
         self._engine.imports.slot(slot, len(piece.payload))[:] = piece.payload
@@ -287,7 +301,7 @@ class DecodeService(DecodeServicer):
             live.heard_at = asyncio.get_running_loop().time()
 
     def _stalled(self, live: _Live) -> bool:
-        """Whether the prefill pod has computed all and yet, for the time of a lease, sent nothing of what is missing."""
+        """Whether the prefill pod has computed all and yet, for the time of a lease, sent nothing of the rest."""
         silence_s = asyncio.get_running_loop().time() - live.heard_at
         return (live.started or live.kv_complete) and silence_s > self._settings.lease_seconds
 

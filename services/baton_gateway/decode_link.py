@@ -58,6 +58,10 @@ class DecodeLink:
         if self._receivers.pop(handle, None) is not None:
             self._send(pb.GatewayMessage(cancel=pb.Cancel(handle=handle)))
 
+    def cancel_choice(self, handle: int, choice: int) -> None:
+        """Stop one choice of a request that has others."""
+        self._send(pb.GatewayMessage(cancel=pb.Cancel(handle=handle, choice=choice)))
+
     def open(self) -> None:
         """Keep a stream open from now on."""
         if self._task is None:

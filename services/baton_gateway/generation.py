@@ -143,6 +143,8 @@ class _Submission:
         self._open.discard(choice)
         if not self._open:
             self.cancel()
+        elif self._link is not None:
+            self._link.cancel_choice(self._submit.handle, choice)
 
     def cancel(self) -> None:
         self._open.clear()

@@ -13,7 +13,12 @@ class GatewaySettings(BaseSettings):
     """The OpenAI-compatible HTTP front of a set of decode and prefill pods."""
 
     model_config = SettingsConfigDict(
-        env_prefix="BATON_", use_attribute_docstrings=True, cli_kebab_case=True, cli_avoid_json=True, extra="ignore"
+        env_prefix="BATON_",
+        use_attribute_docstrings=True,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        extra="ignore",
     )
 
     model: Path

@@ -80,7 +80,7 @@ class PrefillService(PrefillServicer):
         finally:
             reader.cancel()
             del self._sessions[session.id]
-            self._free_queued(session)
+            self._close_pieces(session)
             for export in list(session.exports.values()):
                 self._end(export.request)
 
@@ -98,13 +98,16 @@ class PrefillService(PrefillServicer):
                 if packed.export.ticket.ticket_id in session.exports:
                     yield piece
         finally:
-            self._free_queued(session)
+            self._close_pieces(session)
 
-    def _free_queued(self, session: Session) -> None:
-        """Give the staging slots back that nobody will send any more."""
+    def _close_pieces(self, session: Session) -> None:
         session.closed = True
-        while not session.pieces.empty():
-            self._engine.send(FreeSlot(session.pieces.get_nowait().slot))
+        self._free_slots(session.take_pieces())
+
+    def _free_slots(self, pieces: list[PackedPiece]) -> None:
+        """Give the staging slots back of pieces that nobody will send."""
+        for piece in pieces:
+            self._engine.send(FreeSlot(piece.slot))
 
     def _to_wire(self, session: Session, packed: PackedPiece) -> kv.KvPiece:
         ready, ticket = self._engine.ready, packed.export.ticket
@@ -179,6 +182,8 @@ class PrefillService(PrefillServicer):
         session, export = self._owners.pop(request)
         export.lease.cancel()
         del session.exports[export.ticket.ticket_id]
+        # A decode pod that reads nothing must not keep slots that the others wait for.
+        self._free_slots(session.take_pieces(export))
         self._engine.send(Abort(request))
 
     def _fail(self, session: Session, ticket_id: int, code: pb.Failure.Code, message: str, param: str = "") -> None:

@@ -26,6 +26,14 @@ class Session:
         self.control: asyncio.Queue[kv.PrefillToDecode] = asyncio.Queue()
         self.pieces: asyncio.Queue[PackedPiece] = asyncio.Queue()
 
+    def take_pieces(self, export: Export | None = None) -> "list[PackedPiece]":
+        """Return the queued pieces of an export, or all, and queue them no longer."""
+        queued = [self.pieces.get_nowait() for _ in range(self.pieces.qsize())]
+        for piece in queued:
+            if export is not None and piece.export is not export:
+                self.pieces.put_nowait(piece)
+        return [piece for piece in queued if export is None or piece.export is export]
+
 
 class PackedPiece(msgspec.Struct):
     """Blocks of an export in a staging slot."""

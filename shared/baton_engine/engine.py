@@ -27,6 +27,9 @@ class Export(msgspec.Struct):
 
 
 class StepResult(msgspec.Struct):
+    """What a step brought. Without any progress the next one brings nothing either, unless something changes."""
+
+    progress: bool = False
     deltas: list[Delta] = []
     reservations: list[Reservation] = []
     exports: list[Export] = []
@@ -123,6 +126,7 @@ class Engine:
         step = self.scheduler.schedule()
         for sequence in self.scheduler.importing[waiting_imports:]:
             result.reservations.append(self._reserve(sequence))
+        result.progress = bool(step.sequences or result.reservations)
         if step.sequences:
             for sequence, choices in zip(step.sequences, self.runner.run(step), strict=True):
                 self._remember(sequence)

@@ -77,9 +77,7 @@ class PrefillLink:
     async def _converse(self, control: PrefillStub, bulk: PrefillStub) -> None:
         call = control.Handover(self._messages())
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            first = await call.read()
-        if first is grpc.aio.EOF:
-            raise ConnectionError("the prefill pod ended the stream")
+            first = await _next(call)
         log.info("linked to prefill pod %s", self.address, extra={"event": "linked"})
         async with asyncio.TaskGroup() as group:
             # Whichever stream ends takes the other with it: half a link is none.
@@ -92,16 +90,22 @@ class PrefillLink:
             yield await self._outbox.get()
 
     async def _read_control(self, call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]") -> None:
-        # The welcome came through read(), and gRPC does not let a call be iterated after that.
-        while (message := await call.read()) is not grpc.aio.EOF:
+        while True:
+            message = await _next(call)
             match message.WhichOneof("kind"):
                 case "first_tokens":
                     self._receiver.first_tokens(message.first_tokens)
                 case "failed":
                     self._receiver.ticket_failed(message.failed)
-        raise ConnectionError("the prefill pod ended the stream")
 
     async def _read_pieces(self, call: "grpc.aio.UnaryStreamCall[PiecesRequest, KvPiece]") -> None:
         async for piece in call:
             await self._receiver.piece(piece)
         raise ConnectionError("the prefill pod ended the pieces")
+
+
+async def _next(call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]") -> PrefillToDecode:
+    message = await call.read()
+    if not isinstance(message, PrefillToDecode):
+        raise ConnectionError("the prefill pod ended the stream")
+    return message

@@ -17,6 +17,10 @@ class OpenTicket(msgspec.Struct):
     generation: int
     missing: set[int]
 
+    def receive(self, piece: KvPiece) -> None:
+        """Count a piece's blocks as received."""
+        self.missing.difference_update(range(piece.first_block, piece.first_block + piece.num_blocks))
+
 
 class TicketBook:
     """Ticket ids are never used twice within an epoch, so that a late piece finds no ticket instead of another's."""
@@ -40,8 +44,8 @@ class TicketBook:
     def close(self, ticket_id: int) -> OpenTicket | None:
         return self._open.pop(ticket_id, None)
 
-    def claim(self, piece: KvPiece) -> OpenTicket:
-        """Return the ticket a piece belongs to and count its blocks as received. Raises PieceRefused."""
+    def find(self, piece: KvPiece) -> OpenTicket:
+        """Return the open ticket that ordered a piece and still lacks it. Raises PieceRefused."""
         if piece.epoch != self.epoch:
             raise PieceRefused("epoch")
         ticket = self._open.get(piece.ticket_id)
@@ -52,5 +56,4 @@ class TicketBook:
         blocks = range(piece.first_block, piece.first_block + piece.num_blocks)
         if not blocks or not ticket.missing.issuperset(blocks):
             raise PieceRefused("range")
-        ticket.missing.difference_update(blocks)
         return ticket

@@ -105,10 +105,12 @@ class Submit(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., prefill_address: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
-    __slots__ = ("handle",)
+    __slots__ = ("handle", "choice")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     handle: int
-    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+    choice: int
+    def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class DecodeMessage(_message.Message):
     __slots__ = ("step",)

@@ -49,20 +49,25 @@ class EngineClient:
         Raises ConfigError when the settings or the model cannot be served, EngineDied when the process ends.
         """
         ours, theirs = channel_pair()
-        fds = StagingArena.create_file("baton-exports"), StagingArena.create_file("baton-imports")
+        fds = [StagingArena.create_file("baton-exports"), StagingArena.create_file("baton-imports")]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "baton_worker.engine_process", str(theirs.fileno()), pass_fds=(theirs.fileno(), *fds)
         )  # fmt: skip
         theirs.close()
         channel = await RpcEnd.open(ours)
-        channel.send(Start(config, service, log_level, *fds))
         try:
+            channel.send(Start(config, service, log_level, *fds))
             ready = await cls._until_ready(channel)
-        except asyncio.IncompleteReadError:
+            arenas = [StagingArena(fd, ready.slot_bytes, ready.num_slots) for fd in fds]
+        except (asyncio.IncompleteReadError, ConnectionError):
             raise EngineDied(f"the engine process ended with status {await process.wait()} while starting") from None
-        arenas = [StagingArena(fd, ready.slot_bytes, ready.num_slots) for fd in fds]
-        for fd in fds:
-            os.close(fd)
+        except ConfigError:
+            channel.close()
+            await process.wait()
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
         return cls(process, channel, ready, *arenas)
 
     @staticmethod

@@ -78,16 +78,19 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until the RPC process is gone (EOFError)."""
+        progress = False
         while True:
-            idle = not self._engine.has_work and not (self._to_export and self._free_slots)
+            self._send()
+            # Without progress only a command can change anything: blocks come back, KV arrives, a slot is read.
+            idle = not progress and not (self._to_export and self._free_slots)
             for command in self._wait() if idle else self._channel.receive(timeout=0):
                 self._obey(command)
             result = self._engine.step()
+            progress = result.progress
             self._output.deltas += result.deltas
             self._output.reservations += result.reservations
             self._to_export.extend(result.exports)
             self._pack()
-            self._send()
 
     def _wait(self) -> list[Command]:
         commands = self._channel.receive(timeout=_IDLE_S)
@@ -105,8 +108,8 @@ class EngineLoop:
                     engine.add(request)
                 else:
                     self._output.rejections.append(Rejected(request.id, *problem))
-            case Abort(id):
-                engine.abort(id)
+            case Abort(id, choice):
+                engine.abort(id, choice)
                 self._to_export = deque(export for export in self._to_export if export.id != id)
             case ImportPiece():
                 self._unpack(command)

@@ -22,9 +22,10 @@ class Add(msgspec.Struct, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    """Also frees an export."""
+    """Ends a request, or one choice of it once they have forked. Also frees an export."""
 
     id: int
+    choice: int | None = None
 
 
 class ImportPiece(msgspec.Struct, tag=True):

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from baton_common.block_hash import block_hash, root_hash
 from baton_engine.block_pool import BlockPool
 
-NUM_BLOCKS = 7
+NUM_BLOCKS = 5
 
 
 def chain(words: list[int]) -> list[bytes]:
@@ -79,7 +79,11 @@ class PoolMachine(RuleBasedStateMachine):
     def compute(self, data: st.DataObject) -> None:
         """The first blocks of a table are complete."""
         blocks, hashes = data.draw(st.sampled_from(self.tables))
-        for block, digest in list(zip(blocks, hashes, strict=True))[: data.draw(st.integers(1, len(blocks)))]:
+        count = data.draw(st.integers(1, len(blocks)))
+        self.remember(blocks[:count], hashes[:count])
+
+    def remember(self, blocks: list[int], hashes: list[bytes]) -> None:
+        for block, digest in zip(blocks, hashes, strict=True):
             self.pool.remember(block, digest)
             if self.caching and digest not in self.contents and block not in self.cached():
                 self.contents[digest] = block
@@ -104,6 +108,16 @@ class PoolMachine(RuleBasedStateMachine):
             if block not in self.held() and block in self.cached():
                 self.unused.append(block)
 
+    @rule(words=st.lists(st.integers(0, 1), min_size=1, max_size=4))
+    def serve(self, words: list[int]) -> None:
+        """A whole sequence comes, is computed and goes."""
+        before = len(self.tables)
+        self.admit(words)
+        if len(self.tables) > before:
+            self.remember(*self.tables[-1])
+            self.release(len(self.tables) - 1)
+
+    @precondition(lambda self: len(self.unused) == NUM_BLOCKS)
     @rule()
     def forget(self) -> None:
         self.pool.forget_all()

@@ -16,7 +16,7 @@ from baton_engine.sequence import Sequence, State, Step
 from .harness import Transcript, assert_idle, finish, make_request
 from .ledger import expected_output, fold, make_ledger_engine
 
-BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQS, CONTEXT = 4, 14, 11, 5, 48
+BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQS, CONTEXT = 4, 14, 6, 8, 48
 
 # Few tokens and few lengths, so that many prompts begin alike.
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)

@@ -59,7 +59,7 @@ class Stack:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for something only the gateway's own state tells."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(10):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -68,7 +68,10 @@ class Stack:
 async def running(
     model: Path, decodes: Sequence[FakePod], prefills: Sequence[FakePod] = (), *, wait: bool = True, **settings: Any
 ) -> AsyncIterator[Stack]:
-    """Run a gateway for these pods, which must have started."""
+    """Run a gateway for these pods, which must have started.
+
+    wait: until the gateway has found every one.
+    """
     gateway_settings = GatewaySettings(
         model=model,
         served_model_name="tiny",
@@ -84,7 +87,9 @@ async def running(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
         stack = Stack(gateway, server, list(decodes), list(prefills), port, http)
         try:
-            await stack.until(lambda: server.started and (gateway.fleet.ready or not wait))
+            found = gateway.fleet.router
+            await stack.until(lambda: server.started)
+            await stack.until(lambda: not wait or all(pod.live for pod in (*found.decodes, *found.prefills)))
             yield stack
         finally:
             server.should_exit = True

@@ -1,0 +1,27 @@
+"""Kernels run for real where there is a GPU, and in Triton's interpreter elsewhere."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Read when a kernel's module is imported.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def fresh_inputs() -> int:
+    """Seed torch from the clock and print the seed, so that every run checks other inputs and a failure can be had
+    again."""
+    seed = torch.seed() % (1 << 32)
+    torch.manual_seed(seed)
+    print(f"torch.manual_seed({seed})")
+    return seed
