@@ -15,9 +15,9 @@ def add_rms_norm_reference(
     """
     if residual is not None:
         x = residual.add_(x)
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
+    return (x * scale).to(x.dtype).mul_(weight)
 
 
 @triton.jit

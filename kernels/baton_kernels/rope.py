@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .norm import add_rms_norm_reference
+
 
 def rope_and_cache_reference(
     qkv: torch.Tensor,
@@ -29,22 +31,34 @@ def rope_and_cache_reference(
     """
     kv_heads, dim = keys.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, dim)
-    q, k, v = torch.split(heads, [num_heads, kv_heads, kv_heads], dim=1)
+    qk, v = torch.split(heads, [num_heads + kv_heads, kv_heads], dim=1)
     if norms is not None:
-        q, k = (
-            (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
-            for x, weight in zip((q, k), norms, strict=True)
+        qk = torch.cat(
+            [
+                add_rms_norm_reference(part, None, weight, eps)
+                for part, weight in zip((qk[:, :num_heads], qk[:, num_heads:]), norms, strict=True)
+            ],
+            dim=1,
         )
-    c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+    turned = _rotate(qk, cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
+    if bool((slots < 0).any()):
+        kept = slots >= 0
+        slots, turned_k, v = slots[kept], turned[kept, num_heads:], v[kept]
+    else:
+        turned_k = turned[:, num_heads:]
+    keys.flatten(0, 1).index_copy_(0, slots, turned_k)
+    values.flatten(0, 1).index_copy_(0, slots, v)
+    return turned[:, :num_heads]
 
-    def rotate(x: torch.Tensor) -> torch.Tensor:
-        first, second = x.float().chunk(2, dim=-1)
-        return torch.cat((first * c - second * s, second * c + first * s), dim=-1).to(x.dtype)
 
-    kept = slots >= 0
-    keys.flatten(0, 1)[slots[kept]] = rotate(k)[kept]
-    values.flatten(0, 1)[slots[kept]] = v[kept]
-    return rotate(q)
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x: [T, heads, dim]. cos, sin: [T, 1, dim / 2] float32. Returns a new tensor."""
+    out = torch.empty_like(x, dtype=torch.float32)
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
+    return out.to(x.dtype)
 
 
 @triton.jit

@@ -41,7 +41,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float
-    hidden_act: str
     rope: Rope
     sliding_windows: tuple[int | None, ...]  # per layer, in tokens, the query's own included
     tie_word_embeddings: bool
@@ -107,6 +106,9 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
             raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
         if head_dim % 2:
             raise ConfigError(f"head_dim is {head_dim}; rotary embeddings need an even one")
+        act = raw.get("hidden_act", "silu")
+        if act != "silu":
+            raise ConfigError(f"hidden_act {act!r} is unknown; the served architectures have silu")
         attention_bias = bool(raw.get("attention_bias", False))
         eos = raw.get("eos_token_id")
         return ModelConfig(
@@ -120,7 +122,6 @@ def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
             head_dim=head_dim,
             max_position_embeddings=context,
             rms_norm_eps=raw.get("rms_norm_eps", family.rms_norm_eps),
-            hidden_act=raw.get("hidden_act", "silu"),
             rope=_rope(raw, context),
             sliding_windows=_sliding_windows(raw, family, layers),
             tie_word_embeddings=raw.get("tie_word_embeddings", False),

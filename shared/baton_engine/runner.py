@@ -54,7 +54,7 @@ class Runner:
         self.cache = _allocate_cache(config, model, self.max_model_len, dtype, device)
         backend = select_backend(config.attention_backend, model, self.cache, device)
         with Weights(folder, dtype, device, progress) as weights:
-            self._decoder = Decoder(model, weights, backend, self.max_model_len)
+            self._decoder = Decoder(model, weights, backend, self.cache, self.max_model_len)
         self._backend = backend
 
     @torch.inference_mode()

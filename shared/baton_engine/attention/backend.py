@@ -20,14 +20,12 @@ class AttentionBatch(msgspec.Struct):
 
 
 class AttentionBackend(Protocol):
-    """Writes new keys and values into the paged pool and attends over it."""
+    """Attends over the paged pool, which has the new tokens' keys and values already."""
 
     name: str
 
     def prepare(self, batch: AttentionBatch) -> None:
         """Called once a step, before the first layer."""
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch
-    ) -> torch.Tensor:
-        """q: [T, heads, head_dim], k and v: [T, kv_heads, head_dim], rotated. Returns [T, heads, head_dim]."""
+    def attend(self, layer: int, q: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """q: [T, heads, head_dim], rotated. Returns the same shape, contiguous."""

@@ -66,25 +66,16 @@ class TorchSdpa:
             masks[window] = seen[None, None]
         return _Group(slice(start, end), 1, torch.tensor(table), end - start, masks)
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         keys, values = self._cache.layer(layer)
-        keys.flatten(0, 1).index_copy_(0, batch.slots, k)
-        values.flatten(0, 1).index_copy_(0, batch.slots, v)
         out = q.new_empty(q.shape)
         for group in self._groups:
             rows, mask = group.rows, group.masks[self._windows[layer]]
             if group.queries == 1:
                 self._attend_decodes(q[rows], keys, values, group, mask, out[rows])
-            elif mask is None:
-                self._attend_chunk(q[rows], k[rows], v[rows], None, out[rows])
             else:
-                past = (
-                    keys.index_select(0, group.blocks).flatten(0, 1),
-                    values.index_select(0, group.blocks).flatten(0, 1),
-                )
-                self._attend_chunk(q[rows], *past, mask, out[rows])
+                k, v = (x.index_select(0, group.blocks).flatten(0, 1) for x in (keys, values))
+                self._attend_chunk(q[rows], k, v, mask, out[rows])
         return out
 
     def _attend_decodes(
@@ -108,6 +99,8 @@ class TorchSdpa:
     ) -> None:
         # KV heads are the batch and the query heads of each its heads, so that keys are broadcast, never repeated.
         grouped = q.view(q.shape[0], self._kv_heads, self._group_size, self._head_dim).permute(1, 2, 0, 3)
+        if mask is None:
+            k, v = k[: len(q)], v[: len(q)]
         shape = (self._kv_heads, self._group_size, -1, -1)
         k = k.transpose(0, 1).unsqueeze(1).expand(shape)
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)

@@ -1,19 +1,10 @@
 """The parts that models are composed of; each takes its own tensors from the checkpoint."""
 
-from collections.abc import Callable
-
 import torch
 from torch.nn import functional
 
-from baton_engine.config import ConfigError
 from baton_engine.loading import Weights
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "relu": functional.relu,
-}
+from baton_engine.ops import Ops
 
 
 class Linear:
@@ -52,31 +43,14 @@ def _pack(weight: torch.Tensor) -> torch.Tensor | None:
     return packed
 
 
-class RmsNorm:
-    """x / rms(x) * weight (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019)."""
-
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight
-        self._eps = eps
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., size]. Returns the same shape; the mean is taken in float32."""
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(self._eps))
-        return (x * scale).to(x.dtype).mul_(self._weight)
-
-
 class Mlp:
-    """down(act(gate(x)) * up(x)) (Shazeer, "GLU Variants Improve Transformer", 2020)."""
+    """down(silu(gate(x)) * up(x)) (Shazeer, "GLU Variants Improve Transformer", 2020)."""
 
-    def __init__(self, weights: Weights, prefix: str, hidden: int, intermediate: int, act: str, bias: bool) -> None:
-        if act not in ACTIVATIONS:
-            raise ConfigError(f"hidden_act {act!r} is unknown; served are {', '.join(ACTIVATIONS)}")
-        self._act = ACTIVATIONS[act]
+    def __init__(self, weights: Weights, prefix: str, hidden: int, intermediate: int, bias: bool, ops: Ops) -> None:
+        self._ops = ops
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         self._gate_up = Linear.load(weights, names, [intermediate] * 2, hidden, bias)
         self._down = Linear.load(weights, [f"{prefix}.down_proj"], [hidden], intermediate, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._act(gate).mul_(up))
+        return self._down(self._ops.silu_mul(self._gate_up(x)))

@@ -41,25 +41,7 @@ def _yarn_dimension(rope: Rope, head_dim: int, rotations: float) -> float:
     return head_dim * math.log(period) / (2 * math.log(rope.theta))
 
 
-class Rotary:
-    """Cosines and sines of every position, and their application to queries and keys."""
-
-    def __init__(self, rope: Rope, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
-        angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, head_dim)
-        # [positions, head_dim / 2]: both halves of a head turn by the same angles.
-        self.cos = (angles.cos() * rope.attention_factor).to(device, dtype)
-        self.sin = (angles.sin() * rope.attention_factor).to(device, dtype)
-
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines, [T, 1, head_dim / 2] each, for positions [T]."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn heads x [T, heads, head_dim] by the angles that Rotary.at gave for their positions; returns a new tensor."""
-    out = torch.empty_like(x)
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
-    return out
+def rotary_tables(rope: Rope, head_dim: int, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines of every position, [max_positions, head_dim / 2] float32 each."""
+    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, head_dim)
+    return angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
