@@ -15,13 +15,14 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _decode_kernel(
-    q, keys, values, tables, lengths, alibi, out, partial, logsums, scale, softcap, table_stride,
+    q, keys, values, tables, rows, lengths, alibi, out, partial, logsums, scale, softcap, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + sequence)
+    table = tables + (tl.load(rows + sequence) if ROWS else sequence) * table_stride
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(length - WINDOW, 0) // BLOCK_KEYS * BLOCK_KEYS
@@ -45,7 +46,7 @@ def _decode_kernel(
     for tile in range(first, last, BLOCK_KEYS):
         key = tile + tl.arange(0, BLOCK_KEYS)
         known = key < last
-        page = tl.load(tables + sequence * table_stride + key // PAGE, mask=known, other=0).to(tl.int64)
+        page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
         row = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
         k = tl.load(keys + row[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
         scores = tl.dot(query, k) * scale
@@ -98,28 +99,33 @@ def decode_attention(
     lengths: torch.Tensor,
     variant: AttentionVariant,
     splits: int = 1,
+    rows: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     block_keys: int = 64,
-    num_warps: int = 4,
+    num_warps: int = 2,
     num_stages: int = 3,
 ) -> torch.Tensor:
     """As paged_attention_reference with one query per sequence.
 
     q: [S, heads, head_dim], contiguous as the caches are. tables: [S, most blocks] int32. lengths: [S] int32, at least
-    1. splits: a power of two; more parts per sequence fill the device when there are few sequences.
+    1. splits: a power of two; more parts per sequence fill the device when there are few sequences. rows: [S] int,
+    which row of tables is whose; None = in order. out: where the result goes, contiguous; None = a new tensor.
     """
     sequences, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
     group = heads // kv_heads
-    out = torch.empty_like(q)
+    if out is None:
+        out = torch.empty_like(q)
     partial = q.new_empty((sequences, heads, splits, dim), dtype=torch.float32) if splits > 1 else q
     logsums = q.new_empty((sequences, heads, splits), dtype=torch.float32) if splits > 1 else q
     block_dim = triton.next_power_of_2(dim)
     _decode_kernel[(sequences, kv_heads, splits)](
-        q, keys, values, tables, lengths, q if variant.alibi is None else variant.alibi, out, partial, logsums,
+        q, keys, values, tables, tables if rows is None else rows, lengths,
+        q if variant.alibi is None else variant.alibi, out, partial, logsums,
         variant.scale, variant.softcap, tables.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=block_keys, SPLITS=splits,
-        WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
+        WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None, ROWS=rows is not None,
         num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     if splits > 1:

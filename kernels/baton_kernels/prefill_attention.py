@@ -92,6 +92,7 @@ def prefill_attention(
     starts: torch.Tensor,
     tiles: tuple[torch.Tensor, torch.Tensor],
     variant: AttentionVariant,
+    out: torch.Tensor | None = None,
     block_queries: int = 64,
     block_keys: int = 64,
     num_warps: int = 4,
@@ -103,7 +104,8 @@ def prefill_attention(
     """
     heads, dim = q.shape[1:]
     page, kv_heads = keys.shape[1:3]
-    out = torch.empty_like(q)
+    if out is None:
+        out = torch.empty_like(q)
     _prefill_kernel[(len(tiles[0]), heads)](
         q, keys, values, tables, lengths, starts, *tiles, q if variant.alibi is None else variant.alibi, out,
         variant.scale, variant.softcap, tables.stride(0),

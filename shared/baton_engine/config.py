@@ -16,6 +16,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 1024
     max_num_seqs: int = 128
     enable_prefix_caching: bool = True
+    enforce_eager: bool = False  # no CUDA graphs
     num_threads: int | None = None  # of torch on CPU; None = all cores
 
 

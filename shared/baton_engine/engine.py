@@ -1,5 +1,6 @@
 """The engine core: requests in, one step at a time, tokens out. It knows no pods, no network and no clock."""
 
+from collections import deque
 from pathlib import Path
 from typing import cast
 
@@ -13,9 +14,9 @@ from .config import ConfigError, EngineConfig
 from .delta import Delta, Load, Reservation
 from .loading import Progress
 from .model_config import load_model_config
-from .runner import Choice, Runner
+from .runner import Choice, Launched, make_runner
 from .scheduler import Scheduler
-from .sequence import FinishReason, Request, Sequence
+from .sequence import FinishReason, Request, Sequence, State, Step
 
 
 class Export(msgspec.Struct):
@@ -53,7 +54,7 @@ class Engine:
             raise ConfigError("--block-size must be at least 1")
         if config.max_num_batched_tokens < 1 or config.max_num_seqs < 1:
             raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
-        self.runner = Runner(config, model, progress)
+        self.runner = make_runner(config, model, progress)
         self.model = model
         self.config = config
         self.max_model_len = self.runner.max_model_len
@@ -63,12 +64,14 @@ class Engine:
             block_size=config.block_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            max_model_len=self.max_model_len,
         )
         self._root = root_hash()
         self._arrivals = 0
         self._generations = 0
         self._sequences: dict[int, list[Sequence]] = {}
         self._imports: dict[int, _Import] = {}
+        self._in_flight: deque[tuple[Step, Launched]] = deque()
         self._exported: dict[int, int] = {}  # blocks handed out so far, as an index into the prompt
 
     def layout(self) -> dict[str, object]:
@@ -81,7 +84,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._in_flight)
 
     def request_error(self, request: Request) -> tuple[str, str] | None:
         """Return (field, message) when the request can never run here, else None."""
@@ -120,21 +123,41 @@ class Engine:
         self.abort(id)
 
     def step(self) -> StepResult:
-        """Run one step: what became ready in it, possibly nothing."""
+        """Start the next step and return what became known, possibly nothing.
+
+        On a GPU the next step is started before the tokens of the last one are read, so results come one call late.
+        """
         result = StepResult()
+        if self._in_flight and self._needs_known_tokens():
+            self._collect(result)
         waiting_imports = len(self.scheduler.importing)
         step = self.scheduler.schedule()
         for sequence in self.scheduler.importing[waiting_imports:]:
             result.reservations.append(self._reserve(sequence))
-        result.progress = bool(step.sequences or result.reservations)
+        result.progress = bool(step.sequences or result.reservations or self._in_flight)
         if step.sequences:
-            for sequence, choices in zip(step.sequences, self.runner.run(step), strict=True):
-                self._remember(sequence)
-                if sequence.request.exports_from is not None:
-                    self._export(sequence, bool(choices), result)
-                if choices:
-                    result.deltas += self._append(sequence, choices)
+            self._in_flight.append((step, self.runner.launch(step)))
+        if len(self._in_flight) > self.runner.depth or not step.sequences:
+            self._collect(result)
         return result
+
+    def _needs_known_tokens(self) -> bool:
+        return any(sequence.sampling.needs_host for sequence in self.scheduler.running)
+
+    def _collect(self, result: StepResult) -> None:
+        """Wait for the oldest step and note what it brought."""
+        if not self._in_flight:
+            return
+        step, launched = self._in_flight.popleft()
+        for (sequence, _, _), samples, choices in zip(step, step.samples, launched.wait(), strict=True):
+            sequence.pending -= samples
+            if sequence.state is State.FINISHED:
+                continue
+            self._remember(sequence)
+            if sequence.request.exports_from is not None:
+                self._export(sequence, bool(choices), result)
+            if choices:
+                result.deltas += self._append(sequence, choices)
 
     def import_blocks(self, id: int, generation: int, first_block: int, values: torch.Tensor) -> bool | None:
         """Put KV from another pod into a waiting request's blocks.
@@ -248,7 +271,10 @@ class Engine:
             self._fork(sequence, [choice.token for choice in choices])
             group = list(self._sequences[sequence.request.id])
             for other in group[1:]:
-                self.scheduler.start(other)
+                if sequence.state is State.RUNNING:
+                    self.scheduler.start(other)
+                else:
+                    self.scheduler.add(other)
         else:
             sequence.tokens.append(choices[0].token)
         deltas = []
@@ -292,7 +318,7 @@ class Engine:
 
     def _remember(self, sequence: Sequence) -> None:
         """Put the sequence's complete blocks into the prefix cache."""
-        full = sequence.computed // self.config.block_size
+        full = min(sequence.computed, len(sequence.tokens)) // self.config.block_size
         if self.pool.enable_prefix_caching and full > sequence.remembered:
             new = slice(sequence.remembered, full)
             for block, digest in zip(sequence.blocks[new], sequence.hashes(full)[new], strict=True):

@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import torch
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_KV_BYTES = 1 << 30
 _PROMPT_LOGPROB_ROWS = 64
+PENDING_TOKEN = -1
 
 
 class Choice(msgspec.Struct):
@@ -32,8 +34,27 @@ class Choice(msgspec.Struct):
     logprobs: TokenLogprobs | None
 
 
+class Launched(Protocol):
+    """A step that is under way."""
+
+    def wait(self) -> list[list[Choice]]:
+        """Return for each sequence of the step its new choices: none when its last token is not computed yet, one
+        normally, one per choice of the request when these are still to fork."""
+
+
+class Done(msgspec.Struct):
+    """A step that was over when it was launched."""
+
+    results: list[list[Choice]]
+
+    def wait(self) -> list[list[Choice]]:
+        return self.results
+
+
 class Runner:
     """The model, its KV cache and its attention backend on one device."""
+
+    depth = 0  # steps that may be launched before the oldest is waited for
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
         device = _device(config.device)
@@ -58,15 +79,14 @@ class Runner:
         self._backend = backend
 
     @torch.inference_mode()
-    def run(self, step: Step) -> list[list[Choice]]:
-        """Compute a step. Returns for each sequence its new choices: none when its last token is not computed yet, one
-        normally, one per choice of the request when these are still to fork."""
+    def launch(self, step: Step) -> Launched:
+        """Start to compute a step whose input tokens are all known."""
         self.cache.copy(step.copies)
         token_ids, positions, batch = self._inputs(step)
         self._backend.prepare(batch)
         hidden = self._decoder.forward(token_ids, positions, batch)
         self._prompt_logprobs(step, batch, hidden)
-        return self._sample(step, batch, hidden)
+        return Done(self._sample(step, batch, hidden))
 
     def _inputs(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
         token_ids: list[int] = []
@@ -74,32 +94,32 @@ class Runner:
         slots: list[int] = []
         starts = [0]
         size = self._block_size
-        for sequence, count in step:
-            first, end = sequence.computed - count, sequence.computed
+        for sequence, count, end in step:
+            first = end - count
             token_ids += sequence.tokens[first:end]
+            token_ids += [PENDING_TOKEN] * (starts[-1] + count - len(token_ids))
             positions += range(first, end)
             slots += [sequence.blocks[p // size] * size + p % size for p in range(first, end)]
             starts.append(len(token_ids))
-        lengths = [sequence.computed for sequence in step.sequences]
         tables = [sequence.blocks for sequence in step.sequences]
         ids, where, at = (torch.tensor(values, device=self.device) for values in (token_ids, positions, slots))
-        return ids, where, AttentionBatch(starts, lengths, tables, at)
+        return ids, where, AttentionBatch(starts, step.ends, tables, at)
 
     def _sample(self, step: Step, batch: AttentionBatch, hidden: torch.Tensor) -> list[list[Choice]]:
         draws: list[Draw] = []
         rows: list[int] = []
         ready: list[int] = []
-        for index, (sequence, end) in enumerate(zip(step.sequences, batch.starts[1:], strict=True)):
-            if sequence.computed < len(sequence.tokens):
+        for index, (sequence, _, _) in enumerate(step):
+            if not step.samples[index]:
                 continue
             choices = range(sequence.sampling.n) if sequence.output_len == 0 else [sequence.choice]
             draws += [Draw(sequence.sampling, sequence.tokens, sequence.prompt_len, len(rows), c) for c in choices]
-            rows.append(end - 1)
+            rows.append(batch.starts[index + 1] - 1)
             ready.append(index)
         results: list[list[Choice]] = [[] for _ in step.sequences]
         if not rows:
             return results
-        logits = self._decoder.logits(hidden[rows])
+        logits = self._decoder.logits(hidden[rows]).float()
         tokens = sample(logits, draws)
         wanted = [(draw, token) for draw, token in zip(draws, tokens, strict=True) if draw.params.logprobs is not None]
         logprobs = iter(
@@ -116,18 +136,27 @@ class Runner:
 
     def _prompt_logprobs(self, step: Step, batch: AttentionBatch, hidden: torch.Tensor) -> None:
         """Extend `prompt_logprobs` of the sequences that want them by this chunk's part of the prompt."""
-        for (sequence, count), start in zip(step, batch.starts, strict=False):
+        for (sequence, count, end), start in zip(step, batch.starts, strict=False):
             wanted = sequence.sampling.prompt_logprobs
             if wanted is None or sequence.output_len:
                 continue
-            first = sequence.computed - count
+            first = end - count
             # The logits at one position judge the token at the next.
-            targets = sequence.request.prompt[first + 1 : sequence.computed + 1]
+            targets = sequence.request.prompt[first + 1 : end + 1]
             done = len(sequence.prompt_logprobs) - first
             for at in range(max(done, 0), len(targets), _PROMPT_LOGPROB_ROWS):
                 part = targets[at : at + _PROMPT_LOGPROB_ROWS]
-                logits = self._decoder.logits(hidden[start + at : start + at + len(part)])
+                logits = self._decoder.logits(hidden[start + at : start + at + len(part)]).float()
                 sequence.prompt_logprobs += token_logprobs(logits, part, [wanted] * len(part))
+
+
+def make_runner(config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> Runner:
+    """Return the runner for the device that the settings name."""
+    if _device(config.device).type == "cuda":
+        from .cuda_runner import CudaRunner
+
+        return CudaRunner(config, model, progress)
+    return Runner(config, model, progress)
 
 
 def _device(name: str) -> torch.device:

@@ -44,6 +44,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             self.has_penalties or self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens
         )
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether the next token cannot be drawn on the device alone, from the logits and these parameters."""
+        filters = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        return self.edits_logits or filters or self.logprobs is not None or self.prompt_logprobs is not None
+
     def error(self, vocab_size: int) -> tuple[str, str] | None:
         """Return (field, what is wrong with it), or None when an engine with this vocabulary can run it."""
         limits: list[tuple[str, bool, str]] = [

@@ -13,7 +13,15 @@ class Scheduler:
     the least urgent running sequence gives its blocks back and is computed anew later.
     """
 
-    def __init__(self, pool: BlockPool, *, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
         self.pool = pool
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
@@ -23,6 +31,8 @@ class Scheduler:
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+        self._free_rows = list(reversed(range(max_num_seqs)))
         self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []
 
     @property
@@ -43,7 +53,7 @@ class Scheduler:
             self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
             heapq.heapify(self._waiting)
         elif sequence.state is State.RUNNING:
-            self.running.remove(sequence)
+            self._stop(sequence)
         elif sequence.state is State.IMPORTING:
             self.importing.remove(sequence)
         self._free(sequence)
@@ -51,13 +61,20 @@ class Scheduler:
 
     def export(self, sequence: Sequence) -> None:
         """Take a sequence out that has finished here and whose blocks another pod is still to get."""
-        self.running.remove(sequence)
+        self._stop(sequence)
         sequence.state = State.EXPORTED
 
     def start(self, sequence: Sequence) -> None:
         """Let a sequence run whose KV is in its blocks."""
         sequence.state = State.RUNNING
+        sequence.row = self._free_rows.pop()
+        sequence.admissions += 1
         self.running.append(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
 
     def schedule(self) -> Step:
         """Return the next step, with `computed` of its sequences already advanced; sequences that import KV only get
@@ -65,18 +82,16 @@ class Scheduler:
         step = Step()
         self.running.sort(key=lambda sequence: sequence.order)
         for sequence in list(self.running):
-            if sequence.state is State.RUNNING and len(sequence.tokens) - sequence.computed == 1:
+            if sequence.state is State.RUNNING and sequence.num_tokens - sequence.computed == 1:
                 self._schedule_decode(sequence, step)
         for sequence in self.running:
-            if len(sequence.tokens) - sequence.computed > 1:
+            if sequence.num_tokens - sequence.computed > 1:
                 self._schedule_chunk(sequence, step)
         self._admit(step)
-        for sequence, count in step:
-            sequence.computed += count
         return step
 
     def _schedule_decode(self, sequence: Sequence, step: Step) -> None:
-        if step.num_tokens >= self._max_num_batched_tokens:
+        if step.num_tokens >= self._max_num_batched_tokens or self._ends_here(sequence):
             return
         index = sequence.computed // self._block_size
 
@@ -96,22 +111,23 @@ class Scheduler:
             step.copies.append((sequence.blocks[index], copy))
             self.pool.release([sequence.blocks[index]])
             sequence.blocks[index] = copy
-        self._put(step, sequence, 1)
+        step.put(sequence, 1)
+
+    def _ends_here(self, sequence: Sequence) -> bool:
+        """Whether the step under way gives the sequence's last token, or one that must be known before it goes on."""
+        return sequence.is_complete or (sequence.pending > 0 and sequence.num_tokens >= self._max_model_len)
 
     def _schedule_chunk(self, sequence: Sequence, step: Step) -> None:
-        count = min(len(sequence.tokens) - sequence.computed, self._max_num_batched_tokens - step.num_tokens)
+        count = min(sequence.num_tokens - sequence.computed, self._max_num_batched_tokens - step.num_tokens)
         if count > 0:
-            self._put(step, sequence, count)
-
-    @staticmethod
-    def _put(step: Step, sequence: Sequence, count: int) -> None:
-        step.sequences.append(sequence)
-        step.counts.append(count)
+            step.put(sequence, count)
 
     def _admit(self, step: Step) -> None:
         while self._waiting and step.num_tokens < self._max_num_batched_tokens:
             sequence = self._waiting[0][1]
             width = sequence.sampling.n if sequence.output_len == 0 else 1
+            if sequence.pending:
+                return
             if self._num_seqs() + width > self._max_num_seqs or not self._take_blocks(sequence):
                 return
             heapq.heappop(self._waiting)
@@ -151,7 +167,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
-        self.running.remove(sequence)
+        self._stop(sequence)
         self._free(sequence)
         self.add(sequence)
 

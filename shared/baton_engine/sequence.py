@@ -46,8 +46,10 @@ class State(enum.Enum):
 class Sequence:
     """One choice of a request: its tokens, what of them is computed, and where that lies.
 
-    `computed` counts the tokens whose KV is in `blocks`, including those of the step now on its way; `cached` those
-    that were there when it was admitted; `remembered` the blocks that the prefix cache knows.
+    `pending` counts tokens that are sampled on the device and not read yet. `computed` counts the tokens whose KV is in
+    `blocks`, including those of the steps now on their way; `cached` those that were there when it was admitted;
+    `remembered` the blocks that the prefix cache knows. `row` is its place among the running ones, -1 when it does not
+    run, and `admissions` how often it has been given blocks.
     """
 
     def __init__(self, request: Request, arrival: int, root: bytes, block_size: int) -> None:
@@ -55,6 +57,9 @@ class Sequence:
         self.arrival = arrival
         self.choice = 0
         self.tokens = list(request.prompt)
+        self.pending = 0
+        self.row = -1
+        self.admissions = 0
         self.computed = 0
         self.cached = 0
         self.remembered = 0
@@ -90,6 +95,20 @@ class Sequence:
         return len(self.tokens) - self.prompt_len
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens there are, those not read yet included."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the token under way is known to be the last, or others must be known before the next step."""
+        if not self.pending:
+            return False
+        output = self.output_len + self.pending
+        first = self.output_len == 0 and (self.sampling.n > 1 or self.request.exports_from is not None)
+        return first or output >= self.sampling.max_tokens
+
+    @property
     def order(self) -> tuple[int, int, int]:
         """Who goes first: smaller is more urgent."""
         return self.request.priority, self.arrival, self.choice
@@ -118,15 +137,29 @@ class Sequence:
 
 
 class Step(msgspec.Struct):
-    """What one engine step computes: for each sequence, its next `count` tokens."""
+    """What one engine step computes: for each sequence the `count` tokens that end at `ends`.
+
+    samples: whether it is the sequence's last token for now, after which the next is sampled.
+    """
 
     sequences: list[Sequence] = []
     counts: list[int] = []
+    ends: list[int] = []
+    samples: list[bool] = []
+    num_tokens: int = 0
     copies: list[tuple[int, int]] = []  # (from, to) blocks to copy before anything is computed
 
-    def __iter__(self) -> Iterator[tuple[Sequence, int]]:
-        return zip(self.sequences, self.counts, strict=True)
+    def __iter__(self) -> Iterator[tuple[Sequence, int, int]]:
+        """Yield (sequence, count, end)."""
+        return zip(self.sequences, self.counts, self.ends, strict=True)
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.counts)
+    def put(self, sequence: Sequence, count: int) -> None:
+        """Add a sequence's next `count` tokens and note them as computed, and its next token as pending."""
+        sequence.computed += count
+        samples = sequence.computed == sequence.num_tokens
+        sequence.pending += samples
+        self.sequences.append(sequence)
+        self.counts.append(count)
+        self.ends.append(sequence.computed)
+        self.samples.append(samples)
+        self.num_tokens += count

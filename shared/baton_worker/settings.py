@@ -42,6 +42,8 @@ class WorkerSettings(BaseSettings):
     """Sequences that one engine step computes at most."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
+    enforce_eager: bool = False
+    """Run without CUDA graphs."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default one per core."""
     drain_seconds: float = Field(default=30.0, ge=0)

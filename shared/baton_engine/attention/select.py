@@ -16,8 +16,17 @@ log = logging.getLogger(__name__)
 
 def select_backend(name: str, config: ModelConfig, cache: KvCache, device: torch.device) -> AttentionBackend:
     """Return the backend called `name`, or with "auto" the best one for this model and device, and log the reason."""
-    if name not in ("auto", "torch_sdpa"):
-        raise ConfigError(f"attention backend {name!r} is unknown; this model on {device.type} can use torch_sdpa")
-    reason = f"fits every head size on {device.type}" if name == "auto" else "asked for"
-    log.info("attention backend torch_sdpa: %s", reason, extra={"event": "attention_backend", "backend": "torch_sdpa"})
+    usable = ["triton", "torch_sdpa"] if device.type == "cuda" else ["torch_sdpa"]
+    if name not in ("auto", *usable):
+        raise ConfigError(
+            f"attention backend {name!r} cannot run this model on {device.type}: use {' or '.join(usable)}"
+        )
+    chosen = usable[0] if name == "auto" else name
+    reasons = {"triton": "reads the paged cache in place", "torch_sdpa": f"fits every head size on {device.type}"}
+    reason = reasons[chosen] if name == "auto" else "asked for"
+    log.info("attention backend %s: %s", chosen, reason, extra={"event": "attention_backend", "backend": chosen})
+    if chosen == "triton":
+        from .triton_paged import TritonPaged
+
+        return TritonPaged(cache, config.num_heads, config.sliding_windows)
     return TorchSdpa(cache, config.num_heads, config.sliding_windows)

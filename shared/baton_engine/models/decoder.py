@@ -104,5 +104,5 @@ class Decoder:
         return self._norm(x, residual, self._norm_weight, self._eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [R, hidden]. Returns [R, vocab] float32."""
-        return self._head(hidden).float()
+        """hidden: [R, hidden]. Returns [R, vocab]."""
+        return self._head(hidden)
