@@ -49,7 +49,7 @@ def _decode_kernel(
         page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
         row = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
         k = tl.load(keys + row[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
-        scores = tl.dot(query, k) * scale
+        scores = tl.dot(query, k, input_precision="ieee") * scale
         if SOFTCAP:
             # tanh through exp: softcap * (1 - 2 / (e^2x + 1)).
             scores = softcap * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
@@ -66,7 +66,7 @@ def _decode_kernel(
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         v = tl.load(values + row[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
 
     if SPLITS == 1:

@@ -51,7 +51,7 @@ def _prefill_kernel(
         page = tl.load(tables + sequence * table_stride + key // PAGE, mask=known, other=0).to(tl.int64)
         at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
         k = tl.load(keys + at[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
-        scores = tl.dot(query, k) * scale
+        scores = tl.dot(query, k, input_precision="ieee") * scale
         if SOFTCAP:
             scores = softcap * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
         age = position[:, None] - key[None, :]
@@ -67,7 +67,7 @@ def _prefill_kernel(
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         v = tl.load(values + at[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
     total = tl.where(total == 0.0, 1.0, total)
     tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real[:, None] & whole[None, :])

@@ -128,32 +128,44 @@ class CudaRunner(Runner):
         packed[CHOICE] = torch.tensor([s.choice for s in step.sequences] + [0] * padding)
         packed[SEED] = torch.tensor([_signed(s.sampling.seed) for s in step.sequences] + [0] * padding)
         packed[HEAT] = torch.tensor([_heat_bits(s.sampling) for s in step.sequences] + [0] * padding)
-        for sequence in step.sequences:
-            self._upload_table(sequence)
+        self._upload_tables(step.sequences)
         graph.inputs.packed.copy_(packed.pin_memory(), non_blocking=True)
         graph.graph.replay()
         return self._fly(graph.tokens[:count], [1] * count)
 
-    def _upload_table(self, sequence: Sequence) -> None:
-        """Bring the row's block table up to date for a sequence that is new in it; its growth is then written by the
-        steps themselves."""
-        owner = (sequence, sequence.admissions)
-        if self._owners[sequence.row] != owner:
-            self._owners[sequence.row] = owner
-            blocks = torch.tensor(sequence.blocks, dtype=torch.int32)
-            self._tables[sequence.row, : len(blocks)].copy_(blocks.pin_memory(), non_blocking=True)
+    def _upload_tables(self, sequences: list[Sequence]) -> None:
+        """Bring the block tables up to date of sequences that are new in their rows, or grew outside of the graphs."""
+        stale = [s for s in sequences if self._owners[s.row] != (s, s.admissions)]
+        if not stale:
+            return
+        width = max(len(s.blocks) for s in stale)
+        tables = torch.tensor([s.blocks + [0] * (width - len(s.blocks)) for s in stale], dtype=torch.int32)
+        rows = torch.tensor([s.row for s in stale])
+        device = self.device
+        self._tables[rows.to(device, non_blocking=True), :width] = tables.to(device, non_blocking=True)
+        for sequence in stale:
+            self._owners[sequence.row] = (sequence, sequence.admissions)
 
     def _run_eagerly(self, step: Step) -> Launched:
+        for sequence, count, end in step:
+            if count == 1 and (end - 1) % self._block_size == 0:
+                self._owners[sequence.row] = None
         token_ids, positions, batch = self._inputs(step)
         pending = [
             (start, s.row) for (s, count, end), start in zip(step, batch.starts, strict=False) if end > len(s.tokens)
         ]
         if pending:
-            where, rows = (torch.tensor(x, device=self.device) for x in zip(*pending, strict=True))
-            token_ids[where] = self._last_tokens[rows]
+            where, sources = (torch.tensor(x, device=self.device) for x in zip(*pending, strict=True))
+            token_ids[where] = self._last_tokens[sources]
         self._backend.prepare(batch)
         hidden = self._decoder.forward(token_ids, positions, batch)
-        counts, rows_of_logits, rows, seeds, heats, ends, choices = [], [], [], [], [], [], []
+        counts: list[int] = []
+        rows_of_logits: list[int] = []
+        rows: list[int] = []
+        seeds: list[int] = []
+        heats: list[float] = []
+        ends: list[int] = []
+        choices: list[int] = []
         for index, (sequence, _, end) in enumerate(step):
             if not step.samples[index]:
                 counts.append(0)
@@ -185,7 +197,7 @@ class CudaRunner(Runner):
     def _fly(self, tokens: torch.Tensor, counts: list[int]) -> _Flying:
         host = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)
         host.copy_(tokens, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         return _Flying(host, arrived, counts)
 

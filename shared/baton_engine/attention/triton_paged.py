@@ -47,7 +47,7 @@ class TritonPaged:
         ints += starts + sequences + rows
         packed = torch.tensor(ints, dtype=torch.int32).to(device, non_blocking=True)
         sizes = [len(counts) * width, len(counts), len(starts), len(sequences), len(rows)]
-        tables, self._lengths, self._starts, *tiles = packed.split(sizes)
+        tables, self._lengths, self._starts, *tiles = torch.split(packed, sizes)
         self._tables = tables.view(len(counts), width)
         self._tiles = tiles[0], tiles[1]
         self._rows: torch.Tensor | None = None
