@@ -3,7 +3,7 @@
 FlashAttention (Dao, 2023) over block tables: one program per tile of queries and head.
 """
 
-import itertools
+from collections.abc import Iterable
 
 import torch
 import triton
@@ -73,11 +73,16 @@ def _prefill_kernel(
     tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real[:, None] & whole[None, :])
 
 
-def prefill_tiles(starts: list[int], block_queries: int) -> tuple[list[int], list[int]]:
-    """Return for each tile of queries its sequence and its first row; starts: as in prefill_attention."""
+def prefill_tiles(
+    starts: list[int], block_queries: int, which: Iterable[int] | None = None
+) -> tuple[list[int], list[int]]:
+    """Return for each tile of queries its sequence and its first row.
+
+    starts: as in prefill_attention. which: the sequences to compute; None = all.
+    """
     sequences, rows = [], []
-    for sequence, (first, end) in enumerate(itertools.pairwise(starts)):
-        for row in range(first, end, block_queries):
+    for sequence in range(len(starts) - 1) if which is None else which:
+        for row in range(starts[sequence], starts[sequence + 1], block_queries):
             sequences.append(sequence)
             rows.append(row)
     return sequences, rows
@@ -98,7 +103,9 @@ def prefill_attention(
     num_warps: int = 4,
     num_stages: int = 2,
 ) -> torch.Tensor:
-    """As paged_attention_reference. tiles: `prefill_tiles` of the same block_queries, int32 on q's device.
+    """As paged_attention_reference, for the sequences that have tiles; the rows of others are left alone.
+
+    tiles: `prefill_tiles` of the same block_queries, int32 on q's device.
 
     q, keys and values are contiguous; tables, lengths and starts int32.
     """

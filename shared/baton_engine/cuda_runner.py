@@ -4,6 +4,7 @@ import logging
 import struct
 
 import msgspec
+import numpy as np
 import torch
 
 from baton_kernels.decode_inputs import BLOCK, CHOICE, FIELDS, HEAT, POSITION, ROW, SEED, TOKEN, DecodeInputs
@@ -17,6 +18,7 @@ from .model_config import ModelConfig
 from .runner import PENDING_TOKEN, Choice, Launched, Runner
 from .sampling import SamplingParams
 from .sequence import Sequence, Step
+from .transfer import to_device
 
 log = logging.getLogger(__name__)
 
@@ -139,10 +141,11 @@ class CudaRunner(Runner):
         if not stale:
             return
         width = max(len(s.blocks) for s in stale)
-        tables = torch.tensor([s.blocks + [0] * (width - len(s.blocks)) for s in stale], dtype=torch.int32)
-        rows = torch.tensor([s.row for s in stale])
-        device = self.device
-        self._tables[rows.to(device, non_blocking=True), :width] = tables.to(device, non_blocking=True)
+        tables = np.zeros((len(stale), width), dtype=np.int32)
+        for table, sequence in zip(tables, stale, strict=True):
+            table[: len(sequence.blocks)] = sequence.blocks
+        rows = to_device([s.row for s in stale], self.device)
+        self._tables[:, :width].index_copy_(0, rows, to_device(tables, self.device, torch.int32))
         for sequence in stale:
             self._owners[sequence.row] = (sequence, sequence.admissions)
 
@@ -155,7 +158,7 @@ class CudaRunner(Runner):
             (start, s.row) for (s, count, end), start in zip(step, batch.starts, strict=False) if end > len(s.tokens)
         ]
         if pending:
-            where, sources = (torch.tensor(x, device=self.device) for x in zip(*pending, strict=True))
+            where, sources = (to_device(x, self.device) for x in zip(*pending, strict=True))
             token_ids[where] = self._last_tokens[sources]
         self._backend.prepare(batch)
         hidden = self._decoder.forward(token_ids, positions, batch)
@@ -183,15 +186,15 @@ class CudaRunner(Runner):
         if not rows:
             return self._fly(self._last_tokens[:0], counts)
         device = self.device
-        logits = self._decoder.logits(hidden[torch.tensor(rows_of_logits, device=device)])
+        logits = self._decoder.logits(hidden[to_device(rows_of_logits, device)])
         tokens = self._draw(
             logits,
-            torch.tensor(heats, device=device),
-            torch.tensor(seeds, device=device),
-            torch.tensor(ends, device=device),
-            torch.tensor(choices, device=device),
+            to_device(heats, device, torch.float32),
+            to_device(seeds, device),
+            to_device(ends, device),
+            to_device(choices, device),
         )
-        self._last_tokens.index_copy_(0, torch.tensor(rows, device=device), tokens)
+        self._last_tokens.index_copy_(0, to_device(rows, device), tokens)
         return self._fly(tokens, counts)
 
     def _fly(self, tokens: torch.Tensor, counts: list[int]) -> _Flying:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import numpy as np
 import torch
 
 from .attention.backend import AttentionBatch
@@ -18,6 +19,7 @@ from .models.decoder import Decoder
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
 from .sequence import Step
+from .transfer import to_device
 
 log = logging.getLogger(__name__)
 
@@ -90,19 +92,21 @@ class Runner:
 
     def _inputs(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
         token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
+        positions, slots = [], []
         starts = [0]
         size = self._block_size
+        offsets = np.arange(size)
         for sequence, count, end in step:
             first = end - count
             token_ids += sequence.tokens[first:end]
             token_ids += [PENDING_TOKEN] * (starts[-1] + count - len(token_ids))
-            positions += range(first, end)
-            slots += [sequence.blocks[p // size] * size + p % size for p in range(first, end)]
+            positions.append(np.arange(first, end))
+            blocks = np.array(sequence.blocks[first // size : (end - 1) // size + 1])
+            slots.append((blocks[:, None] * size + offsets).ravel()[first % size : first % size + count])
             starts.append(len(token_ids))
         tables = [sequence.blocks for sequence in step.sequences]
-        ids, where, at = (torch.tensor(values, device=self.device) for values in (token_ids, positions, slots))
+        ids = to_device(token_ids, self.device)
+        where, at = (to_device(np.concatenate(parts), self.device) for parts in (positions, slots))
         return ids, where, AttentionBatch(starts, step.ends, tables, at)
 
     def _sample(self, step: Step, batch: AttentionBatch, hidden: torch.Tensor) -> list[list[Choice]]:
