@@ -13,7 +13,7 @@ import torch
 
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
-from baton_engine.runner import Choice
+from baton_engine.runner import Choice, Done
 from baton_engine.sequence import Sequence, Step
 
 VOCAB_SIZE = 50
@@ -68,33 +68,45 @@ class LedgerCache:
 
 
 class LedgerRunner:
-    """Stands in for Runner: writes the ledger, then checks every slot that attention would read."""
+    """Stands in for Runner: writes the ledger, then checks every slot that attention would read.
 
-    def __init__(self, config: EngineConfig, *_: object) -> None:
+    depth: as Runner.depth. What a device would do in order is done at launch; the engine learns of it when it waits.
+    """
+
+    def __init__(self, config: EngineConfig, depth: int) -> None:
         assert config.num_blocks is not None
         self.cache = LedgerCache(config.num_blocks, config.block_size)
         self.max_model_len = config.max_model_len or 4096
+        self.depth = depth
+        self._unread: dict[tuple[int, int], int] = {}  # tokens by sequence and position, as a device keeps them
 
-    def run(self, step: Step) -> list[list[Choice]]:
+    def launch(self, step: Step) -> Done:
         self.cache.copy(step.copies)
-        for sequence, count in step:
-            for position in range(sequence.computed - count, sequence.computed):
-                self.cache.slot(sequence, position)[:] = fold(sequence.tokens[: position + 1])
-        return [self._choices(sequence) for sequence in step.sequences]
+        texts = [self._text(sequence, end) for sequence, _, end in step]
+        for (sequence, count, end), text in zip(step, texts, strict=True):
+            for position in range(end - count, end):
+                self.cache.slot(sequence, position)[:] = fold(text[: position + 1])
+        return Done([self._choices(*entry) for entry in zip(step.sequences, texts, step.samples, strict=True)])
 
-    def _choices(self, sequence: Sequence) -> list[Choice]:
-        for position in range(sequence.computed):
+    def _text(self, sequence: Sequence, end: int) -> list[int]:
+        unread = [self._unread[id(sequence), position] for position in range(len(sequence.tokens), end)]
+        return [*sequence.tokens[:end], *unread]
+
+    def _choices(self, sequence: Sequence, text: list[int], samples: bool) -> list[Choice]:
+        for position in range(len(text)):
             found = self.cache.slot(sequence, position).item()
-            assert found == fold(sequence.tokens[: position + 1]), f"position {position} holds another sequence's KV"
-        if sequence.computed < len(sequence.tokens):
+            assert found == fold(text[: position + 1]), f"position {position} holds another sequence's KV"
+        if not samples:
             return []
         choices = range(sequence.sampling.n) if sequence.output_len == 0 else [sequence.choice]
-        return [Choice(next_token(sequence.tokens, choice), None) for choice in choices]
+        tokens = [next_token(text, choice) for choice in choices]
+        self._unread[id(sequence), len(text)] = tokens[0]
+        return [Choice(token, None) for token in tokens]
 
 
-def make_ledger_engine(folder: Path, **settings: Any) -> Engine:
-    """Return an engine over a ledger; folder is where its config.json is put."""
+def make_ledger_engine(folder: Path, depth: int = 0, **settings: Any) -> Engine:
+    """Return an engine over a ledger; folder is where its config.json is put. depth: steps launched ahead."""
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baton_engine.engine.Runner", LedgerRunner)
+        patch.setattr("baton_engine.engine.make_runner", lambda config, *_: LedgerRunner(config, depth))
         return Engine(EngineConfig(model=str(folder), **settings))

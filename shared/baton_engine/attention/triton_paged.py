@@ -90,8 +90,8 @@ class TritonPaged:
             )  # fmt: skip
         for rows in self._wholes:
             k, v = (x.flatten(0, 1).index_select(0, batch.slots[rows]) for x in (keys, values))
-            heads_first = (x.transpose(0, 1).unsqueeze(0) for x in (q[rows], k, v))
+            q_first, k_first, v_first = (x.transpose(0, 1).unsqueeze(0) for x in (q[rows], k, v))
             with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-                whole = scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
+                whole = scaled_dot_product_attention(q_first, k_first, v_first, is_causal=True, enable_gqa=True)
             out[rows] = whole.squeeze(0).transpose(0, 1)
         return out
