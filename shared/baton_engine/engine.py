@@ -11,10 +11,11 @@ from baton_common.block_hash import root_hash
 
 from .block_pool import BlockPool
 from .config import ConfigError, EngineConfig
+from .cuda_runner import CudaRunner
 from .delta import Delta, Load, Reservation
 from .loading import Progress
-from .model_config import load_model_config
-from .runner import Choice, Launched, make_runner
+from .model_config import ModelConfig, load_model_config
+from .runner import Choice, Launched, Runner, find_device
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State, Step
 
@@ -43,6 +44,12 @@ class _Import(msgspec.Struct):
     generation: int
     missing: set[int]  # block indices
     first_tokens: list[int] | None = None
+
+
+def make_runner(config: EngineConfig, model: ModelConfig, progress: Progress | None) -> Runner:
+    """Return the runner for the device that the settings name."""
+    kind = CudaRunner if find_device(config.device).type == "cuda" else Runner
+    return kind(config, model, progress)
 
 
 class Engine:

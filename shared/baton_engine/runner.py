@@ -59,7 +59,7 @@ class Runner:
     depth = 0  # steps that may be launched before the oldest is waited for
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
-        device = _device(config.device)
+        device = find_device(config.device)
         dtype = _dtype(config.dtype, model.dtype, device)
         if device.type == "cpu":
             torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
@@ -154,16 +154,7 @@ class Runner:
                 sequence.prompt_logprobs += token_logprobs(logits, part, [wanted] * len(part))
 
 
-def make_runner(config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> Runner:
-    """Return the runner for the device that the settings name."""
-    if _device(config.device).type == "cuda":
-        from .cuda_runner import CudaRunner
-
-        return CudaRunner(config, model, progress)
-    return Runner(config, model, progress)
-
-
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
