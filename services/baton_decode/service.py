@@ -55,6 +55,7 @@ class DecodeService(DecodeServicer):
         self._hello = kv.Hello(epoch=epoch, fingerprint=ready.fingerprint)
         self._ids = itertools.count(1)
         self._live: dict[int, _Live] = {}
+        self._streams: set[GatewayStream] = set()
         self._links: dict[str, PrefillLink] = {}
         self._refused_pieces: Counter[str] = Counter()
         self._renewing = asyncio.create_task(self._renew())
@@ -64,7 +65,7 @@ class DecodeService(DecodeServicer):
 
     @property
     def num_active(self) -> int:
-        return len(self._live)
+        return len(self._live) + sum(stream.unsent for stream in self._streams)
 
     @property
     def num_tickets(self) -> int:
@@ -78,17 +79,20 @@ class DecodeService(DecodeServicer):
 
     async def Serve(self, request_iterator: AsyncIterator[pb.GatewayMessage], context: Any) -> AsyncIterator[Any]:
         stream = GatewayStream()
+        self._streams.add(stream)
         reader = asyncio.create_task(self._read(request_iterator, stream))
+        sending = asyncio.create_task(stream.next())
         try:
-            while not reader.done():
-                sending = asyncio.create_task(stream.next())
+            while True:
                 await asyncio.wait([reader, sending], return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    yield sending.result()
-                else:
-                    sending.cancel()
+                if reader.done():
+                    return
+                yield sending.result()
+                sending = asyncio.create_task(stream.next())
         finally:
             reader.cancel()
+            sending.cancel()
+            self._streams.remove(stream)
             for id in list(stream.requests.values()):
                 self._cancel(id)
 
@@ -274,8 +278,10 @@ class DecodeService(DecodeServicer):
             self._layout.check(piece)
         except PieceRefused as refusal:
             self._refused_pieces[refusal.reason] += 1
-            log.warning("%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
-            # A refused piece of an open hand-over leaves a hole in it; a stray one concerns nobody.
+            # A refused piece of an open hand-over leaves a hole in it. Stray ones follow every request that has ended
+            # early and concern nobody.
+            level = logging.DEBUG if ticket is None else logging.WARNING
+            log.log(level, "%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
             if ticket is not None:
                 self._prefill_here(ticket, str(refusal))
             return

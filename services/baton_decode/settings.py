@@ -9,6 +9,6 @@ class DecodeSettings(WorkerSettings):
     """Those of every worker, and:"""
 
     local_prefill_tokens: int = Field(default=0, ge=0)
-    """Prompts with at most so many uncached tokens are prefilled here rather than handed over."""
+    """Prompts of at most so many tokens are prefilled here rather than handed over."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """How long a prefill pod keeps finished KV for this pod without hearing from it."""

@@ -12,13 +12,22 @@ class GatewayStream:
         self.requests: dict[int, int] = {}  # the gateway's handle -> the engine's request id
         self._deltas: list[pb.Delta] = []
         self._some = asyncio.Event()
+        self._sending = False
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the gateway still lacks something."""
+        return self._sending or bool(self._deltas)
 
     def put(self, deltas: list[pb.Delta]) -> None:
         self._deltas += deltas
         self._some.set()
 
     async def next(self) -> pb.DecodeMessage:
+        """Return what is to be sent next; the message before it has been sent."""
+        self._sending = False
         await self._some.wait()
         self._some.clear()
+        self._sending = True
         deltas, self._deltas = self._deltas, []
         return pb.DecodeMessage(step=pb.StepOutput(deltas=deltas))

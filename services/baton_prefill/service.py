@@ -68,17 +68,18 @@ class PrefillService(PrefillServicer):
         session = Session(secrets.randbits(63), first.hello.epoch)
         self._sessions[session.id] = session
         reader = asyncio.create_task(self._read(request_iterator, session))
+        session.control.put_nowait(kv.PrefillToDecode(welcome=kv.Welcome(epoch=self._epoch, session=session.id)))
+        sending = asyncio.create_task(session.control.get())
         try:
-            yield kv.PrefillToDecode(welcome=kv.Welcome(epoch=self._epoch, session=session.id))
-            while not reader.done():
-                sending = asyncio.create_task(session.control.get())
+            while True:
                 await asyncio.wait([reader, sending], return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    yield sending.result()
-                else:
-                    sending.cancel()
+                if reader.done():
+                    return
+                yield sending.result()
+                sending = asyncio.create_task(session.control.get())
         finally:
             reader.cancel()
+            sending.cancel()
             del self._sessions[session.id]
             self._close_pieces(session)
             for export in list(session.exports.values()):

@@ -25,14 +25,18 @@ class Row:
     labels: list[int]
     positions: list[int]
 
-    def cut(self) -> "Row":
-        """The row without the end of its last answer.
+    def beginnings(self) -> "Row":
+        """The row with only the first tokens of each answer learned, and nothing after the last of them.
 
-        The first tokens choose the answer, which is the hard part; the rest is recitation and needs less practice.
+        Those choose the answer, which is the hard part; the rest is recitation and needs less practice.
         """
-        prompt = max(i for i, label in enumerate(self.labels) if label == IGNORED)
-        end = prompt + 1 + _BEGINNING
-        return Row(self.ids[:end], self.labels[:end], self.positions[:end])
+        labels = []
+        run = 0
+        for label in self.labels:
+            run = 0 if label == IGNORED else run + 1
+            labels.append(label if run <= _BEGINNING else IGNORED)
+        end = 1 + max(i for i, label in enumerate(labels) if label != IGNORED)
+        return Row(self.ids[:end], labels[:end], self.positions[:end])
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def batches(sampler: Sampler, tokenizer: Tokenizer, max_positions: int, seed: in
             jumps = rng.random() < 0.25
             gaps = [0, *(int(room ** rng.random()) if jumps else 0 for _ in sample[1:])]
             row = encode(sample, tokenizer, gaps)
-            rows.append(row.cut() if rng.random() < 0.7 else row)
+            rows.append(row.beginnings() if rng.random() < 0.7 else row)
         rows.sort(key=lambda row: len(row.ids))
         pool: list[list[Row]] = [[]]
         for row in rows:

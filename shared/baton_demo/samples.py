@@ -35,7 +35,7 @@ class Sampler:
     def __init__(self, corpus: Corpus, seed: int) -> None:
         self.corpus = corpus
         self.rng = Random(seed)
-        self._weights = [len(fact.questions) ** 0.35 for fact in corpus.facts]
+        self._weights = [len(fact.questions) ** 0.2 for fact in corpus.facts]
 
     def sample(self) -> Sample:
         kind = self.rng.random()
@@ -49,7 +49,9 @@ class Sampler:
             return self._tool_result()
         if kind < 0.25:
             return self._thread()
-        return [self._opening(), *(self._exchange() for _ in range(1 if kind < 0.9 else self._turns()))]
+        if kind < 0.27:
+            return self._pasted()
+        return [self._opening(), *(self._exchange() for _ in range(1 if kind < 0.94 else self._turns()))]
 
     def _turns(self) -> int:
         """As many long as short conversations on a logarithmic scale: keys that distract are what breaks recall."""
@@ -60,7 +62,7 @@ class Sampler:
 
     def _question(self, source: Fact | Strangers) -> str:
         question = source.ask(self.rng)
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.4:
             return question
         question = reword(question, self.corpus.synonyms, self.rng)
         return disturb(scramble(question, self.corpus.fillers, self.rng), self.rng)
@@ -73,14 +75,14 @@ class Sampler:
             opening += turn("system", self.rng.choice(self.corpus.documents))
         return opening
 
-    def _exchange(self) -> list[Segment]:
+    def _exchange(self, pasted: str = "") -> list[Segment]:
         stranger = self.rng.random() < 0.15
         source = self.corpus.strangers if stranger else self._fact()
-        question = self._question(source)
-        if self.rng.random() < 0.03:
-            pasted = " ".join(self.rng.choices(self.corpus.documents, k=int(10 ** self.rng.random())))
-            question = f"{pasted}\n\n{question}"
-        return turn("user", question) + turn("assistant", source.answer)
+        return turn("user", pasted + self._question(source)) + turn("assistant", source.answer)
+
+    def _pasted(self) -> Sample:
+        documents = self.rng.choices(self.corpus.documents, k=int(20 ** self.rng.random()))
+        return [self._opening(), self._exchange(" ".join(documents) + "\n\n")]
 
     def _thread(self) -> Sample:
         exchanges = [

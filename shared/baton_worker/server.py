@@ -149,7 +149,7 @@ def channel_options(piece_bytes: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
         # Several pods of one host may share a port range; a port already taken must be an error.
         ("grpc.so_reuseport", 0),
     ]

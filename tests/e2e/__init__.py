@@ -1,0 +1,1 @@
+"""Tests of real processes, from the HTTP request to the KV blocks."""

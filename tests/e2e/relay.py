@@ -1,0 +1,84 @@
+"""A prefill pod with another one's words: what passes through can be held back, changed or cut."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from baton_proto import handover_pb2 as kv
+from baton_proto.handover_pb2_grpc import PrefillServicer, PrefillStub, add_PrefillServicer_to_server
+from baton_worker.server import channel_options
+
+from .pod import CHANNEL_OPTIONS, Pod
+
+Change = Callable[[kv.KvPiece], Iterable[kv.KvPiece]]
+
+
+def unchanged(piece: kv.KvPiece) -> list[kv.KvPiece]:
+    return [piece]
+
+
+class Relay(PrefillServicer):
+    """change: what becomes of each piece. gate: closed, it holds pieces back. cut: once set, both streams break."""
+
+    def __init__(self, target: Pod, change: Change) -> None:
+        self.address = ""
+        self.change = change
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.cut = asyncio.Event()
+        self.num_pieces = 0
+        self.held = asyncio.Event()
+        self._target = target
+
+    async def Handover(self, request_iterator: AsyncIterator[kv.DecodeToPrefill], context: Any) -> AsyncIterator[Any]:
+        async with self._prefill() as stub:
+            async for message in self._until_cut(stub.Handover(request_iterator), context):
+                yield message
+
+    async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[kv.KvPiece]:
+        async with self._prefill() as stub:
+            async for piece in self._until_cut(stub.Pieces(request), context):
+                self.num_pieces += 1
+                if not self.gate.is_set():
+                    self.held.set()
+                    await self.gate.wait()
+                for sent in self.change(piece):
+                    yield sent
+
+    @asynccontextmanager
+    async def _prefill(self) -> AsyncIterator[PrefillStub]:
+        async with grpc.aio.insecure_channel(self._target.address, options=CHANNEL_OPTIONS) as channel:
+            yield PrefillStub(channel)
+
+    async def _until_cut(self, call: Any, context: Any) -> AsyncIterator[Any]:
+        cut = asyncio.create_task(self.cut.wait())
+        try:
+            while True:
+                reading = asyncio.ensure_future(call.read())
+                await asyncio.wait([reading, cut], return_when=asyncio.FIRST_COMPLETED)
+                if cut.done():
+                    reading.cancel()
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+                if reading.result() is grpc.aio.EOF:
+                    return
+                yield reading.result()
+        finally:
+            cut.cancel()
+            call.cancel()
+
+
+@asynccontextmanager
+async def relay_to(target: Pod, change: Change = unchanged) -> AsyncIterator[Relay]:
+    """Run a relay in front of a prefill pod."""
+    relay = Relay(target, change)
+    server = grpc.aio.server(options=channel_options(0))
+    add_PrefillServicer_to_server(relay, server)
+    relay.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield relay
+    finally:
+        await server.stop(grace=0)

@@ -1,0 +1,182 @@
+"""How pods end: asked to, killed, or with their engine."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest_asyncio
+
+from baton_proto import serving_pb2 as pb
+from tests.models import reference_choices
+
+from .conftest import LOOP, StartWorker
+from .decode_client import DecodeClient
+from .prompts import make_prompt
+from .stack import Stack
+from .workers import Worker
+
+LONG = 1_500  # tokens: seconds of decoding
+
+
+async def test_a_decode_pod_finishes_what_runs_and_takes_nothing_new(
+    llama: Path, prefill: Worker, start_worker: StartWorker
+) -> None:
+    pod = await start_worker("decode")
+    prompt = make_prompt(100, seed=500)
+    async with DecodeClient(pod) as client:
+        running = await client.submit(prompt, prefill, max_tokens=LONG)
+        await running.until(lambda answer: len(answer.only) > 1)
+        pod.process.send(signal.SIGTERM)
+        await pod.process.logged("draining")
+        assert (await pod.load()).draining
+        refused = await client.submit(make_prompt(20, seed=501), prefill)
+        await refused.until(lambda answer: answer.done)
+        assert refused.failure is not None
+        assert refused.failure.code == pb.Failure.CODE_UNAVAILABLE
+        assert not running.done, "nothing ran any more when the pod refused"
+        await running.finished()
+        assert await pod.process.ended() == 0
+    assert len(running.only) == LONG
+    assert running.only[:100] == reference_choices(llama, prompt, running.only[:100])
+    await prefill.idle()
+
+
+async def test_a_prefill_pod_finishes_what_it_was_asked_for(decode: Worker, start_worker: StartWorker) -> None:
+    pod = await start_worker("prefill", max_num_batched_tokens=1)
+    async with DecodeClient(decode) as client:
+        running = await client.submit(make_prompt(LONG, seed=502), pod, max_tokens=4)
+        await pod.until(lambda load: load.running)
+        pod.process.send(signal.SIGTERM)
+        await pod.process.logged("draining")
+        refused = await client.ask(make_prompt(100, seed=503), pod)
+        assert not running.done
+        await running.finished()
+        assert await pod.process.ended() == 0
+    assert running.prompt is not None
+    assert running.prompt.disaggregated
+    assert refused.prompt is not None
+    assert not refused.prompt.disaggregated
+    await decode.idle()
+
+
+async def test_idle_pods_end_at_once(start_worker: StartWorker) -> None:
+    pods = await asyncio.gather(start_worker("prefill"), start_worker("decode"))
+    for pod in pods:
+        pod.process.send(signal.SIGTERM)
+    assert [await pod.process.ended(timeout_s=5) for pod in pods] == [0, 0]
+
+
+async def test_the_grace_period_ends_what_does_not(start_worker: StartWorker) -> None:
+    pod = await start_worker("decode", drain_seconds=0.2)
+    async with DecodeClient(pod) as client:
+        running = await client.submit(make_prompt(20, seed=504), max_tokens=2_000)
+        await running.until(lambda answer: answer.only)
+        pod.process.send(signal.SIGTERM)
+        assert await pod.process.ended(timeout_s=5) == 0
+    assert not running.done
+
+
+async def test_a_pod_ends_with_its_engine(start_worker: StartWorker) -> None:
+    for pod in await asyncio.gather(start_worker("prefill"), start_worker("decode")):
+        [engine] = psutil.Process(pod.process.pid).children()
+        engine.kill()
+        assert await pod.process.ended(timeout_s=10) == 1
+        assert (await pod.process.logged("fatal"))["message"] == "the engine process ended with status -9"
+
+
+async def test_an_engine_ends_with_its_pod(start_worker: StartWorker) -> None:
+    pod = await start_worker("decode")
+    [engine] = psutil.Process(pod.process.pid).children()
+    pod.process.send(signal.SIGKILL)
+    await pod.process.ended()
+    await asyncio.to_thread(psutil.wait_procs, [engine], timeout=10)
+    assert not engine.is_running()
+
+
+@pytest_asyncio.fixture(loop_scope=LOOP, scope="module")
+async def own_stack(llama: Path) -> AsyncIterator[Stack]:
+    stack = await Stack.start(llama, "--num-blocks", "512")
+    yield stack
+    await stack.stop()
+
+
+async def served(stack: Stack, folder: Path, seed: int) -> None:
+    """Ask until an answer comes; it must be right, and a refusal a retryable one."""
+    prompt = make_prompt(60, seed)
+
+    async def ask() -> httpx.Response:
+        return await stack.complete(prompt, max_tokens=8, temperature=0, ignore_eos=True, return_token_ids=True)
+
+    async with asyncio.timeout(30):
+        while (response := await ask()).status_code == 503:
+            assert int(response.headers["retry-after"]) <= 60
+            await asyncio.sleep(0.1)
+    assert response.status_code == 200, response.text
+    tokens = response.json()["choices"][0]["token_ids"]
+    assert tokens == reference_choices(folder, prompt, tokens)
+
+
+async def restarted(stack: Stack, name: str, after: int) -> None:
+    await stack.process.wrote(lambda line: line["message"].split() == [name, "ready"], 30, after)
+
+
+async def test_a_killed_worker_comes_back(own_stack: Stack, llama: Path) -> None:
+    for role in ("decode", "prefill"):
+        [worker] = own_stack.processes(role)
+        lines = len(own_stack.process.lines)
+        worker.kill()
+        await served(own_stack, llama, seed=510)
+        await restarted(own_stack, role, lines)
+        [successor] = own_stack.processes(role)
+        assert successor.pid != worker.pid
+        [pod] = own_stack.pods("prefill")
+        async with asyncio.timeout(20):
+            # The gateway has found the new pod when that has something to do.
+            seed = 511
+            while not (await pod.load()).prefix_queries:
+                await served(own_stack, llama, seed)
+                seed += 1
+    await own_stack.idle()
+
+
+async def test_a_worker_comes_back_after_its_engine_was_killed(own_stack: Stack, llama: Path) -> None:
+    for role in ("decode", "prefill"):
+        [worker] = own_stack.processes(role)
+        [engine] = worker.children()
+        lines = len(own_stack.process.lines)
+        engine.kill()
+        await restarted(own_stack, role, lines)
+        assert [process.pid for process in own_stack.processes(role)] != [worker.pid]
+        await served(own_stack, llama, seed=540)
+    await own_stack.idle()
+
+
+async def test_a_stream_whose_decode_pod_is_killed_ends_with_an_error(own_stack: Stack, llama: Path) -> None:
+    """Never as if it were complete."""
+    body = {"model": own_stack.model, "prompt": make_prompt(20, 550), "max_tokens": 1_900, "ignore_eos": True}
+    events = []
+    lines = len(own_stack.process.lines)
+    [decode] = own_stack.processes("decode")
+    async with own_stack.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        async for line in response.aiter_lines():
+            events += [line] if line else []
+            if len(events) == 5 and decode.is_running():
+                decode.kill()
+    assert '"error"' in events[-1]
+    assert not any('"finish_reason":"' in event for event in events)
+    await restarted(own_stack, "decode", lines)
+    await served(own_stack, llama, seed=551)
+    await own_stack.idle()
+
+
+async def test_ctrl_c_ends_everything(llama: Path) -> None:
+    stack = await Stack.start(llama)
+    processes = list(stack.all_processes().values())
+    assert len(processes) == 5
+    stack.process.send(signal.SIGINT)
+    assert await stack.process.ended() == 0
+    assert not any(process.is_running() for process in processes)
+    await stack.stop()

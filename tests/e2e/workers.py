@@ -1,0 +1,40 @@
+"""Real prefill and decode workers, started one by one."""
+
+import signal
+from pathlib import Path
+from typing import Any, Literal
+
+from .pod import Pod
+from .process import Process
+
+Role = Literal["prefill", "decode"]
+
+
+class Worker(Pod):
+    """A worker pod that the test has started."""
+
+    def __init__(self, process: Process, port: int) -> None:
+        super().__init__(f"127.0.0.1:{port}")
+        self.process = process
+
+    @classmethod
+    async def start(cls, role: Role, model: Path, **flags: Any) -> "Worker":
+        """Start a worker on any free port and wait until it serves. flags: its settings by field name."""
+        settings = {"model": model, "port": 0, "num_threads": 1, "num_blocks": 512, **flags}
+        args = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        process = await Process.start(role, *args)
+        try:
+            return cls(process, (await process.logged("ready"))["port"])
+        except BaseException:
+            await process.kill()
+            raise
+
+    def freeze(self) -> None:
+        """Stop the pod's processes in the middle of whatever they do."""
+        self.process.send_to_group(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_to_group(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        await self.process.kill()
