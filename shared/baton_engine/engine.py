@@ -83,8 +83,17 @@ class Engine:
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
+        # Named one by one: a field that a later version adds must not keep it from working with an earlier one.
+        model = self.model
         return {
-            "model": msgspec.to_builtins(self.model),
+            "architecture": model.architecture,
+            "num_layers": model.num_layers,
+            "num_heads": model.num_heads,
+            "num_kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "hidden_size": model.hidden_size,
+            "rope": [model.rope.type, model.rope.theta, model.rope.factor, model.rope.original_max_position_embeddings],
+            "sliding_windows": list(model.sliding_windows),
             "kv_dtype": str(self.runner.cache.data.dtype),
             "block_size": self.config.block_size,
         }
