@@ -64,13 +64,13 @@ def _api_routes(gateway: Gateway) -> APIRouter:
         return parse_body(await read_body(request, settings.max_body_bytes, settings.body_timeout_s), kind)
 
     def card() -> dict[str, Any]:
-        limits = gateway.fleet.limits()
         return {
             "id": model.name,
             "object": "model",
             "created": created,
             "owned_by": "baton",
-            "max_model_len": None if limits is None else limits.max_model_len,
+            # A model that no pod serves is not listed: who sees it may use it.
+            "max_model_len": gateway.limits().max_model_len,
         }
 
     @router.post("/v1/chat/completions", openapi_extra=_body_of(ChatCompletionRequest))

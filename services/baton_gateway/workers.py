@@ -15,7 +15,7 @@ from baton_proto import serving_pb2_grpc as rpc
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 2.0
+LAST_RETRY_S = 0.5
 
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
@@ -23,7 +23,7 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     # Pods at one address over time, or seen by several gateways in one process, must not share a connection's fate.
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -20,11 +20,40 @@ from .workers import Worker
 
 NUM_TOKENS = 64
 CHUNK = 48
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"rope": "llama3", "num_key_value_heads": 1},
-    "qwen2": {},
-    "qwen3": {"head_dim": 32},
-    "mistral": {"sliding_window": 24},
+# Together: 1, 2, 4 and 8 query heads per KV head; head sizes 16, 32, 64, 80 and 128; every rope; embeddings tied and
+# not; biases on and off.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, 4 to 1, llama3": ("llama", {"rope": "llama3", "num_key_value_heads": 1}),
+    "llama, 8 to 1, linear, biases, tied": (
+        "llama",
+        {
+            "rope": "linear",
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama, 1 to 1, yarn, 80": ("llama", {"rope": "yarn", "num_key_value_heads": 4, "head_dim": 80}),
+    "qwen2, 2 to 1": ("qwen2", {}),
+    "qwen2, 4 to 1, yarn, 64, tied": (
+        "qwen2",
+        {
+            "rope": "yarn",
+            "hidden_size": 256,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.18,
+        },
+    ),
+    "qwen3, 2 to 1, 128": ("qwen3", {"head_dim": 128}),
+    "qwen3, 1 to 1, linear, biases, 32": (
+        "qwen3",
+        {"rope": "linear", "num_key_value_heads": 4, "head_dim": 32, "attention_bias": True},
+    ),
+    "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, CHUNK, 2 * CHUNK + 5, 5 * CHUNK - 3]
 
@@ -34,9 +63,10 @@ def assert_reference(folder: Path, prompt: list[int], tokens: list[int], count: 
     assert tokens == reference_choices(folder, prompt, tokens), f"{len(prompt)} prompt tokens"
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=SHAPES)
 def folder(request: pytest.FixtureRequest, tiny_model: MakeModel) -> Path:
-    return tiny_model(request.param, **FAMILIES[request.param])
+    family, overrides = SHAPES[request.param]
+    return tiny_model(family, **overrides)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope=LOOP, params=["disaggregated", "aggregated"])

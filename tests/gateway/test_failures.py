@@ -73,7 +73,8 @@ async def test_no_pod_at_all(model_folder):
         assert (await stack.http.get("/ready")).status_code == 503
         assert (await stack.http.get("/health")).status_code == 200
         assert (await stack.http.get("/live")).status_code == 200
-        assert (await stack.http.get("/v1/models")).status_code == 200
+        for path in ("/v1/models", "/v1/models/tiny"):
+            assert error_of(await stack.http.get(path))["code"] == "server_is_overloaded"
 
 
 @pytest.mark.parametrize("loss", ["stream", "pod", "unavailable"])
