@@ -43,7 +43,7 @@ def parse(*flags: str) -> GatewaySettings:
 
 def test_flags(tmp_path):
     settings = parse(
-        *("--model", str(tmp_path), "--port", "9", "--served-model-name", "m", "--use-generation-config", "false"),
+        *("--model", str(tmp_path), "--port", "9", "--served-model-name", "m", "--no-use-generation-config"),
         *("--decode-addresses", "a:1,b:2", "--prefill-addresses", "c:3", "--api-keys", "one,two"),
     )
     assert settings.decode_addresses == ["a:1", "b:2"]
