@@ -140,6 +140,8 @@ class _Submission:
             self._retry(overloaded("The decode pod was lost."))
 
     def stop(self, choice: int) -> None:
+        if choice not in self._open:
+            return
         self._open.discard(choice)
         if not self._open:
             self.cancel()

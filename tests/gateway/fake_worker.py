@@ -22,6 +22,7 @@ class Job:
     pod: "FakePod"
     outbox: "asyncio.Queue[pb.DecodeMessage]"
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled_choices: list[int] = field(default_factory=list)
     sent: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -212,9 +213,13 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
                         self.jobs.append(job)
                         self.arrived.notify_all()
                 else:
+                    job, task = tasks.get(message.cancel.handle, (None, None))
+                    if message.cancel.HasField("choice"):
+                        if job is not None:
+                            job.cancelled_choices.append(message.cancel.choice)
+                        continue
                     self.cancels.append(message.cancel.handle)
-                    if message.cancel.handle in tasks:
-                        job, task = tasks[message.cancel.handle]
+                    if job is not None and task is not None:
                         task.cancel()
                         job.cancelled.set()
         finally:

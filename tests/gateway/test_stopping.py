@@ -1,5 +1,7 @@
 """How choices end."""
 
+import asyncio
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,11 +69,18 @@ async def test_one_choice_stops_and_the_other_goes_on(stack: Stack):
                     finish = STOP if position == len(ids) - 1 else NONE
                     deltas.append(job.delta([ids[position]], choice=choice, finish=finish))
             await job.send(*deltas)
+            if position == len(stopping) - 2:
+                # All of the stop string has been said; only its choice is to end on the pod.
+                async with asyncio.timeout(5):
+                    while not job.cancelled_choices:
+                        await asyncio.sleep(0.01)
 
     stack.pod.script = script
     body = (await stack.complete("x", n=2, stop="STOP")).json()
     assert [choice["text"] for choice in body["choices"]] == ["lazy ", "hello world fox"]
     assert [choice["stop_reason"] for choice in body["choices"]] == ["STOP", None]
+    assert stack.pod.jobs[0].cancelled_choices == [0]
+    assert not stack.pod.cancels
 
 
 async def test_end_of_sequence_is_counted_but_not_shown(stack: Stack):
