@@ -1,12 +1,18 @@
 """Fixtures of all tests."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from .models import make_model
+
+if not torch.cuda.is_available():
+    # Kernels then run in Triton's interpreter. Triton reads this when a module with kernels is imported.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 MakeModel = Callable[..., Path]
 

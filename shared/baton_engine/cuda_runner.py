@@ -105,14 +105,24 @@ class CudaRunner(Runner):
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
-        if any(sequence.sampling.needs_host for sequence in step.sequences):
+        needs_host = any(sequence.sampling.needs_host for sequence in step.sequences)
+        if not needs_host and self._fits_graph(step):
+            self.cache.copy(step.copies)
+            return self._replay(step)
+        for sequence, _, end in step:
+            # Only the graphs write a block that is new into the row's table.
+            if (end - 1) % self._block_size == 0:
+                self._owners[sequence.row] = None
+        if needs_host:
             return super().launch(step)
         self.cache.copy(step.copies)
-        if step.num_tokens == len(step.sequences) and all(step.samples) and self._graphs:
-            simple = all(s.sampling.n == 1 or s.output_len for s in step.sequences)
-            if simple and len(step.sequences) <= self._sizes[-1]:
-                return self._replay(step)
         return self._run_eagerly(step)
+
+    def _fits_graph(self, step: Step) -> bool:
+        """Whether every sequence decodes one token, for one choice, and there is a graph for so many."""
+        decodes = step.num_tokens == len(step.sequences) and all(step.samples)
+        forks = any(s.sampling.n > 1 and not s.output_len for s in step.sequences)
+        return decodes and not forks and bool(self._sizes) and len(step.sequences) <= self._sizes[-1]
 
     def _replay(self, step: Step) -> Launched:
         count = len(step.sequences)
@@ -150,9 +160,6 @@ class CudaRunner(Runner):
             self._owners[sequence.row] = (sequence, sequence.admissions)
 
     def _run_eagerly(self, step: Step) -> Launched:
-        for sequence, count, end in step:
-            if count == 1 and (end - 1) % self._block_size == 0:
-                self._owners[sequence.row] = None
         token_ids, positions, batch = self._inputs(step)
         pending = [
             (start, s.row) for (s, count, end), start in zip(step, batch.starts, strict=False) if end > len(s.tokens)

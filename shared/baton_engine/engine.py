@@ -158,7 +158,7 @@ class Engine:
         return result
 
     def _needs_known_tokens(self) -> bool:
-        return any(sequence.sampling.needs_host for sequence in self.scheduler.running)
+        return any(s.sampling.needs_host for s in (*self.scheduler.running, *self.scheduler.waiting))
 
     def _collect(self, result: StepResult) -> None:
         """Wait for the oldest step and note what it brought."""

@@ -49,10 +49,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/ready" else 404)
+        # As the real one: not ready before all workers are.
+        with open(os.environ["RECORD"]) as stream:
+            started = {line.split('"')[1] + line.split('"--port", "')[1].split('"')[0] for line in stream}
+        self.send_response(200 if self.path == "/ready" and len(started) > self.workers else 404)
         self.end_headers()
 
 def main(settings):
+    addresses = f"{settings.decode_addresses},{settings.prefill_addresses}".split(",")
+    Handler.workers = len([address for address in addresses if address])
     with open(os.environ["RECORD"], "a") as stream:
         stream.write(json.dumps([*sys.argv[1:], settings.api_keys]) + "\\n")
     HTTPServer((settings.host, settings.port), Handler).serve_forever()

@@ -1,13 +1,7 @@
 """Kernels run for real where there is a GPU, and in Triton's interpreter elsewhere."""
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    # Read when a kernel's module is imported.
-    os.environ["TRITON_INTERPRET"] = "1"
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
