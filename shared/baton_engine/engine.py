@@ -126,17 +126,13 @@ class Engine:
         self.scheduler.add(sequence)
 
     def abort(self, id: int, choice: int | None = None) -> None:
-        """End a request, or one choice of it, and free its blocks at once. Unknown ids are ignored."""
+        """End a request, exported or not, or one choice of it, and free its blocks. Unknown ids are ignored."""
         sequences = self._sequences.get(id, [])
         for sequence in [s for s in sequences if choice is None or s.choice == choice]:
             self.scheduler.remove(sequence)
             sequences.remove(sequence)
         if not sequences:
             self._forget(id)
-
-    def release_export(self, id: int) -> None:
-        """Free the blocks of a request whose KV has arrived, or whose lease has ended."""
-        self.abort(id)
 
     def step(self) -> StepResult:
         """Start the next step and return what became known, possibly nothing.

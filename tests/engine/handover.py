@@ -82,7 +82,7 @@ class Pair:
         generation = self.reservations[piece.id].generation
         complete = self.decode.import_blocks(piece.id, generation, piece.first_block, piece.values)
         if complete:
-            self.prefill.release_export(piece.id)
+            self.prefill.abort(piece.id)
         return complete
 
     def _cut(self, export: Export) -> None:

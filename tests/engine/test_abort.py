@@ -136,7 +136,7 @@ def test_aborting_both_ends_of_a_hand_over_at_any_moment(llama: Path) -> None:
 def test_an_unknown_request_is_nothing_to_abort(llama: Path) -> None:
     engine = make_engine(llama)
     engine.abort(99)
-    engine.release_export(99)
+    engine.abort(99)
     engine.cancel_import(99)
     engine.import_tokens(99, [1])
     assert_idle(engine)

@@ -230,7 +230,7 @@ def test_an_export_stays_until_it_is_released(llama: Path) -> None:
     generate(pair.prefill, [make_request(1, make_prompt(30, seed=1))])
     assert pair.prefill.pool.num_held == 5
     pair.prefill.check_integrity()
-    pair.prefill.release_export(0)
+    pair.prefill.abort(0)
     assert_idle(pair.prefill)
 
 
@@ -252,7 +252,7 @@ def test_an_exporter_keeps_its_blocks_when_others_need_some(llama: Path) -> None
     [exporting] = engine._sequences[1]
     assert 0 < exporting.computed < len(prompt), "the test is about one that still runs"
     assert exporting.blocks[: len(blocks)] == blocks
-    engine.release_export(1)
+    engine.abort(1)
     engine.check_integrity()
 
 

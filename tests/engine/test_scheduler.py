@@ -52,7 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
             for id in [sequence.request.id for sequence in self.engine.scheduler.importing]:
                 self.engine.cancel_import(id)
             for id in list(self.exported):
-                self.engine.release_export(id)
+                self.engine.abort(id)
             if not self.engine.has_work and not self.exported:
                 break
             self.step()
