@@ -39,8 +39,13 @@ class KvCache:
 
     def gather(self, blocks: list[int], out: torch.Tensor) -> None:
         """Write blocks into out [layers, 2, len(blocks), block_size, kv_heads, head_dim], in that order."""
-        torch.index_select(self.data, 2, torch.tensor(blocks, device=self.data.device), out=out)
+        indices = torch.tensor(blocks, device=self.data.device)
+        if out.device == self.data.device:
+            torch.index_select(self.data, 2, indices, out=out)
+        else:
+            out.copy_(self.data.index_select(2, indices))
 
     def scatter(self, blocks: list[int], values: torch.Tensor) -> None:
         """Fill blocks from values, shaped as `gather` writes them."""
-        self.data.index_copy_(2, torch.tensor(blocks, device=self.data.device), values)
+        device = self.data.device
+        self.data.index_copy_(2, torch.tensor(blocks, device=device), values.to(device))
