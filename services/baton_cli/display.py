@@ -22,7 +22,6 @@ class Display(ABC):
     """Shows states, log lines and messages. A context manager: within it the display owns the terminal."""
 
     def __init__(self, names: Sequence[str], level: LogLevel) -> None:
-        self._names = names
         self._width = max(map(len, names))
         self._threshold = level.number
 
