@@ -1,6 +1,7 @@
 """Baton beside Hugging Face transformers on this machine's CPU: one run, same weights, same thread count.
 
-Usage: cpu_bench.py [--out FILE] [--repeats N]. Prints a table and writes JSON. Times are medians.
+Usage: cpu_bench.py [--out FILE] [--repeats N]. Prints a table and writes JSON. Times are medians, but
+for generate one at a time, which runs once.
 """
 
 import argparse
