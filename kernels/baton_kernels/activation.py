@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .overlap import let_next_start, overlap_options, wait_for_inputs
+
 
 def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up: [T, 2 * size], gate first. Returns [T, size]; silu is rounded to the dtype before the product."""
@@ -12,10 +14,12 @@ def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
+    wait_for_inputs(OVERLAP)
     gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside)
     wide = gate.to(tl.float32)
@@ -28,5 +32,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     block = min(triton.next_power_of_2(size), 2048)
-    _silu_mul_kernel[(rows, triton.cdiv(size, block))](gate_up, out, SIZE=size, BLOCK=block, num_warps=4)
+    _silu_mul_kernel[(rows, triton.cdiv(size, block))](
+        gate_up, out, SIZE=size, BLOCK=block, num_warps=4, **overlap_options(out.device)
+    )
     return out

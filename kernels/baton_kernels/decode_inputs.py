@@ -4,17 +4,23 @@ import torch
 import triton
 import triton.language as tl
 
+from .overlap import let_next_start, overlap_options, wait_for_inputs
+
 # Fields of a packed decode input, [FIELDS, sequences] int64. block: where this token's KV goes; -1 = nowhere.
-# token: the input token; -1 = the last one sampled for the row. heat: the bits of a float32 temperature.
-FIELDS = 7
-ROW, POSITION, BLOCK, TOKEN, CHOICE, SEED, HEAT = range(FIELDS)
+# token: the input token; -1 = the last one sampled for the row. heat, top_p, min_p: the bits of a float32.
+FIELDS = 10
+ROW, POSITION, BLOCK, TOKEN, CHOICE, SEED, TOP_K, HEAT, TOP_P, MIN_P = range(FIELDS)
+# Those that stay the same from step to step.
+STATIC_FIELDS = slice(CHOICE, FIELDS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "stride", "table_stride"])
 def _unpack_kernel(
-    packed, last_tokens, tables, token_ids, rows, positions, slots, lengths, next_positions, choices, seeds, heats,
-    count, table_stride, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    packed, last_tokens, tables, ints, lengths, floats, count, stride, table_stride,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_inputs(OVERLAP)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     row = tl.load(packed + at, mask=inside, other=0)
@@ -22,37 +28,64 @@ def _unpack_kernel(
     block = tl.load(packed + 2 * count + at, mask=inside, other=-1)
     token = tl.load(packed + 3 * count + at, mask=inside, other=0)
     token = tl.where(token < 0, tl.load(last_tokens + row, mask=inside, other=0), token)
-    tl.store(token_ids + at, token, mask=inside)
-    tl.store(rows + at, row, mask=inside)
-    tl.store(positions + at, position, mask=inside)
-    tl.store(slots + at, tl.where(block < 0, -1, block * PAGE + position % PAGE), mask=inside)
+    tl.store(ints + at, token, mask=inside)
+    tl.store(ints + stride + at, row, mask=inside)
+    tl.store(ints + 2 * stride + at, position, mask=inside)
+    tl.store(ints + 3 * stride + at, tl.where(block < 0, -1, block * PAGE + position % PAGE), mask=inside)
+    tl.store(ints + 4 * stride + at, position + 1, mask=inside)
     tl.store(lengths + at, (position + 1).to(tl.int32), mask=inside)
-    tl.store(next_positions + at, position + 1, mask=inside)
     tl.store(tables + row * table_stride + position // PAGE, block.to(tl.int32), mask=inside & (block >= 0))
-    tl.store(choices + at, tl.load(packed + 4 * count + at, mask=inside, other=0), mask=inside)
-    tl.store(seeds + at, tl.load(packed + 5 * count + at, mask=inside, other=0), mask=inside)
-    heat = tl.load(packed + 6 * count + at, mask=inside, other=0).to(tl.int32)
-    tl.store(heats + at, heat.to(tl.float32, bitcast=True), mask=inside)
+    for field in tl.static_range(3):
+        value = tl.load(packed + (4 + field) * count + at, mask=inside, other=0)
+        tl.store(ints + (5 + field) * stride + at, value, mask=inside)
+    for field in tl.static_range(3):
+        bits = tl.load(packed + (7 + field) * count + at, mask=inside, other=0).to(tl.int32)
+        tl.store(floats + field * stride + at, bits.to(tl.float32, bitcast=True), mask=inside)
 
 
 class DecodeInputs:
     """Device tensors of a decode step for a fixed number of sequences; `unpack` fills them."""
 
     def __init__(self, count: int, device: torch.device) -> None:
-        def ints() -> torch.Tensor:
-            return torch.zeros(count, dtype=torch.int64, device=device)
-
         self.packed = torch.zeros(FIELDS, count, dtype=torch.int64, device=device)
-        self.token_ids, self.rows, self.positions, self.slots, self.next_positions = (ints() for _ in range(5))
-        self.choices, self.seeds = ints(), ints()
+        # Rows begin where 16 bytes do: Triton compiles a kernel anew for pointers of another alignment.
+        stride = -(-count // 4) * 4
+        self._ints = torch.zeros(8, stride, dtype=torch.int64, device=device)[:, :count]
+        self._floats = torch.zeros(3, stride, dtype=torch.float32, device=device)[:, :count]
+        self.token_ids, self.rows, self.positions, self.slots, self.next_positions = self._ints[:5]
+        self.choices, self.seeds, self.top_ks = self._ints[5:]
+        self.heats, self.top_ps, self.min_ps = self._floats
         self.lengths = torch.ones(count, dtype=torch.int32, device=device)
-        self.heats = torch.zeros(count, dtype=torch.float32, device=device)
 
     def unpack(self, last_tokens: torch.Tensor, tables: torch.Tensor, block_size: int) -> None:
         """last_tokens: [rows] int64. tables: [rows, most blocks] int32; gets each sequence's current block."""
         count = self.packed.shape[1]
         _unpack_kernel[(triton.cdiv(count, 128),)](
-            self.packed, last_tokens, tables, self.token_ids, self.rows, self.positions, self.slots, self.lengths,
-            self.next_positions, self.choices, self.seeds, self.heats, count, tables.stride(0),
-            PAGE=block_size, BLOCK=128, num_warps=4,
+            self.packed, last_tokens, tables, self._ints, self.lengths, self._floats,
+            count, self._ints.stride(0), tables.stride(0),
+            PAGE=block_size, BLOCK=128, num_warps=4, **overlap_options(self.packed.device),
         )  # fmt: skip
+
+
+def unpack_reference(
+    packed: torch.Tensor, last_tokens: torch.Tensor, tables: torch.Tensor, block_size: int
+) -> dict[str, torch.Tensor]:
+    """Return what `DecodeInputs.unpack` puts under each name; tables is changed as it does."""
+    row, position, block, token, choice, seed, top_k = packed[: TOP_K + 1]
+    kept = block >= 0
+    tables[row[kept], position[kept] // block_size] = block[kept].int()
+    heat, top_p, min_p = packed[HEAT:].int().view(torch.float32)
+    return {
+        "token_ids": torch.where(token < 0, last_tokens[row], token),
+        "rows": row,
+        "positions": position,
+        "slots": torch.where(kept, block * block_size + position % block_size, -1),
+        "next_positions": position + 1,
+        "choices": choice,
+        "seeds": seed,
+        "top_ks": top_k,
+        "heats": heat,
+        "top_ps": top_p,
+        "min_ps": min_p,
+        "lengths": (position + 1).int(),
+    }

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .overlap import let_next_start, overlap_options, wait_for_inputs
+
 
 def add_rms_norm_reference(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -21,17 +23,22 @@ def add_rms_norm_reference(
 
 
 @triton.jit
-def _add_rms_norm_kernel(x, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+def _add_rms_norm_kernel(
+    x, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
+    let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
+    scales = tl.load(weight + columns, mask=inside)
+    wait_for_inputs(OVERLAP)
     values = tl.load(x + row + columns, mask=inside, other=0.0)
     if ADD:
         values = (values.to(tl.float32) + tl.load(residual + row + columns, mask=inside, other=0.0)).to(values.dtype)
         tl.store(residual + row + columns, values, mask=inside)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / SIZE + eps)
-    normed = (wide * scale).to(values.dtype) * tl.load(weight + columns, mask=inside)
+    normed = (wide * scale).to(values.dtype) * scales
     tl.store(out + row + columns, normed, mask=inside)
 
 
@@ -50,5 +57,6 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.T
         BLOCK=block,
         ADD=residual is not None,
         num_warps=min(max(block // 512, 1), 8),
+        **overlap_options(x.device),
     )
     return out

@@ -1,6 +1,7 @@
 """Causal attention of chunks of new tokens over the paged cache, which holds their own keys already.
 
-FlashAttention (Dao, 2023) over block tables: one program per tile of queries and head.
+FlashAttention (Dao, 2023) over block tables: one program per tile of queries and head. Where a tile of keys is a whole
+block, the copy engine fetches it; that is a third faster.
 """
 
 from collections.abc import Iterable
@@ -8,69 +9,117 @@ from collections.abc import Iterable
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .paged_attention import AttentionVariant
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _attend(
+    acc, peak, total, query, position, begin, end, keys, values, table, slope, scale, softcap, kv_head,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries over keys [begin, end); without MASKED all of them are seen by all queries.
+
+    WHOLE: keys and values are descriptors of tiles that are whole blocks, at a block's row and a head's column.
+    """
+    column = tl.arange(0, BLOCK_DIM)
+    whole = column < DIM
+    for first in range(begin, end, BLOCK_KEYS):
+        key = first + tl.arange(0, BLOCK_KEYS)
+        known = key < end
+        if WHOLE:
+            page_row = tl.load(table + first // PAGE) * PAGE
+            k = tl.trans(keys.load([page_row, kv_head * DIM]))
+        else:
+            page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
+            at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+            k = tl.load(keys + at[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
+        scores = tl.dot(query, k, input_precision="ieee")
+        if SOFTCAP:
+            scores = scores * scale
+            scores = softcap * _LOG2E * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
+        else:
+            scores = scores * (scale * _LOG2E)
+        age = position[:, None] - key[None, :]
+        if ALIBI:
+            scores -= slope * _LOG2E * age
+        if MASKED:
+            seen = (age >= 0) & known[None, :]
+            if WINDOW > 0:
+                seen = seen & (age < WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+        # A tile without a visible key leaves the peak at -inf, and -inf - -inf is no number.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if WINDOW > 0 else new_peak
+        shrink = tl.exp2(peak - base)
+        weights = tl.exp2(scores - base[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        if WHOLE:
+            # Columns beyond the head are its neighbour's, and end in columns that are not stored.
+            v = values.load([page_row, kv_head * DIM])
+        else:
+            v = tl.load(values + at[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        peak = new_peak
+    return acc, peak, total
+
+
+# One compiled kernel serves all batches: compilation would halt a service for half a second.
+@triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
     q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, out, scale, softcap, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WHOLE: tl.constexpr, UNIFORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
+    let_next_start(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)
     sequence = tl.load(tile_sequences + tile)
+    first_row = tl.load(tile_starts + tile)
     end_row = tl.load(starts + sequence + 1)
     length = tl.load(lengths + sequence)
-    row = tl.load(tile_starts + tile) + tl.arange(0, BLOCK_QUERIES)
+    row = first_row + tl.arange(0, BLOCK_QUERIES)
     real = row < end_row
     # The queries are the sequence's last tokens.
     position = length - end_row + row
     column = tl.arange(0, BLOCK_DIM)
-    whole = column < DIM
     q_at = (row.to(tl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
-    query = tl.load(q + q_at, mask=real[:, None] & whole[None, :], other=0.0)
+    inside = real[:, None] & (column < DIM)[None, :]
+    query = tl.load(q + q_at, mask=inside, other=0.0)
+    slope = 0.0
     if ALIBI:
         slope = tl.load(alibi + head)
 
-    lowest = length - end_row + tl.load(tile_starts + tile)
+    lowest = length - end_row + first_row
     highest = tl.minimum(lowest + BLOCK_QUERIES, length)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_KEYS * BLOCK_KEYS
+    table = tables + sequence * table_stride
     peak = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
     acc = tl.zeros([BLOCK_QUERIES, BLOCK_DIM], tl.float32)
-    for first in range(begin, highest, BLOCK_KEYS):
-        key = first + tl.arange(0, BLOCK_KEYS)
-        known = key < highest
-        page = tl.load(tables + sequence * table_stride + key // PAGE, mask=known, other=0).to(tl.int64)
-        at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
-        k = tl.load(keys + at[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
-        scores = tl.dot(query, k, input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
-        age = position[:, None] - key[None, :]
-        if ALIBI:
-            scores -= slope * age
-        seen = (age >= 0) & known[None, :]
-        if WINDOW > 0:
-            seen = seen & (age < WINDOW)
-        scores = tl.where(seen, scores * _LOG2E, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        shrink = tl.exp2(peak - base)
-        weights = tl.exp2(scores - base[:, None])
-        total = total * shrink + tl.sum(weights, axis=1)
-        v = tl.load(values + at[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        peak = new_peak
+    middle = 0
+    if WINDOW > 0:
+        middle = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_KEYS * BLOCK_KEYS
+    elif not UNIFORM:
+        middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
+        acc, peak, total = _attend(
+            acc, peak, total, query, position, 0, middle, keys, values, table, slope, scale, softcap, kv_head,
+            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, WHOLE, False,
+        )  # fmt: skip
+    acc, peak, total = _attend(
+        acc, peak, total, query, position, middle, highest, keys, values, table, slope, scale, softcap, kv_head,
+        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, WHOLE, True,
+    )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)
-    tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real[:, None] & whole[None, :])
+    tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def prefill_tiles(
@@ -101,24 +150,35 @@ def prefill_attention(
     block_queries: int = 64,
     block_keys: int = 64,
     num_warps: int = 4,
-    num_stages: int = 2,
+    num_stages: int = 3,
+    uniform: bool = False,
 ) -> torch.Tensor:
     """As paged_attention_reference, for the sequences that have tiles; the rows of others are left alone.
 
     tiles: `prefill_tiles` of the same block_queries, int32 on q's device.
 
+    uniform: a query's result has the same bits whatever tile it is in; slower. Otherwise keys that a whole tile sees
+    take another path, where the compiler rounds elsewhere.
+
     q, keys and values are contiguous; tables, lengths and starts int32.
     """
     heads, dim = q.shape[1:]
     page, kv_heads = keys.shape[1:3]
+    block_dim = triton.next_power_of_2(dim)
     if out is None:
         out = torch.empty_like(q)
-    _prefill_kernel[(len(tiles[0]), heads)](
+    whole = page == block_keys and q.element_size() == 2 and kv_heads * dim % 8 == 0
+    if whole:
+        rows, width = keys.shape[0] * page, kv_heads * dim
+        keys, values = (
+            TensorDescriptor(cache, [rows, width], [width, 1], [page, block_dim]) for cache in (keys, values)
+        )
+    _prefill_kernel[(heads, len(tiles[0]))](
         q, keys, values, tables, lengths, starts, *tiles, q if variant.alibi is None else variant.alibi, out,
         variant.scale, variant.softcap, tables.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=triton.next_power_of_2(dim), PAGE=page,
-        BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
+        BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole, UNIFORM=uniform,
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        num_warps=num_warps, num_stages=num_stages,
+        num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
     return out

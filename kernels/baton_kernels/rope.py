@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .norm import add_rms_norm_reference
+from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
 def rope_and_cache_reference(
@@ -22,12 +23,13 @@ def rope_and_cache_reference(
     num_heads: int,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """qkv: [T, (heads + 2 * kv_heads) * head_dim]. cos, sin: [positions, head_dim / 2] float32. positions: [T] int.
 
     slots: [T] int64, where each token's KV goes, as block * block_size + offset; a negative slot writes nothing.
     keys, values: [blocks, block_size, kv_heads, head_dim], written in place. norms: weights [head_dim] for queries and
-    keys. Returns the queries [T, heads, head_dim].
+    keys. Returns the queries [T, heads, head_dim], in out when given.
     """
     kv_heads, dim = keys.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, dim)
@@ -48,7 +50,7 @@ def rope_and_cache_reference(
         turned_k = turned[:, num_heads:]
     keys.flatten(0, 1).index_copy_(0, slots, turned_k)
     values.flatten(0, 1).index_copy_(0, slots, v)
-    return turned[:, :num_heads]
+    return turned[:, :num_heads] if out is None else out.copy_(turned[:, :num_heads])
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -65,8 +67,9 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 def _rope_and_cache_kernel(
     qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     column = tl.arange(0, HALF)
@@ -75,6 +78,7 @@ def _rope_and_cache_kernel(
     is_v = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     inside = (head < HEADS + 2 * KV_HEADS)[:, None] & (column < DIM // 2)[None, :]
     at = (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * DIM + column[None, :]
+    wait_for_inputs(OVERLAP)
     first = tl.load(qkv + at, mask=inside, other=0.0)
     second = tl.load(qkv + at + DIM // 2, mask=inside, other=0.0)
     dtype = first.dtype
@@ -119,16 +123,18 @@ def rope_and_cache(
     num_heads: int,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As rope_and_cache_reference. qkv, keys and values are contiguous."""
+    """As rope_and_cache_reference. qkv, keys, values and out are contiguous."""
     kv_heads, dim = keys.shape[2:]
     tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
-    out = qkv.new_empty(tokens, num_heads, dim)
+    if out is None:
+        out = qkv.new_empty(tokens, num_heads, dim)
     block = min(triton.next_power_of_2(heads), 8)
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
     _rope_and_cache_kernel[(tokens, triton.cdiv(heads, block))](
         qkv, cos, sin, positions, slots, keys, values, out, q_norm, k_norm, eps,
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), BLOCK_HEADS=block,
-        NORM=norms is not None, num_warps=4 if block == 8 else 1,
+        NORM=norms is not None, num_warps=4 if block == 8 else 1, **overlap_options(qkv.device),
     )  # fmt: skip
     return out

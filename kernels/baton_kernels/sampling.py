@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .philox import gumbel_noise
 
 _BLOCK = 2048
@@ -44,8 +45,10 @@ def _gumbel(counter, position, choice, seed, BLOCK: tl.constexpr):
 @triton.jit
 def _partial_kernel(
     logits, temperatures, thresholds, seeds, positions, choices, best_scores, best_tokens, vocab,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_inputs(OVERLAP)
     row, part = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     threshold = tl.load(thresholds + row)
@@ -69,7 +72,9 @@ def _partial_kernel(
 
 
 @triton.jit
-def _choose_kernel(best_scores, best_tokens, out, PARTS: tl.constexpr):
+def _choose_kernel(best_scores, best_tokens, out, PARTS: tl.constexpr, OVERLAP: tl.constexpr):
+    let_next_start(OVERLAP)
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     # The first of equals wins, as argmax has it.
@@ -91,9 +96,10 @@ def gumbel_argmax(
     scores = logits.new_empty((rows, parts), dtype=torch.float32)
     tokens = logits.new_empty((rows, parts), dtype=torch.int32)
     out = logits.new_empty(rows, dtype=torch.int64)
+    options = overlap_options(logits.device)
     _partial_kernel[(rows, parts)](
         logits, temperatures, thresholds, seeds, positions, choices, scores, tokens, vocab,
-        PARTS=parts, BLOCK=_BLOCK, num_warps=4,
+        PARTS=parts, BLOCK=_BLOCK, num_warps=4, **options,
     )  # fmt: skip
-    _choose_kernel[(rows,)](scores, tokens, out, PARTS=parts, num_warps=1)
+    _choose_kernel[(rows,)](scores, tokens, out, PARTS=parts, num_warps=1, **options)
     return out

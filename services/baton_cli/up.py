@@ -16,6 +16,7 @@ from baton_cli.log_line import LogLevel
 from baton_cli.ports import LOOPBACK, Address, check_usable, free_loopback_ports
 from baton_cli.supervisor import Supervisor
 from baton_demo import MODEL_DIR
+from baton_engine.config import GPU_MEMORY_UTILIZATION
 
 _DEMO_NAME = "baton-demo"
 
@@ -33,11 +34,18 @@ def up(
     dtype: Annotated[str | None, typer.Option(help="Data type the workers compute in.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="KV blocks of each worker.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Part of the GPU's memory that each worker may hold.")
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together, in tokens.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens that one engine step computes.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that one engine step computes.")] = None,
     enable_prefix_caching: Annotated[
         bool | None,
         typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV of shared prefixes."),
+    ] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic", help="Tokens do not depend on the requests around; slower.")
     ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must show; may be repeated.")] = None,
     chat_template: Annotated[
@@ -57,6 +65,7 @@ def up(
     if aggregated and prefill is not None:
         raise BadSetting("--aggregated runs no prefill worker: leave --prefill out")
     folder, name = _model(model, served_model_name)
+    workers = decode if aggregated else decode + (prefill or 1)
     level = _flags(log_level=log_level)
     layout = Layout(
         model=str(folder),
@@ -69,9 +78,12 @@ def up(
             dtype=dtype,
             block_size=block_size,
             num_blocks=num_blocks,
+            gpu_memory_utilization=gpu_memory_utilization or _gpu_share(workers),
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
+            deterministic=deterministic,
         ),
         gateway_flags=level + _flags(chat_template=chat_template, use_generation_config=use_generation_config),
         api_keys=_api_keys(api_key),
@@ -86,6 +98,13 @@ def _model(folder: Path | None, name: str | None) -> tuple[Path, str]:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is no model folder: it has no config.json")
     return folder, name or folder.resolve().name
+
+
+def _gpu_share(workers: int) -> float | None:
+    """What each of several workers may hold of the GPU that they share; None leaves it to the worker's default."""
+    if workers == 1 or "BATON_GPU_MEMORY_UTILIZATION" in os.environ:
+        return None
+    return int(GPU_MEMORY_UTILIZATION / workers * 100) / 100
 
 
 def _api_keys(given: list[str] | None) -> list[str]:

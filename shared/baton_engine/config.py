@@ -2,22 +2,34 @@
 
 import msgspec
 
+GPU_MEMORY_UTILIZATION = 0.92
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of an engine. Sizes are in tokens unless they say otherwise."""
+    """Settings of an engine. Sizes are in tokens unless they say otherwise; 0 = what suits the device."""
 
     model: str  # path of the model folder
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     device: str = "auto"
     attention_backend: str = "auto"
-    block_size: int = 16
+    block_size: int = 0
     num_blocks: int | None = None  # None = from the memory that is free
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # of the device's memory, what this process may hold
     max_model_len: int | None = None  # None = what the model was made for
-    max_num_batched_tokens: int = 1024
-    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 0
+    max_num_seqs: int = 0
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs
+    deterministic: bool = False  # a token does not depend on the batch around it, at a cost
     num_threads: int | None = None  # of torch on CPU; None = all cores
+
+    def on(self, device_type: str) -> "EngineConfig":
+        """Return these settings with what suits a "cpu" or "cuda" device in place of each 0."""
+        # A block of 64 is what the GPU's copy engine fetches as one tile of attention.
+        suits = {"block_size": 64, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
+        if device_type == "cpu":
+            suits = {"block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 128}
+        return msgspec.structs.replace(self, **{name: getattr(self, name) or value for name, value in suits.items()})
 
 
 class ConfigError(ValueError):

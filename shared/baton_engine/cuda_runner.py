@@ -1,223 +1,158 @@
-"""The runner for a GPU: decode steps are CUDA graphs, and each is launched before the last one's tokens are read."""
-
-import logging
-import struct
+"""The runner for a GPU: work goes as CUDA graphs where they pay, and each step is launched before the last one's tokens
+are read."""
 
 import msgspec
-import numpy as np
 import torch
 
-from baton_kernels.decode_inputs import BLOCK, CHOICE, FIELDS, HEAT, POSITION, ROW, SEED, TOKEN, DecodeInputs
-from baton_kernels.sampling import gumbel_argmax
-
-from .attention.backend import AttentionBatch
 from .attention.triton_paged import TritonPaged
 from .config import EngineConfig
+from .cuda_graph import Recorder
+from .decode_graphs import DecodeGraphs
+from .device_sampler import DeviceSampler, Drawn, RowDraw, is_special
 from .loading import Progress
+from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
-from .runner import PENDING_TOKEN, Choice, Launched, Runner
-from .sampling import SamplingParams
-from .sequence import Sequence, Step
-from .transfer import to_device
-
-log = logging.getLogger(__name__)
+from .models.decoder import Tokens
+from .runner import Choice, Launched, Runner
+from .sequence import Step
+from .token_graphs import TokenGraphs
+from .transfer import host_buffer, to_device, to_host
 
 
 class _Flying(msgspec.Struct):
     """Sampled tokens on their way to the host."""
 
     tokens: torch.Tensor  # pinned
-    arrived: torch.cuda.Event
+    logprobs: torch.Tensor | None  # pinned
+    drawn: Drawn | None
+    where: list[int]  # which of the tokens the sampler has drawn
     counts: list[int]  # new choices of each sequence of the step
+    arrived: torch.cuda.Event
 
     def wait(self) -> list[list[Choice]]:
         self.arrived.synchronize()
-        tokens = iter(self.tokens.tolist())
-        return [[Choice(next(tokens), None) for _ in range(count)] for count in self.counts]
-
-
-class _DecodeGraph:
-    """A whole decode step for one number of sequences: packed inputs in, sampled tokens out."""
-
-    def __init__(self, inputs: DecodeInputs, graph: torch.cuda.CUDAGraph, tokens: torch.Tensor) -> None:
-        self.inputs = inputs
-        self.graph = graph
-        self.tokens = tokens
+        tokens = self.tokens.tolist()
+        choices = [Choice(token, None) for token in tokens]
+        if self.drawn is not None and self.logprobs is not None:
+            special = self.drawn.choices([tokens[index] for index in self.where], self.logprobs.tolist())
+            for index, choice in zip(self.where, special, strict=True):
+                choices[index] = choice
+        if self.counts.count(1) == len(self.counts):
+            return [[choice] for choice in choices]
+        rest = iter(choices)
+        return [[next(rest) for _ in range(count)] for count in self.counts]
 
 
 class CudaRunner(Runner):
-    """Sequences that need nothing but logits and their own parameters are decoded without the host in the loop."""
+    """No step waits for another, unless a sequence needs the host to see its logits."""
 
     depth = 1
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
         super().__init__(config, model, progress)
-        rows = config.max_num_seqs
-        # One row more than there are sequences: the padding of a graph works on that.
-        self._spare_row = rows
-        self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
-        width = -(-self.max_model_len // config.block_size)
-        self._tables = torch.zeros(rows + 1, width, dtype=torch.int32, device=self.device)
-        self._owners: list[tuple[Sequence, int] | None] = [None] * (rows + 1)
-        self._graphs: dict[int, _DecodeGraph] = {}
-        if isinstance(self._backend, TritonPaged) and not config.enforce_eager:
-            self._capture(rows)
-        self._sizes = sorted(self._graphs)
+        self._progress = progress
+        # One row more than there are sequences: padding and choices that are still to fork write to that.
+        self._spare_row = config.max_num_seqs
+        self._last_tokens = torch.zeros(self._spare_row + 1, dtype=torch.int64, device=self.device)
+        self._sampler = DeviceSampler(config.max_num_seqs, self.max_model_len, model.vocab_size, self.device)
+        self._sampler.warm_up(self._decoder.dtype)
+        self._decode_graphs: DecodeGraphs | None = None
+        self._token_graphs: TokenGraphs | None = None
+        # A graph of decodes cuts long sequences by how many there are, which is what --deterministic rules out.
+        if isinstance(self._backend, TritonPaged) and not config.enforce_eager and not config.deterministic:
+            self._decode_graphs = DecodeGraphs(
+                self._decoder, self._backend, self._last_tokens, self._block_size, self.max_model_len, model.vocab_size
+            )
+
+    @property
+    def _graphs_bytes(self) -> int:
+        return 0 if self._config.enforce_eager else GRAPHS_BYTES
 
     @torch.inference_mode()
-    def _capture(self, most: int) -> None:
-        sizes = [size for size in (1, 2, 4, *range(8, 64, 8), *range(64, 1025, 16)) if size < most] + [most]
-        pool = None
-        for size in reversed(sizes):
-            inputs = DecodeInputs(size, self.device)
-            inputs.packed[ROW] = self._spare_row
-            inputs.packed[BLOCK] = -1
-            # Kernels are compiled and libraries set up before the capture, which would refuse that.
-            for _ in range(2):
-                self._decode(inputs)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                tokens = self._decode(inputs)
-            pool = pool or graph.pool()
-            self._graphs[size] = _DecodeGraph(inputs, graph, tokens)
-        log.info("captured %d decode graphs", len(self._graphs), extra={"event": "graphs", "sizes": sizes})
+    def _record_graphs(self) -> None:
+        if self._config.enforce_eager:
+            return
+        recorder, config = Recorder(), self._config
+        if self._decode_graphs:
+            self._decode_graphs.capture(recorder, self._progress)
+        self._token_graphs = TokenGraphs(
+            self._decoder, self._backend, self._resolve, recorder, self._block_size,
+            min(config.max_num_batched_tokens, self.max_model_len), self.device, self._progress,
+        )  # fmt: skip
 
-    def _decode(self, inputs: DecodeInputs) -> torch.Tensor:
-        assert isinstance(self._backend, TritonPaged)
-        inputs.unpack(self._last_tokens, self._tables, self._block_size)
-        self._backend.use_rows(self._tables, inputs.rows, inputs.lengths)
-        batch = AttentionBatch([], [], [], inputs.slots)
-        hidden = self._decoder.forward(inputs.token_ids, inputs.positions, batch)
-        tokens = self._draw(
-            self._decoder.logits(hidden), inputs.heats, inputs.seeds, inputs.next_positions, inputs.choices
-        )
-        self._last_tokens.index_copy_(0, inputs.rows, tokens)
-        return tokens
-
-    @staticmethod
-    def _draw(
-        logits: torch.Tensor, heats: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor
-    ) -> torch.Tensor:
-        everything = torch.full_like(heats, float("-inf"))
-        parts = 64 if len(heats) <= 8 else 16
-        return gumbel_argmax(logits, heats, everything, seeds, positions, choices, parts=parts)
+    def _resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the token ids with the last sampled token of row r in place of each -1 - r."""
+        known = self._last_tokens[(-1 - token_ids).clamp_(min=0)]
+        return torch.where(token_ids < 0, known, token_ids)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
-        needs_host = any(sequence.sampling.needs_host for sequence in step.sequences)
-        if not needs_host and self._fits_graph(step):
-            self.cache.copy(step.copies)
-            return self._replay(step)
-        for sequence, _, end in step:
-            # Only the graphs write a block that is new into the row's table.
-            if (end - 1) % self._block_size == 0:
-                self._owners[sequence.row] = None
+        needs_host = any(sequence.needs_host for sequence in step.sequences)
+        if self._decode_graphs:
+            if not needs_host and self._decode_graphs.fits(step):
+                self.cache.copy(step.copies)
+                return self._replay(self._decode_graphs, step)
+            self._decode_graphs.forget_new_blocks(step)
         if needs_host:
             return super().launch(step)
         self.cache.copy(step.copies)
-        return self._run_eagerly(step)
+        return self._run(step)
 
-    def _fits_graph(self, step: Step) -> bool:
-        """Whether every sequence decodes one token, for one choice, and there is a graph for so many."""
-        decodes = step.num_tokens == len(step.sequences) and all(step.samples)
-        forks = any(s.sampling.n > 1 and not s.output_len for s in step.sequences)
-        return decodes and not forks and bool(self._sizes) and len(step.sequences) <= self._sizes[-1]
+    def _replay(self, graphs: DecodeGraphs, step: Step) -> Launched:
+        done = graphs.replay(step)
+        counts = [1] * len(step.sequences)
+        special = [index for index, sequence in enumerate(step.sequences) if is_special(sequence.sampling)]
+        if not special:
+            return _fly(done.tokens, counts)
+        draws = [RowDraw(step.sequences[i], step.ends[i], step.sequences[i].choice, i) for i in special]
+        drawn = self._sampler.draw(done.logits, done.inputs, draws)
+        done.tokens.index_copy_(0, to_device(special, self.device), drawn.tokens)
+        rows = [draw.sequence.row for draw in draws]
+        self._last_tokens.index_copy_(0, to_device(rows, self.device), drawn.tokens)
+        return _fly(done.tokens, counts, drawn, special)
 
-    def _replay(self, step: Step) -> Launched:
-        count = len(step.sequences)
-        size = next(size for size in self._sizes if size >= count)
-        graph = self._graphs[size]
-        packed = torch.zeros(FIELDS, size, dtype=torch.int64)
-        padding = size - count
-        packed[ROW] = torch.tensor([s.row for s in step.sequences] + [self._spare_row] * padding)
-        packed[POSITION] = torch.tensor([end - 1 for end in step.ends] + [0] * padding)
-        page = self._block_size
-        blocks = [s.blocks[(end - 1) // page] for s, _, end in step]
-        packed[BLOCK] = torch.tensor(blocks + [-1] * padding)
-        tokens = [s.tokens[end - 1] if end <= len(s.tokens) else PENDING_TOKEN for s, _, end in step]
-        packed[TOKEN] = torch.tensor(tokens + [0] * padding)
-        packed[CHOICE] = torch.tensor([s.choice for s in step.sequences] + [0] * padding)
-        packed[SEED] = torch.tensor([_signed(s.sampling.seed) for s in step.sequences] + [0] * padding)
-        packed[HEAT] = torch.tensor([_heat_bits(s.sampling) for s in step.sequences] + [0] * padding)
-        self._upload_tables(step.sequences)
-        graph.inputs.packed.copy_(packed.pin_memory(), non_blocking=True)
-        graph.graph.replay()
-        return self._fly(graph.tokens[:count], [1] * count)
-
-    def _upload_tables(self, sequences: list[Sequence]) -> None:
-        """Bring the block tables up to date of sequences that are new in their rows, or grew outside of the graphs."""
-        stale = [s for s in sequences if self._owners[s.row] != (s, s.admissions)]
-        if not stale:
-            return
-        width = max(len(s.blocks) for s in stale)
-        tables = np.zeros((len(stale), width), dtype=np.int32)
-        for table, sequence in zip(tables, stale, strict=True):
-            table[: len(sequence.blocks)] = sequence.blocks
-        rows = to_device([s.row for s in stale], self.device)
-        self._tables[:, :width].index_copy_(0, rows, to_device(tables, self.device, torch.int32))
-        for sequence in stale:
-            self._owners[sequence.row] = (sequence, sequence.admissions)
-
-    def _run_eagerly(self, step: Step) -> Launched:
-        token_ids, positions, batch = self._inputs(step)
-        pending = [
-            (start, s.row) for (s, count, end), start in zip(step, batch.starts, strict=False) if end > len(s.tokens)
-        ]
-        if pending:
-            where, sources = (to_device(x, self.device) for x in zip(*pending, strict=True))
-            token_ids[where] = self._last_tokens[sources]
+    def _run(self, step: Step) -> Launched:
+        """Compute a step of any kind."""
+        count = step.num_tokens
+        size = self._token_graphs.size_for(count) if self._token_graphs else None
+        host = host_buffer((3, size or count), torch.int64, self.device)
+        packed = host.numpy()
+        packed[:2, count:] = 0
+        packed[2, count:] = -1
+        batch = self._pack(step, packed)
         self._backend.prepare(batch)
-        hidden = self._decoder.forward(token_ids, positions, batch)
-        counts: list[int] = []
-        rows_of_logits: list[int] = []
+        if self._token_graphs and size:
+            hidden, ids = self._token_graphs.forward(size, host)
+        else:
+            ids, positions, slots = host.to(self.device, non_blocking=True)
+            if packed[0].min() < 0:
+                ids = self._resolve(ids)
+            hidden = self._decoder.forward(Tokens(ids, positions, slots), self._backend)
+        draws: list[RowDraw] = []
         rows: list[int] = []
-        seeds: list[int] = []
-        heats: list[float] = []
-        ends: list[int] = []
-        choices: list[int] = []
+        last: list[int] = []
+        counts = [0] * len(step.sequences)
         for index, (sequence, _, end) in enumerate(step):
             if not step.samples[index]:
-                counts.append(0)
                 continue
-            group = range(sequence.sampling.n) if sequence.output_len == 0 else [sequence.choice]
-            counts.append(len(group))
-            for choice in group:
-                rows_of_logits.append(batch.starts[index + 1] - 1)
-                # Choices that are still to fork have no row yet; the host passes their tokens on.
-                rows.append(sequence.row if len(group) == 1 else self._spare_row)
-                seeds.append(_signed(sequence.sampling.seed))
-                heats.append(0.0 if sequence.sampling.greedy else sequence.sampling.temperature)
-                ends.append(end)
-                choices.append(choice)
-        if not rows:
-            return self._fly(self._last_tokens[:0], counts)
-        device = self.device
-        logits = self._decoder.logits(hidden[to_device(rows_of_logits, device)])
-        tokens = self._draw(
-            logits,
-            to_device(heats, device, torch.float32),
-            to_device(seeds, device),
-            to_device(ends, device),
-            to_device(choices, device),
-        )
-        self._last_tokens.index_copy_(0, to_device(rows, device), tokens)
-        return self._fly(tokens, counts)
-
-    def _fly(self, tokens: torch.Tensor, counts: list[int]) -> _Flying:
-        host = torch.empty(len(tokens), dtype=torch.int64, pin_memory=True)
-        host.copy_(tokens, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        return _Flying(host, arrived, counts)
+            forks = sequence.width > 1
+            choices = range(sequence.width) if forks else (sequence.choice,)
+            counts[index] = len(choices)
+            draws += [RowDraw(sequence, end, choice, len(last)) for choice in choices]
+            rows += [self._spare_row if forks else sequence.row] * len(choices)
+            last.append(batch.starts[index + 1] - 1)
+        if not draws:
+            return _fly(self._last_tokens[:0], counts)
+        which = to_device(last, self.device)
+        drawn = self._sampler.draw(self._decoder.logits(hidden[which]), ids[which], draws)
+        self._last_tokens.index_copy_(0, to_device(rows, self.device), drawn.tokens)
+        return _fly(drawn.tokens, counts, drawn, list(range(len(draws))))
 
 
-def _signed(seed: int) -> int:
-    """The same 64 bits as a signed number."""
-    return seed - (1 << 64 if seed >> 63 else 0)
-
-
-def _heat_bits(sampling: SamplingParams) -> int:
-    heat = 0.0 if sampling.greedy else sampling.temperature
-    bits: int = struct.unpack("<i", struct.pack("<f", heat))[0]
-    return bits
+def _fly(
+    tokens: torch.Tensor, counts: list[int], drawn: Drawn | None = None, where: list[int] | None = None
+) -> _Flying:
+    logprobs = to_host(drawn.logprobs) if drawn is not None and drawn.logprobs is not None else None
+    flying = _Flying(to_host(tokens), logprobs, drawn, where or [], counts, torch.cuda.Event())  # type: ignore[no-untyped-call]
+    flying.arrived.record()
+    return flying

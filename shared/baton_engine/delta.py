@@ -6,7 +6,7 @@ from .sampling import TokenLogprobs
 from .sequence import FinishReason
 
 
-class Delta(msgspec.Struct, array_like=True):
+class Delta(msgspec.Struct, array_like=True, gc=False):
     """New tokens of one choice of a request. The prompt's part is in the first delta of choice 0."""
 
     id: int

@@ -46,10 +46,12 @@ class _Import(msgspec.Struct):
     first_tokens: list[int] | None = None
 
 
-def make_runner(config: EngineConfig, model: ModelConfig, progress: Progress | None) -> Runner:
-    """Return the runner for the device that the settings name."""
-    kind = CudaRunner if find_device(config.device).type == "cuda" else Runner
-    return kind(config, model, progress)
+def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Runner:
+    """Return the runner for a "cpu" or "cuda" device."""
+    kind = CudaRunner if device == "cuda" else Runner
+    runner = kind(config, model, progress)
+    runner.start()
+    return runner
 
 
 class Engine:
@@ -57,11 +59,15 @@ class Engine:
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         model = load_model_config(Path(config.model))
+        device = find_device(config.device).type
+        config = config.on(device)
         if config.block_size < 1:
             raise ConfigError("--block-size must be at least 1")
         if config.max_num_batched_tokens < 1 or config.max_num_seqs < 1:
             raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
-        self.runner = make_runner(config, model, progress)
+        if not 0 < config.gpu_memory_utilization <= 1:
+            raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
+        self.runner = make_runner(config, model, device, progress)
         self.model = model
         self.config = config
         self.max_model_len = self.runner.max_model_len
@@ -71,7 +77,6 @@ class Engine:
             block_size=config.block_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
-            max_model_len=self.max_model_len,
         )
         self._root = root_hash()
         self._arrivals = 0
@@ -107,7 +112,7 @@ class Engine:
         length, vocab = len(request.prompt), self.model.vocab_size
         if length == 0:
             return "prompt", "must hold at least one token"
-        if not all(0 <= token < vocab for token in request.prompt):
+        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
             return "prompt", f"a token id is outside the vocabulary of {vocab}"
         if length + request.sampling.max_tokens > self.max_model_len:
             return "prompt", (
@@ -120,7 +125,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request that `request_error` has passed. Its id must be new."""
-        sequence = Sequence(request, self._arrivals, self._root, self.config.block_size)
+        sequence = Sequence(request, self._arrivals, self._root, self.config.block_size, self.max_model_len)
         self._arrivals += 1
         self._sequences[request.id] = [sequence]
         self.scheduler.add(sequence)
@@ -140,7 +145,7 @@ class Engine:
         On a GPU the next step is started before the tokens of the last one are read, so results come one call late.
         """
         result = StepResult()
-        if self._in_flight and self._needs_known_tokens():
+        if self._in_flight and self.scheduler.host_bound:
             self._collect(result)
         waiting_imports = len(self.scheduler.importing)
         step = self.scheduler.schedule()
@@ -153,23 +158,21 @@ class Engine:
             self._collect(result)
         return result
 
-    def _needs_known_tokens(self) -> bool:
-        return any(s.sampling.needs_host for s in (*self.scheduler.running, *self.scheduler.waiting))
-
     def _collect(self, result: StepResult) -> None:
         """Wait for the oldest step and note what it brought."""
         if not self._in_flight:
             return
         step, launched = self._in_flight.popleft()
-        for (sequence, _, _), samples, choices in zip(step, step.samples, launched.wait(), strict=True):
-            sequence.pending -= samples
-            if sequence.state is State.FINISHED:
+        finished, size, caching = State.FINISHED, self.config.block_size, self.pool.enable_prefix_caching
+        for sequence, choices in zip(step.sequences, launched.wait(), strict=True):
+            if sequence.state is finished:
                 continue
-            self._remember(sequence)
-            if sequence.request.exports_from is not None:
+            if caching and sequence.computed // size > sequence.remembered:
+                self._remember(sequence)
+            if sequence.exports:
                 self._export(sequence, bool(choices), result)
             if choices:
-                result.deltas += self._append(sequence, choices)
+                self._append(sequence, choices, result.deltas)
 
     def import_blocks(self, id: int, generation: int, first_block: int, values: torch.Tensor) -> bool | None:
         """Put KV from another pod into a waiting request's blocks.
@@ -205,7 +208,7 @@ class Engine:
         if entry.first_tokens is not None:
             self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[id]):
-            if choice.output_len and choice.finish_reason(self.max_model_len):
+            if choice.output_len and choice.finish_reason():
                 self._finish(choice)
             else:
                 self.scheduler.add(choice)
@@ -232,6 +235,10 @@ class Engine:
         for sequence in (*self.scheduler.running, *self.scheduler.importing, *self.scheduler.waiting):
             if id(sequence) not in known:
                 raise RuntimeError(f"request {sequence.request.id} is scheduled but has ended")
+        if self.scheduler.host_bound != {
+            sequence for sequence in (*self.scheduler.running, *self.scheduler.waiting) if sequence.needs_host
+        }:
+            raise RuntimeError("the scheduler has lost count of the sequences that need the host")
         for name, table in (("import", self._imports), ("export", self._exported)):
             stray = table.keys() - self._sequences.keys()
             if stray:
@@ -261,7 +268,7 @@ class Engine:
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
             self.scheduler.start(choice)
-            if choice.finish_reason(self.max_model_len):
+            if choice.finish_reason():
                 self._finish(choice)
 
     def _fork(self, sequence: Sequence, tokens: list[int]) -> None:
@@ -271,59 +278,44 @@ class Engine:
             if choice is not sequence:
                 self.pool.hold(choice.blocks)
             choice.tokens.append(token)
+            choice.num_tokens = max(choice.num_tokens, len(choice.tokens))
         self._sequences[sequence.request.id] = group
 
-    def _append(self, sequence: Sequence, choices: list[Choice]) -> list[Delta]:
+    def _append(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """Note the tokens sampled for a sequence, forking it at its first; end what they end."""
-        offset = sequence.output_len
-        group = [sequence]
-        if sequence.request.exports_from is not None:
-            return self._finish_export(sequence, choices)
-        if offset == 0:
-            self._fork(sequence, [choice.token for choice in choices])
-            group = list(self._sequences[sequence.request.id])
-            for other in group[1:]:
-                if sequence.state is State.RUNNING:
-                    self.scheduler.start(other)
-                else:
-                    self.scheduler.add(other)
-        else:
+        if len(sequence.tokens) > sequence.prompt_len:
             sequence.tokens.append(choices[0].token)
-        deltas = []
+            self._tell(sequence, choices[0], deltas)
+            return
+        if sequence.exports:
+            self._finish_export(sequence, choices, deltas)
+            return
+        self._fork(sequence, [choice.token for choice in choices])
+        group = list(self._sequences[sequence.request.id])
+        for other in group[1:]:
+            if sequence.state is State.RUNNING:
+                self.scheduler.start(other)
+            else:
+                self.scheduler.add(other)
         for member, choice in zip(group, choices, strict=True):
-            reason = member.finish_reason(self.max_model_len)
-            deltas.append(self._delta(member, choice, offset, reason))
-            if reason:
-                self._finish(member)
-        return deltas
+            self._tell(member, choice, deltas)
 
-    def _finish_export(self, sequence: Sequence, choices: list[Choice]) -> list[Delta]:
+    def _tell(self, sequence: Sequence, choice: Choice, deltas: list[Delta]) -> None:
+        """Report a sequence's newest token, and end what it ends."""
+        reason = sequence.finish_reason()
+        deltas.append(_delta(sequence, choice, reason))
+        if reason:
+            self._finish(sequence)
+
+    def _finish_export(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """The first tokens end an exporting request; its blocks stay."""
-        deltas = []
         for index, choice in enumerate(choices):
             tokens = [*sequence.request.prompt, choice.token]
             probe = sequence.fork(index)
             probe.tokens = tokens
             probe.prompt_logprobs = sequence.prompt_logprobs
-            deltas.append(self._delta(probe, choice, 0, probe.finish_reason(self.max_model_len)))
+            deltas.append(_delta(probe, choice, probe.finish_reason()))
         self.scheduler.export(sequence)
-        return deltas
-
-    def _delta(self, sequence: Sequence, choice: Choice, offset: int, reason: FinishReason) -> Delta:
-        delta = Delta(
-            sequence.request.id,
-            sequence.choice,
-            offset,
-            [choice.token],
-            [choice.logprobs] if choice.logprobs is not None else [],
-            reason,
-        )
-        if reason is FinishReason.STOP and choice.token in sequence.sampling.stop_token_ids:
-            delta.stop_token_id = choice.token
-        if sequence.choice == 0 and offset == 0:
-            delta.cached_tokens = sequence.cached
-            delta.prompt_logprobs = sequence.prompt_logprobs if sequence.sampling.prompt_logprobs is not None else None
-        return delta
 
     def _finish(self, sequence: Sequence) -> None:
         self.abort(sequence.request.id, sequence.choice)
@@ -331,7 +323,7 @@ class Engine:
     def _remember(self, sequence: Sequence) -> None:
         """Put the sequence's complete blocks into the prefix cache."""
         full = min(sequence.computed, len(sequence.tokens)) // self.config.block_size
-        if self.pool.enable_prefix_caching and full > sequence.remembered:
+        if full > sequence.remembered and self.pool.enable_prefix_caching:
             new = slice(sequence.remembered, full)
             for block, digest in zip(sequence.blocks[new], sequence.hashes(full)[new], strict=True):
                 self.pool.remember(block, digest)
@@ -344,3 +336,16 @@ class Engine:
         if end > first:
             result.exports.append(Export(id, first, sequence.blocks[first:end]))
             self._exported[id] = end
+
+
+def _delta(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:
+    """Return the report of a sequence's newest token."""
+    offset = len(sequence.tokens) - sequence.prompt_len - 1
+    logprobs = [] if choice.logprobs is None else [choice.logprobs]
+    delta = Delta(sequence.request.id, sequence.choice, offset, [choice.token], logprobs, reason)
+    if reason and reason is FinishReason.STOP and choice.token in sequence.sampling.stop_token_ids:
+        delta.stop_token_id = choice.token
+    if offset == 0 and sequence.choice == 0:
+        delta.cached_tokens = sequence.cached
+        delta.prompt_logprobs = sequence.prompt_logprobs if sequence.sampling.prompt_logprobs is not None else None
+    return delta

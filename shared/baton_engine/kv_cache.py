@@ -1,40 +1,57 @@
 """The memory behind the block pool: keys and values of every layer, by block."""
 
+import math
+
 import torch
+
+# Bounds what copies of blocks hold for a moment.
+_COPY_BYTES = 64 << 20
 
 
 class KvCache:
-    """One tensor [layers, 2 (K, V), blocks, block_size, kv_heads, head_dim]."""
+    """One tensor [layers, 2 (K, V), blocks, block_size, kv_heads, head_dim], without any block until `allocate`."""
 
     def __init__(
         self,
         *,
         num_layers: int,
-        num_blocks: int,
         block_size: int,
         num_heads: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, 2, num_blocks, block_size, num_heads, head_dim)
+        self._block_shape = (block_size, num_heads, head_dim)
+        self.data = torch.empty(num_layers, 2, 0, *self._block_shape, dtype=dtype, device=device)
+        self._layers = self._by_layer()
+
+    def allocate(self, num_blocks: int) -> None:
+        """Have so many blocks, of zeros, in place of those there were. `layer` is to be asked anew."""
+        num_layers, dtype, device = len(self.data), self.data.dtype, self.data.device
+        # The old ones go first: there may be no room for both.
+        self.data = torch.empty(0)
+        self._layers = []
         # Zeros, not empty: a masked key still enters the arithmetic, and NaN times zero is NaN.
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.data = torch.zeros(num_layers, 2, num_blocks, *self._block_shape, dtype=dtype, device=device)
+        self._layers = self._by_layer()
+
+    def _by_layer(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(layer[0], layer[1]) for layer in self.data]
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers, keys and values."""
-        data = self.data
-        return data.numel() // data.shape[2] * data.element_size()
+        return len(self.data) * 2 * math.prod(self._block_shape) * self.data.element_size()
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values of a layer, [blocks, block_size, kv_heads, head_dim] each."""
-        return self.data[layer, 0], self.data[layer, 1]
+        return self._layers[layer]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy blocks (from, to) in all layers."""
-        if pairs:
-            sources, targets = zip(*pairs, strict=True)
+        """Copy blocks (from, to) in all layers, one after another."""
+        most = max(_COPY_BYTES // self.block_bytes, 1)
+        for first in range(0, len(pairs), most):
+            sources, targets = zip(*pairs[first : first + most], strict=True)
             self.data[:, :, list(targets)] = self.data[:, :, list(sources)]
 
     def gather(self, blocks: list[int], out: torch.Tensor) -> None:

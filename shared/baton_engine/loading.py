@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +16,14 @@ from .config import ConfigError
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
+# Called with what is being done, and how many of how many parts of it are.
+Progress = Callable[[str, int, int], None]
 
 
 class Weights:
     """The tensors of a model folder. Use as a context manager; `take` reads each tensor once.
 
-    progress: called with (tensors taken, tensors in all) as loading goes on.
+    progress: told of the tensors taken, of all that there are.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Weights:
             raise ConfigError(f"{name} in {path.name} is {list(tensor.shape)}; config.json calls for {list(shape)}")
         self._untaken.discard(name)
         if self._progress is not None:
-            self._progress(len(self._file_of) - len(self._untaken), len(self._file_of))
+            self._progress("weights", len(self._file_of) - len(self._untaken), len(self._file_of))
         return torch.empty_like(tensor, dtype=self.dtype, device=self.device).copy_(tensor)
 
     def _file(self, path: Path) -> Any:
@@ -73,6 +75,23 @@ class Weights:
             except SafetensorError as error:
                 raise ConfigError(f"{path} is not a whole safetensors file: {error}") from None
         return self._open[path]
+
+
+def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = frozenset()) -> int:
+    """Return what the tensors of a model folder take in a dtype, read from the files' headers; some names left out."""
+    files: dict[Path, list[str]] = {}
+    for name, path in _index(folder).items():
+        if name not in without:
+            files.setdefault(path, []).append(name)
+    total = 0
+    for path, names in files.items():
+        try:
+            with safe_open(path, framework="pt") as file:
+                total += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+        except SafetensorError:
+            # `take` says what is wrong with the file.
+            continue
+    return total * dtype.itemsize
 
 
 def _index(folder: Path) -> dict[str, Path]:

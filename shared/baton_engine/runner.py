@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,9 +15,23 @@ from .attention.backend import AttentionBatch
 from .attention.select import select_backend
 from .config import ConfigError, EngineConfig
 from .kv_cache import KvCache
-from .loading import Progress, Weights, check_tokenizer
+from .largest_steps import forward_steps, sampling_steps
+from .loading import Progress, Weights, check_tokenizer, weights_bytes
+from .memory import (
+    Budget,
+    KvShape,
+    check_num_blocks,
+    check_weights,
+    choose_num_blocks,
+    gib,
+    log_memory,
+    measure,
+    memory_of,
+    unmeasured,
+)
 from .model_config import ModelConfig
-from .models.decoder import Decoder
+from .models.decoder import Decoder, Tokens
+from .ops import ops_for
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
 from .sequence import Step
@@ -24,12 +40,11 @@ from .transfer import to_device
 log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_DEFAULT_KV_BYTES = 1 << 30
-_PROMPT_LOGPROB_ROWS = 64
-PENDING_TOKEN = -1
+# Bounds the memory of float32 copies of logits.
+_FLOAT_ROWS = 64
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     """A sampled token and, when asked for, its logprobs."""
 
     token: int
@@ -73,69 +88,144 @@ class Runner:
             )
         folder = Path(config.model)
         check_tokenizer(folder, model.vocab_size)
+        self._config = config
         self._block_size = config.block_size
-        self.cache = _allocate_cache(config, model, self.max_model_len, dtype, device)
-        backend = select_backend(config.attention_backend, model, self.cache, device)
-        with Weights(folder, dtype, device, progress) as weights:
-            self._decoder = Decoder(model, weights, backend, self.cache, self.max_model_len)
-        self._backend = backend
+        self.cache = KvCache(
+            num_layers=model.num_layers,
+            block_size=config.block_size,
+            num_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        self._shape = KvShape(self.cache.block_bytes, config.block_size, self.max_model_len)
+        check_num_blocks(config.num_blocks, self._shape)
+        self._memory = memory_of(device)
+        self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
+        self._backend = select_backend(config.attention_backend, model, self.cache, device, config.deterministic)
+        unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
+        self._weights_bytes = weights_bytes(folder, dtype, unused)
+        check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
+        with Weights(folder, dtype, device, progress) as weights, self._enough_for("the weights", self._weights_bytes):
+            self._decoder = Decoder(
+                model, weights, self.cache, self.max_model_len, ops_for(device, config.deterministic)
+            )
+
+    def start(self) -> None:
+        """Set aside all the memory that steps need, and give the rest to the KV cache. Once, before the first launch.
+
+        Raises ConfigError when that is too little for one sequence of the longest length.
+        """
+        budget = self._budget()
+        num_blocks = choose_num_blocks(budget, self._shape, self._config, self._memory.measured)
+        with self._enough_for("the KV cache", num_blocks * self._shape.block_bytes):
+            self.cache.allocate(num_blocks)
+        log_memory(budget, self._shape, num_blocks)
+        before = self._memory.held()
+        with self._enough_for("CUDA graphs", budget.graphs):
+            self._record_graphs()
+        taken = self._memory.held() - before
+        if taken > budget.graphs > 0:
+            log.warning("CUDA graphs took %s GiB, %s were set aside for them", gib(taken), gib(budget.graphs))
+
+    @property
+    def _graphs_bytes(self) -> int:
+        """What `_record_graphs` will allocate."""
+        return 0
+
+    def _record_graphs(self) -> None:
+        """Prepare what needs the KV cache where it will stay."""
+
+    def _budget(self) -> Budget:
+        if not self._memory.measured:
+            return unmeasured(self._memory, self._weights_bytes)
+        # One block is enough, as the sequences of the largest steps share it.
+        self.cache.allocate(1)
+        config = self._config
+        few, many = (steps(config, self.max_model_len) for steps in (forward_steps, sampling_steps))
+        run = self._run_to_measure
+        budget = measure(self._memory, self._share, self._graphs_bytes, lambda: run(few), lambda: run(many))
+        self.cache.allocate(0)
+        return budget
+
+    @contextmanager
+    def _enough_for(self, what: str, size: int) -> Iterator[None]:
+        """Explain that memory runs out although there was enough: another process has been faster."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            name, free = self._memory.name, self._memory.free()
+            raise ConfigError(
+                f"{what} of {gib(size)} GiB found too little memory on {name}: {gib(free)} GiB are free. Does another "
+                "process use it, too?"
+            ) from None
+
+    def _run_to_measure(self, steps: list[Step]) -> None:
+        try:
+            for step in steps:
+                self.launch(step).wait()
+        except torch.OutOfMemoryError:
+            config, memory = self._config, self._memory
+            raise ConfigError(
+                f"a step of {config.max_num_batched_tokens} tokens and {config.max_num_seqs} sequences needs more than "
+                f"the {gib(memory.free())} GiB that are free on {memory.name} beside the weights: lower "
+                "--max-num-batched-tokens or --max-num-seqs"
+            ) from None
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
         """Start to compute a step whose input tokens are all known."""
         self.cache.copy(step.copies)
-        token_ids, positions, batch = self._inputs(step)
+        packed = np.empty((3, step.num_tokens), dtype=np.int64)
+        batch = self._pack(step, packed)
         self._backend.prepare(batch)
-        hidden = self._decoder.forward(token_ids, positions, batch)
+        hidden = self._decoder.forward(Tokens(*to_device(packed, self.device)), self._backend)
         self._prompt_logprobs(step, batch, hidden)
         return Done(self._sample(step, batch, hidden))
 
-    def _inputs(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, AttentionBatch]:
-        token_ids: list[int] = []
-        positions, slots = [], []
+    def _pack(self, step: Step, out: np.ndarray) -> AttentionBatch:
+        """Fill out [3, at least the step's tokens] int64 with token ids, positions and slots, as Tokens has them.
+
+        A token that is sampled but not read yet is -1 - row of its sequence.
+        """
         starts = [0]
         size = self._block_size
         offsets = np.arange(size)
         for sequence, count, end in step:
-            first = end - count
-            token_ids += sequence.tokens[first:end]
-            token_ids += [PENDING_TOKEN] * (starts[-1] + count - len(token_ids))
-            positions.append(np.arange(first, end))
-            blocks = np.array(sequence.blocks[first // size : (end - 1) // size + 1])
-            slots.append((blocks[:, None] * size + offsets).ravel()[first % size : first % size + count])
-            starts.append(len(token_ids))
-        tables = [sequence.blocks for sequence in step.sequences]
-        ids = to_device(token_ids, self.device)
-        where, at = (to_device(np.concatenate(parts), self.device) for parts in (positions, slots))
-        return ids, where, AttentionBatch(starts, step.ends, tables, at)
+            first, start = end - count, starts[-1]
+            stop = start + count
+            known = sequence.tokens[first:end]
+            out[0, start : start + len(known)] = known
+            out[0, start + len(known) : stop] = -1 - sequence.row
+            if count == 1:
+                out[1, start] = first
+                out[2, start] = sequence.blocks[first // size] * size + first % size
+            else:
+                out[1, start:stop] = np.arange(first, end)
+                blocks = np.array(sequence.blocks[first // size : (end - 1) // size + 1])
+                out[2, start:stop] = (blocks[:, None] * size + offsets).ravel()[first % size : first % size + count]
+            starts.append(stop)
+        return AttentionBatch(starts, step.ends, [sequence.blocks for sequence in step.sequences])
 
     def _sample(self, step: Step, batch: AttentionBatch, hidden: torch.Tensor) -> list[list[Choice]]:
         draws: list[Draw] = []
         rows: list[int] = []
-        ready: list[int] = []
+        owners: list[int] = []
         for index, (sequence, _, _) in enumerate(step):
             if not step.samples[index]:
                 continue
             choices = range(sequence.sampling.n) if sequence.output_len == 0 else [sequence.choice]
             draws += [Draw(sequence.sampling, sequence.tokens, sequence.prompt_len, len(rows), c) for c in choices]
             rows.append(batch.starts[index + 1] - 1)
-            ready.append(index)
+            owners += [index] * len(choices)
         results: list[list[Choice]] = [[] for _ in step.sequences]
         if not rows:
             return results
-        logits = self._decoder.logits(hidden[rows]).float()
-        tokens = sample(logits, draws)
-        wanted = [(draw, token) for draw, token in zip(draws, tokens, strict=True) if draw.params.logprobs is not None]
-        logprobs = iter(
-            token_logprobs(
-                logits[[draw.row for draw, _ in wanted]],
-                [token for _, token in wanted],
-                [draw.params.logprobs or 0 for draw, _ in wanted],
-            )
-        )
-        for draw, token in zip(draws, tokens, strict=True):
-            choice = Choice(token, next(logprobs) if draw.params.logprobs is not None else None)
-            results[ready[draw.row]].append(choice)
+        logits = self._decoder.logits(hidden[rows])
+        for at in range(0, len(draws), _FLOAT_ROWS):
+            part = slice(at, at + _FLOAT_ROWS)
+            for index, choice in zip(owners[part], _choose(logits, draws[part]), strict=True):
+                results[index].append(choice)
         return results
 
     def _prompt_logprobs(self, step: Step, batch: AttentionBatch, hidden: torch.Tensor) -> None:
@@ -148,10 +238,31 @@ class Runner:
             # The logits at one position judge the token at the next.
             targets = sequence.request.prompt[first + 1 : end + 1]
             done = len(sequence.prompt_logprobs) - first
-            for at in range(max(done, 0), len(targets), _PROMPT_LOGPROB_ROWS):
-                part = targets[at : at + _PROMPT_LOGPROB_ROWS]
+            for at in range(max(done, 0), len(targets), _FLOAT_ROWS):
+                part = targets[at : at + _FLOAT_ROWS]
                 logits = self._decoder.logits(hidden[start + at : start + at + len(part)]).float()
                 sequence.prompt_logprobs += token_logprobs(logits, part, [wanted] * len(part))
+
+
+def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[Choice]:
+    """logits: [R, vocab]. Returns what is drawn; the draws are in the order of their rows."""
+    first = draws[0].row
+    rows = logits[first : draws[-1].row + 1].float()
+    for draw in draws:
+        draw.row -= first
+    tokens = sample(rows, draws)
+    wanted = [(draw, token) for draw, token in zip(draws, tokens, strict=True) if draw.params.logprobs is not None]
+    logprobs = iter(
+        token_logprobs(
+            rows[[draw.row for draw, _ in wanted]],
+            [token for _, token in wanted],
+            [draw.params.logprobs or 0 for draw, _ in wanted],
+        )
+    )
+    return [
+        Choice(token, next(logprobs) if draw.params.logprobs is not None else None)
+        for draw, token in zip(draws, tokens, strict=True)
+    ]
 
 
 def find_device(name: str) -> torch.device:
@@ -174,32 +285,3 @@ def _dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
     if name not in _DTYPES:
         raise ConfigError(f"--dtype {name!r} is unknown; use auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]
-
-
-def _allocate_cache(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> KvCache:
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
-    least = -(-max_model_len // config.block_size)
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        wanted = max(_DEFAULT_KV_BYTES // (per_token * config.block_size), least)
-        num_blocks = min(wanted, least * config.max_num_seqs)
-    if num_blocks < least:
-        raise ConfigError(
-            f"{num_blocks} blocks of {config.block_size} tokens hold {num_blocks * config.block_size}, less than one "
-            f"sequence of {max_model_len}: raise --num-blocks to {least} or lower --max-model-len"
-        )
-    log.info(
-        "KV cache: %d blocks of %d tokens, %.1f MiB", num_blocks, config.block_size,
-        num_blocks * config.block_size * per_token / 2**20,
-    )  # fmt: skip
-    return KvCache(
-        num_layers=model.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
-        device=device,
-    )

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from baton_kernels.philox import gumbel_noise
+from baton_kernels.thresholds import thresholds_reference
 
 from .sampling import SamplingParams, TokenLogprobs
 
@@ -74,25 +75,17 @@ def _edit(scores: torch.Tensor, draw: Draw) -> None:
 def _filter(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
     """Divide rows by their temperatures and set the tokens that min_p, top_k and top_p leave out to -inf."""
 
-    def column(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, device=scores.device).unsqueeze(1)
+    def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=scores.device)
 
-    scores = scores / column([p.temperature for p in params])
-    if any(p.min_p for p in params):
-        floor = scores.amax(dim=-1, keepdim=True) + column([p.min_p for p in params]).log()
-        scores = scores.masked_fill(scores < floor, _OFF)
-    vocab = scores.shape[-1]
-    if any(0 < p.top_k < vocab or p.top_p < 1 for p in params):
-        ordered, tokens = scores.sort(dim=-1, descending=True, stable=True)
-        ranks = torch.arange(vocab, device=scores.device).unsqueeze(0)
-        ordered = ordered.masked_fill(ranks >= column([float(p.top_k or vocab) for p in params]), _OFF)
-        probabilities = ordered.softmax(dim=-1)
-        # A token stays while those before it hold less than top_p: the first that reaches it is the last one in.
-        before = probabilities.cumsum(dim=-1) - probabilities
-        top_p = column([p.top_p for p in params])
-        ordered = ordered.masked_fill((before >= top_p) & (top_p < 1), _OFF)
-        scores = torch.empty_like(ordered).scatter_(-1, tokens, ordered)
-    return scores
+    heats = column([p.heat for p in params])
+    if any(p.filters for p in params):
+        top_k = column([min(p.top_k, scores.shape[-1]) for p in params], torch.int64)
+        least = thresholds_reference(
+            scores, heats, top_k, column([p.top_p for p in params]), column([p.min_p for p in params])
+        )
+        scores = scores.masked_fill(scores < least.unsqueeze(1), _OFF)
+    return scores / heats.unsqueeze(1)
 
 
 def _perturb(scores: torch.Tensor, draws: list[Draw]) -> torch.Tensor:

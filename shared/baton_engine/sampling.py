@@ -5,6 +5,7 @@ import math
 import msgspec
 
 GREEDY_BELOW = 1e-5
+_HOTTEST = 3e38
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def heat(self) -> float:
+        """The temperature to draw at, 0 when greedy, within the range of float32."""
+        return 0.0 if self.greedy else min(self.temperature, _HOTTEST)
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens are left out of a draw for their probability."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def has_penalties(self) -> bool:
@@ -46,9 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_host(self) -> bool:
-        """Whether the next token cannot be drawn on the device alone, from the logits and these parameters."""
-        filters = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-        return self.edits_logits or filters or self.logprobs is not None or self.prompt_logprobs is not None
+        """Whether the host must see each step's logits before the next step."""
+        return self.prompt_logprobs is not None
 
     def error(self, vocab_size: int) -> tuple[str, str] | None:
         """Return (field, what is wrong with it), or None when an engine with this vocabulary can run it."""

@@ -1,57 +1,50 @@
 """Who computes what in the next step: decodes first, then prefill chunks, under one token budget."""
 
-import heapq
+from bisect import bisect_left, insort
+from operator import attrgetter
 
 from .block_pool import BlockPool
 from .sequence import Sequence, State, Step
 
+_ORDER = attrgetter("order")
+
 
 class Scheduler:
-    """Waiting and running sequences over a block pool.
+    """Waiting and running sequences over a block pool, the most urgent first.
 
     Blocks for all known tokens are taken when a sequence is admitted, so that only decodes ever grow; when one cannot,
     the least urgent running sequence gives its blocks back and is computed anew later.
     """
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        *,
-        block_size: int,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        max_model_len: int,
-    ) -> None:
+    def __init__(self, pool: BlockPool, *, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         self.pool = pool
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
+        # Of those that wait or run: they can go on only when the host knows their tokens.
+        self.host_bound: set[Sequence] = set()
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
-        self._max_model_len = max_model_len
         self._free_rows = list(reversed(range(max_num_seqs)))
-        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []
-
-    @property
-    def waiting(self) -> list[Sequence]:
-        return [sequence for _, sequence in self._waiting]
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self.running)
+        return bool(self.waiting or self.running)
 
     def add(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
-        heapq.heappush(self._waiting, (sequence.order, sequence))
+        insort(self.waiting, sequence, key=_ORDER)
+        self._note(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and free its blocks."""
         if sequence.state is State.WAITING:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
-            heapq.heapify(self._waiting)
+            _take_out(self.waiting, sequence)
+            self.host_bound.discard(sequence)
         elif sequence.state is State.RUNNING:
             self._stop(sequence)
         elif sequence.state is State.IMPORTING:
@@ -69,53 +62,67 @@ class Scheduler:
         sequence.state = State.RUNNING
         sequence.row = self._free_rows.pop()
         sequence.admissions += 1
-        self.running.append(sequence)
+        insort(self.running, sequence, key=_ORDER)
+        self._note(sequence)
+
+    def _note(self, sequence: Sequence) -> None:
+        if sequence.needs_host:
+            self.host_bound.add(sequence)
 
     def _stop(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        _take_out(self.running, sequence)
+        self.host_bound.discard(sequence)
         self._free_rows.append(sequence.row)
         sequence.row = -1
 
     def schedule(self) -> Step:
         """Return the next step, with `computed` of its sequences already advanced; sequences that import KV only get
         their blocks here and appear in `importing`."""
-        step = Step()
-        self.running.sort(key=lambda sequence: sequence.order)
-        for sequence in list(self.running):
-            if sequence.state is State.RUNNING and sequence.num_tokens - sequence.computed == 1:
-                self._schedule_decode(sequence, step)
-        for sequence in self.running:
+        decodes: list[Sequence] = []
+        chunks: list[Sequence] = []
+        copies: list[tuple[int, int]] = []
+        running, budget = State.RUNNING, self._max_num_batched_tokens
+        for sequence in self.running.copy():
             if sequence.num_tokens - sequence.computed > 1:
+                chunks.append(sequence)
+            elif (
+                sequence.state is running
+                and len(decodes) < budget
+                and not sequence.ends_here
+                and (not self._needs_block(sequence) or self._take_block(sequence, copies))
+            ):
+                decodes.append(sequence)
+        step = Step.decode(decodes, copies)
+        for sequence in chunks:
+            if sequence.state is running:
                 self._schedule_chunk(sequence, step)
         self._admit(step)
         return step
 
-    def _schedule_decode(self, sequence: Sequence, step: Step) -> None:
-        if step.num_tokens >= self._max_num_batched_tokens or self._ends_here(sequence):
-            return
+    def _needs_block(self, sequence: Sequence) -> bool:
+        """Whether its next token has no block to go to, or only one that others read."""
         index = sequence.computed // self._block_size
+        return index == len(sequence.blocks) or self.pool.is_shared(sequence.blocks[index])
 
-        def needs_block() -> bool:
-            return index == len(sequence.blocks) or self.pool.is_shared(sequence.blocks[index])
-
-        while needs_block() and not self.pool.num_available:
+    def _take_block(self, sequence: Sequence, copies: list[tuple[int, int]]) -> bool:
+        """Give a decode the block that it needs; False when it is the one to be preempted."""
+        while not self.pool.num_available:
             # An export's blocks may be on their way already, so it keeps them; it needs no more.
-            victim = max((s for s in self.running if s.request.exports_from is None), key=lambda other: other.order)
+            victim = next(other for other in reversed(self.running) if not other.exports)
             self._preempt(victim)
             if victim is sequence:
-                return
-        if index == len(sequence.blocks):
-            sequence.blocks += self.pool.allocate(1)
-        elif self.pool.is_shared(sequence.blocks[index]):
-            [copy] = self.pool.allocate(1)
-            step.copies.append((sequence.blocks[index], copy))
+                return False
+            if not self._needs_block(sequence):
+                return True
+        [block] = self.pool.allocate(1)
+        index = sequence.computed // self._block_size
+        if index < len(sequence.blocks):
+            copies.append((sequence.blocks[index], block))
             self.pool.release([sequence.blocks[index]])
-            sequence.blocks[index] = copy
-        step.put(sequence, 1)
-
-    def _ends_here(self, sequence: Sequence) -> bool:
-        """Whether the step under way gives the sequence's last token, or one that must be known before it goes on."""
-        return sequence.is_complete or (sequence.pending > 0 and sequence.num_tokens >= self._max_model_len)
+            sequence.blocks[index] = block
+        else:
+            sequence.blocks.append(block)
+        return True
 
     def _schedule_chunk(self, sequence: Sequence, step: Step) -> None:
         count = min(sequence.num_tokens - sequence.computed, self._max_num_batched_tokens - step.num_tokens)
@@ -123,23 +130,22 @@ class Scheduler:
             step.put(sequence, count)
 
     def _admit(self, step: Step) -> None:
-        while self._waiting and step.num_tokens < self._max_num_batched_tokens:
-            sequence = self._waiting[0][1]
-            width = sequence.sampling.n if sequence.output_len == 0 else 1
-            if sequence.pending:
+        if not self.waiting:
+            return
+        rows = self._max_num_seqs - sum(sequence.width for sequence in (*self.running, *self.importing))
+        while self.waiting and step.num_tokens < self._max_num_batched_tokens:
+            sequence = self.waiting[0]
+            rows -= sequence.width
+            if sequence.pending or rows < 0 or not self._take_blocks(sequence):
                 return
-            if self._num_seqs() + width > self._max_num_seqs or not self._take_blocks(sequence):
-                return
-            heapq.heappop(self._waiting)
+            del self.waiting[0]
             if sequence.request.imports_kv:
+                self.host_bound.discard(sequence)
                 sequence.state = State.IMPORTING
                 self.importing.append(sequence)
             else:
                 self.start(sequence)
                 self._schedule_chunk(sequence, step)
-
-    def _num_seqs(self) -> int:
-        return sum(s.sampling.n if s.output_len == 0 else 1 for s in (*self.running, *self.importing))
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Give a sequence the blocks for all its tokens, known prefixes from the cache; False if too few are left."""
@@ -175,3 +181,8 @@ class Scheduler:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = sequence.remembered = 0
+
+
+def _take_out(queue: list[Sequence], sequence: Sequence) -> None:
+    """Remove a sequence from a list in which each stands at the place of its order."""
+    del queue[bisect_left(queue, sequence.order, key=_ORDER)]

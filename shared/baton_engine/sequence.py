@@ -19,6 +19,10 @@ class FinishReason(enum.IntEnum):
     ERROR = 3
 
 
+# Asked for at every token, and looking up a member of an enum is slow in Python 3.11.
+_GOES_ON = FinishReason.NONE
+
+
 class Request(msgspec.Struct, kw_only=True):
     """What the engine is asked to do.
 
@@ -46,18 +50,29 @@ class State(enum.Enum):
 class Sequence:
     """One choice of a request: its tokens, what of them is computed, and where that lies.
 
-    `pending` counts tokens that are sampled on the device and not read yet. `computed` counts the tokens whose KV is in
-    `blocks`, including those of the steps now on their way; `cached` those that were there when it was admitted;
-    `remembered` the blocks that the prefix cache knows. `row` is its place among the running ones, -1 when it does not
-    run, and `admissions` how often it has been given blocks.
+    `num_tokens` counts its tokens, those included that are sampled on the device and not read yet. `computed` counts
+    the tokens whose KV is in `blocks`, including those of the steps now on their way; `cached` those that were there
+    when it was admitted; `remembered` the blocks that the prefix cache knows. `row` is its place among the running
+    ones, -1 when it does not run, and `admissions` how often it has been given blocks. `order` says who goes first:
+    smaller is more urgent.
     """
 
-    def __init__(self, request: Request, arrival: int, root: bytes, block_size: int) -> None:
+    def __init__(
+        self, request: Request, arrival: int, root: bytes, block_size: int, max_model_len: int, choice: int = 0
+    ) -> None:
+        sampling = request.sampling
         self.request = request
+        self.sampling = sampling
         self.arrival = arrival
-        self.choice = 0
+        self.choice = choice
+        self.order = request.priority, arrival, choice
+        self.prompt_len = len(request.prompt)
+        self.most_tokens = min(self.prompt_len + sampling.max_tokens, max_model_len)
+        self.needs_host = sampling.needs_host
+        self.exports = request.exports_from is not None
+        self.splits = sampling.n > 1 or self.exports  # its first tokens must be known before anything follows
         self.tokens = list(request.prompt)
-        self.pending = 0
+        self.num_tokens = self.prompt_len
         self.row = -1
         self.admissions = 0
         self.computed = 0
@@ -68,12 +83,13 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self._block_size = block_size
         self._hashes = [root]
+        self._stops = frozenset((*sampling.eos_token_ids, *sampling.stop_token_ids))
 
     def fork(self, choice: int) -> "Sequence":
         """Return a sequence for another choice, of the same tokens and blocks; the caller counts the references."""
-        other = Sequence(self.request, self.arrival, self._hashes[0], self._block_size)
-        other.choice = choice
+        other = Sequence(self.request, self.arrival, self._hashes[0], self._block_size, self.most_tokens, choice)
         other.tokens = list(self.tokens)
+        other.num_tokens = len(other.tokens)
         other.computed = self.computed
         other.cached = self.cached
         other.remembered = self.remembered
@@ -83,35 +99,25 @@ class Sequence:
         return other
 
     @property
-    def sampling(self) -> SamplingParams:
-        return self.request.sampling
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens there are, those not read yet included."""
-        return len(self.tokens) + self.pending
+    def pending(self) -> int:
+        """Tokens that are sampled and not read yet."""
+        return self.num_tokens - len(self.tokens)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the token under way is known to be the last, or others must be known before the next step."""
-        if not self.pending:
+    def ends_here(self) -> bool:
+        """Whether the token under way is the last, or one that must be known before the sequence goes on."""
+        if self.num_tokens == len(self.tokens):
             return False
-        output = self.output_len + self.pending
-        first = self.output_len == 0 and (self.sampling.n > 1 or self.request.exports_from is not None)
-        return first or output >= self.sampling.max_tokens
+        return self.num_tokens >= self.most_tokens or (self.splits and not self.output_len)
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Who goes first: smaller is more urgent."""
-        return self.request.priority, self.arrival, self.choice
+    def width(self) -> int:
+        """Sequences that it is or will be, once its choices fork."""
+        return self.sampling.n if len(self.tokens) == self.prompt_len else 1
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold that many tokens."""
@@ -124,16 +130,12 @@ class Sequence:
             self._hashes.append(block_hash(self._hashes[-1], self.tokens[index * size : (index + 1) * size]))
         return self._hashes[1 : count + 1]
 
-    def finish_reason(self, max_model_len: int) -> FinishReason:
+    def finish_reason(self) -> FinishReason:
         """Return whether the newest token ends the sequence."""
-        sampling, token = self.sampling, self.tokens[-1]
-        if self.output_len >= sampling.min_tokens and (
-            token in sampling.eos_token_ids or token in sampling.stop_token_ids
-        ):
+        length = len(self.tokens)
+        if self.tokens[-1] in self._stops and length - self.prompt_len >= self.sampling.min_tokens:
             return FinishReason.STOP
-        if self.output_len >= sampling.max_tokens or len(self.tokens) >= max_model_len:
-            return FinishReason.LENGTH
-        return FinishReason.NONE
+        return FinishReason.LENGTH if length >= self.most_tokens else _GOES_ON
 
 
 class Step(msgspec.Struct):
@@ -153,11 +155,21 @@ class Step(msgspec.Struct):
         """Yield (sequence, count, end)."""
         return zip(self.sequences, self.counts, self.ends, strict=True)
 
+    @classmethod
+    def decode(cls, sequences: list[Sequence], copies: list[tuple[int, int]]) -> "Step":
+        """Return a step of one token for each sequence, noted as `put` does it."""
+        for sequence in sequences:
+            sequence.computed += 1
+            sequence.num_tokens += 1
+        count = len(sequences)
+        ends = [sequence.computed for sequence in sequences]
+        return cls(sequences, [1] * count, ends, [True] * count, count, copies)
+
     def put(self, sequence: Sequence, count: int) -> None:
-        """Add a sequence's next `count` tokens and note them as computed, and its next token as pending."""
+        """Add a sequence's next `count` tokens and note them as computed, and the token that they lead to as there."""
         sequence.computed += count
         samples = sequence.computed == sequence.num_tokens
-        sequence.pending += samples
+        sequence.num_tokens += samples
         self.sequences.append(sequence)
         self.counts.append(count)
         self.ends.append(sequence.computed)

@@ -1,4 +1,4 @@
-"""Small host data to the device without waiting for what the device is doing."""
+"""Small data between host and device without waiting for what the device is doing."""
 
 from collections.abc import Sequence
 
@@ -15,3 +15,13 @@ def to_device(
     """
     host = torch.as_tensor(values, dtype=dtype)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def host_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return unset host memory for copies to or from the device that nothing waits for."""
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def to_host(values: torch.Tensor) -> torch.Tensor:
+    """Return where values will be on the host, once what is queued on the device is done."""
+    return host_buffer(values.shape, values.dtype, values.device).copy_(values, non_blocking=True)

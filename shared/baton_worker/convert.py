@@ -32,15 +32,14 @@ def sampling_from_wire(wire: pb.SamplingParams) -> SamplingParams:
 
 
 def delta_to_wire(delta: Delta, handle: int, disaggregated: bool) -> pb.Delta:
-    wire = pb.Delta(
-        handle=handle,
-        choice=delta.choice,
-        offset=delta.offset,
-        token_ids=delta.tokens,
-        logprobs=[_logprobs_to_wire(entry) for entry in delta.logprobs],
-        finish_reason=_reason(delta.finish_reason),
-        stop_token_id=delta.stop_token_id,
-    )
+    wire = pb.Delta(handle=handle, choice=delta.choice, offset=delta.offset, token_ids=delta.tokens)
+    # Few deltas have more to say, and a field given costs time even when it holds the default.
+    if delta.logprobs:
+        wire.logprobs.extend(_logprobs_to_wire(entry) for entry in delta.logprobs)
+    if delta.finish_reason:
+        wire.finish_reason = _reason(delta.finish_reason)
+    if delta.stop_token_id is not None:
+        wire.stop_token_id = delta.stop_token_id
     if delta.cached_tokens is not None:
         wire.prompt.cached_tokens = delta.cached_tokens
         wire.prompt.disaggregated = disaggregated

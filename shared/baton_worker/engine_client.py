@@ -76,11 +76,11 @@ class EngineClient:
         while True:
             event = await channel.receive()
             match event:
-                case Progress(done, total):
+                case Progress(what, done, total):
                     # Often enough for a progress bar, seldom enough for a log.
                     if done == total or time.monotonic() >= due:
                         due = time.monotonic() + _PROGRESS_INTERVAL_S
-                        log.info("loading weights", extra={"event": "loading", "done": done, "total": total})
+                        log.info("loading %s", what, extra={"event": "loading", "done": done, "total": total})
                 case Ready():
                     return event
                 case Refused(message):

@@ -172,7 +172,7 @@ def main() -> None:
         raise RuntimeError(f"expected Start, got {start!r}")
     configure_logging(start.service, start.log_level)
     try:
-        engine = Engine(start.config, lambda done, total: channel.send(Progress(done, total)))
+        engine = Engine(start.config, lambda what, done, total: channel.send(Progress(what, done, total)))
     except ConfigError as error:
         channel.send(Refused(str(error)))
         return

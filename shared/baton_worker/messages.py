@@ -57,8 +57,9 @@ Command = Start | Add | Abort | ImportPiece | ImportTokens | CancelImport | Free
 
 
 class Progress(msgspec.Struct, tag=True):
-    """Tensors loaded, of how many."""
+    """How many parts of what the engine prepares are done, of how many."""
 
+    what: str
     done: int
     total: int
 

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from baton_engine.config import EngineConfig
+from baton_engine.config import GPU_MEMORY_UTILIZATION, EngineConfig
 
 
 class WorkerSettings(BaseSettings):
@@ -29,21 +29,25 @@ class WorkerSettings(BaseSettings):
     dtype: str = "auto"
     """Of weights and KV: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16 or float16."""
     attention_backend: str = "auto"
-    """auto or torch_sdpa."""
-    block_size: int = Field(default=16, ge=1)
-    """Tokens per KV block."""
+    """auto, triton or torch_sdpa."""
+    block_size: int = Field(default=0, ge=0)
+    """Tokens per KV block; 0 = what suits the device: 64 on GPU, 16 on CPU."""
     num_blocks: int | None = Field(default=None, ge=1)
-    """KV blocks; by default 1 GiB of them, at least one sequence of the longest length."""
+    """KV blocks; by default what is left of --gpu-memory-utilization, on CPU 1 GiB of them."""
+    gpu_memory_utilization: float = Field(default=GPU_MEMORY_UTILIZATION, gt=0, le=1)
+    """Part of the GPU's memory that this process may hold: weights, the largest step, CUDA graphs, KV blocks."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, prompt and output together, in tokens; by default what the model was made for."""
-    max_num_batched_tokens: int = Field(default=1024, ge=1)
-    """Tokens that one engine step computes at most."""
-    max_num_seqs: int = Field(default=128, ge=1)
-    """Sequences that one engine step computes at most."""
+    max_num_batched_tokens: int = Field(default=0, ge=0)
+    """Tokens that one engine step computes at most; 0 = 8192 on GPU, 1024 on CPU."""
+    max_num_seqs: int = Field(default=0, ge=0)
+    """Sequences that one engine step computes at most; 0 = 256 on GPU, 128 on CPU."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False
     """Run without CUDA graphs."""
+    deterministic: bool = False
+    """Make tokens independent of the batch around a request, on GPU and at a cost in speed."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default one per core."""
     drain_seconds: float = Field(default=30.0, ge=0)

@@ -15,6 +15,7 @@ from baton_prefill.settings import PrefillSettings
 WORKER_FLAGS = (
     *("--log-level", "warning", "--dtype", "bfloat16", "--block-size", "32", "--num-blocks", "99"),
     *("--max-model-len", "512", "--max-num-batched-tokens", "256", "--no-enable-prefix-caching"),
+    *("--gpu-memory-utilization", "0.5", "--max-num-seqs", "64"),
 )
 
 
@@ -59,5 +60,6 @@ def test_workers_accept_theirs(layout: Layout, tmp_path: Path) -> None:
         assert (settings.host, settings.model, settings.served_model_name) == ("127.0.0.1", tmp_path, "name")
         assert (settings.dtype, settings.block_size, settings.num_blocks) == ("bfloat16", 32, 99)
         assert (settings.max_model_len, settings.max_num_batched_tokens) == (512, 256)
+        assert (settings.gpu_memory_utilization, settings.max_num_seqs) == (0.5, 64)
         assert settings.enable_prefix_caching is False
         assert settings.log_level == "warning"

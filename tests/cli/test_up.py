@@ -27,6 +27,8 @@ class {name}(BaseSettings):
     dtype: str = ""
     block_size: int = 16
     num_blocks: int = 0
+    gpu_memory_utilization: float = 0
+    max_num_seqs: int = 0
     max_model_len: int = 0
     max_num_batched_tokens: int = 0
     enable_prefix_caching: bool = True
@@ -112,8 +114,10 @@ def test_runs_one_of_each_and_says_how_to_talk_to_it(up: Up, free_port: int) -> 
 
     (decode,), (prefill,), (gateway,) = up.calls("decode"), up.calls("prefill"), up.calls("gateway")
     model = ["--model", str(MODEL_DIR), "--served-model-name", "baton-demo", "--host", "127.0.0.1"]
-    assert decode == [*model, "--port", port_of(decode), ""]
-    assert prefill == [*model, "--port", port_of(prefill), ""]
+    # Both are on the same GPU, where there is one.
+    share = ["--gpu-memory-utilization", "0.46"]
+    assert decode == [*model, "--port", port_of(decode), *share, ""]
+    assert prefill == [*model, "--port", port_of(prefill), *share, ""]
     assert gateway == [
         *model,
         *("--port", str(free_port)),
@@ -142,8 +146,9 @@ def test_passes_given_flags_to_the_workers_and_no_others(up: Up, free_port: int,
     folder = tmp_path / "my-model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    given = ["--dtype", "float32", "--block-size", "32", "--num-blocks", "9", "--max-model-len", "64"]
-    given += ["--max-num-batched-tokens", "128", "--no-enable-prefix-caching"]
+    given = ["--dtype", "float32", "--block-size", "32", "--num-blocks", "9"]
+    given += ["--gpu-memory-utilization", "0.3", "--max-model-len", "64"]
+    given += ["--max-num-batched-tokens", "128", "--max-num-seqs", "7", "--no-enable-prefix-caching"]
     running = up("--model", str(folder), "--port", str(free_port), "--log-level", "debug", *given)
     running.when("Ctrl-C stops it")
     for service in ("decode", "prefill"):

@@ -178,3 +178,12 @@ def test_the_whole_context_can_be_used(llama: Path) -> None:
     tokens = generate(engine, [make_request(0, prompt, 36)]).tokens[0, 0]
     assert tokens == reference_greedy(llama, prompt, 36)
     assert_idle(engine)
+
+
+def test_decodes_attend_in_parts_as_they_do_together(windowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [make_prompt(length) for length in (3, 40, 90, 17, 18)]
+    requests = [make_request(id, prompt) for id, prompt in enumerate(prompts)]
+    monkeypatch.setattr("baton_engine.attention.torch_sdpa._MOST_KEYS", 64)
+    transcript = generate(make_engine(windowed), requests)
+    for id, prompt in enumerate(prompts):
+        assert transcript.tokens[id, 0] == reference_greedy(windowed, prompt, 16)

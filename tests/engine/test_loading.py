@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
+from baton_engine.loading import weights_bytes
 from tests.conftest import MakeModel
 
 from .harness import make_engine
@@ -49,15 +50,23 @@ def test_whole_folders_load(folder: Path, sharded: Path) -> None:
     make_engine(sharded)
 
 
+def test_the_size_of_weights_is_known_beforehand(folder: Path, sharded: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    count = sum(tensor.numel() for tensor in tensors.values())
+    assert weights_bytes(folder, torch.float32) == weights_bytes(sharded, torch.float32) == 4 * count
+    head = frozenset({"lm_head.weight"})
+    assert weights_bytes(folder, torch.bfloat16, head) == 2 * (count - tensors["lm_head.weight"].numel())
+
+
 def test_loading_tells_of_its_progress(folder: Path) -> None:
     from baton_engine.config import EngineConfig
     from baton_engine.engine import Engine
 
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[str, int, int]] = []
     config = EngineConfig(model=str(folder), device="cpu", num_threads=1, num_blocks=64)
-    Engine(config, lambda done, total: seen.append((done, total)))
+    Engine(config, lambda *told: seen.append(told))
     total = len(load_file(folder / "model.safetensors"))
-    assert seen == [(done, total) for done in range(1, total + 1)]
+    assert seen == [("weights", done, total) for done in range(1, total + 1)]
 
 
 def test_a_missing_shard_is_named(sharded: Path) -> None:
@@ -172,9 +181,9 @@ def test_a_folder_without_a_tokenizer_can_be_served(folder: Path) -> None:
         ({"attention_backend": "magic"}, ["attention backend 'magic'", "torch_sdpa"]),
         ({"max_model_len": 513}, ["--max-model-len 513", "512"]),
         ({"num_blocks": 31}, ["31 blocks of 16 tokens", "--num-blocks to 32", "--max-model-len"]),
-        ({"block_size": 0}, ["--block-size"]),
-        ({"max_num_seqs": 0}, ["--max-num-seqs"]),
-        ({"max_num_batched_tokens": 0}, ["--max-num-batched-tokens"]),
+        ({"block_size": -1}, ["--block-size"]),
+        ({"max_num_seqs": -1}, ["--max-num-seqs"]),
+        ({"max_num_batched_tokens": -1}, ["--max-num-batched-tokens"]),
     ],
 )
 def test_settings_that_cannot_be_served_are_named(llama: Path, settings: dict[str, Any], words: list[str]) -> None:

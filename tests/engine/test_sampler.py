@@ -51,7 +51,6 @@ EDITS: dict[str, dict[str, Any]] = {
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
     "top_k": {"top_k": 5},
-    "top_k of one": {"top_k": 1},
     "top_k beyond the vocabulary": {"top_k": 1000},
     "top_p": {"top_p": 0.7},
     "a top_p below the best token": {"top_p": 1e-6},
@@ -110,10 +109,16 @@ def test_filters(name: str, temperature: float) -> None:
         np.testing.assert_allclose(probabilities, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_equal_logits_are_cut_by_token_id() -> None:
-    params = SamplingParams(temperature=1.0, top_k=3)
-    kept = torch.isfinite(_filter(torch.zeros(1, 10), [params]))[0]
-    assert kept.nonzero().flatten().tolist() == [0, 1, 2]
+def test_equal_logits_stay_together() -> None:
+    logits = torch.tensor([[1.0, 0.0, 1.0, 1.0, 3.0]])
+    kept = torch.isfinite(_filter(logits, [SamplingParams(temperature=1.0, top_k=2)]))[0]
+    assert kept.tolist() == [True, False, True, True, True]
+
+
+def test_the_best_of_one_is_the_best() -> None:
+    logits = random_logits(20, seed=2)
+    draws = [make_draw(row, temperature=2.5, top_k=1, seed=row) for row in range(20)]
+    assert sample(logits, draws) == logits.argmax(dim=-1).tolist()
 
 
 @settings(max_examples=60, deadline=None)

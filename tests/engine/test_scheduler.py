@@ -124,7 +124,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         running = list(self.engine.scheduler.running)
-        decodes = [s for s in running if s.num_tokens - s.computed == 1 and not self.engine.scheduler._ends_here(s)]
+        decodes = [s for s in running if s.num_tokens - s.computed == 1 and not s.ends_here]
         preemptions = self.engine.scheduler.num_preemptions
         steps: list[Step] = []
         schedule = self.engine.scheduler.schedule
@@ -213,7 +213,7 @@ TestEngineAhead.settings = TestEngine.settings
 
 @pytest.fixture
 def scheduler() -> Scheduler:
-    return Scheduler(BlockPool(64), block_size=4, max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64)
+    return Scheduler(BlockPool(64), block_size=4, max_num_batched_tokens=8, max_num_seqs=4)
 
 
 def computed(step: Step) -> list[tuple[Sequence, int]]:
@@ -222,13 +222,12 @@ def computed(step: Step) -> list[tuple[Sequence, int]]:
 
 def read(sequence: Sequence, token: int) -> None:
     """Do what the engine does when a sampled token arrives."""
-    sequence.pending -= 1
     sequence.tokens.append(token)
 
 
 def add(scheduler: Scheduler, arrival: int, length: int, n: int = 1, priority: int = 0) -> Sequence:
     request = make_request(arrival, [arrival] * length, 8, n=n, priority=priority)
-    sequence = Sequence(request, arrival, b"root", 4)
+    sequence = Sequence(request, arrival, b"root", 4, 64)
     scheduler.add(sequence)
     return sequence
 
@@ -264,7 +263,7 @@ def test_a_known_prefix_is_held_and_not_computed(scheduler: Scheduler) -> None:
     for block, digest in zip(first.blocks, first.hashes(2), strict=True):
         scheduler.pool.remember(block, digest)
     request = make_request(1, [0] * 8, 8)
-    second = Sequence(request, 1, b"root", 4)
+    second = Sequence(request, 1, b"root", 4, 64)
     scheduler.add(second)
     scheduler.schedule()
     assert second.blocks[0] == first.blocks[0]

@@ -40,7 +40,7 @@ COMMANDS: list[Command] = [
     FreeSlot(0),
 ]
 EVENTS: list[Event] = [
-    Progress(3, 20),
+    Progress("weights", 3, 20),
     Ready("fingerprint", 512, 1000, 16, 99, 2, 4, 4096, 1 << 22, 8),
     Refused("there is no such model"),
     Output(),

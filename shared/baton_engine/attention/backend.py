@@ -7,16 +7,16 @@ import torch
 
 
 class AttentionBatch(msgspec.Struct):
-    """The sequences of one step. Their new tokens lie one after another in the model's inputs.
+    """The sequences of one step. Their new tokens lie one after another in the model's inputs; those with one new token
+    come first.
 
     starts: [S + 1], where each sequence's new tokens begin. lengths: [S], tokens in its KV after this step.
-    tables: its blocks. slots: [T] int64, block * block_size + offset, where each new token's KV goes.
+    tables: its blocks.
     """
 
     starts: list[int]
     lengths: list[int]
     tables: list[list[int]]
-    slots: torch.Tensor
 
 
 class AttentionBackend(Protocol):
@@ -27,5 +27,5 @@ class AttentionBackend(Protocol):
     def prepare(self, batch: AttentionBatch) -> None:
         """Called once a step, before the first layer."""
 
-    def attend(self, layer: int, q: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """q: [T, heads, head_dim], rotated. Returns the same shape, contiguous."""
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """q: [T, heads, head_dim], rotated. out: as q, contiguous, is written. T may exceed the batch's tokens."""

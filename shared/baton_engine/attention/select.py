@@ -13,20 +13,52 @@ from .torch_sdpa import TorchSdpa
 
 log = logging.getLogger(__name__)
 
+_LARGEST_HEAD = 256  # whose tiles of keys and values still fit into shared memory
+_LEAST_CAPABILITY = (8, 0)  # bf16 products
 
-def select_backend(name: str, config: ModelConfig, cache: KvCache, device: torch.device) -> AttentionBackend:
-    """Return the backend called `name`, or with "auto" the best one for this model and device, and log the reason."""
-    usable = ["triton", "torch_sdpa"] if device.type == "cuda" else ["torch_sdpa"]
-    if name not in ("auto", *usable):
-        raise ConfigError(
-            f"attention backend {name!r} cannot run this model on {device.type}: use {' or '.join(usable)}"
-        )
+
+def select_backend(
+    name: str, config: ModelConfig, cache: KvCache, device: torch.device, deterministic: bool = False
+) -> AttentionBackend:
+    """Return the backend called `name`, or with "auto" the best one for this model and device, and log the reason.
+
+    All models here rotate queries and keys before attention, so any backend serves their positions. deterministic: a
+    sequence's result must not depend on the others of its step.
+    """
+    refusals = {
+        "triton": _why_not_triton(config, device),
+        "torch_sdpa": "its results depend on the batch" if deterministic else None,
+    }
+    usable = [backend for backend, refusal in refusals.items() if refusal is None]
+    if not usable:
+        why = "; ".join(f"{backend}: {refusal}" for backend, refusal in refusals.items())
+        raise ConfigError(f"--deterministic: no attention backend can do that here ({why})")
     chosen = usable[0] if name == "auto" else name
-    reasons = {"triton": "reads the paged cache in place", "torch_sdpa": f"fits every head size on {device.type}"}
+    if chosen not in refusals:
+        raise ConfigError(f"attention backend {name!r} is unknown; use auto or {' or '.join(usable)}")
+    if refusals[chosen] is not None:
+        raise ConfigError(
+            f"attention backend {name!r} cannot run this model here: {refusals[chosen]}; use {' or '.join(usable)}"
+        )
+    reasons = {
+        "triton": f"reads the paged cache in place, for heads of up to {_LARGEST_HEAD}",
+        "torch_sdpa": f"runs everywhere ({'triton: ' + refusals['triton'] if refusals['triton'] else 'slower'})",
+    }
     reason = reasons[chosen] if name == "auto" else "asked for"
     log.info("attention backend %s: %s", chosen, reason, extra={"event": "attention_backend", "backend": chosen})
     if chosen == "triton":
         from .triton_paged import TritonPaged
 
-        return TritonPaged(cache, config.num_heads, config.sliding_windows)
+        return TritonPaged(cache, config.num_heads, config.sliding_windows, deterministic)
     return TorchSdpa(cache, config.num_heads, config.sliding_windows)
+
+
+def _why_not_triton(config: ModelConfig, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"it needs a CUDA device, this is {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        return f"it needs compute capability {_LEAST_CAPABILITY[0]}.0, this GPU has {capability[0]}.{capability[1]}"
+    if config.head_dim > _LARGEST_HEAD:
+        return f"heads of {config.head_dim} do not fit its tiles"
+    return None

@@ -8,9 +8,12 @@ from baton_engine.kv_cache import KvCache
 
 from .backend import AttentionBatch
 
+# Bounds the memory of a call: 512 MiB of keys and values with 8 heads of 128 in float32.
+_MOST_KEYS = 1 << 16
+
 
 class _Group(msgspec.Struct):
-    """Sequences that go into one call: all decodes together, each prefill chunk alone."""
+    """Sequences that go into one call: decodes together, each prefill chunk alone."""
 
     rows: slice  # of the step's tokens
     sequences: int
@@ -34,27 +37,29 @@ class TorchSdpa:
     def prepare(self, batch: AttentionBatch) -> None:
         counts = [end - start for start, end in zip(batch.starts, batch.starts[1:], strict=False)]
         decodes = next((index for index, count in enumerate(counts) if count > 1), len(counts))
-        self._groups = [self._decode_group(batch, decodes)] if decodes else []
+        self._groups = [self._decode_group(batch, rows) for rows in _parts(batch.tables[:decodes], self._block_size)]
         self._groups += [self._chunk_group(batch, index) for index in range(decodes, len(counts))]
 
-    def _decode_group(self, batch: AttentionBatch, count: int) -> _Group:
-        longest = max(len(table) for table in batch.tables[:count])
-        tables = [table + [0] * (longest - len(table)) for table in batch.tables[:count]]
-        lengths = torch.tensor(batch.lengths[:count]).unsqueeze(1)
-        keys = torch.arange(longest * self._block_size).unsqueeze(0)
+    def _decode_group(self, batch: AttentionBatch, rows: slice) -> _Group:
+        longest = max(len(table) for table in batch.tables[rows])
+        device = self._cache.data.device
+        tables = [table + [0] * (longest - len(table)) for table in batch.tables[rows]]
+        lengths = torch.tensor(batch.lengths[rows], device=device).unsqueeze(1)
+        keys = torch.arange(longest * self._block_size, device=device).unsqueeze(0)
         masks: dict[int | None, torch.Tensor | None] = {}
         for window in set(self._windows):
             seen = keys < lengths
             if window is not None:
                 seen &= keys >= lengths - window
             masks[window] = seen[:, None, None, :]
-        return _Group(slice(0, count), count, torch.tensor(tables).flatten(), 1, masks)
+        return _Group(rows, len(tables), torch.tensor(tables, device=device).flatten(), 1, masks)
 
     def _chunk_group(self, batch: AttentionBatch, index: int) -> _Group:
         start, end, length = batch.starts[index], batch.starts[index + 1], batch.lengths[index]
         table = batch.tables[index][: -(-length // self._block_size)]
-        queries = torch.arange(length - (end - start), length).unsqueeze(1)
-        keys = torch.arange(len(table) * self._block_size).unsqueeze(0)
+        device = self._cache.data.device
+        queries = torch.arange(length - (end - start), length, device=device).unsqueeze(1)
+        keys = torch.arange(len(table) * self._block_size, device=device).unsqueeze(0)
         masks: dict[int | None, torch.Tensor | None] = {}
         for window in set(self._windows):
             if end - start == length > 1 and (window is None or window >= length):
@@ -64,11 +69,10 @@ class TorchSdpa:
             if window is not None:
                 seen &= keys > queries - window
             masks[window] = seen[None, None]
-        return _Group(slice(start, end), 1, torch.tensor(table), end - start, masks)
+        return _Group(slice(start, end), 1, torch.tensor(table, device=device), end - start, masks)
 
-    def attend(self, layer: int, q: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)
-        out = q.new_empty(q.shape)
         for group in self._groups:
             rows, mask = group.rows, group.masks[self._windows[layer]]
             if group.queries == 1:
@@ -76,7 +80,6 @@ class TorchSdpa:
             else:
                 k, v = (x.index_select(0, group.blocks).flatten(0, 1) for x in (keys, values))
                 self._attend_chunk(q[rows], k, v, mask, out[rows])
-        return out
 
     def _attend_decodes(
         self,
@@ -106,3 +109,15 @@ class TorchSdpa:
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)
         result = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=mask is None)
         out.view(-1, self._kv_heads, self._group_size, self._head_dim).copy_(result.permute(2, 0, 1, 3))
+
+
+def _parts(tables: list[list[int]], block_size: int) -> list[slice]:
+    """Return which neighbours attend together, so that few keys are gathered at once: all are as many as the most."""
+    parts: list[slice] = []
+    first = longest = 0
+    for row, table in enumerate(tables):
+        longest = max(longest, len(table))
+        if row > first and (row + 1 - first) * longest * block_size > _MOST_KEYS:
+            parts.append(slice(first, row))
+            first, longest = row, len(table)
+    return [*parts, slice(first, len(tables))] if tables else []

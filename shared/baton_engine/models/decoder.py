@@ -1,108 +1,131 @@
-"""The decoder-only transformer of the Llama line: Llama, Mistral, Qwen2 and Qwen3 differ in its ModelConfig alone."""
+"""The decoder-only transformer of the Llama line: Llama, Mistral, Qwen2 and Qwen3 differ in its ModelConfig alone.
 
+The model is written as what happens between attention calls, so that a runner can put that into CUDA graphs.
+"""
+
+import msgspec
 import torch
 from torch.nn import functional
 
-from baton_engine.attention.backend import AttentionBackend, AttentionBatch
+from baton_engine.attention.backend import AttentionBackend
 from baton_engine.kv_cache import KvCache
 from baton_engine.loading import Weights
 from baton_engine.model_config import ModelConfig
-from baton_engine.ops import Ops, ops_for
+from baton_engine.ops import Ops
 
 from .layers import Linear, Mlp
 from .rotary import rotary_tables
 
 
-class Attention:
-    """Grouped-query self-attention of one layer over the paged KV pool."""
+class Tokens(msgspec.Struct):
+    """The model's inputs, [T] int64 each, sequences one after another.
 
-    def __init__(
-        self, config: ModelConfig, weights: Weights, layer: int, backend: AttentionBackend, cache: KvCache, ops: Ops
-    ) -> None:
-        prefix = f"model.layers.{layer}.self_attn"
-        dim = config.head_dim
-        outputs = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-        names = [f"{prefix}.{name}_proj" for name in "qkv"]
-        self._qkv = Linear.load(weights, names, outputs, config.hidden_size, config.qkv_bias)
-        self._output = Linear.load(weights, [f"{prefix}.o_proj"], [config.hidden_size], outputs[0], config.output_bias)
-        self._norms: tuple[torch.Tensor, torch.Tensor] | None = None
-        if config.qk_norm:
-            q, k = (weights.take(f"{prefix}.{name}_norm.weight", (dim,)) for name in "qk")
-            self._norms = q, k
-        self._layer, self._backend, self._ops = layer, backend, ops
-        self._keys, self._values = cache.layer(layer)
-        self._heads, self._eps = config.num_heads, config.rms_norm_eps
+    slots: block * block_size + offset, where each token's KV goes; -1 = nowhere.
+    """
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
-        q = self._ops.rope_and_cache(
-            self._qkv(x), *rotary, positions, batch.slots, self._keys, self._values,
-            self._heads, self._norms, self._eps,
-        )  # fmt: skip
-        return self._output(self._backend.attend(self._layer, q, batch).flatten(1))
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
 
 
 class Layer:
-    """Attention and MLP, each after a norm; the residual is carried beside, each norm adds what came before it."""
+    """Grouped-query attention over the paged KV pool and an MLP, each after a norm that adds to the residual."""
 
-    def __init__(
-        self, config: ModelConfig, weights: Weights, layer: int, backend: AttentionBackend, cache: KvCache, ops: Ops
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, layer: int, cache: KvCache, ops: Ops) -> None:
         prefix = f"model.layers.{layer}"
-        size = config.hidden_size
+        size, dim = config.hidden_size, config.head_dim
+        outputs = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
         self._input_norm = weights.take(f"{prefix}.input_layernorm.weight", (size,))
-        self._attention = Attention(config, weights, layer, backend, cache, ops)
+        names = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
+        self._qkv = Linear.load(weights, names, outputs, size, config.qkv_bias, ops)
+        name = f"{prefix}.self_attn.o_proj"
+        self._output = Linear.load(weights, [name], [size], outputs[0], config.output_bias, ops)
+        self._qk_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+        if config.qk_norm:
+            q, k = (weights.take(f"{prefix}.self_attn.{name}_norm.weight", (dim,)) for name in "qk")
+            self._qk_norms = q, k
         self._post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", (size,))
         self._mlp = Mlp(weights, f"{prefix}.mlp", size, config.intermediate_size, config.mlp_bias, ops)
-        self._norm, self._eps = ops.add_rms_norm, config.rms_norm_eps
+        self._layer, self._cache, self._ops = layer, cache, ops
+        self._heads, self._eps = config.num_heads, config.rms_norm_eps
 
-    def __call__(
+    def project(
         self,
         x: torch.Tensor | None,
         residual: torch.Tensor,
-        positions: torch.Tensor,
+        tokens: Tokens,
         rotary: tuple[torch.Tensor, torch.Tensor],
-        batch: AttentionBatch,
+        out: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return what is still to be added to the residual; x is that of the layer before, None before the first."""
+        """Write the tokens' keys and values into the cache and return their queries, [T, heads, head_dim].
+
+        x: what is still to be added to the residual; None before the first layer. out: where the queries go.
+        """
         if x is None:
-            x = self._norm(residual, None, self._input_norm, self._eps)
+            x = self._ops.add_rms_norm(residual, None, self._input_norm, self._eps)
         else:
-            x = self._norm(x, residual, self._input_norm, self._eps)
-        x = self._attention(x, positions, rotary, batch)
-        return self._mlp(self._norm(x, residual, self._post_norm, self._eps))
+            x = self._ops.add_rms_norm(x, residual, self._input_norm, self._eps)
+        return self._ops.rope_and_cache(
+            self._qkv(x), *rotary, tokens.positions, tokens.slots, *self._cache.layer(self._layer),
+            self._heads, self._qk_norms, self._eps, out,
+        )  # fmt: skip
+
+    def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return what is still to be added to the residual. attended: [T, heads, head_dim]."""
+        x = self._output(attended.flatten(1))
+        return self._mlp(self._ops.add_rms_norm(x, residual, self._post_norm, self._eps))
 
 
 class Decoder:
     """Token ids to hidden states, and hidden states to logits."""
 
-    def __init__(
-        self, config: ModelConfig, weights: Weights, backend: AttentionBackend, cache: KvCache, max_positions: int
-    ) -> None:
-        ops = ops_for(weights.device)
+    def __init__(self, config: ModelConfig, weights: Weights, cache: KvCache, max_positions: int, ops: Ops) -> None:
         shape = (config.vocab_size, config.hidden_size)
         self._embedding = weights.take("model.embed_tokens.weight", shape)
         cos, sin = rotary_tables(config.rope, config.head_dim, max_positions)
         self._rotary = cos.to(weights.device), sin.to(weights.device)
-        self._layers = [Layer(config, weights, layer, backend, cache, ops) for layer in range(config.num_layers)]
+        self._layers = [Layer(config, weights, layer, cache, ops) for layer in range(config.num_layers)]
         self._norm_weight = weights.take("model.norm.weight", (config.hidden_size,))
-        self._head = Linear(self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", shape))
+        head = self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", shape)
+        self._head = Linear(head, None, ops)
         self._norm, self._eps = ops.add_rms_norm, config.rms_norm_eps
+        self.num_layers = config.num_layers
+        self.query_shape = (config.num_heads, config.head_dim)
+        self.dtype = weights.dtype
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """token_ids, positions: [T] int64, sequences one after another. Returns hidden states [T, hidden]."""
-        residual = functional.embedding(token_ids, self._embedding)
-        x: torch.Tensor | None = None
-        for layer in self._layers:
-            x = layer(x, residual, positions, self._rotary, batch)
-        assert x is not None
+    def forward(self, tokens: Tokens, backend: AttentionBackend) -> torch.Tensor:
+        """Return hidden states [T, hidden]. The backend is prepared for these tokens."""
+        residual = self.embed(tokens)
+        attended: torch.Tensor | None = None
+        for layer in range(self.num_layers):
+            q = self.queries(layer, attended, residual, tokens)
+            attended = torch.empty_like(q)
+            backend.attend(layer, q, attended)
+        assert attended is not None
+        return self.hidden(attended, residual)
+
+    def embed(self, tokens: Tokens) -> torch.Tensor:
+        """Return the residual that the layers add to, [T, hidden]."""
+        return functional.embedding(tokens.ids, self._embedding)
+
+    def queries(
+        self,
+        layer: int,
+        attended: torch.Tensor | None,
+        residual: torch.Tensor,
+        tokens: Tokens,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return a layer's queries, [T, heads, head_dim], in out when given. attended: the result of the layer before,
+        of the same shape."""
+        x = None if attended is None else self._layers[layer - 1].finish(attended, residual)
+        return self._layers[layer].project(x, residual, tokens, self._rotary, out)
+
+    def hidden(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return hidden states [T, hidden] from the last layer's attention."""
+        x = self._layers[-1].finish(attended, residual)
         return self._norm(x, residual, self._norm_weight, self._eps)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [R, hidden]. Returns [R, vocab]."""
-        return self._head(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: [R, hidden]. Returns [R, vocab], in out when given."""
+        return self._head(hidden, out)

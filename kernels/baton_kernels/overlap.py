@@ -1,0 +1,44 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits for it where it must.
+
+A kernel that is launched with `overlap_options` calls `wait_for_inputs` before it reads what an earlier kernel writes,
+or writes what one reads; what it does before that, such as fetching weights, is hidden behind the earlier kernel.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def let_next_start(OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_inputs(OVERLAP: tl.constexpr):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(pointers):
+    """Bring the cache lines at `pointers` into L2. A hint: nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@functools.cache
+def overlap_options(device: torch.device) -> dict[str, bool]:
+    """Return the launch options of a kernel with an OVERLAP parameter: on, from Hopper on."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"OVERLAP": True, "launch_pdl": True}
+    return {"OVERLAP": False}

@@ -1,0 +1,98 @@
+"""Repetition, presence and frequency penalties from a table of the tokens so far that never leaves the device.
+
+Repetition: Keskar et al., "CTRL" (2019). Presence and frequency: OpenAI's API reference.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+def apply_penalties_reference(
+    scores: torch.Tensor,
+    history: torch.Tensor,
+    rows: torch.Tensor,
+    prompt_lens: torch.Tensor,
+    lengths: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> None:
+    """Change scores [R, vocab] float32 in place.
+
+    history: [rows, max_len] int32, the tokens of a sequence, prompt first; what lies beyond its length is not read.
+    rows, prompt_lens, lengths: [R] int64, the row of history that a row of scores belongs to, and how many tokens are
+    its prompt and are there in all. repetition: [R] float32, off at 1: the logit of every token that is there is
+    divided by it when positive, else multiplied. presence, frequency: [R] float32, off at 0: subtracted from the logits
+    of the tokens after the prompt, once and once per occurrence.
+    """
+    index = torch.arange(history.shape[1], device=history.device).unsqueeze(0)
+    there = index < lengths.unsqueeze(1)
+    tokens = torch.where(there, history[rows], 0).long()
+    seen, counts = torch.zeros_like(scores), torch.zeros_like(scores)
+    seen.scatter_add_(1, tokens, there.float())
+    counts.scatter_add_(1, tokens, (there & (index >= prompt_lens.unsqueeze(1))).float())
+    factor = torch.where(seen > 0, repetition.unsqueeze(1), 1.0)
+    scores.copy_(torch.where(scores > 0, scores / factor, scores * factor))
+    scores -= frequency.unsqueeze(1) * counts + presence.unsqueeze(1) * (counts > 0)
+
+
+@triton.jit
+def _penalties_kernel(
+    scores, history, rows, prompt_lens, lengths, repetitions, presences, frequencies, counts, vocab, width,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64)
+    repetition = tl.load(repetitions + at)
+    presence, frequency = tl.load(presences + at), tl.load(frequencies + at)
+    if (repetition != 1) | (presence != 0) | (frequency != 0):
+        tokens = history + tl.load(rows + at) * width
+        prompt_len, length = tl.load(prompt_lens + at), tl.load(lengths + at)
+        start = tl.where(repetition != 1, 0, prompt_len)
+        # Only the counts of tokens that are there are ever set or read: three walks over the tokens, none over the
+        # vocabulary. Each must be complete before the next, as another thread goes on with what this one wrote.
+        for first in range(start, length, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            token = tl.load(tokens + index, mask=index < length, other=0)
+            tl.store(counts + at * vocab + token, 0, mask=index < length)
+        tl.debug_barrier()
+        for first in range(prompt_len, length, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            token = tl.load(tokens + index, mask=index < length, other=0)
+            tl.atomic_add(counts + at * vocab + token, 1, mask=index < length)
+        tl.debug_barrier()
+        for first in range(start, length, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            token = tl.load(tokens + index, mask=index < length, other=0)
+            # Whoever takes the count away changes the logit, so that a token that occurs twice is changed once.
+            count = tl.atomic_xchg(counts + at * vocab + token, -1, mask=index < length)
+            mine = (index < length) & (count >= 0)
+            score = tl.load(scores + at * vocab + token, mask=mine, other=0.0)
+            score = tl.where(
+                score > 0, tl.div_rn(score, repetition + tl.zeros([BLOCK], tl.float32)), score * repetition
+            )
+            score -= frequency * count.to(tl.float32) + tl.where(count > 0, presence, 0.0)
+            tl.store(scores + at * vocab + token, score, mask=mine)
+
+
+def apply_penalties(
+    scores: torch.Tensor,
+    history: torch.Tensor,
+    rows: torch.Tensor,
+    prompt_lens: torch.Tensor,
+    lengths: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> None:
+    """As apply_penalties_reference, in time that grows with the lengths and not with vocab. scores and history are
+    contiguous, and the tokens of history are in [0, vocab)."""
+    count, vocab = scores.shape
+    if count:
+        counts = torch.empty((count, vocab), dtype=torch.int32, device=scores.device)
+        _penalties_kernel[(count,)](
+            scores, history, rows, prompt_lens, lengths, repetition, presence, frequency, counts, vocab,
+            history.shape[1], BLOCK=_BLOCK, num_warps=8,
+        )  # fmt: skip

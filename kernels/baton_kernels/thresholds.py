@@ -1,0 +1,159 @@
+"""min_p, top_k and top_p as one number per row: the lowest logit that may still be drawn.
+
+The vocabulary is not sorted. Floats of one sign are ordered as their bits are, so a float can be mapped to an integer
+key of the same order, and "the highest key with at least so many tokens (top_k) or so much softmax mass (top_p) at or
+above it" is found by bisection: each pass over the row tries several keys at once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+# The same for every batch, and so is the order of additions: a row's result must not depend on the others. The values
+# are the fastest of those measured on an H200 for 1 and for 256 rows of 151,936 tokens.
+_BLOCK = 8192
+_PIVOTS = 4
+
+# Of a logit that is widened to float32, so many low bits are always zero.
+_ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
+
+
+def thresholds_reference(
+    logits: torch.Tensor, temperatures: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """logits: [R, vocab]. temperatures: [R] float32, 0 = greedy. top_k: [R] int64, off when below 1 or at least vocab.
+    top_p: [R] float32, off from 1 on. min_p: [R] float32, off at 0.
+
+    Returns [R] float32: drawing among the tokens with logit >= threshold is drawing after min_p, top_k and top_p in
+    this order, each on logits / temperature. -inf for a row without any of them, and for a greedy one.
+
+    Equal logits stay together: top_k keeps all tokens that equal the k-th best, and top_p all that equal the first
+    with which the mass of the kept ones reaches top_p.
+    """
+    vocab = logits.shape[-1]
+    hot = temperatures > 0
+    ordered = logits.float().sort(dim=-1, descending=True).values
+    scaled = ordered / torch.where(hot, temperatures, 1.0).unsqueeze(1)
+    kept = scaled >= scaled[:, :1] + min_p.log().unsqueeze(1)
+    cut = (top_k > 0) & (top_k < vocab)
+    kept &= ordered >= ordered.gather(1, torch.where(cut, top_k - 1, vocab - 1).unsqueeze(1))
+    probabilities = scaled.masked_fill(~kept, float("-inf")).double().softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    starts = torch.ones_like(kept)
+    starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    indices = torch.arange(vocab, device=logits.device)
+    before = before.gather(1, torch.where(starts, indices, 0).cummax(dim=-1).values)
+    kept &= (before < top_p.unsqueeze(1)) | (top_p >= 1).unsqueeze(1)
+    lowest = ordered.masked_fill(~kept | ordered.isinf(), float("inf")).amin(dim=-1)
+    off = ~hot | (~cut & (top_p >= 1) & (min_p <= 0)) | lowest.isinf()
+    return lowest.masked_fill(off, float("-inf"))
+
+
+@triton.jit
+def _key(value, SHIFT: tl.constexpr):
+    bits = value.to(tl.int32, bitcast=True) >> SHIFT
+    return (bits ^ ((bits >> 31) & (0x7FFFFFFF >> SHIFT))).to(tl.int64)
+
+
+@triton.jit
+def _value(key, SHIFT: tl.constexpr):
+    bits = key.to(tl.int32)
+    return ((bits ^ ((bits >> 31) & (0x7FFFFFFF >> SHIFT))) << SHIFT).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _at_or_above(row, vocab, pivots, top, scale, MASS: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """For each pivot the tokens that are not below it: their number, or the sum of their exp((logit - top) * scale).
+
+    A sum never grows with the pivot, rounding included: each term goes into the same addition of the same tree.
+    """
+    total = tl.zeros([PIVOTS, BLOCK], tl.float32)
+    for first in range(0, vocab, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        logit = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+        if MASS:
+            weight = tl.exp((logit - top) * scale)
+        else:
+            weight = tl.full([BLOCK], 1.0, tl.float32)
+        total += tl.where(logit[None, :] >= pivots[:, None], weight[None, :], 0.0)
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def _highest_with(
+    least, low, high, row, vocab, top, scale,
+    MASS: tl.constexpr, SHIFT: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The highest key in [low, high) at or above which there is that much, or else low."""
+    while high - low > 1:
+        step = (high - low + PIVOTS) // (PIVOTS + 1)
+        pivots = _value(low + step * (1 + tl.arange(0, PIVOTS)), SHIFT)
+        enough = _at_or_above(row, vocab, pivots, top, scale, MASS, PIVOTS, BLOCK) >= least
+        low += step * tl.sum(enough.to(tl.int64), axis=0)
+        high = tl.minimum(high, low + step)
+    return low
+
+
+@triton.jit
+def _thresholds_kernel(
+    logits, temperatures, top_ks, top_ps, min_ps, out, vocab,
+    SHIFT: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0)
+    temperature = tl.load(temperatures + at)
+    top_k, top_p, min_p = tl.load(top_ks + at), tl.load(top_ps + at), tl.load(min_ps + at)
+    cuts = (top_k > 0) & (top_k < vocab)
+    threshold = float("-inf")
+    if (temperature > 0) & (cuts | (top_p < 1) | (min_p > 0)):
+        row = logits + at.to(tl.int64) * vocab
+        tops = tl.full([BLOCK], float("-inf"), tl.float32)
+        bottoms = tl.full([BLOCK], float("inf"), tl.float32)
+        for first in range(0, vocab, BLOCK):
+            token = first + tl.arange(0, BLOCK)
+            logit = tl.load(row + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+            tops = tl.maximum(tops, logit)
+            bottoms = tl.minimum(bottoms, tl.where(logit > float("-inf"), logit, float("inf")))
+        top = tl.max(tops, axis=0)
+        if top > float("-inf"):
+            low = _key(tl.min(bottoms, axis=0), SHIFT)
+            high = _key(top, SHIFT) + 1
+            if min_p > 0:
+                # The division is the sampler's own, so the key that it lets pass can be found without the logits.
+                floor = tl.div_rn(top, temperature) + tl.log(min_p)
+                below, passes = low - 1, high - 1
+                while passes - below > 1:
+                    middle = below + (passes - below) // 2
+                    if tl.div_rn(_value(middle, SHIFT), temperature) >= floor:
+                        passes = middle
+                    else:
+                        below = middle
+                low = passes
+            if cuts:
+                low = _highest_with(
+                    top_k.to(tl.float32), low, high, row, vocab, top, 0.0, False, SHIFT, PIVOTS, BLOCK
+                )  # fmt: skip
+            if top_p < 1:
+                scale = 1.0 / temperature
+                everything = _value(low + tl.zeros([PIVOTS], tl.int64), SHIFT)
+                mass = tl.max(_at_or_above(row, vocab, everything, top, scale, True, PIVOTS, BLOCK), axis=0)
+                low = _highest_with(top_p * mass, low, high, row, vocab, top, scale, True, SHIFT, PIVOTS, BLOCK)
+            threshold = _value(low, SHIFT)
+    tl.store(out + at, threshold)
+
+
+def thresholds(
+    logits: torch.Tensor, temperatures: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """As thresholds_reference, for bfloat16, float16 and float32; logits is contiguous.
+
+    A row's threshold is a function of that row alone, down to the last bit. Where the kept mass meets top_p to within
+    float32 rounding, one value more or less may be kept than by another implementation.
+    """
+    rows, vocab = logits.shape
+    out = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    if rows:
+        _thresholds_kernel[(rows,)](
+            logits, temperatures, top_k, top_p, min_p, out, vocab,
+            SHIFT=_ZERO_BITS[logits.dtype], PIVOTS=_PIVOTS, BLOCK=_BLOCK, num_warps=16,
+        )  # fmt: skip
+    return out

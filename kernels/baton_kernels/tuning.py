@@ -1,0 +1,60 @@
+"""Which configuration of a kernel is fastest on which GPU: measured tables, and a default for what was not measured.
+
+loadtest/tune_linear.py writes the tables.
+"""
+
+import functools
+import json
+from importlib import resources
+from typing import NamedTuple
+
+import torch
+import triton
+
+
+class LinearConfig(NamedTuple):
+    """Of the kernels in linear.py. block_rows 1: the kernel for one row. splits: parts of the inner dimension."""
+
+    block_rows: int
+    block_outputs: int
+    block_inner: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+MOST_ROWS = 128  # beyond, products are bound by arithmetic, which cuBLAS does best
+
+
+def linear_config(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig | None:
+    """Return the configuration for x [rows, inner] times a weight [outputs, inner]; None = leave it to cuBLAS."""
+    if rows > MOST_ROWS:
+        return None
+    return _choose(rows, outputs, inner, gated, device)
+
+
+def product_name(outputs: int, inner: int, gated: bool) -> str:
+    return f"{outputs}x{inner}{' gated' if gated else ''}"
+
+
+@functools.cache
+def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig | None:
+    measured = _table(torch.cuda.get_device_name(device)).get(product_name(outputs, inner, gated))
+    if measured is None:
+        if rows > 1:
+            return None
+        return LinearConfig(1, 2, min(triton.next_power_of_2(inner), 2048), 1, 8, 1)
+    for most, config in measured.items():
+        if rows <= int(most):
+            return None if config is None else LinearConfig(*config)
+    return None
+
+
+@functools.cache
+def _table(device_name: str) -> dict[str, dict[str, list[int] | None]]:
+    """Return for each product the best configuration by number of rows, ascending; an entry holds up to its number."""
+    path = resources.files(__package__) / "tuned" / f"{device_name.lower().replace(' ', '_')}.json"
+    if not path.is_file():
+        return {}
+    table: dict[str, dict[str, list[int] | None]] = json.loads(path.read_text())
+    return table

@@ -1,0 +1,302 @@
+"""Who gets how much of a device's memory: all that steps need is set aside at start, the KV cache gets the rest."""
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+
+from .config import ConfigError, EngineConfig
+
+log = logging.getLogger(__name__)
+
+# What CUDA, its libraries and the kernels hold besides torch's tensors. Not measured: beside other processes that start
+# at the same time only a process's own tensors can be told from theirs.
+LIBRARIES_BYTES = 512 << 20
+# What CUDA graphs hold: the tensors between their kernels, in a pool of their own, and the graphs themselves.
+GRAPHS_BYTES = 1 << 30
+# What stays free of every process: torch's allocator needs room when the sizes of its pieces change.
+_HEADROOM = 0.02
+_UNMEASURED_KV_BYTES = 1 << 30
+
+
+class Memory(Protocol):
+    """A device's memory as this process sees it, in bytes.
+
+    measured: whether all that steps need is set aside at start; else they take what is free when they run.
+    """
+
+    name: str
+    measured: bool
+
+    def total(self) -> int: ...
+
+    def free(self) -> int:
+        """Return what no process holds."""
+
+    def held(self) -> int:
+        """Return what this process holds for tensors, those included that it keeps for the next ones."""
+
+    def trim(self) -> None:
+        """Give back what is held for no tensor."""
+
+
+class CudaMemory:
+    measured = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.name = str(device)
+        self._device = device
+
+    def total(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def free(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def held(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def trim(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+
+
+class HostMemory:
+    """RAM, within the limit of the container."""
+
+    name = "cpu"
+    measured = False
+
+    def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
+        self._proc = proc
+        self._cgroup = cgroup
+
+    def total(self) -> int:
+        return min(self._info("MemTotal"), self._limit() or 1 << 62)
+
+    def free(self) -> int:
+        free = self._info("MemAvailable")
+        limit = self._limit()
+        if limit is None:
+            return free
+        used = int((self._cgroup / "memory.current").read_text())
+        # Pages of files count as used, yet give way.
+        cached = _field(self._cgroup / "memory.stat", "inactive_file")
+        return max(min(free, limit - used + cached), 0)
+
+    def held(self) -> int:
+        return _field(self._proc / "self" / "status", "VmRSS:") << 10
+
+    def trim(self) -> None:
+        pass
+
+    def _info(self, name: str) -> int:
+        return _field(self._proc / "meminfo", f"{name}:") << 10
+
+    def _limit(self) -> int | None:
+        path = self._cgroup / "memory.max"
+        text = path.read_text().strip() if path.exists() else "max"
+        return None if text == "max" else int(text)
+
+
+def _field(path: Path, name: str) -> int:
+    """Return the number after a name in a file of one pair a line."""
+    pairs = (line.split() for line in path.read_text().splitlines())
+    return next((int(pair[1]) for pair in pairs if pair and pair[0] == name), 0)
+
+
+def memory_of(device: torch.device) -> Memory:
+    return CudaMemory(device) if device.type == "cuda" else HostMemory()
+
+
+class KvShape(msgspec.Struct, frozen=True):
+    """Bytes and tokens of one block, and how many the longest sequence needs."""
+
+    block_bytes: int
+    block_size: int
+    max_model_len: int
+
+    @property
+    def least(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """A device's memory, in bytes, when all but the KV cache and the CUDA graphs has been allocated.
+
+    share: what this process may hold. forward and sampling: what the largest step holds for a moment, the part that
+    grows with the tokens of a step and the part that more sequences add to it.
+    """
+
+    device: str
+    total: int
+    free: int
+    share: int
+    weights: int
+    forward: int = 0
+    sampling: int = 0
+    graphs: int = 0
+    libraries: int = 0
+
+    @property
+    def own(self) -> int:
+        return self.weights + self.forward + self.sampling + self.graphs + self.libraries
+
+    @property
+    def others(self) -> int:
+        """What other processes hold."""
+        return max(self.total - self.free - (self.own - self.graphs), 0)
+
+    @property
+    def within_free(self) -> int:
+        """What the KV cache can get if this process may hold everything that is free."""
+        return self.free - self.graphs - int(self.total * _HEADROOM)
+
+    @property
+    def for_kv(self) -> int:
+        return max(min(self.share - self.own, self.within_free), 0)
+
+    def rows(self) -> dict[str, int]:
+        """Return what goes where, the KV cache left out."""
+        parts = {
+            "other processes": self.others,
+            "weights": self.weights,
+            "largest step": self.forward + self.sampling,
+            "CUDA graphs": self.graphs,
+            "libraries": self.libraries,
+        }
+        return {name: size for name, size in parts.items() if size}
+
+
+def measure(
+    memory: Memory, share: int, graphs: int, forward: Callable[[], None], sampling: Callable[[], None]
+) -> Budget:
+    """Return the budget of a device that holds the weights, after running the largest steps on it.
+
+    What these held stays with the allocator, so that the steps to come find it there.
+    """
+    memory.trim()
+    weights = memory.held()
+    forward()
+    with_forward = memory.held()
+    sampling()
+    with_sampling = memory.held()
+    return Budget(
+        device=memory.name,
+        total=memory.total(),
+        free=memory.free(),
+        share=share,
+        weights=weights,
+        forward=with_forward - weights,
+        sampling=with_sampling - with_forward,
+        graphs=graphs,
+        libraries=LIBRARIES_BYTES,
+    )
+
+
+def unmeasured(memory: Memory, weights: int) -> Budget:
+    """Return the budget of a device on which nothing is set aside."""
+    total = memory.total()
+    return Budget(device=memory.name, total=total, free=memory.free(), share=total, weights=weights)
+
+
+def check_weights(needed: int, memory: Memory, share: int, dtype: str) -> None:
+    """Raise ConfigError when weights of so many bytes cannot be loaded; share as in Budget."""
+    free = memory.free()
+    if needed <= min(free, share):
+        return
+    message = (
+        f"the weights take {gib(needed)} GiB in {dtype}, but of the {gib(memory.total())} GiB of {memory.name} "
+        f"{gib(free)} are free"
+    )
+    if needed <= free:
+        raise ConfigError(f"{message} and this process may take {gib(share)}: raise --gpu-memory-utilization")
+    raise ConfigError(
+        f"{message}: {gib(needed - free)} GiB are missing. What helps: a smaller --dtype, a smaller model, a larger "
+        "device, or the end of other processes on it"
+    )
+
+
+def check_num_blocks(given: int | None, shape: KvShape) -> None:
+    """Raise ConfigError when the number of blocks that was asked for cannot hold the longest sequence."""
+    if given is not None and given < shape.least:
+        raise ConfigError(
+            f"{given} blocks of {shape.block_size} tokens hold {given * shape.block_size}, less than one sequence of "
+            f"{shape.max_model_len}: raise --num-blocks to {shape.least} or lower --max-model-len"
+        )
+
+
+def choose_num_blocks(budget: Budget, shape: KvShape, config: EngineConfig, measured: bool) -> int:
+    """Return of how many blocks the KV cache is to be. Raises ConfigError when they do not fit.
+
+    measured: as in Memory; without that the cache does not get all that is free.
+    """
+    fits, least = budget.for_kv // shape.block_bytes, shape.least
+    given = config.num_blocks
+    needed = given or least
+    if needed > fits:
+        what = f"--num-blocks {given}" if given else f"the KV of one sequence of {shape.max_model_len} tokens"
+        raise ConfigError(_shortage(budget, shape, config, needed * shape.block_bytes, what))
+    if given is not None:
+        return given
+    if not measured:
+        fits = min(fits, max(_UNMEASURED_KV_BYTES // shape.block_bytes, least))
+    return min(fits, least * config.max_num_seqs)
+
+
+def _shortage(budget: Budget, shape: KvShape, config: EngineConfig, needed: int, what: str) -> str:
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in budget.rows().items())
+    account = f" Of {gib(budget.total)} GiB: {parts}." if parts else ""
+    missing = needed - budget.for_kv
+    remedies = "; ".join(_remedies(budget, shape, config, needed))
+    return (
+        f"{gib(missing)} GiB are missing on {budget.device}: {what} takes {gib(needed)} GiB, {gib(budget.for_kv)} are "
+        f"left for the KV cache.{account} What helps: {remedies}"
+    )
+
+
+def _remedies(budget: Budget, shape: KvShape, config: EngineConfig, needed: int) -> list[str]:
+    """Return each flag that helps, with the value that suffices or what it saves."""
+    remedies = []
+    fits = budget.for_kv // shape.block_bytes
+    if needed <= budget.within_free:
+        utilization = math.ceil((budget.own + needed) / budget.total * 100) / 100
+        remedies.append(f"--gpu-memory-utilization {utilization:.2f} (now {config.gpu_memory_utilization:g})")
+    elif budget.others:
+        remedies.append(f"the end of the other processes, which hold {gib(budget.others)} GiB")
+    if config.num_blocks is not None and fits >= shape.least:
+        remedies.append(f"--num-blocks {fits}, or none given")
+    elif fits:
+        remedies.append(f"--max-model-len {fits * shape.block_size} (now {shape.max_model_len})")
+    missing = needed - budget.for_kv
+    for flag, now, size, unit in (
+        ("--max-num-batched-tokens", config.max_num_batched_tokens, budget.forward, 1024),
+        ("--max-num-seqs", config.max_num_seqs, budget.sampling, 16),
+    ):
+        enough = now - math.ceil(missing * now / size) if size else 0
+        if enough >= 1:
+            remedies.append(f"{flag} {enough} (now {now})")
+        elif size:
+            remedies.append(f"a lower {flag} (now {now}): {min(unit, now)} fewer save {gib(size * unit // now)} GiB")
+    return remedies or ["a device with more memory"]
+
+
+def log_memory(budget: Budget, shape: KvShape, num_blocks: int) -> None:
+    """Log where the memory goes, a line each."""
+    tokens = num_blocks * shape.block_size
+    kv = num_blocks * shape.block_bytes
+    for name, size in budget.rows().items():
+        log.info("memory: %s %s GiB", name, gib(size), extra={"event": "memory", "part": name, "bytes": size})
+    log.info(
+        "memory: KV cache %s GiB, %d blocks, %d tokens, %.1f sequences of %d",
+        gib(kv), num_blocks, tokens, tokens / shape.max_model_len, shape.max_model_len,
+        extra={"event": "memory", "part": "KV cache", "bytes": kv, "blocks": num_blocks, "tokens": tokens},
+    )  # fmt: skip
+
+
+def gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"

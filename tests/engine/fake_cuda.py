@@ -1,0 +1,106 @@
+"""The GPU's runner on a CPU: each kernel is its reference, and a graph is replayed by running its work again.
+
+What only a GPU can show (asynchrony, captured memory, speed) stays unseen; which tokens come out does not.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from baton_engine.config import EngineConfig
+from baton_engine.cuda_runner import CudaRunner
+from baton_engine.loading import Progress
+from baton_engine.model_config import ModelConfig
+from baton_kernels.logprobs import chosen_logprobs_reference
+from baton_kernels.paged_attention import AttentionVariant, paged_attention_reference
+from baton_kernels.penalties import apply_penalties_reference
+from baton_kernels.sampling import gumbel_argmax_reference
+from baton_kernels.thresholds import thresholds_reference
+
+
+class Graph:
+    """Replay brings the results of the capture, in the same memory, to what the inputs are now."""
+
+    def __init__(self, run: Callable[[], Any], result: Any) -> None:
+        self._run, self._result = run, result
+
+    def replay(self) -> None:
+        result = self._run()
+        pairs = zip(self._result, result, strict=True) if isinstance(result, tuple) else [(self._result, result)]
+        for old, new in pairs:
+            if old is not new:
+                old.copy_(new)
+
+
+class Recorder:
+    def record(self, run: Callable[[], Any]) -> tuple[Graph, Any]:
+        result = run()
+        return Graph(run, result), result
+
+
+class Event:
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def decode_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    variant: AttentionVariant,
+    rows: torch.Tensor,
+    splits: int,
+    out: torch.Tensor,
+) -> None:
+    starts = torch.arange(len(q) + 1, dtype=torch.int32)
+    out.copy_(paged_attention_reference(q, keys, values, tables[rows[: len(q)]], lengths[: len(q)], starts, variant))
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    starts: torch.Tensor,
+    tiles: tuple[torch.Tensor, torch.Tensor],
+    variant: AttentionVariant,
+    out: torch.Tensor,
+    block_queries: int,
+    uniform: bool,
+) -> None:
+    for sequence in tiles[0].unique().tolist():
+        one, rows = slice(sequence, sequence + 1), slice(int(starts[sequence]), int(starts[sequence + 1]))
+        alone = torch.tensor([0, rows.stop - rows.start], dtype=torch.int32)
+        out[rows] = paged_attention_reference(q[rows], keys, values, tables[one], lengths[one], alone, variant)
+
+
+def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> CudaRunner:
+    runner = CudaRunner(config, model, progress)
+    runner.start()
+    return runner
+
+
+def pretend(patch: pytest.MonkeyPatch) -> None:
+    """Let engines on the CPU use the GPU's runner."""
+    times = itertools.cycle([1.0, 0.5])  # eager, then graphs: every size is worth its graphs
+    patch.setattr("baton_engine.engine.make_runner", make_runner)
+    patch.setattr("baton_engine.attention.triton_paged.decode_attention", decode_attention)
+    patch.setattr("baton_engine.attention.triton_paged.prefill_attention", prefill_attention)
+    for module in ("decode_graphs", "device_sampler"):
+        patch.setattr(f"baton_engine.{module}.thresholds", thresholds_reference)
+        patch.setattr(f"baton_engine.{module}.gumbel_argmax", lambda *given, parts: gumbel_argmax_reference(*given))
+    patch.setattr("baton_engine.device_sampler.apply_penalties", apply_penalties_reference)
+    patch.setattr("baton_engine.device_sampler.chosen_logprobs", chosen_logprobs_reference)
+    patch.setattr("baton_engine.attention.select._why_not_triton", lambda *_: None)
+    patch.setattr("baton_engine.cuda_runner.Recorder", Recorder)
+    patch.setattr("baton_engine.token_graphs._seconds", lambda run: (run(), next(times))[1])
+    patch.setattr("baton_engine.token_graphs._SIZES", (4, 24))
+    patch.setattr(torch.cuda, "Event", Event)
+    patch.setattr(torch.cuda, "synchronize", lambda *_: None)

@@ -1,0 +1,333 @@
+"""The device's sampler against the host's: the same tokens and logprobs, with the newest token not on the host yet."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from baton_engine.runner import Choice
+from baton_engine.sampler import Draw, sample, token_logprobs
+from baton_engine.sampling import SamplingParams
+from baton_engine.sequence import Request, Sequence
+
+from .test_sampler import EDITS, FILTERS, OUTPUT, PROMPT, VOCAB_SIZE
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MAX_LEN = 64
+
+
+@pytest.fixture(autouse=True)
+def _one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter each part of a row costs, needed or not; tokens do not depend on it."""
+    import baton_engine.device_sampler
+
+    def draw(*arguments: torch.Tensor, parts: int) -> torch.Tensor:
+        return gumbel_argmax(*arguments, parts=1 if DEVICE.type == "cpu" else parts)
+
+    gumbel_argmax = baton_engine.device_sampler.gumbel_argmax
+    monkeypatch.setattr(baton_engine.device_sampler, "gumbel_argmax", draw)
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Fail when the host waits for the device."""
+    if DEVICE.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if DEVICE.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+class World:
+    """A device sampler, and what its tokens should be.
+
+    The host is always one token behind: the newest is in `inputs` alone.
+    """
+
+    def __init__(self, rows: int, vocab: int = VOCAB_SIZE) -> None:
+        from baton_engine.device_sampler import DeviceSampler
+
+        self.sampler = DeviceSampler(rows, MAX_LEN, vocab, DEVICE)
+        self.vocab = vocab
+        self.order = torch.randperm(rows + 8).tolist()
+
+    def check(self, draws: list[tuple[Sequence, list[int], int]], logits: torch.Tensor | None = None) -> list[int]:
+        """Draw for (sequence, all its tokens, choice), compare with the host's sampler and return the tokens."""
+        from baton_engine.device_sampler import RowDraw
+
+        if logits is None:
+            logits = torch.randn(len(draws), self.vocab) * 2
+        # The rows are out of order, among others that nothing may be read from.
+        places = torch.tensor(self.order[: len(draws)])
+        spread = torch.full((len(self.order), self.vocab), float("nan"), dtype=logits.dtype)
+        spread[places] = logits
+        inputs = torch.full((len(self.order),), self.vocab - 1)
+        inputs[places] = torch.tensor([tokens[-1] for _, tokens, _ in draws])
+        wanted = [
+            RowDraw(sequence, len(tokens), choice, row)
+            for (sequence, tokens, choice), row in zip(draws, places.tolist(), strict=True)
+        ]
+        for sequence, tokens, _ in draws:
+            sequence.tokens = tokens[:-1]
+        spread, inputs = spread.to(DEVICE), inputs.to(DEVICE)
+        before = spread.clone()
+        with no_waiting():
+            drawn = self.sampler.draw(spread, inputs, wanted)
+        assert torch.equal(spread.nan_to_num(), before.nan_to_num())
+        logprobs = [] if drawn.logprobs is None else drawn.logprobs.tolist()
+        choices = drawn.choices(drawn.tokens.tolist(), logprobs)
+        assert_equal(choices, logits.float(), draws)
+        return [choice.token for choice in choices]
+
+
+def assert_equal(choices: list[Choice], logits: torch.Tensor, draws: list[tuple[Sequence, list[int], int]]) -> None:
+    expected = sample(
+        logits,
+        [Draw(s.sampling, tokens, s.prompt_len, row, choice) for row, (s, tokens, choice) in enumerate(draws)],
+    )
+    assert [choice.token for choice in choices] == expected
+    for row, (choice, (sequence, _, _)) in enumerate(zip(choices, draws, strict=True)):
+        count = sequence.sampling.logprobs
+        if count is None:
+            assert choice.logprobs is None
+            continue
+        [entry] = token_logprobs(logits[row : row + 1], [choice.token], [count])
+        ours = choice.logprobs
+        assert ours is not None
+        assert (ours.token_id, ours.rank, ours.top_token_ids) == (entry.token_id, entry.rank, entry.top_token_ids)
+        assert [ours.logprob, *ours.top_logprobs] == pytest.approx([entry.logprob, *entry.top_logprobs], abs=1e-5)
+
+
+def make_sequence(row: int, prompt: list[int] = PROMPT, **fields: Any) -> Sequence:
+    sequence = Sequence(Request(id=row, prompt=prompt, sampling=SamplingParams(**fields)), row, b"", 16, MAX_LEN)
+    sequence.row = row
+    return sequence
+
+
+def random_fields(source: random.Random, vocab: int) -> dict[str, Any]:
+    """Parameters of which each is there with a good chance; tokens below 6 are what most outputs are made of."""
+
+    def some(value: Any, off: Any, chance: float = 0.3) -> Any:
+        return value if source.random() < chance else off
+
+    def tokens(count: int) -> list[int]:
+        return [source.choice([source.randrange(6), source.randrange(vocab)]) for _ in range(count)]
+
+    def likely(count: int) -> list[int]:
+        return [source.randrange(6) for _ in range(count)]
+
+    return {
+        "temperature": some(source.choice([0.3, 1.0, 2.0]), 0.0, 0.8),
+        "seed": source.getrandbits(64),
+        "top_k": some(source.choice([1, 3, 10, 1000]), 0),
+        "top_p": some(source.uniform(0.1, 1), 1.0),
+        "min_p": some(source.uniform(0, 0.5), 0.0),
+        "presence_penalty": some(source.uniform(-2, 2), 0.0),
+        "frequency_penalty": some(source.uniform(-2, 2), 0.0),
+        "repetition_penalty": some(source.uniform(0.5, 2), 1.0),
+        "logit_bias": some({token: source.uniform(-5, 5) for token in tokens(4)}, {}),
+        "allowed_token_ids": some(tokens(5), [], 0.15),
+        "bad_words": some([likely(source.choice([1, 2, 2, 3, 4])) for _ in range(8)], []),
+        "min_tokens": some(source.randrange(1, 8), 0),
+        "max_tokens": 40,
+        "stop_token_ids": some(likely(1), []),
+        "eos_token_ids": [1, vocab + 5],
+        "logprobs": some(source.choice([0, 1, 5, vocab + 3]), None),
+    }
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edits(name: str) -> None:
+    world = World(4)
+    rows = [make_sequence(row, temperature=[0.0, 1.0][row % 2], seed=row, **EDITS[name]) for row in range(4)]
+    world.check([(sequence, [*PROMPT, *OUTPUT], 0) for sequence in rows])
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters(name: str) -> None:
+    world = World(6)
+    rows = [make_sequence(row, temperature=0.4 * (row + 1), seed=row, **FILTERS[name]) for row in range(6)]
+    world.check([(sequence, [*PROMPT, *OUTPUT], 0) for sequence in rows])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_steps_with_tokens_under_way(seed: int) -> None:
+    """Sequences of all kinds come, are preempted, skip steps and go; the host is a token behind."""
+    source = random.Random(seed)
+    torch.manual_seed(seed)
+    rows, vocab = 8, 101
+    world = World(rows, vocab)
+    running: dict[Sequence, list[int]] = {}
+
+    def start(row: int) -> None:
+        prompt = [source.randrange(6) for _ in range(source.randrange(1, 12))]
+        sequence = make_sequence(row, prompt, **random_fields(source, vocab))
+        running[sequence] = list(prompt)
+
+    for row in range(rows):
+        start(row)
+    for _ in range(20):
+        for sequence in list(running):
+            if source.random() < 0.08:
+                del running[sequence]
+                start(sequence.row)
+        if source.random() < 0.3:
+            # Preempted together, and back in each other's rows.
+            one, other = source.sample(list(running), 2)
+            one.row, other.row = other.row, one.row
+        now = [sequence for sequence in running if source.random() < 0.9]
+        source.shuffle(now)
+        logits = torch.randn(len(now), vocab)
+        logits[:, :6] += 4
+        tokens = world.check([(sequence, running[sequence], sequence.sampling.seed % 3) for sequence in now], logits)
+        for sequence, token in zip(now, tokens, strict=True):
+            running[sequence].append(token)
+
+
+def test_a_bad_word_is_found_across_tokens_that_the_host_has_not_read() -> None:
+    world = World(1)
+    sequence = make_sequence(0, bad_words=[[7, 8, 9], [8, 9], [9, 9]], max_tokens=10)
+    logits = torch.zeros(1, VOCAB_SIZE)
+    tokens = list(PROMPT)
+    drawn = []
+    for best in (7, 8, 9, 9, 9):
+        logits[:] = 0
+        logits[0, best], logits[0, 2] = 5, 4
+        [token] = world.check([(sequence, tokens, 0)], logits)
+        tokens.append(token)
+        drawn.append(token)
+    assert drawn == [7, 8, 2, 9, 2]
+
+
+def test_an_end_is_banned_until_there_are_enough_tokens() -> None:
+    world = World(1)
+    sequence = make_sequence(0, min_tokens=2, eos_token_ids=[9], stop_token_ids=[8])
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, [9, 8, 7]] = torch.tensor([3.0, 2.0, 1.0])
+    tokens = list(PROMPT)
+    for _ in range(4):
+        tokens += world.check([(sequence, tokens, 0)], logits)
+    assert tokens[len(PROMPT) :] == [7, 7, 9, 9]
+
+
+def test_back_in_a_row_that_another_has_used() -> None:
+    world = World(2)
+    other, first = make_sequence(1, repetition_penalty=3.0), make_sequence(0, repetition_penalty=3.0, top_k=5)
+    logits = torch.full((2, VOCAB_SIZE), -9.0)
+    logits[:, [7, 8]] = torch.tensor([3.0, 2.0])
+    long, longer = [*PROMPT, 7], [*PROMPT, 7, 10, 9]
+    world.check([(first, longer, 0), (other, long, 0)], logits)
+    # This one needs no tokens to be remembered, but stands in the row when those of another are.
+    world.check([(make_sequence(0, PROMPT, logit_bias={1: 2.0}), [*PROMPT, 1], 0), (other, longer, 0)], logits)
+    assert world.check([(first, [*longer, 2], 0), (other, [*longer, 7], 0)], logits) == [8, 8]
+
+
+def test_tokens_that_were_drawn_elsewhere_are_fetched() -> None:
+    world = World(1)
+    sequence = make_sequence(0, repetition_penalty=9.0)
+    logits = torch.full((1, VOCAB_SIZE), 1.0)
+    logits[0, [20, 21, 22]] = torch.tensor([5.0, 4.0, 3.0])
+    for output in ([9], [9, 20, 10], [9, 20, 10, 21, 11]):
+        world.check([(sequence, [*PROMPT, *output], 0)], logits)
+
+
+def test_choices_fork_from_one_row() -> None:
+    world = World(4)
+    fields: dict[str, Any] = {
+        "n": 3, "temperature": 1.5, "top_p": 0.9, "frequency_penalty": 1.0, "repetition_penalty": 1.3,
+        "bad_words": [[3, 4], [5, 5, 6]], "logprobs": 2, "seed": 5,
+    }  # fmt: skip
+    first = make_sequence(2, **fields)
+    logits = torch.randn(1, VOCAB_SIZE).expand(3, -1).contiguous()
+    tokens = world.check([(first, PROMPT, choice) for choice in range(3)], logits)
+    group = [first, first.fork(1), first.fork(2)]
+    truth = {sequence: [*PROMPT, token] for sequence, token in zip(group, tokens, strict=True)}
+    for sequence, row in zip(group, (2, 0, 3), strict=True):
+        sequence.row = row
+    for _ in range(4):
+        tokens = world.check([(sequence, truth[sequence], sequence.choice) for sequence in group])
+        for sequence, token in zip(group, tokens, strict=True):
+            truth[sequence].append(token)
+
+
+def test_choices_may_share_a_row_of_logits() -> None:
+    from baton_engine.device_sampler import DeviceSampler, RowDraw
+
+    sequence = make_sequence(0, n=4, temperature=1.0, presence_penalty=1.0, logprobs=0, seed=3)
+    logits = torch.randn(1, VOCAB_SIZE)
+    sampler = DeviceSampler(1, MAX_LEN, VOCAB_SIZE, DEVICE)
+    newest = torch.tensor([PROMPT[-1]], device=DEVICE)
+    drawn = sampler.draw(
+        logits.to(DEVICE), newest, [RowDraw(sequence, len(PROMPT), choice, 0) for choice in range(4)]
+    )  # fmt: skip
+    assert drawn.logprobs is not None
+    choices = drawn.choices(drawn.tokens.tolist(), drawn.logprobs.tolist())
+    assert_equal(choices, logits.expand(4, -1), [(sequence, PROMPT, choice) for choice in range(4)])
+
+
+def test_more_edits_than_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import baton_engine.device_sampler
+
+    monkeypatch.setattr(baton_engine.device_sampler, "_MOST_EDITED", 3)
+    world = World(8)
+    kinds = list(EDITS.values())
+    rows = [make_sequence(row, temperature=1.0, seed=row, **kinds[-1 - row]) for row in range(8)]
+    shared = make_sequence(7, n=5, temperature=1.0, repetition_penalty=1.5)
+    truth = {sequence: [*PROMPT, *OUTPUT] for sequence in rows[:7]}
+    for _ in range(3):
+        drawn = world.check(
+            [*((sequence, tokens, 0) for sequence, tokens in truth.items()), *((shared, PROMPT, c) for c in range(5))]
+        )
+        for tokens, token in zip(truth.values(), drawn, strict=False):
+            tokens.append(token)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    world = World(8)
+    kinds = [EDITS["everything"], {}, EDITS["all penalties"], {"logprobs": 0}]
+    rows = [make_sequence(row, temperature=0.8, seed=row, **kinds[row % 4]) for row in range(8)]
+    world.check([(sequence, [*PROMPT, *OUTPUT], 0) for sequence in rows], torch.randn(8, VOCAB_SIZE).to(dtype))
+
+
+def test_the_best_of_equals_is_the_first_with_a_top_k_of_one() -> None:
+    sequences = [make_sequence(row, temperature=1.0, top_k=1, seed=row) for row in range(5)]
+    assert World(5).check([(s, PROMPT, 0) for s in sequences], torch.zeros(5, VOCAB_SIZE)) == [0] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_warming_up_changes_no_draw(dtype: torch.dtype) -> None:
+    world = World(2)
+    sequence = make_sequence(0, **EDITS["everything"])
+    world.check([(sequence, [*PROMPT, *OUTPUT], 0)])
+    world.sampler.warm_up(dtype)
+    world.check([(sequence, [*PROMPT, *OUTPUT, 1], 0)])
+
+
+def test_nothing_but_positions_travels_while_the_same_sequences_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    import baton_engine.device_sampler
+    from baton_engine.device_sampler import DeviceSampler, RowDraw
+
+    uploads: list[int] = []
+    plain = baton_engine.device_sampler.to_device
+
+    def counted(values: Any, *arguments: Any) -> torch.Tensor:
+        uploads.append(len(values))
+        return plain(values, *arguments)
+
+    monkeypatch.setattr(baton_engine.device_sampler, "to_device", counted)
+    sequences = [make_sequence(row, **EDITS["everything"], top_p=0.5, temperature=1.0, logprobs=1) for row in range(4)]
+    sampler = DeviceSampler(4, MAX_LEN, VOCAB_SIZE, DEVICE)
+    for end in range(len(PROMPT), len(PROMPT) + 3):
+        uploads.clear()
+        logits, inputs = torch.randn(4, VOCAB_SIZE, device=DEVICE), torch.full((4,), 3, device=DEVICE)
+        sampler.draw(logits, inputs, [RowDraw(sequence, end, 0, sequence.row) for sequence in sequences])
+        for sequence in sequences:
+            sequence.tokens.append(3)
+        if end > len(PROMPT):
+            assert uploads == [4]
