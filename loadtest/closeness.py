@@ -1,0 +1,290 @@
+"""Greedy tokens of the engine beside those of Hugging Face transformers, for every family and way of running.
+
+Random weights that bfloat16 holds exactly; mixed prompts, answered all at once, with CUDA graphs and without, with the
+prefix cache and without, with prompts in chunks and whole. transformers then judges every token in float32, given the
+tokens that the engine put before it, so that what follows a first divergence is judged as well.
+
+float32: each token must be the one with the highest logit.
+bfloat16: it may be another one where the two are close. transformers' own bfloat16 logprobs are off from its float32
+ones by at most `noise`, over the same tokens and the two best candidates of each; two candidates that are each off by
+so much change places when they are 2 * noise apart. So the bound on the gap between the logprobs, in float32, of the
+best token and of the engine's is FACTOR = 2 times noise. And, against errors that are many but small: FACTOR times as
+many tokens, and MARGIN of all, may differ from float32's as of the best tokens in transformers' bfloat16.
+
+The exit code is 1 when this does not hold. The prompts, and with them the answers, follow from --seed.
+"""
+
+import argparse
+import gc
+import itertools
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from baton_engine.config import EngineConfig
+from baton_engine.engine import Engine
+from baton_engine.sampling import SamplingParams
+from baton_engine.sequence import Request
+
+FACTOR = 2.0
+MARGIN = 0.02
+BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # as the engine chooses it
+# How much wider than its inputs a product's outputs spread: enough that the context decides on the next token, and not
+# so much that rounding does.
+LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
+# Head size and queries per KV head vary as they do among real models.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "Qwen2": {"head_dim": 64, "num_attention_heads": 14, "num_key_value_heads": 2},
+    "Qwen3": {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8},
+    "Mistral": {"head_dim": 80, "num_attention_heads": 12, "num_key_value_heads": 12, "sliding_window": 96},
+}
+REAL = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "vocab_size": 8192}
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
+TINY_HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Tokens = list[int]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an engine runs."""
+
+    graphs: bool
+    cache: bool
+    chunked: bool
+
+    def __str__(self) -> str:
+        names = [("eager", "graphs"), ("no cache", "cache"), ("whole", "chunked")]
+        picked = zip(names, (self.graphs, self.cache, self.chunked), strict=True)
+        return ", ".join(pair[flag] for pair, flag in picked)
+
+
+def ways(on_gpu: bool) -> list[Way]:
+    return [Way(*flags) for flags in itertools.product([True, False] if on_gpu else [False], *[[False, True]] * 2)]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What bfloat16 does to transformers itself: the largest change of a logprob, and how many best tokens change."""
+
+    largest: float
+    changed: float  # of all
+
+
+@dataclass
+class Verdict:
+    """On the answers to all prompts. worst: the largest gap between the best token's logprob and the engine's."""
+
+    noise: Noise
+    tokens: int = 0
+    equal: int = 0
+    answers: int = 0
+    diverged: int = 0
+    worst: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        if not self.noise.largest:
+            return self.equal == self.tokens > 0
+        most = (FACTOR * self.noise.changed + MARGIN) * self.tokens
+        return self.worst <= FACTOR * self.noise.largest and self.tokens - self.equal <= most
+
+    def __str__(self) -> str:
+        text = f"{self.equal} of {self.tokens} tokens equal, {self.diverged} of {self.answers} answers diverge"
+        if self.worst:
+            text += f", worst gap {self.worst:.4f}"
+        if self.noise.largest:
+            text += f" of {FACTOR * self.noise.largest:.4f}; bfloat16 changes {self.noise.changed:.1%} of theirs,"
+            text += f" {1 - self.equal / self.tokens:.1%} of ours"
+        return text
+
+
+class Reference:
+    """transformers' model of a folder, which says how probable each next token is."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        self._model: Any = model.to(device).eval()
+        self._device = device
+
+    @torch.inference_mode()
+    def logprobs(self, prompt: Tokens, answer: Tokens) -> torch.Tensor:
+        """Return [len(answer), vocab] float32: of each token of the answer, given all before it."""
+        ids = torch.tensor([prompt + answer[:-1]], device=self._device)
+        logits = self._model(ids, logits_to_keep=len(answer)).logits[0]
+        return torch.log_softmax(logits.float(), dim=-1)
+
+
+def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> None:
+    """Write a random model of a family, its configuration and weights as transformers itself writes them."""
+    common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1}
+    config = getattr(transformers, f"{family}Config")(**common, **fields)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).bfloat16()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif parameter.dim() == 1:
+                parameter.normal_(std=0.5)
+            elif "embed" in name:
+                parameter.normal_()
+            else:
+                gain = HEAD_GAIN if "lm_head" in name else LAYER_GAIN
+                parameter.normal_(std=gain / math.sqrt(parameter.shape[1]))
+    model.save_pretrained(folder)
+
+
+def make_prompts(count: int, longest: int, vocab_size: int, seed: int) -> list[Tokens]:
+    """Return prompts of mixed lengths, those around block boundaries among them; every other one begins alike."""
+    rng = random.Random(seed)
+    lengths = [1, 2, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, longest]
+    lengths += [rng.randint(1, longest) for _ in range(count - len(lengths))]
+    opening = rng.choices(range(vocab_size), k=longest // 2)
+    prompts = []
+    for index, length in enumerate(lengths[:count]):
+        start = opening[: length - 1] if index % 2 else []
+        prompts.append(start + rng.choices(range(vocab_size), k=length - len(start)))
+    return prompts
+
+
+def answer_all(folder: Path, prompts: list[Tokens], length: int, dtype: str, way: Way) -> Iterator[list[Tokens]]:
+    """Yield the engine's answers to all prompts, a second time from the prefix cache if there is one."""
+    longest = max(map(len, prompts)) + length
+    settings = {"enforce_eager": not way.graphs, "enable_prefix_caching": way.cache, "dtype": dtype}
+    # Fewer sequences at once than prompts, so that prefills and decodes meet in one step.
+    most = max(len(prompts) // 2, 1)
+    config = EngineConfig(
+        model=str(folder),
+        block_size=BLOCK_SIZE,
+        num_blocks=len(prompts) * -(-longest // BLOCK_SIZE) * 2,
+        max_model_len=longest,
+        max_num_seqs=most,
+        max_num_batched_tokens=48 if way.chunked else len(prompts) * longest,
+        num_threads=torch.get_num_threads(),
+        **settings,
+    )
+    engine = Engine(config)
+    for _ in range(2 if way.cache else 1):
+        for id, prompt in enumerate(prompts):
+            engine.add(Request(id=id, prompt=prompt, sampling=SamplingParams(max_tokens=length)))
+        answers: list[Tokens] = [[] for _ in prompts]
+        while engine.has_work:
+            for delta in engine.step().deltas:
+                answers[delta.id] += delta.tokens
+        engine.check_integrity()
+        yield answers
+
+
+class Family:
+    """One model, its prompts, and transformers' opinion of answers to them."""
+
+    def __init__(self, folder: Path, prompts: list[Tokens], length: int, device: str) -> None:
+        self._folder, self._prompts, self._length, self._device = folder, prompts, length, device
+        self._reference = Reference(folder, torch.float32, device)
+        self._judged: dict[tuple[int, tuple[int, ...]], tuple[int, float]] = {}
+        self._noise: Noise | None = None
+
+    def judge(self, dtype: str, way: Way) -> Verdict:
+        """Run the engine one way. Raises what the engine raises."""
+        verdict = Verdict(Noise(0.0, 0.0))
+        for answers in answer_all(self._folder, self._prompts, self._length, dtype, way):
+            if dtype == "bfloat16":
+                verdict.noise = self._bfloat16_noise(answers)
+            for index, answer in enumerate(answers):
+                equal, gap = self._judge_one(index, answer)
+                verdict.tokens += self._length
+                verdict.equal += equal
+                verdict.answers += 1
+                verdict.diverged += equal < self._length
+                verdict.worst = max(verdict.worst, gap)
+        return verdict
+
+    def _judge_one(self, index: int, answer: Tokens) -> tuple[int, float]:
+        """Return how many tokens are the reference's own, and the largest gap of the others."""
+        if len(answer) != self._length:
+            raise RuntimeError(f"prompt {index} got {len(answer)} tokens, not {self._length}")
+        key = index, tuple(answer)
+        if key not in self._judged:
+            logprobs = self._reference.logprobs(self._prompts[index], answer)
+            chosen = logprobs.gather(1, torch.tensor(answer, device=self._device).unsqueeze(1)).squeeze(1)
+            gaps = logprobs.max(dim=1).values - chosen
+            same = logprobs.argmax(dim=1).cpu() == torch.tensor(answer)
+            self._judged[key] = int(same.sum()), float(gaps.max())
+        return self._judged[key]
+
+    def _bfloat16_noise(self, answers: list[Tokens]) -> Noise:
+        if self._noise is None:
+            rough = Reference(self._folder, torch.bfloat16, self._device)
+            largest, changed = 0.0, 0
+            for prompt, answer in zip(self._prompts, answers, strict=True):
+                best, tokens = self._reference.logprobs(prompt, answer).topk(2, dim=1)
+                theirs = rough.logprobs(prompt, answer)
+                largest = max(largest, float((theirs.gather(1, tokens) - best).abs().max()))
+                changed += int((theirs.argmax(dim=1) != tokens[:, 0]).sum())
+            self._noise = Noise(largest, changed / (len(answers) * self._length))
+        return self._noise
+
+
+def compare(family: str, arguments: argparse.Namespace, device: str) -> bool:
+    """Print a line for each way and dtype of a family, and return whether all are good."""
+    fields = {**TINY, **FAMILIES[family], **TINY_HEADS} if arguments.tiny else {**REAL, **FAMILIES[family]}
+    prompts = make_prompts(arguments.prompts, arguments.longest, fields["vocab_size"], arguments.seed)
+    all_good = True
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_model(folder, family, fields, arguments.seed)
+        judge = Family(folder, prompts, arguments.tokens, device)
+        for dtype, way in itertools.product(DTYPES, ways(device == "cuda")):
+            began = time.perf_counter()
+            try:
+                verdict = judge.judge(dtype, way)
+                good, text = verdict.good, str(verdict)
+            except Exception as error:
+                good, text = False, f"{type(error).__name__}: {error}".split("\n")[0]
+            all_good &= good
+            if device == "cuda":
+                # The next engine needs the memory of this one's graphs and cache.
+                gc.collect()
+            mark, took = "ok    " if good else "FAILED", time.perf_counter() - began
+            print(f"{family:<8} {dtype:<9} {way!s:<26} {mark} {text} ({took:.1f} s)", flush=True)
+    return all_good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--longest", type=int, default=400, help="tokens of the longest prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tiny", action="store_true", help="models that a CPU answers in a moment")
+    arguments = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if arguments.tiny:
+        # Handing work this small to other threads takes longer than doing it.
+        torch.set_num_threads(1)
+    # TensorFloat-32 keeps 10 of 23 bits of what it multiplies.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    named = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    print(f"seed {arguments.seed}, {named}, torch {torch.__version__}, transformers {transformers.__version__}")
+    results = [compare(family, arguments, device) for family in arguments.families.split(",")]
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What a process of the benchmark is asked to do; it travels as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """task: "prepare", "rows" or "profile". shape: a name for people. ours, vllm: settings of theirs.
+
+    profile: the folder for traces. bandwidth, arithmetic: as in device.Card, for the limits; 0 = as measured.
+    """
+
+    task: str
+    model: str
+    shape: str
+    seed: int
+    scale: float
+    quick: bool
+    rows: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    ours: Json
+    vllm: Json
+    engine: str = "ours"
+    make_weights: bool = False
+    profile: str = ""
+    bandwidth: float = 0.0
+    arithmetic: float = 0.0
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> "Job":
+        return cls(**json.loads(path.read_text()))

@@ -1,0 +1,80 @@
+"""The comparison with transformers passes on this engine, and would not on one that computes something else."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "loadtest"
+SIZES = ["--tiny", "--prompts", "7", "--longest", "110", "--tokens", "10"]
+
+
+@pytest.fixture
+def closeness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(FOLDER)
+    import closeness
+
+    threads = torch.get_num_threads()
+    yield closeness
+    torch.set_num_threads(threads)
+
+
+def run(closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["closeness.py", *SIZES, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        closeness.main()
+    code: int = ended.value.code
+    return code
+
+
+def test_every_family_is_close(
+    closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(closeness, monkeypatch)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert code == 0, lines
+    ways = 4 if not torch.cuda.is_available() else 8
+    assert len(lines) == len(closeness.FAMILIES) * len(closeness.DTYPES) * ways
+    for line in lines:
+        assert " ok " in line
+        if "float32" in line.split():
+            assert ", 0 of " in line
+
+
+def test_slightly_wrong_positions_fail(
+    closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from baton_engine.models import decoder
+
+    right = decoder.rotary_tables
+
+    def shifted(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = right(*arguments)
+        # Relative positions stay right up to here, then one is skipped.
+        return cos.index_select(0, order(len(cos))), sin.index_select(0, order(len(sin)))
+
+    def order(count: int) -> torch.Tensor:
+        return torch.tensor([min(index + (index > 40), count - 1) for index in range(count)])
+
+    monkeypatch.setattr(decoder, "rotary_tables", shifted)
+    assert run(closeness, monkeypatch, "--families", "Llama") == 1
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert all("FAILED" in line for line in lines), lines
+
+
+def test_an_engine_that_breaks_is_told(
+    closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        def __init__(self, config: object) -> None:
+            raise RuntimeError("out of paper")
+
+    monkeypatch.setattr(closeness, "Engine", Broken)
+    assert run(closeness, monkeypatch, "--families", "Qwen2,Mistral") == 1
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert all("FAILED RuntimeError: out of paper" in line for line in lines), lines
+    assert {line.split()[0] for line in lines} == {"Qwen2", "Mistral"}

@@ -1,0 +1,158 @@
+"""The benchmark's one command, on a tiny shape: every engine has its column, and one that fails spoils only its own."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_engine.model_config import parse_model_config
+
+FOLDER = Path(__file__).parents[2] / "loadtest"
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+# Answers everything at once, but for many requests of one length, on which it breaks.
+STAND_IN = """
+from types import SimpleNamespace
+
+SamplingParams = lambda **fields: SimpleNamespace(**fields)
+
+class LLM:
+    def __init__(self, model, **settings):
+        assert settings["load_format"] == "dummy" and settings["enable_prefix_caching"] is False
+
+    def generate(self, prompts, params, use_tqdm):
+        if len(prompts) > 8 and len({p.max_tokens for p in params}) == 1:
+            raise MemoryError("too many")
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * p.max_tokens)]) for p in params]
+"""
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
+    """Return exit code, what was printed, and the report."""
+    out = folder.parent / "results.json"
+    (folder.parent / "vllm.py").write_text(STAND_IN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder.parent)}
+    command = [sys.executable, str(FOLDER / "engine_bench.py"), str(folder), "--out", str(out), "--scale", "0.02"]
+    command += ["--ours", "num_threads=1", "--max-num-seqs", "64", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert out.exists(), done.stdout + done.stderr
+    return done.returncode, done.stdout, json.loads(out.read_text())
+
+
+def test_one_command_measures_all_engines(shape: Path) -> None:
+    traces = shape.parent / "traces"
+    rows_and_rates = ("--rows", "decode-1,prefill,first-16,requests", "--bandwidth", "2", "--arithmetic", "3")
+    code, printed, report = run(shape, *rows_and_rates, "--seed", "7", "--profile", str(traces))
+    assert code == 1, "a failed row must show in the exit code"
+    assert report["seed"] == 7
+    assert report["versions"]["torch"]
+    assert report["card"]["measured"]["bandwidth"] > 0
+    assert report["card"]["used_for_limits"] == {"bandwidth": 2e12, "arithmetic": 3e12}
+    assert not any(shape.glob("*.safetensors")), "weights belong into a temporary folder"
+    entry = report["shapes"]["tiny"]
+    assert entry["errors"] == {"vllm": "requests: MemoryError: too many"}, printed
+    check_rows(entry["rows"], printed)
+    assert len(list(traces.glob("tiny-*.json"))) == 4
+    assert entry["profile"][-1]["name"] == "prefill, 4 x 41"
+    for step in entry["profile"]:
+        assert step["groups"]["gemm"]["ms"] > 0
+        assert step["groups"]["attention"]["limit_ms"] > 0
+
+
+def check_rows(rows: dict[str, Any], printed: str) -> None:
+    assert list(rows) == ["decode-1", "prefill", "first-16", "requests"]
+    for row in rows.values():
+        assert math.isfinite(row["ours"]["median"])
+        assert row["limit"] > 0
+    first, prefill = rows["first-16"], rows["prefill"]
+    assert len(first["ours"]["samples"]) == 7
+    for other in ("vllm", "transformers"):
+        assert prefill["ratio"][other] == pytest.approx(prefill["ours"]["median"] / prefill[other]["median"])
+        assert first["ratio"][other] == pytest.approx(first[other]["median"] / first["ours"]["median"])
+    assert "transformers" not in rows["requests"]
+    lines = {line.split("  ")[0]: line for line in printed.splitlines()}
+    assert "failed" in lines[rows["requests"]["name"]]
+    assert lines[prefill["name"]].rstrip().endswith("%")
+
+
+def test_random_weights_are_what_the_model_takes() -> None:
+    from random_weights import tensor_shapes
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": False},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": True, "mlp_bias": True},
+        {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+    ]
+    for kind in kinds:
+        raw = {**CONFIG, **kind}
+        config = AutoConfig.for_model(**{key: value for key, value in raw.items() if key != "torch_dtype"})
+        model = AutoModelForCausalLM.from_config(config)
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        if raw["tie_word_embeddings"]:
+            del expected["lm_head.weight"]
+        assert dict(tensor_shapes(parse_model_config(raw))) == expected
+
+
+def test_overlapping_kernels_count_once_as_busy() -> None:
+    from step_profile import sum_trace
+
+    names = {
+        "nvjet_tst_128x8": (0, 10),
+        "_decode_kernel": (8, 4),
+        "Memcpy HtoD": (20, 5),
+        "_add_rms_norm_kernel": (21, 1),
+    }
+    events = [
+        {"cat": "gpu_memcpy" if "Memcpy" in name else "kernel", "name": name, "ts": ts, "dur": dur}
+        for name, (ts, dur) in names.items()
+    ]
+    spent, counts, busy = sum_trace([*events, {"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 99}])
+    assert {group: us for group, us in spent.items() if us} == {"gemm": 10, "attention": 4, "copies": 5, "norm": 1}
+    assert sum(counts.values()) == 4
+    assert busy == 17
+
+
+def test_limits_of_an_8b_model_on_an_h200() -> None:
+    from device import Card
+    from limits import Limits
+    from rows import make_rows
+
+    raw = {**CONFIG, "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336}
+    raw |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    raw |= {"vocab_size": 128256, "tie_word_embeddings": False, "max_position_embeddings": 131072}
+    limits = Limits(parse_model_config(raw), 2, Card(4.3e12, 790e12))
+    got = {row.key: row.limit(limits) for row in make_rows(1.0, quick=False)}
+    known = {"decode-1": 3.5, "decode-32": 4.1, "decode-256": 9.9, "prefill": 54_500, "first-2048": 37.6}
+    assert {key: got[key] for key in known} == pytest.approx(known, rel=0.01)
