@@ -4,6 +4,8 @@ Two kernels: with one row, each program multiplies a few outputs' weights elemen
 through the tensor cores, with the inner dimension cut into parts where there would be too few programs otherwise.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -103,7 +105,7 @@ def _tiles_kernel(
     x_at = x + row[None, :] * inner_size + inner[:, None]
     if OVERLAP and AHEAD > 0:
         line = split * steps * BLOCK_INNER + tl.arange(0, AHEAD // 64) * 64
-        line = w_row[:, None] * inner_size + tl.minimum(line, inner_size - 64)[None, :]
+        line = w_row[:, None] * inner_size + tl.minimum(line, tl.maximum(inner_size - 64, 0))[None, :]
         prefetch(weight + line)
         if GATED:
             prefetch(weight + outputs.to(tl.int64) * inner_size + line)
@@ -162,24 +164,6 @@ def _tiles_kernel(
         tl.store(at, acc.to(out.dtype.element_ty), mask=real)
 
 
-# Full tiles for large batches, and enough programs for the narrow outputs of small models.
-_FIXED = LinearConfig(64, 64, 64, 1, 4, 4)
-
-
-def fixed_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    gated: bool = False,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """As linear_reference; a row's result has the same bits whatever other rows there are."""
-    return linear(x, weight, bias, gated, out, _FIXED)
-
-
-_arrivals: dict[torch.device, torch.Tensor] = {}
-
-
 def linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -217,7 +201,9 @@ def linear(
     if config.splits > 1:
         cells = tiles * config.splits * config.block_outputs * config.block_rows * (2 if gated else 1)
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
-        arrivals = _arrivals_for(x.device, tiles)
+        arrivals = _arrivals(x.device)
+        if tiles > len(arrivals):
+            raise ValueError(f"{config} cuts {tiles} tiles into parts; at most {len(arrivals)} can be")
     _tiles_kernel[(tiles, config.splits)](
         x, weight, weight if bias is None else bias, out, partial, arrivals, rows, outputs, inner,
         BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=config.block_inner,
@@ -227,9 +213,22 @@ def linear(
     return out
 
 
-def _arrivals_for(device: torch.device, tiles: int) -> torch.Tensor:
-    """Return counters that are zero between kernels: the last arrival of each resets it."""
-    found = _arrivals.get(device)
-    if found is None or len(found) < tiles:
-        found = _arrivals[device] = torch.zeros(max(tiles, 4096), dtype=torch.int32, device=device)
-    return found
+# Full tiles for large batches, and enough programs for the narrow outputs of small models.
+_FIXED = LinearConfig(64, 64, 64, 1, 4, 4)
+
+
+def fixed_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As linear_reference; a row's result has the same bits whatever other rows there are."""
+    return linear(x, weight, bias, gated, out, _FIXED)
+
+
+@functools.cache
+def _arrivals(device: torch.device) -> torch.Tensor:
+    """Return counters that are zero between kernels: the last arrival of each resets it. Graphs keep their address."""
+    return torch.zeros(4096, dtype=torch.int32, device=device)

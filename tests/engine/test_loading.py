@@ -179,6 +179,8 @@ def test_a_folder_without_a_tokenizer_can_be_served(folder: Path) -> None:
         ({"dtype": "int8"}, ["--dtype 'int8'", "bfloat16"]),
         ({"device": "abacus"}, ["--device 'abacus'", "cpu"]),
         ({"attention_backend": "magic"}, ["attention backend 'magic'", "torch_sdpa"]),
+        ({"attention_backend": "triton"}, ["attention backend 'triton'", "needs a CUDA device", "use torch_sdpa"]),
+        ({"deterministic": True}, ["--deterministic", "needs a CUDA device"]),
         ({"max_model_len": 513}, ["--max-model-len 513", "512"]),
         ({"num_blocks": 31}, ["31 blocks of 16 tokens", "--num-blocks to 32", "--max-model-len"]),
         ({"block_size": -1}, ["--block-size"]),
