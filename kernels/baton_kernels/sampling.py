@@ -7,6 +7,7 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .philox import gumbel_noise
 
+FEW_ROWS = 8
 _BLOCK = 2048
 
 
@@ -89,10 +90,13 @@ def gumbel_argmax(
     seeds: torch.Tensor,
     positions: torch.Tensor,
     choices: torch.Tensor,
-    parts: int = 16,
+    parts: int | None = None,
 ) -> torch.Tensor:
     """As gumbel_argmax_reference. logits is contiguous; parts: programs per row, a power of two."""
     rows, vocab = logits.shape
+    if parts is None:
+        # More where few rows would leave the device idle.
+        parts = 64 if rows <= FEW_ROWS else 16
     scores = logits.new_empty((rows, parts), dtype=torch.float32)
     tokens = logits.new_empty((rows, parts), dtype=torch.int32)
     out = logits.new_empty(rows, dtype=torch.int64)

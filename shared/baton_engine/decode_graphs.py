@@ -95,10 +95,7 @@ class DecodeGraphs:
         hidden = self._decoder.forward(tokens, self._backend)
         logits = self._decoder.logits(hidden, self._logits[: len(hidden)])
         least = thresholds(logits, inputs.heats, inputs.top_ks, inputs.top_ps, inputs.min_ps)
-        parts = 64 if len(hidden) <= 8 else 16
-        sampled = gumbel_argmax(
-            logits, inputs.heats, least, inputs.seeds, inputs.next_positions, inputs.choices, parts=parts
-        )
+        sampled = gumbel_argmax(logits, inputs.heats, least, inputs.seeds, inputs.next_positions, inputs.choices)
         self._last_tokens.index_copy_(0, inputs.rows, sampled)
         return sampled
 
@@ -160,5 +157,4 @@ class DecodeGraphs:
 def _static(sampling: SamplingParams, choice: int) -> list[int]:
     """Return what STATIC_FIELDS hold of a choice."""
     bits = np.array([sampling.heat, sampling.top_p, sampling.min_p], dtype=np.float32).view(np.int32)
-    seed = sampling.seed - (1 << 64 if sampling.seed >> 63 else 0)
-    return [choice, seed, min(sampling.top_k, 1 << 62), *map(int, bits)]
+    return [choice, sampling.seed_bits, min(sampling.top_k, 1 << 62), *map(int, bits)]

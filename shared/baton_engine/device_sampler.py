@@ -17,7 +17,7 @@ import torch
 
 from baton_kernels.logprobs import chosen_logprobs
 from baton_kernels.penalties import apply_penalties
-from baton_kernels.sampling import gumbel_argmax
+from baton_kernels.sampling import FEW_ROWS, gumbel_argmax
 from baton_kernels.thresholds import thresholds
 
 from .runner import Choice
@@ -28,7 +28,6 @@ from .transfer import to_device
 _OFF = float("-inf")
 # Bounds the memory of float32 copies of logits.
 _MOST_EDITED = 128
-_FEW = 8
 _PADDING = -1
 
 # What a group has of each draw. ROW is that of logits, TABLE_ROW the sequence's own.
@@ -155,13 +154,13 @@ class DeviceSampler:
     @torch.inference_mode()
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compile the kernels for logits of this type, which takes seconds that no request should wait for."""
-        for count in (1, _FEW + 1):
+        for count in (1, FEW_ROWS + 1):
             ints = torch.zeros(count, dtype=torch.int64, device=self._device)
             ones = torch.ones(count, device=self._device)
             for kind in {dtype, torch.float32}:
                 scores = torch.zeros(count, self._vocab, dtype=kind, device=self._device)
                 least = thresholds(scores, ones, ints, ones, ones)
-                gumbel_argmax(scores, ones, least, ints, ints, ints, parts=_parts(count))
+                gumbel_argmax(scores, ones, least, ints, ints, ints)
             apply_penalties(scores.float(), self._history, ints, ints, ints, ones, ones, ones)
             chosen_logprobs(scores.to(dtype), ints)
 
@@ -272,7 +271,7 @@ class DeviceSampler:
             [draw.row for draw in draws],
             [draw.sequence.row for draw in draws],
             [draw.sequence.prompt_len for draw in draws],
-            [p.seed - (1 << 64 if p.seed >> 63 else 0) for p in params],
+            [p.seed_bits for p in params],
             [draw.choice for draw in draws],
             [min(p.top_k, self._vocab) for p in params],
         ]
@@ -366,8 +365,4 @@ def _choose(scores: torch.Tensor, group: _Group, ends: torch.Tensor) -> torch.Te
         least = thresholds(scores, heats, group.ints[TOP_K], group.floats[TOP_P], group.floats[MIN_P])
     else:
         least = torch.full_like(heats, _OFF)
-    return gumbel_argmax(scores, heats, least, seeds, ends, choices, parts=_parts(len(ends)))
-
-
-def _parts(rows: int) -> int:
-    return 64 if rows <= _FEW else 16
+    return gumbel_argmax(scores, heats, least, seeds, ends, choices)

@@ -22,8 +22,6 @@ class Ops(msgspec.Struct, frozen=True):
 
 TORCH = Ops(linear_reference, add_rms_norm_reference, silu_mul_reference, rope_and_cache_reference)
 TRITON = Ops(linear, add_rms_norm, silu_mul, rope_and_cache)
-
-
 # Rows are independent in all of them, so that a token does not depend on the batch around it.
 DETERMINISTIC = Ops(fixed_linear, add_rms_norm, silu_mul, rope_and_cache)
 

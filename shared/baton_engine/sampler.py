@@ -92,8 +92,7 @@ def _perturb(scores: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     def column(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=scores.device)
 
-    # torch has no unsigned 64-bit arithmetic; the same bits as a signed number will do.
-    seeds = column([draw.params.seed - (1 << 64 if draw.params.seed >> 63 else 0) for draw in draws])
+    seeds = column([draw.params.seed_bits for draw in draws])
     positions = column([len(draw.tokens) for draw in draws])
     return scores + gumbel_noise(seeds, positions, column([draw.choice for draw in draws]), scores.shape[-1])
 

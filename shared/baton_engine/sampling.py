@@ -40,6 +40,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return 0.0 if self.greedy else min(self.temperature, _HOTTEST)
 
     @property
+    def seed_bits(self) -> int:
+        """The seed's 64 bits as a signed number: torch has no unsigned 64-bit arithmetic."""
+        return self.seed - (1 << 64 if self.seed >> 63 else 0)
+
+    @property
     def filters(self) -> bool:
         """Whether some tokens are left out of a draw for their probability."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)

@@ -95,7 +95,7 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("baton_engine.attention.triton_paged.prefill_attention", prefill_attention)
     for module in ("decode_graphs", "device_sampler"):
         patch.setattr(f"baton_engine.{module}.thresholds", thresholds_reference)
-        patch.setattr(f"baton_engine.{module}.gumbel_argmax", lambda *given, parts: gumbel_argmax_reference(*given))
+        patch.setattr(f"baton_engine.{module}.gumbel_argmax", gumbel_argmax_reference)
     patch.setattr("baton_engine.device_sampler.apply_penalties", apply_penalties_reference)
     patch.setattr("baton_engine.device_sampler.chosen_logprobs", chosen_logprobs_reference)
     patch.setattr("baton_engine.attention.select._why_not_triton", lambda *_: None)
