@@ -12,7 +12,7 @@ import torch
 from tests.conftest import MakeModel
 
 from .process import Process
-from .stack import Stack
+from .stack import STEP_TOKENS, Stack
 from .workers import Role, Worker
 
 LOOP: Final = "session"
@@ -71,7 +71,7 @@ async def decode(llama: Path) -> AsyncIterator[Worker]:
 @pytest_asyncio.fixture(scope="session", loop_scope=LOOP)
 async def stack(llama: Path) -> AsyncIterator[Stack]:
     """A Baton that tests share and leave as they found it, with one prefill and one decode pod."""
-    stack = await Stack.start(llama, "--num-blocks", "512", "--max-num-batched-tokens", "32")
+    stack = await Stack.start(llama, "--num-blocks", "512", "--max-num-batched-tokens", str(STEP_TOKENS))
     yield stack
     await stack.stop()
 

@@ -15,6 +15,7 @@ from .pod import Pod
 from .process import Process
 
 MODEL_NAME = "model"
+STEP_TOKENS = 32
 READY_S = 60
 
 
