@@ -3,6 +3,7 @@
 import msgspec
 
 GPU_MEMORY_UTILIZATION = 0.92
+EXPORT_FRACTION = 0.75
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs
     deterministic: bool = False  # a token does not depend on the batch around it, at a cost
+    export_fraction: float = EXPORT_FRACTION  # of the blocks, what exports may hold before the next ones wait
     num_threads: int | None = None  # of torch on CPU; None = all cores
 
     def on(self, device_type: str) -> "EngineConfig":

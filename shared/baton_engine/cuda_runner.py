@@ -136,7 +136,7 @@ class CudaRunner(Runner):
             if not step.samples[index]:
                 continue
             forks = sequence.width > 1
-            choices = range(sequence.width) if forks else (sequence.choice,)
+            choices = range(sequence.choice, sequence.choice + sequence.width)
             counts[index] = len(choices)
             draws += [RowDraw(sequence, end, choice, len(last)) for choice in choices]
             rows += [self._spare_row if forks else sequence.row] * len(choices)

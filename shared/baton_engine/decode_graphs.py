@@ -105,7 +105,7 @@ class DecodeGraphs:
             step.num_tokens == len(step.sequences) <= len(self._logits)
             and bool(self._graphs)
             and all(step.samples)
-            and not any(s.splits and len(s.tokens) == s.prompt_len for s in step.sequences)
+            and not any(s.about_to_split for s in step.sequences)
         )
 
     def replay(self, step: Step) -> Replayed:

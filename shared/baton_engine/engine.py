@@ -65,6 +65,8 @@ class Engine:
             raise ConfigError("--block-size must be at least 1")
         if config.max_num_batched_tokens < 1 or config.max_num_seqs < 1:
             raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
+        if not 0 < config.export_fraction <= 1:
+            raise ConfigError("--export-fraction must be above 0 and at most 1")
         if not 0 < config.gpu_memory_utilization <= 1:
             raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
         self.runner = make_runner(config, model, device, progress)
@@ -77,6 +79,7 @@ class Engine:
             block_size=config.block_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            max_export_blocks=int(self.pool.num_blocks * config.export_fraction),
         )
         self._root = root_hash()
         self._arrivals = 0
@@ -119,13 +122,22 @@ class Engine:
                 f"{length} prompt tokens and max_tokens {request.sampling.max_tokens} are more than the context of "
                 f"{self.max_model_len}"
             )
+        if request.output or request.choice:
+            if request.sampling.n != 1:
+                return "n", "must be 1 for a choice that goes on"
+            if len(request.output) >= request.sampling.max_tokens:
+                return "max_tokens", f"{len(request.output)} tokens are there already"
+            if min(request.output, default=0) < 0 or max(request.output, default=0) >= vocab:
+                return "output", f"a token id is outside the vocabulary of {vocab}"
         if request.sampling.n > self.config.max_num_seqs:
             return "n", f"must be at most {self.config.max_num_seqs}"
         return request.sampling.error(vocab)
 
     def add(self, request: Request) -> None:
         """Queue a request that `request_error` has passed. Its id must be new."""
-        sequence = Sequence(request, self._arrivals, self._root, self.config.block_size, self.max_model_len)
+        sequence = Sequence(
+            request, self._arrivals, self._root, self.config.block_size, self.max_model_len, request.choice
+        )
         self._arrivals += 1
         self._sequences[request.id] = [sequence]
         self.scheduler.add(sequence)
@@ -196,6 +208,14 @@ class Engine:
             entry.first_tokens = tokens
             self._start_import(entry)
 
+    def restart_import(self, id: int) -> Reservation | None:
+        """Order anew all that was missing, from whoever delivers it; what of the old order still comes is refused.
+
+        Returns None, with nothing changed, when the request does not wait for KV or tokens.
+        """
+        entry = self._imports.get(id)
+        return self._reserve(entry.sequence, entry.first_tokens) if entry is not None else None
+
     def cancel_import(self, id: int) -> None:
         """Compute here what another pod failed to deliver; first tokens that did arrive are kept."""
         entry = self._imports.pop(id, None)
@@ -208,7 +228,7 @@ class Engine:
         if entry.first_tokens is not None:
             self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[id]):
-            if choice.output_len and choice.finish_reason():
+            if len(choice.tokens) > choice.given_len and choice.finish_reason():
                 self._finish(choice)
             else:
                 self.scheduler.add(choice)
@@ -239,6 +259,8 @@ class Engine:
             sequence for sequence in (*self.scheduler.running, *self.scheduler.waiting) if sequence.needs_host
         }:
             raise RuntimeError("the scheduler has lost count of the sequences that need the host")
+        if self.scheduler.export_blocks != sum(len(sequence.blocks) for sequence in sequences if sequence.exports):
+            raise RuntimeError("the scheduler has lost count of the blocks of exports")
         for name, table in (("import", self._imports), ("export", self._exported)):
             stray = table.keys() - self._sequences.keys()
             if stray:
@@ -249,11 +271,11 @@ class Engine:
         self._imports.pop(id, None)
         self._exported.pop(id, None)
 
-    def _reserve(self, sequence: Sequence) -> Reservation:
+    def _reserve(self, sequence: Sequence, first_tokens: list[int] | None = None) -> Reservation:
         self._generations += 1
         first = sequence.cached // self.config.block_size
         missing = set(range(first, len(sequence.blocks)))
-        self._imports[sequence.request.id] = _Import(sequence, self._generations, missing)
+        self._imports[sequence.request.id] = _Import(sequence, self._generations, missing, first_tokens)
         return Reservation(sequence.request.id, first, len(missing), self._generations, sequence.cached)
 
     def _start_import(self, entry: _Import) -> None:
@@ -263,7 +285,7 @@ class Engine:
         del self._imports[sequence.request.id]
         self.scheduler.importing.remove(sequence)
         sequence.request.imports_kv = False
-        sequence.computed = sequence.prompt_len
+        sequence.computed = sequence.given_len
         self._remember(sequence)
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
@@ -283,7 +305,7 @@ class Engine:
 
     def _append(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """Note the tokens sampled for a sequence, forking it at its first; end what they end."""
-        if len(sequence.tokens) > sequence.prompt_len:
+        if len(sequence.tokens) > sequence.given_len:
             sequence.tokens.append(choices[0].token)
             self._tell(sequence, choices[0], deltas)
             return
@@ -310,9 +332,8 @@ class Engine:
     def _finish_export(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """The first tokens end an exporting request; its blocks stay."""
         for index, choice in enumerate(choices):
-            tokens = [*sequence.request.prompt, choice.token]
-            probe = sequence.fork(index)
-            probe.tokens = tokens
+            probe = sequence.fork(sequence.choice + index)
+            probe.tokens.append(choice.token)
             probe.prompt_logprobs = sequence.prompt_logprobs
             deltas.append(_delta(probe, choice, probe.finish_reason()))
         self.scheduler.export(sequence)

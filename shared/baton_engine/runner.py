@@ -214,7 +214,7 @@ class Runner:
         for index, (sequence, _, _) in enumerate(step):
             if not step.samples[index]:
                 continue
-            choices = range(sequence.sampling.n) if sequence.output_len == 0 else [sequence.choice]
+            choices = range(sequence.choice, sequence.choice + sequence.width)
             draws += [Draw(sequence.sampling, sequence.tokens, sequence.prompt_len, len(rows), c) for c in choices]
             rows.append(batch.starts[index + 1] - 1)
             owners += [index] * len(choices)

@@ -16,19 +16,30 @@ class Scheduler:
     the least urgent running sequence gives its blocks back and is computed anew later.
     """
 
-    def __init__(self, pool: BlockPool, *, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_export_blocks: int,
+    ) -> None:
+        """max_export_blocks: what exports may hold together before the next ones wait; a lone one may hold more."""
         self.pool = pool
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
         # Of those that wait or run: they can go on only when the host knows their tokens.
         self.host_bound: set[Sequence] = set()
+        self.export_blocks = 0  # held by exports, those that still run included
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
+        self._max_export_blocks = max_export_blocks
         self._free_rows = list(reversed(range(max_num_seqs)))
 
     @property
@@ -136,7 +147,7 @@ class Scheduler:
         while self.waiting and step.num_tokens < self._max_num_batched_tokens:
             sequence = self.waiting[0]
             rows -= sequence.width
-            if sequence.pending or rows < 0 or not self._take_blocks(sequence):
+            if sequence.pending or rows < 0 or self._exports_too_much(sequence) or not self._take_blocks(sequence):
                 return
             del self.waiting[0]
             if sequence.request.imports_kv:
@@ -146,6 +157,12 @@ class Scheduler:
             else:
                 self.start(sequence)
                 self._schedule_chunk(sequence, step)
+
+    def _exports_too_much(self, sequence: Sequence) -> bool:
+        """Whether a sequence must wait because decode pods have yet to take what others left for them."""
+        if not sequence.exports or not self.export_blocks:
+            return False
+        return self.export_blocks + sequence.blocks_for(len(sequence.tokens)) > self._max_export_blocks
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Give a sequence the blocks for all its tokens, known prefixes from the cache; False if too few are left."""
@@ -167,6 +184,8 @@ class Scheduler:
         self.prefix_queries += known
         self.prefix_hits += len(cached) * self._block_size
         sequence.blocks = cached + self.pool.allocate(missing)
+        if sequence.exports:
+            self.export_blocks += len(sequence.blocks)
         sequence.computed = sequence.cached = len(cached) * self._block_size
         sequence.remembered = len(cached)
         return True
@@ -179,6 +198,8 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)
+        if sequence.exports:
+            self.export_blocks -= len(sequence.blocks)
         sequence.blocks = []
         sequence.computed = sequence.remembered = 0
 

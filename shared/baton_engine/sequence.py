@@ -28,7 +28,8 @@ class Request(msgspec.Struct, kw_only=True):
 
     imports_kv: the prompt's KV and the first token of each choice come from another pod; the engine only reserves the
     blocks and waits. exports_from: the request ends with its first tokens, its blocks from this index on are handed to
-    another pod, and all stay until they are released.
+    another pod, and all stay until they are released. output: what another engine has generated of it before this one
+    goes on; choice: the number of the only choice that goes on. Both are for n = 1.
     """
 
     id: int
@@ -37,6 +38,8 @@ class Request(msgspec.Struct, kw_only=True):
     priority: int = 0
     imports_kv: bool = False
     exports_from: int | None = None
+    output: list[int] = []
+    choice: int = 0
 
 
 class State(enum.Enum):
@@ -50,11 +53,11 @@ class State(enum.Enum):
 class Sequence:
     """One choice of a request: its tokens, what of them is computed, and where that lies.
 
-    `num_tokens` counts its tokens, those included that are sampled on the device and not read yet. `computed` counts
-    the tokens whose KV is in `blocks`, including those of the steps now on their way; `cached` those that were there
-    when it was admitted; `remembered` the blocks that the prefix cache knows. `row` is its place among the running
-    ones, -1 when it does not run, and `admissions` how often it has been given blocks. `order` says who goes first:
-    smaller is more urgent.
+    The first `given_len` tokens came with the request. `num_tokens` counts its tokens, those included that are sampled
+    on the device and not read yet. `computed` counts the tokens whose KV is in `blocks`, including those of the steps
+    now on their way; `cached` those that were there when it was admitted; `remembered` the blocks that the prefix cache
+    knows. `row` is its place among the running ones, -1 when it does not run, and `admissions` how often it has been
+    given blocks. `order` says who goes first: smaller is more urgent.
     """
 
     def __init__(
@@ -67,12 +70,13 @@ class Sequence:
         self.choice = choice
         self.order = request.priority, arrival, choice
         self.prompt_len = len(request.prompt)
+        self.given_len = self.prompt_len + len(request.output)
         self.most_tokens = min(self.prompt_len + sampling.max_tokens, max_model_len)
         self.needs_host = sampling.needs_host
         self.exports = request.exports_from is not None
         self.splits = sampling.n > 1 or self.exports  # its first tokens must be known before anything follows
-        self.tokens = list(request.prompt)
-        self.num_tokens = self.prompt_len
+        self.tokens = [*request.prompt, *request.output]
+        self.num_tokens = self.given_len
         self.row = -1
         self.admissions = 0
         self.computed = 0
@@ -112,7 +116,12 @@ class Sequence:
         """Whether the token under way is the last, or one that must be known before the sequence goes on."""
         if self.num_tokens == len(self.tokens):
             return False
-        return self.num_tokens >= self.most_tokens or (self.splits and not self.output_len)
+        return self.num_tokens >= self.most_tokens or self.about_to_split
+
+    @property
+    def about_to_split(self) -> bool:
+        """Whether nothing may follow its first new tokens until they are read."""
+        return self.splits and len(self.tokens) == self.given_len
 
     @property
     def width(self) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from baton_engine.config import GPU_MEMORY_UTILIZATION, EngineConfig
+from baton_engine.config import EXPORT_FRACTION, GPU_MEMORY_UTILIZATION, EngineConfig
 
 
 class WorkerSettings(BaseSettings):
@@ -48,6 +48,8 @@ class WorkerSettings(BaseSettings):
     """Run without CUDA graphs."""
     deterministic: bool = False
     """Make tokens independent of the batch around a request, on GPU and at a cost in speed."""
+    export_fraction: float = Field(default=EXPORT_FRACTION, gt=0, le=1)
+    """Part of the KV blocks that computed prompts may hold until decode pods have them; beyond it, new ones wait."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default one per core."""
     drain_seconds: float = Field(default=30.0, ge=0)

@@ -37,6 +37,7 @@ class Pair:
 
     def add(self, request: Request) -> None:
         self._requests[request.id] = request
+        self.transcript.expect(request)
         self.decode.add(msgspec.structs.replace(request, imports_kv=True))
 
     def run(self) -> Transcript:

@@ -38,6 +38,11 @@ class Transcript:
         self.reasons: dict[tuple[int, int], FinishReason] = {}
         self.deltas: list[Delta] = []
 
+    def expect(self, request: Request) -> None:
+        """A request that goes on starts with what it has."""
+        if request.output:
+            self.tokens[request.id, request.choice] = list(request.output)
+
     def take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             key = delta.id, delta.choice
@@ -68,6 +73,7 @@ def generate(engine: Engine, requests: list[Request]) -> Transcript:
     transcript = Transcript()
     for request in requests:
         assert engine.request_error(request) is None
+        transcript.expect(request)
         engine.add(request)
     finish(engine, transcript)
     return transcript

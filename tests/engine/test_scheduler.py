@@ -213,7 +213,7 @@ TestEngineAhead.settings = TestEngine.settings
 
 @pytest.fixture
 def scheduler() -> Scheduler:
-    return Scheduler(BlockPool(64), block_size=4, max_num_batched_tokens=8, max_num_seqs=4)
+    return Scheduler(BlockPool(64), block_size=4, max_num_batched_tokens=8, max_num_seqs=4, max_export_blocks=32)
 
 
 def computed(step: Step) -> list[tuple[Sequence, int]]:
