@@ -20,13 +20,15 @@ from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 from baton_worker.convert import delta_to_wire, failure_delta, sampling_from_wire
 from baton_worker.engine_client import EngineClient
-from baton_worker.messages import Abort, Add, CancelImport, ImportPiece, ImportTokens, Output
+from baton_worker.messages import Abort, Add, CancelImport, ImportPiece, ImportTokens, Output, RestartImport
 from baton_worker.server import channel_options
 
 from .settings import DecodeSettings
 from .stream import GatewayStream
 
 log = logging.getLogger(__name__)
+
+_SHUTTING_DOWN = "the decode pod is shutting down"
 
 
 class _Live(msgspec.Struct):
@@ -35,6 +37,7 @@ class _Live(msgspec.Struct):
     submit: pb.Submit
     stream: GatewayStream
     choices: set[int]  # still running
+    prefills: list[str]  # addresses of prefill pods that have not been tried
     ticket: int | None = None
     link: PrefillLink | None = None
     started: bool = False  # the first tokens are known
@@ -70,6 +73,11 @@ class DecodeService(DecodeServicer):
     @property
     def num_tickets(self) -> int:
         return len(self._tickets)
+
+    def hand_back(self) -> None:
+        for id, live in list(self._live.items()):
+            self._cancel(id)
+            live.stream.put([failure_delta(live.submit.handle, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)])
 
     async def stop(self) -> None:
         self._renewing.cancel()
@@ -109,20 +117,23 @@ class DecodeService(DecodeServicer):
 
     def _submit(self, submit: pb.Submit, stream: GatewayStream) -> None:
         if self.draining:
-            failure = failure_delta(submit.handle, pb.Failure.CODE_UNAVAILABLE, "the decode pod is shutting down")
-            stream.put([failure])
+            stream.put([failure_delta(submit.handle, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)])
             return
         id = next(self._ids)
         sampling = sampling_from_wire(submit.sampling)
-        remote = bool(submit.prefill_address) and len(submit.prompt_token_ids) > self._settings.local_prefill_tokens
-        self._live[id] = _Live(submit, stream, set(range(sampling.n)))
+        output, choice = list(submit.continuation.token_ids), submit.continuation.choice
+        known = len(submit.prompt_token_ids) + len(output)
+        prefills = list(submit.prefill_addresses) if known > self._settings.local_prefill_tokens else []
+        self._live[id] = _Live(submit, stream, set(range(choice, choice + sampling.n)), prefills)
         stream.requests[submit.handle] = id
         request = Request(
             id=id,
             prompt=list(submit.prompt_token_ids),
             sampling=sampling,
             priority=submit.priority,
-            imports_kv=remote,
+            imports_kv=bool(prefills),
+            output=output,
+            choice=choice,
         )
         self._engine.send(Add(request))
 
@@ -159,10 +170,12 @@ class DecodeService(DecodeServicer):
                 self._forget(rejected.id, live)
         for reservation in output.reservations:
             self._order(reservation)
-        for id in output.imported:
-            if id in self._live:
-                self._live[id].kv_complete = True
-                self._end_handover(self._live[id])
+        for imported in output.imported:
+            live = self._live.get(imported.id)
+            ticket = self._ticket(live) if live is not None else None
+            if live is not None and ticket is not None and ticket.generation == imported.generation:
+                live.kv_complete = True
+                self._end_handover(live)
         self._refused_pieces["stale"] += len(output.stale)
         batches: dict[GatewayStream, list[pb.Delta]] = {}
         for delta in output.deltas:
@@ -193,7 +206,8 @@ class DecodeService(DecodeServicer):
             reservation.id, reservation.generation, reservation.first_block, reservation.num_blocks
         )
         live.ticket = ticket.id
-        live.link = self._link(submit.prefill_address)
+        live.link = self._link(live.prefills.pop(0))
+        live.heard_at = asyncio.get_running_loop().time()
         live.link.send(
             kv.DecodeToPrefill(
                 ticket=kv.Ticket(
@@ -205,6 +219,7 @@ class DecodeService(DecodeServicer):
                     first_block=reservation.first_block,
                     generation=reservation.generation,
                     lease_ms=self._lease_ms,
+                    continuation=submit.continuation if submit.HasField("continuation") else None,
                 )
             )
         )
@@ -233,16 +248,19 @@ class DecodeService(DecodeServicer):
             self._tickets.close(live.ticket)
             live.ticket = live.link = None
 
-    def _prefill_here(self, ticket: OpenTicket, why: str) -> None:
-        """Give up a hand-over; the engine computes what is missing."""
+    def _give_up(self, ticket: OpenTicket, why: str) -> None:
+        """End a hand-over that failed: the next prefill pod gets the order, after the last the engine computes here."""
         live = self._live.get(ticket.request)
-        if live is not None:
-            log.warning(
-                "hand-over failed, prefilling here: %s", why,
-                extra={"event": "handover_failed", "request_id": live.submit.request_id},
-            )  # fmt: skip
-            self._close_ticket(live, "cancel")
-            self._engine.send(CancelImport(ticket.request))
+        if live is None:
+            return
+        where = f"asking {live.prefills[0]}" if live.prefills else "prefilling here"
+        log.warning(
+            "hand-over failed, %s: %s", where, why,
+            extra={"event": "handover_failed", "request_id": live.submit.request_id},
+        )  # fmt: skip
+        self._close_ticket(live, "cancel")
+        live.kv_complete = False
+        self._engine.send(RestartImport(ticket.request) if live.prefills else CancelImport(ticket.request))
 
     def first_tokens(self, message: kv.FirstTokens) -> None:
         ticket = self._tickets.get(message.ticket_id)
@@ -250,7 +268,7 @@ class DecodeService(DecodeServicer):
         if ticket is None or live is None or live.started:
             return
         if [len(delta.token_ids) for delta in message.deltas] != [1] * live.submit.sampling.n:
-            self._prefill_here(ticket, "the first tokens are not one per choice")
+            self._give_up(ticket, "the first tokens are not one per choice")
             return
         live.started = True
         self._note_arrival(ticket)
@@ -269,7 +287,7 @@ class DecodeService(DecodeServicer):
     def ticket_failed(self, message: kv.TicketFailed) -> None:
         ticket = self._tickets.get(message.ticket_id)
         if ticket is not None:
-            self._prefill_here(ticket, message.failure.message)
+            self._give_up(ticket, message.failure.message)
 
     async def piece(self, piece: kv.KvPiece) -> None:
         ticket = self._tickets.get(piece.ticket_id)
@@ -283,7 +301,7 @@ class DecodeService(DecodeServicer):
             level = logging.DEBUG if ticket is None else logging.WARNING
             log.log(level, "%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
             if ticket is not None:
-                self._prefill_here(ticket, str(refusal))
+                self._give_up(ticket, str(refusal))
             return
         ticket.receive(piece)
         self._note_arrival(ticket)
@@ -295,11 +313,12 @@ class DecodeService(DecodeServicer):
         if self._links.get(link.address) is link:
             del self._links[link.address]
         for live in list(self._live.values()):
-            if live.link is link and live.ticket is not None:
-                ticket = self._tickets.close(live.ticket)
-                live.ticket = live.link = None
-                if ticket is not None:
-                    self._engine.send(CancelImport(ticket.request))
+            ticket = self._ticket(live)
+            if live.link is link and ticket is not None:
+                self._give_up(ticket, "the prefill pod is lost")
+
+    def _ticket(self, live: _Live) -> OpenTicket | None:
+        return self._tickets.get(live.ticket) if live.ticket is not None else None
 
     def _note_arrival(self, ticket: OpenTicket) -> None:
         live = self._live.get(ticket.request)
@@ -317,11 +336,11 @@ class DecodeService(DecodeServicer):
             await asyncio.sleep(self._settings.lease_seconds / 3)
             tickets: dict[str, list[int]] = {}
             for live in list(self._live.values()):
-                ticket = self._tickets.get(live.ticket) if live.ticket is not None else None
+                ticket = self._ticket(live)
                 if ticket is None or live.link is None:
                     continue
                 if self._stalled(live):
-                    self._prefill_here(ticket, "the rest does not come")
+                    self._give_up(ticket, "the rest does not come")
                 else:
                     tickets.setdefault(live.link.address, []).append(ticket.id)
             for address, ids in tickets.items():

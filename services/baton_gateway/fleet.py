@@ -66,9 +66,11 @@ class Fleet:
             "prefill": sum(pod.live for pod in router.prefills),
         }
 
-    def dispatch(self, prompt_tokens: int, exclude: Collection[str] = ()) -> tuple[Route, DecodeLink]:
-        """Choose pods and charge them. Raises ApiError 503 when no decode pod is live."""
-        route = self.router.dispatch(prompt_tokens, exclude)
+    def dispatch(
+        self, prompt_tokens: int, avoid: Collection[str] = (), fingerprint: str | None = None
+    ) -> tuple[Route, DecodeLink]:
+        """Choose pods, as Router.dispatch does, and charge them. Raises ApiError 503 when no decode pod is live."""
+        route = self.router.dispatch(prompt_tokens, avoid, fingerprint)
         if route is None:
             raise overloaded("No decode pod is available now.")
         return route, self._links[route.decode.address]

@@ -63,7 +63,10 @@ class Gateway:
             for prompt, params in zip(prompts, sampling, strict=True)
         ]
         record.prompt_tokens = sum(map(len, prompts))
-        generation = Generation(self.fleet, submits, self.settings.max_unread_tokens)
+        settings = self.settings
+        generation = Generation(
+            self.fleet, submits, settings.max_unread_tokens, settings.max_lost_pods, settings.resume_timeout_s
+        )
         choices = [self._choice(request, params, silent) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)
         return Reply(generation, choices, shape, options, record, self.metrics, request.choices)

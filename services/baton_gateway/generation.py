@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.errors import ApiError, bad_request, internal_error, overloaded
@@ -12,6 +12,8 @@ from baton_proto import serving_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+_RETRY_S = 0.05
+
 
 class ClientGoneError(Exception):
     """The client closed its connection."""
@@ -20,25 +22,34 @@ class ClientGoneError(Exception):
 class Generation:
     """One or more prompts on the pods, their tokens gathered in one place.
 
-    Choices are numbered through: prompt by prompt, n for each.
+    Choices are numbered through: prompt by prompt, n for each. When a decode pod is lost, they go on on another.
     """
 
-    def __init__(self, fleet: Fleet, submits: Sequence[pb.Submit], max_unread_tokens: int) -> None:
-        """max_unread_tokens: more tokens than that waiting to be read end the generation."""
+    def __init__(
+        self, fleet: Fleet, submits: Sequence[pb.Submit], max_unread_tokens: int, max_losses: int, max_wait_s: float
+    ) -> None:
+        """max_unread_tokens: more tokens than that waiting to be read end the generation.
+
+        max_losses: after more pods lost with a choice it fails, as it may be what kills them.
+        max_wait_s: how long a choice waits when no pod is left to go on.
+        """
+        self.max_losses = max_losses
+        self.max_wait_s = max_wait_s
         self._n = submits[0].sampling.n
         self._max_unread = max_unread_tokens
         self._unread = 0
         self._arrived: list[tuple[int, pb.Delta]] = []
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        self._submissions = [_Submission(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
-        self.retries = 0
+        self._prompts = [_Prompt(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
+        self.retries = 0  # prompts sent once more before anything of them came
+        self.resumes = 0  # choices that went on on another pod
 
     def start(self) -> None:
         """Send every prompt to a decode pod. Raises ApiError when there is none."""
         try:
-            for submission in self._submissions:
-                submission.start()
+            for prompt in self._prompts:
+                prompt.start()
         except ApiError:
             self.close()
             raise
@@ -67,7 +78,7 @@ class Generation:
 
     def stop(self, choice: int) -> None:
         """Ask for no more tokens of a choice."""
-        self._submissions[choice // self._n].stop(choice % self._n)
+        self._prompts[choice // self._n].stop(choice % self._n)
 
     def fail(self, failure: Exception) -> None:
         """End everything; the reader gets `failure` after what came before it."""
@@ -78,8 +89,8 @@ class Generation:
 
     def close(self) -> None:
         """Cancel what still runs."""
-        for submission in self._submissions:
-            submission.cancel()
+        for prompt in self._prompts:
+            prompt.cancel()
 
     def put(self, choice: int, delta: pb.Delta) -> None:
         self._arrived.append((choice, delta))
@@ -96,60 +107,170 @@ class Generation:
             self._reader.set_result(None)
 
 
-class _Submission:
-    """One prompt and the pod that works on it."""
+class _Prompt:
+    """One prompt, the journal of what the client has of its choices, and the pods that work on them."""
 
     def __init__(self, generation: Generation, fleet: Fleet, submit: pb.Submit, first_choice: int) -> None:
         self._generation = generation
+        self._first_choice = first_choice
+        self._legs: dict[int, _Leg] = {}  # by choice, those that still run
+        self._journal: list[list[int]] = [[] for _ in range(submit.sampling.n)]
+        self._fingerprint: str | None = None  # of the pods that began
         self._fleet = fleet
         self._submit = submit
-        self._first_choice = first_choice
-        self._open = set(range(submit.sampling.n))
-        self._begun = False
-        self._tried: list[str] = []
-        self._route: Route | None = None
-        self._link: DecodeLink | None = None
 
     def start(self) -> None:
-        self._route, self._link = self._fleet.dispatch(len(self._submit.prompt_token_ids), self._tried)
-        self._tried.append(self._route.decode.address)
-        self._submit.prefill_address = "" if self._route.prefill is None else self._route.prefill.address
+        """Send the prompt to a decode pod. Raises ApiError when there is none."""
+        leg = _Leg(self, self._submit, range(self._submit.sampling.n), self._generation.max_wait_s)
+        self._legs.update(dict.fromkeys(leg.choices, leg))
+        leg.start()
+
+    def dispatch(self, known_tokens: int, avoid: Sequence[str]) -> tuple[Route, DecodeLink]:
+        """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
+        same = self._fingerprint if any(self._journal) else None
+        route, link = self._fleet.dispatch(known_tokens, avoid, same)
+        self._fingerprint = route.decode.fingerprint
+        return route, link
+
+    def put(self, delta: pb.Delta) -> bool:
+        """Take new tokens; return False, with nothing taken, when some before them are missing."""
+        journal = self._journal[delta.choice]
+        if delta.offset != len(journal):
+            return False
+        journal += delta.token_ids
+        if delta.finish_reason != pb.FINISH_REASON_NONE:
+            del self._legs[delta.choice]
+        self._generation.put(self._first_choice + delta.choice, delta)
+        return True
+
+    def stop(self, choice: int) -> None:
+        leg = self._legs.pop(choice, None)
+        if leg is not None:
+            leg.stop(choice)
+
+    def cancel(self) -> None:
+        legs, self._legs = self._legs, {}
+        for leg in set(legs.values()):
+            leg.cancel()
+
+    def fail(self, error: ApiError) -> None:
+        self._generation.fail(error)
+
+    def go_on(self, leg: "_Leg", otherwise: ApiError) -> None:
+        """Let the choices of a leg that has ended early go on elsewhere, each from its last token."""
+        if leg.losses > self._generation.max_losses:
+            self.fail(otherwise)
+            return
+        if any(self._journal):
+            self._generation.resumes += len(leg.choices)
+            successors = [leg.successor(self._continuation(choice), [choice]) for choice in sorted(leg.choices)]
+        else:
+            self._generation.retries += 1
+            successors = [leg.successor(self._submit, leg.choices)]
+        for successor in successors:
+            self._legs.update(dict.fromkeys(successor.choices, successor))
+        for successor in successors:
+            successor.start_when_possible(otherwise)
+
+    def _continuation(self, choice: int) -> pb.Submit:
+        submit = pb.Submit()
+        submit.CopyFrom(self._submit)
+        submit.continuation.choice = choice
+        submit.continuation.token_ids[:] = self._journal[choice]
+        submit.sampling.n = 1
+        submit.sampling.ClearField("prompt_logprobs")
+        return submit
+
+
+class _Leg:
+    """Choices of a prompt on one decode pod, until they end or it is lost."""
+
+    def __init__(self, prompt: _Prompt, submit: pb.Submit, choices: Iterable[int], patience_s: float) -> None:
+        """patience_s: how long it may wait for a decode pod, if there is none."""
+        self.choices = set(choices)
+        self.losses = 0  # pods lost with these choices, by this leg and those before
+        self._refusals = 0  # likewise, pods that did not take them or gave them back
+        self._avoid: tuple[str, ...] = ()  # pods to be chosen only if there is no other
+        self._patience_s = patience_s
+        self._prompt = prompt
+        self._submit = submit
+        self._begun = False
+        self._route: Route | None = None
+        self._link: DecodeLink | None = None
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Send the request to a decode pod. Raises ApiError when there is none."""
+        known = len(self._submit.prompt_token_ids) + len(self._submit.continuation.token_ids)
+        self._route, self._link = self._prompt.dispatch(known, self._avoid)
+        self._submit.prefill_addresses[:] = [pod.address for pod in self._route.prefills]
         self._link.submit(self._submit, self)
+
+    def start_when_possible(self, otherwise: ApiError) -> None:
+        """As `start`, as soon as there is a decode pod; fail with `otherwise` when patience ends before."""
+        # Whoever refuses will do so again if asked at once.
+        if self._refusals > 1:
+            self._wait(otherwise)
+        else:
+            self._try(otherwise)
+
+    def _try(self, otherwise: ApiError) -> None:
+        try:
+            self.start()
+        except ApiError:
+            self._wait(otherwise)
+
+    def _wait(self, otherwise: ApiError) -> None:
+        self._patience_s -= _RETRY_S
+        if self._patience_s < 0:
+            self._prompt.fail(otherwise)
+        else:
+            self._waiting = asyncio.get_running_loop().call_later(_RETRY_S, self._try, otherwise)
+
+    def successor(self, submit: pb.Submit, choices: Iterable[int]) -> "_Leg":
+        """Return the leg on which choices of this one go on."""
+        leg = _Leg(self._prompt, submit, choices, self._patience_s)
+        leg.losses, leg._refusals, leg._avoid = self.losses, self._refusals, self._avoid
+        return leg
 
     def deliver(self, delta: pb.Delta) -> bool:
         if delta.finish_reason == pb.FINISH_REASON_ERROR:
-            self._leave()
+            self._release()
             self._failed(delta.failure)
             return True
         if not self._begun:
             self._begun = True
             if self._route is not None:
                 self._route.prefilled()
-        if delta.choice not in self._open:
+        if delta.choice not in self.choices:
             return False
-        self._generation.put(self._first_choice + delta.choice, delta)
+        if not self._prompt.put(delta):
+            log.error("tokens are missing", extra={"request_id": self._submit.request_id, "choice": delta.choice})
+            self._leave()
+            self._lost()
+            return True
         if delta.finish_reason != pb.FINISH_REASON_NONE:
-            self._open.discard(delta.choice)
-            if not self._open:
+            self.choices.discard(delta.choice)
+            if not self.choices:
                 self._release()
-        return not self._open
+        return not self.choices
 
     def lost(self) -> None:
         self._release()
-        if self._open:
-            self._retry(overloaded("The decode pod was lost."))
+        if self.choices:
+            self._lost()
 
     def stop(self, choice: int) -> None:
-        if choice not in self._open:
-            return
-        self._open.discard(choice)
-        if not self._open:
+        self.choices.discard(choice)
+        if not self.choices:
             self.cancel()
         elif self._link is not None:
             self._link.cancel_choice(self._submit.handle, choice)
 
     def cancel(self) -> None:
-        self._open.clear()
+        self.choices.clear()
+        if self._waiting is not None:
+            self._waiting.cancel()
         self._leave()
 
     def _leave(self) -> None:
@@ -157,30 +278,24 @@ class _Submission:
             self._link.cancel(self._submit.handle)
         self._release()
 
+    def _lost(self) -> None:
+        self.losses += 1
+        self._prompt.go_on(self, overloaded("The decode pod was lost."))
+
     def _failed(self, failure: pb.Failure) -> None:
         if failure.code == pb.Failure.CODE_INVALID:
-            self._generation.fail(bad_request(failure.message, failure.param or None))
+            self._prompt.fail(bad_request(failure.message, failure.param or None))
         elif failure.code == pb.Failure.CODE_UNAVAILABLE:
-            self._retry(overloaded(failure.message or "The decode pod cannot take the request now."))
+            self._refusals += 1
+            self._prompt.go_on(self, overloaded(failure.message or "The decode pod cannot take the request now."))
         else:
             log.error(
                 "pod failed on a request", extra={"request_id": self._submit.request_id, "reason": failure.message}
             )
-            self._generation.fail(internal_error())
-
-    def _retry(self, otherwise: ApiError) -> None:
-        """Start again on another pod, once and only when the client has seen nothing of this prompt."""
-        if self._begun or len(self._tried) > 1:
-            self._generation.fail(otherwise)
-            return
-        try:
-            self.start()
-        except ApiError:
-            self._generation.fail(otherwise)
-        else:
-            self._generation.retries += 1
+            self._prompt.fail(internal_error())
 
     def _release(self) -> None:
         if self._route is not None:
+            self._avoid = (*self._avoid, self._route.decode.address)
             self._route.done()
             self._route = None

@@ -53,7 +53,12 @@ class Metrics:
             prefix + "cached_prompt_tokens", "Tokens of prompts that no pod had to compute.", registry=registry
         )
         self._generation_tokens = Counter(prefix + "generation_tokens", "Tokens generated.", registry=registry)
-        self._retries = Counter(prefix + "retries", "Requests sent to a second decode pod.", registry=registry)
+        self._retries = Counter(
+            prefix + "retries", "Prompts sent to another decode pod before any token.", registry=registry
+        )
+        self._resumes = Counter(
+            prefix + "resumed_streams", "Choices continued on another decode pod.", registry=registry
+        )
         registry.register(_LivePods(live_pods))
 
     def finished(self, record: RequestRecord) -> None:
@@ -66,6 +71,7 @@ class Metrics:
         self._cached_tokens.inc(record.cached_tokens)
         self._generation_tokens.inc(record.completion_tokens)
         self._retries.inc(record.retries)
+        self._resumes.inc(record.resumes)
 
 
 class _LivePods(Collector):

@@ -15,6 +15,7 @@ class Pod:
     connected: bool = True  # its Serve stream is open; prefill pods have none
     draining: bool = False
     revision: str = ""
+    fingerprint: str = ""  # of weights and KV layout
     max_model_len: int = 0
     vocab_size: int = 0
     charged: int = 0  # load sent there from here and not done yet

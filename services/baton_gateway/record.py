@@ -24,6 +24,7 @@ class RequestRecord:
     completion_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     retries: int = 0
+    resumes: int = 0
     status: int = 0
     error: str | None = None
 

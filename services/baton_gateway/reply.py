@@ -206,6 +206,7 @@ class Reply(Response):
         self._record.completion_tokens = usage.completion_tokens
         self._record.cached_tokens = usage.cached_tokens
         self._record.retries = self._generation.retries
+        self._record.resumes = self._generation.resumes
         self._record.finish_reasons = [choice.finish_reason or "none" for choice in self._choices]
 
     async def _watch_client(self, receive: Receive) -> None:

@@ -1,17 +1,23 @@
 """Chooses the pods of a request. Plain state in, decision out: no clock, no network."""
 
+import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton_gateway.pods import Pod
 
+MOST_PREFILLS = 3  # prefill pods that a request may be handed to, one after another
+
 
 @dataclass(slots=True)
 class Route:
-    """A decision, and the charge it put on its pods; each part is given back once."""
+    """A decision, and the charge it put on its pods; each part is given back once.
+
+    prefills: the pod that is to prefill, and those to be asked if it fails.
+    """
 
     decode: Pod
-    prefill: Pod | None
+    prefills: Sequence[Pod]
     prompt_tokens: int
     _prefill_charged: bool = True
     _decode_charged: bool = True
@@ -20,8 +26,8 @@ class Route:
         """Give back the prefill pod's charge: the prompt is computed."""
         if self._prefill_charged:
             self._prefill_charged = False
-            if self.prefill is not None:
-                self.prefill.charged -= self.prompt_tokens
+            for prefill in self.prefills[:1]:
+                prefill.charged -= self.prompt_tokens
 
     def done(self) -> None:
         """Give back all: the request is over."""
@@ -38,21 +44,24 @@ class Router:
         self.decodes = decodes
         self.prefills = prefills
 
-    def dispatch(self, prompt_tokens: int, exclude: Collection[str] = ()) -> Route | None:
+    def dispatch(self, prompt_tokens: int, avoid: Collection[str] = (), fingerprint: str | None = None) -> Route | None:
         """Choose pods and charge them; None when no decode pod is live.
 
-        exclude: addresses of decode pods that must not be chosen.
+        avoid: addresses of decode pods that are only chosen when there is no other. fingerprint: only pods with this
+        one; others serve other weights.
         """
-        decode = _least_loaded([pod for pod in self.decodes if pod.live and pod.address not in exclude])
+        live = [pod for pod in self.decodes if pod.live and fingerprint in (None, pod.fingerprint)]
+        decode = min(live, key=lambda pod: (pod.address in avoid, *_by_load(pod)), default=None)
         if decode is None:
             return None
-        prefill = _least_loaded([pod for pod in self.prefills if pod.live and pod.revision == decode.revision])
+        partners = [pod for pod in self.prefills if pod.live and pod.revision == decode.revision]
+        prefills = heapq.nsmallest(MOST_PREFILLS, partners, key=_by_load)
         decode.charged += 1
         decode.dispatched += 1
-        if prefill is not None:
+        for prefill in prefills[:1]:
             prefill.charged += prompt_tokens
             prefill.dispatched += 1
-        return Route(decode, prefill, prompt_tokens)
+        return Route(decode, prefills, prompt_tokens)
 
     @property
     def ready(self) -> bool:
@@ -63,6 +72,6 @@ class Router:
         return any(pod.live and pod.revision in decoding for pod in self.prefills)
 
 
-def _least_loaded(pods: Sequence[Pod]) -> Pod | None:
-    """Return the pod with the least load; of equals, the one chosen least often."""
-    return min(pods, key=lambda pod: (pod.load, pod.dispatched), default=None)
+def _by_load(pod: Pod) -> tuple[int, int]:
+    """Sort key: the least load first; of equals, the one chosen least often."""
+    return pod.load, pod.dispatched

@@ -49,6 +49,10 @@ class GatewaySettings(BaseSettings):
     """Tokens a client may leave unread before its request is cancelled."""
     request_timeout_s: float = Field(default=3600, gt=0)
     """Seconds a request may take in all."""
+    max_lost_pods: int = Field(default=5, ge=0)
+    """Decode pods that may be lost under a request before it fails: it may be what kills them."""
+    resume_timeout_s: float = Field(default=30, ge=0)
+    """Seconds that a request whose decode pod was lost waits for another one when none is live."""
     head_timeout_s: float = Field(default=15, gt=0)
     """Seconds a client may take to send a request's headers."""
     body_timeout_s: float = Field(default=30, gt=0)

@@ -111,6 +111,7 @@ class Watcher:
             raise WrongPodError("wrong role")
         pod = self._pod
         pod.revision = info.revision
+        pod.fingerprint = info.fingerprint
         pod.max_model_len = info.max_model_len
         pod.vocab_size = info.vocab_size
         pod.reporting = True

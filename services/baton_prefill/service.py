@@ -22,6 +22,8 @@ from .session import Export, PackedPiece, Session
 
 log = logging.getLogger(__name__)
 
+_SHUTTING_DOWN = "the prefill pod is shutting down"
+
 
 class PrefillService(PrefillServicer):
     """Serves decode pods."""
@@ -40,15 +42,19 @@ class PrefillService(PrefillServicer):
 
     @property
     def num_active(self) -> int:
-        return len(self._owners)
+        return len(self._owners) + sum(session.control.qsize() for session in self._sessions.values())
 
     @property
     def num_tickets(self) -> int:
         return len(self._owners)
 
-    async def stop(self) -> None:
-        for request in list(self._owners):
+    def hand_back(self) -> None:
+        for request, (session, export) in list(self._owners.items()):
             self._end(request)
+            self._fail(session, export.ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)
+
+    async def stop(self) -> None:
+        """Nothing is open but what `hand_back` and the streams' ends close."""
 
     # Decode pods
 
@@ -140,7 +146,7 @@ class PrefillService(PrefillServicer):
 
     def _accept(self, ticket: kv.Ticket, session: Session) -> None:
         if self.draining:
-            self._fail(session, ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, "the prefill pod is shutting down")
+            self._fail(session, ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)
             return
         id = next(self._ids)
         export = Export(ticket, id, self._lease(id, ticket.lease_ms))
@@ -152,8 +158,10 @@ class PrefillService(PrefillServicer):
             sampling=sampling_from_wire(ticket.sampling),
             priority=ticket.priority,
             exports_from=ticket.first_block,
+            output=list(ticket.continuation.token_ids),
+            choice=ticket.continuation.choice,
         )
-        self._engine.send(Add(request))
+        self._engine.send(Add(request, session.id))
 
     def _lease(self, request: int, lease_ms: int) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(lease_ms / 1000, self._expire, request)

@@ -38,7 +38,7 @@ class Welcome(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_block", "generation", "lease_ms")
+    __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_block", "generation", "lease_ms", "continuation")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Ticket(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -55,7 +56,8 @@ class Ticket(_message.Message):
     first_block: int
     generation: int
     lease_ms: int
-    def __init__(self, ticket_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_serving_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., first_block: _Optional[int] = ..., generation: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    continuation: _serving_pb2.Continuation
+    def __init__(self, ticket_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_serving_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., first_block: _Optional[int] = ..., generation: _Optional[int] = ..., lease_ms: _Optional[int] = ..., continuation: _Optional[_Union[_serving_pb2.Continuation, _Mapping]] = ...) -> None: ...
 
 class TicketRef(_message.Message):
     __slots__ = ("ticket_id",)

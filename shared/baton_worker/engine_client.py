@@ -11,11 +11,12 @@ from baton_engine.config import ConfigError, EngineConfig
 from baton_kv.staging import StagingArena
 
 from .channel import RpcEnd, channel_pair
-from .messages import Command, Output, Progress, Ready, Refused, Start
+from .messages import Command, Output, Ping, Progress, Ready, Refused, Start
 
 log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 0.25
+_PINGS = 4
 
 
 class EngineDied(RuntimeError):
@@ -41,6 +42,7 @@ class EngineClient:
             self.import_slots.put_nowait(slot)
         self._process = process
         self._channel = channel
+        self._heard = True
 
     @classmethod
     async def start(cls, config: EngineConfig, service: str, log_level: str) -> "EngineClient":
@@ -96,8 +98,23 @@ class EngineClient:
                 event = await self._channel.receive()
             except (asyncio.IncompleteReadError, ConnectionError):
                 raise EngineDied(f"the engine process ended with status {await self._process.wait()}") from None
+            self._heard = True
             if isinstance(event, Output):
                 yield event
+
+    async def watch(self, timeout_s: float) -> None:
+        """Kill the engine process when it is silent for so long, whatever holds it; `outputs` then says that it ended.
+
+        The time is that of this process: one that was stopped itself, and goes on, has not waited meanwhile.
+        """
+        silent = 0
+        while silent < _PINGS:
+            self._heard = False
+            self._channel.send(Ping())
+            await asyncio.sleep(timeout_s / _PINGS)
+            silent = 0 if self._heard else silent + 1
+        log.error("the engine has said nothing for %g s", timeout_s, extra={"event": "engine_hangs"})
+        self._process.kill()
 
     async def stop(self) -> None:
         """Close the channel, on which the process ends, and wait for that."""

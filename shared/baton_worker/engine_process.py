@@ -9,32 +9,35 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
 import torch
 
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
-from baton_engine.engine import Engine, Export
+from baton_engine.engine import Engine
 from baton_engine.fingerprint import layout_fingerprint
 from baton_kv.staging import StagingArena
 
 from .channel import EngineEnd
+from .export_queue import ExportQueue
 from .messages import (
     Abort,
     Add,
     CancelImport,
     Command,
     FreeSlot,
+    Imported,
     ImportPiece,
     ImportTokens,
     Output,
     Piece,
+    Ping,
     Progress,
     Ready,
     Refused,
     Rejected,
+    RestartImport,
     Start,
 )
 
@@ -56,8 +59,8 @@ class EngineLoop:
         slot_bytes = max(_LEAST_SLOT_BYTES // cache.block_bytes, 1) * cache.block_bytes
         self._exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
         self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
-        self._free_slots = deque(range(_NUM_SLOTS))
-        self._to_export: deque[Export] = deque()
+        self._queue = ExportQueue(_NUM_SLOTS)
+        self._lanes: dict[int, int] = {}  # of exporting requests
         self._load_due = 0.0
         self._output = Output()
 
@@ -82,14 +85,15 @@ class EngineLoop:
         while True:
             self._send()
             # Without progress only a command can change anything: blocks come back, KV arrives, a slot is read.
-            idle = not progress and not (self._to_export and self._free_slots)
+            idle = not progress and not self._queue.ready
             for command in self._wait() if idle else self._channel.receive(timeout=0):
                 self._obey(command)
             result = self._engine.step()
             progress = result.progress
             self._output.deltas += result.deltas
             self._output.reservations += result.reservations
-            self._to_export.extend(result.exports)
+            for export in result.exports:
+                self._queue.put(self._lanes[export.id], export)
             self._pack()
 
     def _wait(self) -> list[Command]:
@@ -102,38 +106,43 @@ class EngineLoop:
     def _obey(self, command: Command) -> None:
         engine = self._engine
         match command:
-            case Add(request):
+            case Add(request, lane):
                 problem = engine.request_error(request)
                 if problem is None:
                     engine.add(request)
+                    if request.exports_from is not None:
+                        self._lanes[request.id] = lane
                 else:
                     self._output.rejections.append(Rejected(request.id, *problem))
             case Abort(id, choice):
                 engine.abort(id, choice)
-                self._to_export = deque(export for export in self._to_export if export.id != id)
+                if self._lanes.pop(id, None) is not None:
+                    self._queue.drop(id)
             case ImportPiece():
                 self._unpack(command)
             case ImportTokens(id, tokens):
                 engine.import_tokens(id, tokens)
+            case RestartImport(id):
+                reservation = engine.restart_import(id)
+                if reservation is not None:
+                    self._output.reservations.append(reservation)
             case CancelImport(id):
                 engine.cancel_import(id)
             case FreeSlot(slot):
-                self._free_slots.append(slot)
+                self._queue.free(slot)
+            case Ping():
+                self._load_due = 0.0
             case Start():
                 raise RuntimeError("the engine has started already")
 
     def _pack(self) -> None:
-        """Put complete blocks of exporting requests into free slots, oldest first."""
+        """Put complete blocks of exporting requests into free slots."""
         cache = self._engine.runner.cache
         limit = self._exports.slot_bytes // cache.block_bytes
-        while self._to_export and self._free_slots:
-            export = self._to_export.popleft()
-            blocks, rest = export.blocks[:limit], export.blocks[limit:]
-            slot = self._free_slots.popleft()
-            cache.gather(blocks, self._view(self._exports, slot, len(blocks)))
-            self._output.pieces.append(Piece(export.id, export.first_block, len(blocks), slot))
-            if rest:
-                self._to_export.appendleft(Export(export.id, export.first_block + len(blocks), rest))
+        while (taken := self._queue.take(limit)) is not None:
+            export, slot = taken
+            cache.gather(export.blocks, self._view(self._exports, slot, len(export.blocks)))
+            self._output.pieces.append(Piece(export.id, export.first_block, len(export.blocks), slot))
 
     def _unpack(self, piece: ImportPiece) -> None:
         values = self._view(self._imports, piece.slot, piece.num_blocks)
@@ -142,7 +151,7 @@ class EngineLoop:
         if complete is None:
             self._output.stale.append(piece.id)
         elif complete:
-            self._output.imported.append(piece.id)
+            self._output.imported.append(Imported(piece.id, piece.generation))
 
     def _view(self, arena: StagingArena, slot: int, num_blocks: int) -> torch.Tensor:
         """Return a slot as [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""

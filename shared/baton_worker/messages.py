@@ -18,7 +18,10 @@ class Start(msgspec.Struct, tag=True):
 
 
 class Add(msgspec.Struct, tag=True):
+    """lane: exports of different lanes do not wait for one another's staging slots."""
+
     request: Request
+    lane: int = 0
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -41,6 +44,12 @@ class ImportTokens(msgspec.Struct, tag=True):
     tokens: list[int]
 
 
+class RestartImport(msgspec.Struct, tag=True):
+    """One pod will not deliver, another may: reserve anew. Answered by a reservation, unless all is there by now."""
+
+    id: int
+
+
 class CancelImport(msgspec.Struct, tag=True):
     """Another pod will not deliver; compute here."""
 
@@ -53,7 +62,11 @@ class FreeSlot(msgspec.Struct, tag=True):
     slot: int
 
 
-Command = Start | Add | Abort | ImportPiece | ImportTokens | CancelImport | FreeSlot
+class Ping(msgspec.Struct, tag=True):
+    """Asks for a sign of life: an output with the load."""
+
+
+Command = Start | Add | Abort | ImportPiece | ImportTokens | RestartImport | CancelImport | FreeSlot | Ping
 
 
 class Progress(msgspec.Struct, tag=True):
@@ -102,6 +115,13 @@ class Piece(msgspec.Struct, array_like=True):
     slot: int
 
 
+class Imported(msgspec.Struct, array_like=True):
+    """All KV of a reservation is there."""
+
+    id: int
+    generation: int
+
+
 class Output(msgspec.Struct, tag=True, omit_defaults=True):
     """All that one turn of the engine loop has to say."""
 
@@ -110,7 +130,7 @@ class Output(msgspec.Struct, tag=True, omit_defaults=True):
     rejections: list[Rejected] = []
     pieces: list[Piece] = []
     freed_slots: list[int] = []  # of the import arena
-    imported: list[int] = []  # requests whose KV is complete
+    imported: list[Imported] = []
     stale: list[int] = []  # requests to which a piece came too late
     load: Load | None = None
 

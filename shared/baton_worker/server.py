@@ -25,6 +25,8 @@ from .settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
+_HAND_BACK_S = 1.0
+
 
 class Service(Protocol):
     """What a role adds to a worker."""
@@ -43,6 +45,9 @@ class Service(Protocol):
 
     @property
     def num_tickets(self) -> int: ...
+
+    def hand_back(self) -> None:
+        """End everything that is active, so that another pod can go on with it."""
 
     async def stop(self) -> None:
         """Close what the role has opened."""
@@ -82,6 +87,7 @@ class WorkerServer:
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         log.info("serving on %s:%d", settings.host, port, extra={"event": "ready", "port": port})
         pump = asyncio.create_task(self._pump(engine, service))
+        watch = asyncio.create_task(engine.watch(settings.engine_timeout_s))
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([pump, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not pump.done():
@@ -90,6 +96,7 @@ class WorkerServer:
         await server.stop(grace=0)
         await service.stop()
         stopping.cancel()
+        watch.cancel()
         if pump.done():
             pump.result()
         pump.cancel()
@@ -102,10 +109,16 @@ class WorkerServer:
             service.take(output)
 
     async def _drain(self, service: Service, pump: "asyncio.Task[None]") -> None:
-        """Refuse new work and wait for the rest, within the grace period."""
+        """Refuse new work and wait for the rest, within the grace period; what is left then goes to another pod."""
         service.draining = True
         log.info("draining %d requests", service.num_active, extra={"event": "draining"})
-        deadline = asyncio.get_running_loop().time() + self._settings.drain_seconds
+        await self._until_inactive(service, pump, self._settings.drain_seconds)
+        service.hand_back()
+        await self._until_inactive(service, pump, _HAND_BACK_S)
+
+    @staticmethod
+    async def _until_inactive(service: Service, pump: "asyncio.Task[None]", timeout_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
         while service.num_active and not pump.done() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
 

@@ -52,6 +52,8 @@ class WorkerSettings(BaseSettings):
     """Part of the KV blocks that computed prompts may hold until decode pods have them; beyond it, new ones wait."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default one per core."""
+    engine_timeout_s: float = Field(default=300, gt=0)
+    """Seconds without a sign of life from the engine process after which the pod ends, to be started anew."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """After SIGTERM, how long running requests may take to finish."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

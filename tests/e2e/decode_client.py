@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -19,10 +19,12 @@ MAX_TOKENS = 64
 class Answer:
     """What has come for one request so far; every token exactly once and in order, or it is an error."""
 
-    def __init__(self, handle: int, n: int) -> None:
+    def __init__(self, handle: int, choices: Iterable[int], begun: int) -> None:
+        """begun: how many tokens of each choice there are already."""
         self.handle = handle
-        self.tokens: dict[int, list[int]] = {choice: [] for choice in range(n)}
-        self.logprobs: dict[int, list[pb.TokenLogprobs]] = {choice: [] for choice in range(n)}
+        self.tokens: dict[int, list[int]] = {choice: [] for choice in choices}
+        self.logprobs: dict[int, list[pb.TokenLogprobs]] = {choice: [] for choice in self.tokens}
+        self._begun = begun
         self.reasons: dict[int, int] = {}
         self.prompt: pb.PromptInfo | None = None
         self.failure: pb.Failure | None = None
@@ -63,7 +65,8 @@ class Answer:
         elif delta.choice not in self._cancelled:
             tokens = self.tokens[delta.choice]
             assert delta.choice not in self.reasons, f"the choice goes on after its end: {delta}"
-            assert delta.offset == len(tokens), f"{len(tokens)} tokens are there, offset is {delta.offset}"
+            there = self._begun + len(tokens)
+            assert delta.offset == there, f"{there} tokens are there, offset is {delta.offset}"
             tokens += delta.token_ids
             self.logprobs[delta.choice] += delta.logprobs
             self.first_token_at = self.first_token_at or time.monotonic()
@@ -100,13 +103,23 @@ class DecodeClient:
         await self.close()
 
     async def submit(
-        self, prompt: Sequence[int], prefill: Pod | str = "", *, priority: int = 0, **sampling: Any
+        self,
+        prompt: Sequence[int],
+        *prefills: Pod | str,
+        priority: int = 0,
+        continuing: tuple[int, list[int]] | None = None,
+        **sampling: Any,
     ) -> Answer:
-        """Send a request. prefill: the pod to prefill it; none = the decode pod itself. sampling: greedy by default."""
+        """Send a request.
+
+        prefills: the pods to prefill it, in the order to be tried; none, or "" = the decode pod itself.
+        continuing: a choice, and the tokens that there are of it. sampling: greedy by default.
+        """
         params = pb.SamplingParams(
             **{"max_tokens": MAX_TOKENS, "top_p": 1, "repetition_penalty": 1, "n": 1, **sampling}
         )
-        answer = Answer(next(self._handles), params.n)
+        first, begun = continuing or (0, [])
+        answer = Answer(next(self._handles), range(first, first + params.n), len(begun))
         self._answers[answer.handle] = answer
         submit = pb.Submit(
             handle=answer.handle,
@@ -114,14 +127,17 @@ class DecodeClient:
             prompt_token_ids=prompt,
             sampling=params,
             priority=priority,
-            prefill_address=prefill if isinstance(prefill, str) else prefill.address,
+            continuation=pb.Continuation(choice=first, token_ids=begun) if continuing else None,
+            prefill_addresses=[
+                prefill if isinstance(prefill, str) else prefill.address for prefill in prefills if prefill
+            ],
         )
         await self._call.write(pb.GatewayMessage(submit=submit))
         return answer
 
-    async def ask(self, prompt: Sequence[int], prefill: Pod | str = "", **sampling: Any) -> Answer:
+    async def ask(self, prompt: Sequence[int], *prefills: Pod | str, **sampling: Any) -> Answer:
         """Send a request and wait for its end."""
-        return await (await self.submit(prompt, prefill, **sampling)).finished()
+        return await (await self.submit(prompt, *prefills, **sampling)).finished()
 
     async def cancel(self, answer: Answer) -> None:
         await self._call.write(pb.GatewayMessage(cancel=pb.Cancel(handle=answer.handle)))

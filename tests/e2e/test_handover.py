@@ -94,6 +94,38 @@ async def test_the_prefill_pod_is_killed(llama: Path, decode: Worker, start_work
     await decode.idle()
 
 
+async def test_another_prefill_pod_takes_over(
+    llama: Path, decode: Worker, prefill: Worker, start_worker: StartWorker
+) -> None:
+    """The first pod dies with the prompt half done, the second refuses, the third delivers."""
+    doomed = await start_worker("prefill", **SLOW)
+    prompt = make_prompt(LONG, seed=45)
+    async with DecodeClient(decode) as client:
+        answer = await client.submit(prompt, doomed, "127.0.0.1:1", prefill, n=2)
+        await under_way(doomed, answer)
+        doomed.process.send_to_group(signal.SIGKILL)
+        await answer.finished()
+    assert_reference(llama, prompt, answer)
+    assert_prefilled_by(answer, other_pod=True)
+    await asyncio.gather(decode.idle(), prefill.idle())
+
+
+async def test_another_prefill_pod_sends_the_rest(decode: Worker, prefill: Worker, start_worker: StartWorker) -> None:
+    """The first tokens are with the client when the first pod is lost; the second one's are the same and not shown."""
+    second = await start_worker("prefill")
+    prompt, sampling = make_prompt(150, seed=46), {"n": 2, "temperature": 1.0, "seed": 9}
+    async with DecodeClient(decode) as client, relay_to(prefill) as relay:
+        relay.gate.clear()
+        answer = await client.submit(prompt, relay.address, second, **sampling)
+        await answer.until(lambda answer: all(answer.tokens.values()))
+        relay.cut.set()
+        await answer.finished()
+        expected = await client.ask(prompt, **sampling)
+    assert answer.tokens == expected.tokens
+    assert (await second.load()).prefix_queries == len(prompt)
+    await asyncio.gather(decode.idle(), prefill.idle(), second.idle())
+
+
 async def test_a_pod_at_the_same_address_is_used_again(llama: Path, decode: Worker, start_worker: StartWorker) -> None:
     """The link that broke with the first pod must not stand in the way of the second."""
     first = await start_worker("prefill")

@@ -1,6 +1,7 @@
 """How pods end: asked to, killed, or with their engine."""
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -69,14 +70,60 @@ async def test_idle_pods_end_at_once(start_worker: StartWorker) -> None:
     assert [await pod.process.ended(timeout_s=5) for pod in pods] == [0, 0]
 
 
-async def test_the_grace_period_ends_what_does_not(start_worker: StartWorker) -> None:
+async def test_what_outlasts_the_grace_period_is_handed_back(
+    llama: Path, decode: Worker, prefill: Worker, start_worker: StartWorker
+) -> None:
+    """A gateway then lets it go on elsewhere; this pod holds nothing of it any more."""
     pod = await start_worker("decode", drain_seconds=0.2)
-    async with DecodeClient(pod) as client:
-        running = await client.submit(make_prompt(20, seed=504), max_tokens=2_000)
-        await running.until(lambda answer: answer.only)
+    prompt, sampling = make_prompt(20, seed=504), {"max_tokens": 1_500, "n": 2, "temperature": 1.0, "seed": 3}
+    async with DecodeClient(pod) as client, DecodeClient(decode) as other:
+        running = await client.submit(prompt, prefill, **sampling)
+        await running.until(lambda answer: all(answer.tokens.values()))
         pod.process.send(signal.SIGTERM)
+        await running.until(lambda answer: answer.done)
+        assert running.failure is not None
+        assert running.failure.code == pb.Failure.CODE_UNAVAILABLE
         assert await pod.process.ended(timeout_s=5) == 0
-    assert not running.done
+        whole = await other.ask(prompt, **sampling)
+        for choice, begun in running.tokens.items():
+            rest = await other.ask(prompt, prefill, continuing=(choice, begun), **{**sampling, "n": 1})
+            assert [*begun, *rest.tokens[choice]] == whole.tokens[choice]
+    await asyncio.gather(decode.idle(), prefill.idle())
+
+
+async def test_a_prefill_pod_hands_back_what_outlasts_its_grace_period(
+    llama: Path, decode: Worker, prefill: Worker, start_worker: StartWorker
+) -> None:
+    slow = await start_worker("prefill", max_num_batched_tokens=1, drain_seconds=0.2)
+    prompt = make_prompt(LONG, seed=505)
+    async with DecodeClient(decode) as client:
+        running = await client.submit(prompt, slow, prefill, max_tokens=4)
+        await slow.until(lambda load: load.running)
+        slow.process.send(signal.SIGTERM)
+        assert await slow.process.ended(timeout_s=5) == 0
+        await running.finished()
+    assert running.prompt is not None
+    assert running.prompt.disaggregated
+    assert running.only == reference_choices(llama, prompt, running.only)
+    await asyncio.gather(decode.idle(), prefill.idle())
+
+
+async def test_an_engine_that_hangs_ends_with_its_pod(start_worker: StartWorker) -> None:
+    for pod in await asyncio.gather(*(start_worker(role, engine_timeout_s=1) for role in ("prefill", "decode"))):
+        [engine] = psutil.Process(pod.process.pid).children()
+        engine.suspend()
+        assert await pod.process.ended(timeout_s=10) == 1
+        await pod.process.logged("engine_hangs")
+
+
+async def test_a_pod_that_stood_still_has_no_hanging_engine(start_worker: StartWorker) -> None:
+    pod = await start_worker("decode", engine_timeout_s=1)
+    pod.freeze()
+    await asyncio.sleep(2)
+    pod.thaw()
+    await asyncio.sleep(1.5)
+    assert pod.process.alive
+    await pod.idle()
 
 
 async def test_a_pod_ends_with_its_engine(start_worker: StartWorker) -> None:
@@ -154,19 +201,27 @@ async def test_a_worker_comes_back_after_its_engine_was_killed(own_stack: Stack,
     await own_stack.idle()
 
 
-async def test_a_stream_whose_decode_pod_is_killed_ends_with_an_error(own_stack: Stack, llama: Path) -> None:
-    """Never as if it were complete."""
-    body = {"model": own_stack.model, "prompt": make_prompt(20, 550), "max_tokens": 1_900, "ignore_eos": True}
-    events = []
-    lines = len(own_stack.process.lines)
+async def test_a_stream_outlives_its_only_decode_pod(own_stack: Stack, llama: Path) -> None:
+    """It goes on when the pod is back, and the client has every token once."""
+    prompt = make_prompt(20, 550)
+    body = {"model": own_stack.model, "prompt": prompt, "max_tokens": 1_000, "ignore_eos": True, "temperature": 0}
+    tokens: list[int] = []
+    ends = []
     [decode] = own_stack.processes("decode")
-    async with own_stack.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+    lines = len(own_stack.process.lines)
+    async with own_stack.http.stream(
+        "POST", "/v1/completions", json={**body, "stream": True, "return_token_ids": True}
+    ) as response:
         async for line in response.aiter_lines():
-            events += [line] if line else []
-            if len(events) == 5 and decode.is_running():
+            if line.startswith("data: {"):
+                [choice] = json.loads(line.removeprefix("data: "))["choices"]
+                tokens += choice.get("token_ids", [])
+                ends += [choice["finish_reason"]] if choice["finish_reason"] else []
+            if len(tokens) > 5 and decode.is_running():
                 decode.kill()
-    assert '"error"' in events[-1]
-    assert not any('"finish_reason":"' in event for event in events)
+    assert len(tokens) == 1_000
+    assert tokens == reference_choices(llama, prompt, tokens)
+    assert ends == ["length"]
     await restarted(own_stack, "decode", lines)
     await served(own_stack, llama, seed=551)
     await own_stack.idle()

@@ -33,8 +33,8 @@ class Job:
         self, token_ids: Sequence[int] = (), *, choice: int = 0, finish: pb.FinishReason = NONE, **fields: Any
     ) -> pb.Delta:
         """Build a delta; the first of choice 0 carries the prompt's info unless given."""
-        offset = self.sent.get(choice, 0)
-        if choice == 0 and choice not in self.sent:
+        offset = self.sent.get(choice, len(self.submit.continuation.token_ids))
+        if choice == 0 and not offset and choice not in self.sent:
             fields.setdefault("prompt", pb.PromptInfo(cached_tokens=self.pod.cached_tokens))
         self.sent[choice] = offset + len(token_ids)
         if self.submit.sampling.HasField("logprobs") and "logprobs" not in fields:
@@ -62,11 +62,13 @@ Script = Callable[[Job], Coroutine[Any, Any, None]]
 
 
 async def echo(job: Job) -> None:
-    """Say the prompt back, a token a step, to every choice."""
-    sampling = job.submit.sampling
+    """Say the prompt back, a token a step, to every choice, or go on doing so."""
+    sampling, continuation = job.submit.sampling, job.submit.continuation
     tokens = job.prompt[: sampling.max_tokens]
     finish = LENGTH if len(tokens) == sampling.max_tokens else STOP
     for position, token in enumerate(tokens):
+        if position < len(continuation.token_ids):
+            continue
         last = position == len(tokens) - 1
         extra: dict[str, Any] = {}
         if position == 0 and sampling.HasField("prompt_logprobs"):
@@ -74,7 +76,7 @@ async def echo(job: Job) -> None:
         await job.send(
             *[
                 job.delta([token], choice=choice, finish=finish if last else NONE, **(extra if choice == 0 else {}))
-                for choice in range(sampling.n)
+                for choice in range(continuation.choice, continuation.choice + sampling.n)
             ]
         )
 
@@ -123,12 +125,14 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         max_model_len: int = 512,
         vocab_size: int = 600,
         revision: str = "r1",
+        fingerprint: str = "same",
         port: int = 0,
     ) -> None:
         self.role = role
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.revision = revision
+        self.fingerprint = fingerprint
         self.port = port
         self.script: Script = echo
         self.cached_tokens = 0
@@ -140,6 +144,7 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         self.arrived = asyncio.Condition()
         self.broken = asyncio.Event()
         self._server: grpc.aio.Server | None = None
+        self._dying: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -155,9 +160,15 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
 
     async def stop(self) -> None:
         """Die at once, streams and all."""
-        if self._server is not None:
-            await self._server.stop(grace=None)
-            self._server = None
+        if self._dying is None:
+            self.die()
+        await self._dying
+        self._dying = None
+
+    def die(self) -> None:
+        """As `stop`, for scripts: the server does not wait for its own task."""
+        server, self._server = self._server, None
+        self._dying = asyncio.create_task(server.stop(grace=None) if server is not None else asyncio.sleep(0))
 
     def drop_streams(self) -> None:
         """Break the Serve streams only."""
@@ -232,6 +243,7 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
             model="fake",
             revision=self.revision,
             epoch=1,
+            fingerprint=self.fingerprint,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
         )

@@ -77,7 +77,7 @@ async def running(
         served_model_name="tiny",
         decode_addresses=[pod.address for pod in decodes],
         prefill_addresses=[pod.address for pod in prefills],
-        **settings,
+        **{"resume_timeout_s": 0.1, **settings},
     )
     gateway = Gateway(gateway_settings, load_model(gateway_settings))
     listener = listen("127.0.0.1", 0)

@@ -95,7 +95,7 @@ async def test_every_sampling_field_reaches_the_pod(stack: Stack):
     (job,) = stack.pod.jobs
     assert job.submit.priority == -7
     assert job.submit.request_id == response.headers["x-request-id"]
-    assert job.submit.prefill_address == ""
+    assert job.submit.prefill_addresses == []
     assert job.submit.sampling == pb.SamplingParams(
         max_tokens=9,
         min_tokens=2,

@@ -38,8 +38,8 @@ def test_fewest_queued_tokens_of_the_same_revision():
     long, short = pod("long", reported=5000), pod("short", reported=100)
     other = pod("other", revision="r2")
     route = Router([pod("d")], [long, short, other]).dispatch(10)
-    assert route.prefill is short
-    assert Router([pod("d", revision="r3")], [long, short, other]).dispatch(10).prefill is None
+    assert route.prefills == [short, long]
+    assert Router([pod("d", revision="r3")], [long, short, other]).dispatch(10).prefills == []
 
 
 @pytest.mark.parametrize("state", [{"reporting": False}, {"connected": False}, {"draining": True}])
@@ -47,8 +47,22 @@ def test_only_live_pods_are_chosen(state):
     down, up = pod("down", **state), pod("up", reported=1000)
     router = Router([down, up], [pod("p", **state)])
     route = router.dispatch(10)
-    assert (route.decode, route.prefill) == (up, None)
-    assert router.dispatch(10, exclude=["up"]) is None
+    assert (route.decode, route.prefills) == (up, [])
+
+
+def test_pods_to_avoid_are_chosen_when_there_is_no_other():
+    idle, busy = pod("idle"), pod("busy", reported=1000)
+    router = Router([idle, busy], [])
+    assert router.dispatch(10, avoid=["idle"]).decode is busy
+    assert router.dispatch(10, avoid=["idle", "busy"]).decode is idle
+
+
+def test_a_begun_request_stays_with_its_weights():
+    old, new = pod("old", fingerprint="a", reported=1000), pod("new", fingerprint="b")
+    router = Router([old, new], [])
+    assert router.dispatch(10).decode is new
+    assert router.dispatch(10, fingerprint="a").decode is old
+    assert router.dispatch(10, fingerprint="c") is None
 
 
 def test_ready_needs_a_pair_of_one_revision():

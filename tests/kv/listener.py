@@ -38,8 +38,8 @@ class Listener:
         self._news = asyncio.Condition()
         self._task = asyncio.create_task(self._listen())
 
-    def add(self, request: Request) -> None:
-        self.client.send(Add(request))
+    def add(self, request: Request, lane: int = 0) -> None:
+        self.client.send(Add(request, lane))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something holds that an output can change."""
@@ -74,7 +74,7 @@ class Listener:
                     self.reservations |= {reservation.id: reservation for reservation in output.reservations}
                     self.rejections += output.rejections
                     self.freed_slots += output.freed_slots
-                    self.imported += output.imported
+                    self.imported += [imported.id for imported in output.imported]
                     self.stale += output.stale
                     self.load = output.load or self.load
                     self._news.notify_all()

@@ -18,14 +18,17 @@ from baton_worker.messages import (
     Command,
     Event,
     FreeSlot,
+    Imported,
     ImportPiece,
     ImportTokens,
     Output,
     Piece,
+    Ping,
     Progress,
     Ready,
     Refused,
     Rejected,
+    RestartImport,
     Start,
 )
 
@@ -36,8 +39,10 @@ COMMANDS: list[Command] = [
     Abort(7),
     ImportPiece(1, 2, 3, 4, 5),
     ImportTokens(1, [9, 8]),
+    RestartImport(2),
     CancelImport(3),
     FreeSlot(0),
+    Ping(),
 ]
 EVENTS: list[Event] = [
     Progress("weights", 3, 20),
@@ -53,7 +58,7 @@ EVENTS: list[Event] = [
         rejections=[Rejected(1, "prompt", "is empty")],
         pieces=[Piece(1, 0, 2, 7)],
         freed_slots=[1],
-        imported=[2],
+        imported=[Imported(2, 7)],
         stale=[3],
         load=Load(1, 2, 3, 4, 5, 6, 7, 8),
     ),

@@ -1,0 +1,59 @@
+"""Which blocks go into which staging slot next, so that a decode pod that reads nothing does not hold up the others."""
+
+from collections import Counter, deque
+
+from baton_engine.engine import Export
+
+
+class ExportQueue:
+    """Exports wait in lanes, one per decode pod, which take turns.
+
+    A lane gets no further slot when it holds as many as are free. So stuck lanes, unless there are as many as slots,
+    leave some (the dynamic thresholds of Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = deque(range(num_slots))
+        self._waiting: dict[int, deque[Export]] = {}  # by lane; the first lane is the next to be served
+        self._lane_of: dict[int, int] = {}  # by slot
+        self._held: Counter[int] = Counter()  # slots by lane
+
+    def put(self, lane: int, export: Export) -> None:
+        self._waiting.setdefault(lane, deque()).append(export)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` has something."""
+        return self._next() is not None
+
+    def take(self, limit: int) -> tuple[Export, int] | None:
+        """Return up to `limit` blocks of the next lane's oldest export, and a slot for them."""
+        lane = self._next()
+        if lane is None:
+            return None
+        exports = self._waiting.pop(lane)
+        export = exports.popleft()
+        if len(export.blocks) > limit:
+            exports.appendleft(Export(export.id, export.first_block + limit, export.blocks[limit:]))
+        if exports:
+            self._waiting[lane] = exports
+        slot = self._free.popleft()
+        self._lane_of[slot] = lane
+        self._held[lane] += 1
+        return Export(export.id, export.first_block, export.blocks[:limit]), slot
+
+    def free(self, slot: int) -> None:
+        """A slot has been read."""
+        lane = self._lane_of.pop(slot)
+        self._held[lane] -= 1
+        if not self._held[lane]:
+            del self._held[lane]
+        self._free.append(slot)
+
+    def drop(self, id: int) -> None:
+        """Forget what waits of a request."""
+        kept = {lane: deque(e for e in exports if e.id != id) for lane, exports in self._waiting.items()}
+        self._waiting = {lane: exports for lane, exports in kept.items() if exports}
+
+    def _next(self) -> int | None:
+        return next((lane for lane in self._waiting if self._held[lane] < len(self._free)), None)
