@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 import msgspec
 
+from baton_common.extent import Extent
 from baton_engine.delta import Reservation
 from baton_engine.sequence import FinishReason, Request
 from baton_kv.link import PrefillLink
-from baton_kv.pieces import Layout, PieceRefused
+from baton_kv.pieces import Layout, PieceRefused, decode
 from baton_kv.tickets import OpenTicket, TicketBook
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
@@ -54,7 +55,7 @@ class DecodeService(DecodeServicer):
         self._engine = engine
         ready = engine.ready
         self._tickets = TicketBook(epoch)
-        self._layout = Layout(ready.num_layers, ready.num_kv_heads, ready.block_bytes)
+        self._layout = Layout(ready.num_layers, ready.num_kv_heads, ready.head_bytes, ready.slot_bytes)
         self._hello = kv.Hello(epoch=epoch, fingerprint=ready.fingerprint)
         self._ids = itertools.count(1)
         self._live: dict[int, _Live] = {}
@@ -197,14 +198,20 @@ class DecodeService(DecodeServicer):
     # Prefill pods
 
     def _order(self, reservation: Reservation) -> None:
-        """Send a ticket for the blocks that a request lacks."""
+        """Send a ticket for the KV that a request lacks."""
         live = self._live.get(reservation.id)
         if live is None:
             return
         submit = live.submit
-        ticket = self._tickets.open(
-            reservation.id, reservation.generation, reservation.first_block, reservation.num_blocks
+        extent = Extent(
+            first_token=reservation.first_token,
+            num_tokens=reservation.num_tokens,
+            first_layer=0,
+            num_layers=self._layout.num_layers,
+            first_head=0,
+            num_heads=self._layout.num_heads,
         )
+        ticket = self._tickets.open(reservation.id, reservation.generation, extent)
         live.ticket = ticket.id
         live.link = self._link(live.prefills.pop(0))
         live.heard_at = asyncio.get_running_loop().time()
@@ -216,7 +223,7 @@ class DecodeService(DecodeServicer):
                     prompt_token_ids=submit.prompt_token_ids,
                     sampling=submit.sampling,
                     priority=submit.priority,
-                    first_block=reservation.first_block,
+                    first_token=reservation.first_token,
                     generation=reservation.generation,
                     lease_ms=self._lease_ms,
                     continuation=submit.continuation if submit.HasField("continuation") else None,
@@ -289,25 +296,29 @@ class DecodeService(DecodeServicer):
         if ticket is not None:
             self._give_up(ticket, message.failure.message)
 
-    async def piece(self, piece: kv.KvPiece) -> None:
-        ticket = self._tickets.get(piece.ticket_id)
+    async def piece(self, message: bytes) -> None:
         try:
-            ticket = self._tickets.find(piece)
+            piece = decode(message)
             self._layout.check(piece)
+            ticket = self._tickets.claim(piece)
         except PieceRefused as refusal:
-            self._refused_pieces[refusal.reason] += 1
-            # A refused piece of an open hand-over leaves a hole in it. Stray ones follow every request that has ended
-            # early and concern nobody.
-            level = logging.DEBUG if ticket is None else logging.WARNING
-            log.log(level, "%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
-            if ticket is not None:
-                self._give_up(ticket, str(refusal))
+            self._refuse(refusal)
             return
-        ticket.receive(piece)
         self._note_arrival(ticket)
         slot = await self._engine.import_slots.get()
         self._engine.imports.slot(slot, len(piece.payload))[:] = piece.payload
-        self._engine.send(ImportPiece(ticket.request, ticket.generation, piece.first_block, piece.num_blocks, slot))
+        self._engine.send(ImportPiece(ticket.request, ticket.generation, piece.extent, slot))
+
+    def _refuse(self, refusal: PieceRefused) -> None:
+        self._refused_pieces[refusal.reason] += 1
+        # A refused piece of an open hand-over leaves a hole in it. If a damaged one names the wrong ticket, that one is
+        # given up for nothing, which only costs time. Stray ones follow every request that has ended early and concern
+        # nobody.
+        ticket = self._tickets.get(refusal.header.ticket_id) if refusal.header is not None else None
+        level = logging.DEBUG if ticket is None else logging.WARNING
+        log.log(level, "%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
+        if ticket is not None:
+            self._give_up(ticket, str(refusal))
 
     def link_lost(self, link: PrefillLink) -> None:
         if self._links.get(link.address) is link:

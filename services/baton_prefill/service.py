@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 
 from baton_engine.sequence import Request
-from baton_kv.pieces import checksum
+from baton_kv.link import prefill_handler
+from baton_kv.pieces import encode, make_header
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
-from baton_proto.handover_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
+from baton_proto.handover_pb2_grpc import PrefillServicer
 from baton_worker.convert import delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece
@@ -38,7 +39,7 @@ class PrefillService(PrefillServicer):
         self._owners: dict[int, tuple[Session, Export]] = {}  # by the engine's request id
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        add_PrefillServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        server.add_generic_rpc_handlers((prefill_handler(self),))
 
     @property
     def num_active(self) -> int:
@@ -67,7 +68,7 @@ class PrefillService(PrefillServicer):
         if first.hello.fingerprint != ours:
             message = (
                 f"KV layouts differ: this prefill pod's fingerprint is {ours}, the decode pod's "
-                f"{first.hello.fingerprint}. Both must serve the same weights with the same dtype and block size"
+                f"{first.hello.fingerprint}. Both must serve the same weights with the same dtype"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
             return
@@ -91,7 +92,7 @@ class PrefillService(PrefillServicer):
             for export in list(session.exports.values()):
                 self._end(export.request)
 
-    async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[kv.KvPiece]:
+    async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[bytes]:
         session = self._sessions.get(request.session)
         if session is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session")
@@ -99,11 +100,11 @@ class PrefillService(PrefillServicer):
         try:
             while True:
                 packed = await session.pieces.get()
-                piece = self._to_wire(session, packed)
+                message = self._to_wire(session, packed)
                 self._engine.send(FreeSlot(packed.slot))
-                # An export that has ended meanwhile is not sent: its blocks are no longer ordered.
+                # An export that has ended meanwhile is not sent: nobody waits for it.
                 if packed.export.ticket.ticket_id in session.exports:
-                    yield piece
+                    yield message
         finally:
             self._close_pieces(session)
 
@@ -116,20 +117,11 @@ class PrefillService(PrefillServicer):
         for piece in pieces:
             self._engine.send(FreeSlot(piece.slot))
 
-    def _to_wire(self, session: Session, packed: PackedPiece) -> kv.KvPiece:
-        ready, ticket = self._engine.ready, packed.export.ticket
-        payload = bytes(self._engine.exports.slot(packed.slot, packed.num_blocks * ready.block_bytes))
-        return kv.KvPiece(
-            epoch=session.epoch,
-            ticket_id=ticket.ticket_id,
-            generation=ticket.generation,
-            first_block=packed.first_block,
-            num_blocks=packed.num_blocks,
-            num_layers=ready.num_layers,
-            num_heads=ready.num_kv_heads,
-            checksum=checksum(payload),
-            payload=payload,
-        )
+    def _to_wire(self, session: Session, packed: PackedPiece) -> bytes:
+        ticket, extent = packed.export.ticket, packed.extent
+        size = extent.num_layers * extent.num_tokens * extent.num_heads * self._engine.ready.head_bytes
+        header = make_header(session.epoch, ticket.ticket_id, ticket.generation, extent)
+        return encode(header, self._engine.exports.slot(packed.slot, size))
 
     async def _read(self, messages: AsyncIterator[kv.DecodeToPrefill], session: Session) -> None:
         async for message in messages:
@@ -157,7 +149,7 @@ class PrefillService(PrefillServicer):
             prompt=list(ticket.prompt_token_ids),
             sampling=sampling_from_wire(ticket.sampling),
             priority=ticket.priority,
-            exports_from=ticket.first_block,
+            exports_from=ticket.first_token,
             output=list(ticket.continuation.token_ids),
             choice=ticket.continuation.choice,
         )
@@ -228,4 +220,4 @@ class PrefillService(PrefillServicer):
             self._engine.send(FreeSlot(piece.slot))
             return
         session, export = owner
-        session.pieces.put_nowait(PackedPiece(export, piece.first_block, piece.num_blocks, piece.slot))
+        session.pieces.put_nowait(PackedPiece(export, piece.extent, piece.slot))

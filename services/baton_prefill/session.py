@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from baton_common.extent import Extent
 from baton_proto import handover_pb2 as kv
 
 
@@ -36,9 +37,8 @@ class Session:
 
 
 class PackedPiece(msgspec.Struct):
-    """Blocks of an export in a staging slot."""
+    """Part of an export's KV in a staging slot."""
 
     export: Export
-    first_block: int
-    num_blocks: int
+    extent: Extent
     slot: int

@@ -21,11 +21,11 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
 
 
 class Reservation(msgspec.Struct, array_like=True):
-    """Blocks are reserved for a request that imports KV: those of the prompt from index first_block on are missing."""
+    """Blocks are reserved for a request that imports KV; that of num_tokens tokens from first_token on is missing."""
 
     id: int
-    first_block: int
-    num_blocks: int
+    first_token: int
+    num_tokens: int
     generation: int
     cached_tokens: int
 

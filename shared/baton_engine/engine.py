@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from baton_common.block_hash import root_hash
+from baton_common.extent import Extent, Missing
 
 from .block_pool import BlockPool
 from .config import ConfigError, EngineConfig
@@ -21,10 +22,11 @@ from .sequence import FinishReason, Request, Sequence, State, Step
 
 
 class Export(msgspec.Struct):
-    """Blocks of an exporting request that are complete: pool ids, the first of which has this index in the prompt."""
+    """Tokens of an exporting request whose KV is complete, and the request's block table."""
 
     id: int
-    first_block: int
+    first_token: int
+    num_tokens: int
     blocks: list[int]
 
 
@@ -42,7 +44,7 @@ class _Import(msgspec.Struct):
 
     sequence: Sequence
     generation: int
-    missing: set[int]  # block indices
+    missing: Missing
     first_tokens: list[int] | None = None
 
 
@@ -87,7 +89,7 @@ class Engine:
         self._sequences: dict[int, list[Sequence]] = {}
         self._imports: dict[int, _Import] = {}
         self._in_flight: deque[tuple[Step, Launched]] = deque()
-        self._exported: dict[int, int] = {}  # blocks handed out so far, as an index into the prompt
+        self._exported: dict[int, int] = {}  # the first token that has not been handed out
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
@@ -103,8 +105,18 @@ class Engine:
             "rope": [model.rope.type, model.rope.theta, model.rope.factor, model.rope.original_max_position_embeddings],
             "sliding_windows": list(model.sliding_windows),
             "kv_dtype": str(self.runner.cache.data.dtype),
-            "block_size": self.config.block_size,
         }
+
+    def extent(self, first_token: int, num_tokens: int) -> Extent:
+        """Return the extent of all layers and heads that this engine has of some tokens."""
+        return Extent(
+            first_token=first_token,
+            num_tokens=num_tokens,
+            first_layer=0,
+            num_layers=self.model.num_layers,
+            first_head=0,
+            num_heads=self.model.num_kv_heads,
+        )
 
     @property
     def has_work(self) -> bool:
@@ -186,18 +198,17 @@ class Engine:
             if choices:
                 self._append(sequence, choices, result.deltas)
 
-    def import_blocks(self, id: int, generation: int, first_block: int, values: torch.Tensor) -> bool | None:
+    def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
         """Put KV from another pod into a waiting request's blocks.
 
-        values: [layers, 2, blocks, block_size, kv_heads, head_dim]. Returns whether all blocks are there now, or None,
-        with nothing written, when the request does not wait for these blocks (any more).
+        values: [layers, 2, tokens, kv_heads, head_dim] of the extent. Returns whether all KV is there now, or None,
+        with nothing written, when the request does not wait for this (any more).
         """
         entry = self._imports.get(id)
-        indices = range(first_block, first_block + values.shape[2])
-        if entry is None or entry.generation != generation or not entry.missing.issuperset(indices):
+        if entry is None or entry.generation != generation or not entry.missing.lacks(extent):
             return None
-        self.runner.cache.scatter([entry.sequence.blocks[index] for index in indices], values)
-        entry.missing.difference_update(indices)
+        self.runner.cache.scatter(entry.sequence.blocks, extent, values)
+        entry.missing.remove(extent)
         self._start_import(entry)
         return not entry.missing
 
@@ -273,10 +284,10 @@ class Engine:
 
     def _reserve(self, sequence: Sequence, first_tokens: list[int] | None = None) -> Reservation:
         self._generations += 1
-        first = sequence.cached // self.config.block_size
-        missing = set(range(first, len(sequence.blocks)))
-        self._imports[sequence.request.id] = _Import(sequence, self._generations, missing, first_tokens)
-        return Reservation(sequence.request.id, first, len(missing), self._generations, sequence.cached)
+        id, first, count = sequence.request.id, sequence.cached, sequence.given_len - sequence.cached
+        missing = Missing(self.extent(first, count))
+        self._imports[id] = _Import(sequence, self._generations, missing, first_tokens)
+        return Reservation(id, first, count, self._generations, sequence.cached)
 
     def _start_import(self, entry: _Import) -> None:
         if entry.missing or entry.first_tokens is None:
@@ -353,9 +364,10 @@ class Engine:
     def _export(self, sequence: Sequence, complete: bool, result: StepResult) -> None:
         id, size = sequence.request.id, self.config.block_size
         first = self._exported.get(id, cast(int, sequence.request.exports_from))
-        end = len(sequence.blocks) if complete else sequence.computed // size
+        # Whole blocks travel faster, and the rest of one comes with the next chunk.
+        end = sequence.given_len if complete else sequence.computed // size * size
         if end > first:
-            result.exports.append(Export(id, first, sequence.blocks[first:end]))
+            result.exports.append(Export(id, first, end - first, sequence.blocks))
             self._exported[id] = end
 
 

@@ -27,9 +27,9 @@ class Request(msgspec.Struct, kw_only=True):
     """What the engine is asked to do.
 
     imports_kv: the prompt's KV and the first token of each choice come from another pod; the engine only reserves the
-    blocks and waits. exports_from: the request ends with its first tokens, its blocks from this index on are handed to
-    another pod, and all stay until they are released. output: what another engine has generated of it before this one
-    goes on; choice: the number of the only choice that goes on. Both are for n = 1.
+    blocks and waits. exports_from: the request ends with its first tokens, the KV of its tokens from this index on is
+    handed to another pod, and all its blocks stay until they are released. output: what another engine has generated of
+    it before this one goes on; choice: the number of the only choice that goes on. Both are for n = 1.
     """
 
     id: int

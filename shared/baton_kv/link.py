@@ -11,12 +11,11 @@ from baton_proto.handover_pb2 import (
     DecodeToPrefill,
     FirstTokens,
     Hello,
-    KvPiece,
     PiecesRequest,
     PrefillToDecode,
     TicketFailed,
 )
-from baton_proto.handover_pb2_grpc import PrefillStub
+from baton_proto.handover_pb2_grpc import PrefillServicer, PrefillStub
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +29,8 @@ class Receiver(Protocol):
 
     def ticket_failed(self, message: TicketFailed) -> None: ...
 
-    async def piece(self, piece: KvPiece) -> None:
-        """Take a piece; the next one is read when this returns."""
+    async def piece(self, message: bytes) -> None:
+        """Take a piece, to be decoded and checked; the next one is read when this returns."""
 
     def link_lost(self, link: "PrefillLink") -> None:
         """Nothing more will come; every ticket of this link has failed."""
@@ -63,10 +62,7 @@ class PrefillLink:
                 grpc.aio.insecure_channel(self.address, options=options) as control,
                 grpc.aio.insecure_channel(self.address, options=options) as bulk,
             ):
-                await self._converse(
-                    PrefillStub(control),  # type: ignore[no-untyped-call]
-                    PrefillStub(bulk),  # type: ignore[no-untyped-call]
-                )
+                await self._converse(PrefillStub(control), pieces_of(bulk))  # type: ignore[no-untyped-call]
         except* (grpc.aio.AioRpcError, TimeoutError, ConnectionError) as group:
             error = group.exceptions[0]
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
@@ -74,7 +70,9 @@ class PrefillLink:
         finally:
             self._receiver.link_lost(self)
 
-    async def _converse(self, control: PrefillStub, bulk: PrefillStub) -> None:
+    async def _converse(
+        self, control: PrefillStub, pieces: "grpc.aio.UnaryStreamMultiCallable[PiecesRequest, bytes]"
+    ) -> None:
         call = control.Handover(self._messages())
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             first = await _next(call)
@@ -82,7 +80,7 @@ class PrefillLink:
         async with asyncio.TaskGroup() as group:
             # Whichever stream ends takes the other with it: half a link is none.
             group.create_task(self._read_control(call))
-            group.create_task(self._read_pieces(bulk.Pieces(PiecesRequest(session=first.welcome.session))))
+            group.create_task(self._read_pieces(pieces(PiecesRequest(session=first.welcome.session))))
 
     async def _messages(self) -> AsyncIterator[DecodeToPrefill]:
         yield DecodeToPrefill(hello=self._hello)
@@ -98,10 +96,26 @@ class PrefillLink:
                 case "failed":
                     self._receiver.ticket_failed(message.failed)
 
-    async def _read_pieces(self, call: "grpc.aio.UnaryStreamCall[PiecesRequest, KvPiece]") -> None:
-        async for piece in call:
-            await self._receiver.piece(piece)
+    async def _read_pieces(self, call: "grpc.aio.UnaryStreamCall[PiecesRequest, bytes]") -> None:
+        async for message in call:
+            await self._receiver.piece(message)
         raise ConnectionError("the prefill pod ended the pieces")
+
+
+def pieces_of(channel: grpc.aio.Channel) -> "grpc.aio.UnaryStreamMultiCallable[PiecesRequest, bytes]":
+    """Return Prefill.Pieces with messages as bytes."""
+    return channel.unary_stream("/baton.v1.Prefill/Pieces", PiecesRequest.SerializeToString)
+
+
+def prefill_handler(servicer: PrefillServicer) -> grpc.GenericRpcHandler:
+    """Return what serves Prefill for a servicer whose Pieces yields messages as bytes."""
+    handlers = {
+        "Handover": grpc.stream_stream_rpc_method_handler(
+            servicer.Handover, DecodeToPrefill.FromString, PrefillToDecode.SerializeToString
+        ),
+        "Pieces": grpc.unary_stream_rpc_method_handler(servicer.Pieces, PiecesRequest.FromString),
+    }
+    return grpc.method_handlers_generic_handler("baton.v1.Prefill", handlers)
 
 
 async def _next(call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]") -> PrefillToDecode:

@@ -1,43 +1,143 @@
-"""A KV piece on the wire: built where it leaves, checked where it arrives."""
+"""A KV piece on the wire, as handover.proto describes it: built where it leaves, checked where it arrives.
 
+Framed by hand, as protobuf would, because generated code copies a payload to build a message and again to read it.
+"""
+
+import struct
+
+import msgspec
 import xxhash
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from baton_proto.handover_pb2 import KvPiece
+from baton_common.extent import Extent
+from baton_proto.handover_pb2 import PieceHeader
 
 # Beside the payload a piece holds some dozens of bytes; gRPC's own limit of 4 MiB is made for smaller messages.
 MESSAGE_OVERHEAD = 1 << 16
 
-
-def checksum(payload: bytes | memoryview) -> int:
-    """Return the xxh3-64 of a payload."""
-    return int(xxhash.xxh3_64_intdigest(payload))
+_CHECKSUM, _HEADER, _PAYLOAD = b"\x09", b"\x12", b"\x1a"  # tags: number and wire type of KvPiece's fields
+_FIXED64 = struct.Struct("<Q")
 
 
 class PieceRefused(Exception):
-    """A piece that must not be written; `reason` is epoch, ticket, generation, range or checksum."""
+    """A piece that must not be written; `reason` is epoch, ticket, generation, range or checksum.
 
-    def __init__(self, reason: str) -> None:
+    header: what the piece said of itself, if it could be read; after a wrong checksum it may be wrong.
+    """
+
+    def __init__(self, reason: str, header: PieceHeader | None = None) -> None:
         super().__init__(f"KV piece refused: {reason}")
         self.reason = reason
+        self.header = header
+
+
+class Piece(msgspec.Struct):
+    """payload: contiguous [layers, 2, tokens, heads, head_dim] of the extent."""
+
+    header: PieceHeader
+    payload: memoryview
+
+    @property
+    def extent(self) -> Extent:
+        return extent_of(self.header)
+
+
+def extent_of(header: PieceHeader) -> Extent:
+    return Extent(
+        first_token=header.first_token,
+        num_tokens=header.num_tokens,
+        first_layer=header.first_layer,
+        num_layers=header.num_layers,
+        first_head=header.first_head,
+        num_heads=header.num_heads,
+    )
+
+
+def make_header(epoch: int, ticket_id: int, generation: int, extent: Extent) -> PieceHeader:
+    return PieceHeader(
+        epoch=epoch,
+        ticket_id=ticket_id,
+        generation=generation,
+        first_token=extent.first_token,
+        num_tokens=extent.num_tokens,
+        first_layer=extent.first_layer,
+        num_layers=extent.num_layers,
+        first_head=extent.first_head,
+        num_heads=extent.num_heads,
+    )
+
+
+def encode(header: PieceHeader, payload: bytes | memoryview) -> bytes:
+    """Return the message of a piece; the payload is copied once."""
+    words = header.SerializeToString()
+    sizes = _HEADER, _varint(len(words)), words, _PAYLOAD, _varint(len(payload))
+    return b"".join((_CHECKSUM, _FIXED64.pack(_checksum(words, payload)), *sizes, payload))
+
+
+def decode(message: bytes) -> Piece:
+    """Return the piece of a message, whose payload is a view of it. Raises PieceRefused when it was damaged."""
+    header: PieceHeader | None = None
+    try:
+        if message[:1] != _CHECKSUM or message[9:10] != _HEADER:
+            raise PieceRefused("checksum")
+        [expected] = _FIXED64.unpack_from(message, 1)
+        size, at = _read_varint(message, 10)
+        words, at = message[at : at + size], at + size
+        header = PieceHeader.FromString(words)
+        if message[at : at + 1] != _PAYLOAD:
+            raise PieceRefused("checksum", header)
+        size, at = _read_varint(message, at + 1)
+        payload = memoryview(message)[at:]
+    except (DecodeError, IndexError, struct.error):
+        raise PieceRefused("checksum", header) from None
+    if len(payload) != size or _checksum(words, payload) != expected:
+        raise PieceRefused("checksum", header)
+    return Piece(header, payload)
+
+
+def _checksum(words: bytes, payload: bytes | memoryview) -> int:
+    digest = xxhash.xxh3_64(words)
+    digest.update(payload)
+    return digest.intdigest()
+
+
+def _varint(value: int) -> bytes:
+    """Return protobuf's encoding of a length: seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return a length, and where it ends."""
+    value = shift = 0
+    while message[at] > 0x7F:
+        value |= (message[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | message[at] << shift, at + 1
 
 
 class Layout:
-    """What a piece must look like, from the layout facts of the pod's engine."""
+    """What a piece must look like, from the layout facts of the pod's engine.
 
-    def __init__(self, num_layers: int, num_heads: int, block_bytes: int) -> None:
+    head_bytes: of one token in one head of one layer, K and V.
+    """
+
+    def __init__(self, num_layers: int, num_heads: int, head_bytes: int, most_bytes: int) -> None:
+        """most_bytes: of a payload."""
         self.num_layers = num_layers
         self.num_heads = num_heads
-        self.block_bytes = block_bytes
+        self.head_bytes = head_bytes
+        self.most_bytes = most_bytes
 
-    def check(self, piece: KvPiece) -> None:
-        """Raise PieceRefused when the piece is not made of whole blocks of this layout or was damaged on its way."""
-        whole = (
-            piece.first_layer == 0
-            and piece.num_layers == self.num_layers
-            and piece.first_head == 0
-            and piece.num_heads == self.num_heads
-        )
-        if not whole or len(piece.payload) != piece.num_blocks * self.block_bytes:
-            raise PieceRefused("range")
-        if checksum(piece.payload) != piece.checksum:
-            raise PieceRefused("checksum")
+    def check(self, piece: Piece) -> None:
+        """Raise PieceRefused when a piece's extent is outside of the layout, or its payload is of another size."""
+        extent, size = piece.extent, len(piece.payload)
+        inside = extent.layers.stop <= self.num_layers and extent.heads.stop <= self.num_heads
+        whole = extent.num_layers * extent.num_tokens * extent.num_heads * self.head_bytes
+        if not inside or size != whole or size > self.most_bytes:
+            raise PieceRefused("range", piece.header)

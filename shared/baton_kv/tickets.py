@@ -4,22 +4,18 @@ import itertools
 
 import msgspec
 
-from baton_proto.handover_pb2 import KvPiece
+from baton_common.extent import Extent, Missing
 
-from .pieces import PieceRefused
+from .pieces import Piece, PieceRefused
 
 
 class OpenTicket(msgspec.Struct):
-    """Blocks [first_block, first_block + num_blocks) of a prompt, ordered for the engine's request `request`."""
+    """KV ordered for the engine's request `request`."""
 
     id: int
     request: int
     generation: int
-    missing: set[int]
-
-    def receive(self, piece: KvPiece) -> None:
-        """Count a piece's blocks as received."""
-        self.missing.difference_update(range(piece.first_block, piece.first_block + piece.num_blocks))
+    missing: Missing
 
 
 class TicketBook:
@@ -33,8 +29,9 @@ class TicketBook:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request: int, generation: int, first_block: int, num_blocks: int) -> OpenTicket:
-        ticket = OpenTicket(next(self._ids), request, generation, set(range(first_block, first_block + num_blocks)))
+    def open(self, request: int, generation: int, extent: Extent) -> OpenTicket:
+        """extent: what is ordered."""
+        ticket = OpenTicket(next(self._ids), request, generation, Missing(extent))
         self._open[ticket.id] = ticket
         return ticket
 
@@ -44,16 +41,17 @@ class TicketBook:
     def close(self, ticket_id: int) -> OpenTicket | None:
         return self._open.pop(ticket_id, None)
 
-    def find(self, piece: KvPiece) -> OpenTicket:
-        """Return the open ticket that ordered a piece and still lacks it. Raises PieceRefused."""
-        if piece.epoch != self.epoch:
-            raise PieceRefused("epoch")
-        ticket = self._open.get(piece.ticket_id)
+    def claim(self, piece: Piece) -> OpenTicket:
+        """Return the open ticket that ordered a piece and lacked it until now. Raises PieceRefused."""
+        header = piece.header
+        if header.epoch != self.epoch:
+            raise PieceRefused("epoch", header)
+        ticket = self._open.get(header.ticket_id)
         if ticket is None:
-            raise PieceRefused("ticket")
-        if piece.generation != ticket.generation:
-            raise PieceRefused("generation")
-        blocks = range(piece.first_block, piece.first_block + piece.num_blocks)
-        if not blocks or not ticket.missing.issuperset(blocks):
-            raise PieceRefused("range")
+            raise PieceRefused("ticket", header)
+        if header.generation != ticket.generation:
+            raise PieceRefused("generation", header)
+        if not ticket.missing.lacks(piece.extent):
+            raise PieceRefused("range", header)
+        ticket.missing.remove(piece.extent)
         return ticket

@@ -38,13 +38,13 @@ class Welcome(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_block", "generation", "lease_ms", "continuation")
+    __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_token", "generation", "lease_ms", "continuation")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
@@ -53,11 +53,11 @@ class Ticket(_message.Message):
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _serving_pb2.SamplingParams
     priority: int
-    first_block: int
+    first_token: int
     generation: int
     lease_ms: int
     continuation: _serving_pb2.Continuation
-    def __init__(self, ticket_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_serving_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., first_block: _Optional[int] = ..., generation: _Optional[int] = ..., lease_ms: _Optional[int] = ..., continuation: _Optional[_Union[_serving_pb2.Continuation, _Mapping]] = ...) -> None: ...
+    def __init__(self, ticket_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_serving_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., first_token: _Optional[int] = ..., generation: _Optional[int] = ..., lease_ms: _Optional[int] = ..., continuation: _Optional[_Union[_serving_pb2.Continuation, _Mapping]] = ...) -> None: ...
 
 class TicketRef(_message.Message):
     __slots__ = ("ticket_id",)
@@ -106,27 +106,33 @@ class PiecesRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class KvPiece(_message.Message):
-    __slots__ = ("epoch", "ticket_id", "generation", "first_block", "num_blocks", "first_layer", "num_layers", "first_head", "num_heads", "checksum", "payload")
+    __slots__ = ("checksum", "header", "payload")
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    checksum: int
+    header: bytes
+    payload: bytes
+    def __init__(self, checksum: _Optional[int] = ..., header: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class PieceHeader(_message.Message):
+    __slots__ = ("epoch", "ticket_id", "generation", "first_token", "num_tokens", "first_layer", "num_layers", "first_head", "num_heads")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
-    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     ticket_id: int
     generation: int
-    first_block: int
-    num_blocks: int
+    first_token: int
+    num_tokens: int
     first_layer: int
     num_layers: int
     first_head: int
     num_heads: int
-    checksum: int
-    payload: bytes
-    def __init__(self, epoch: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., checksum: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ...) -> None: ...

@@ -5,6 +5,7 @@ It never waits for the network: a token is not late because the RPC process next
 
 import gc
 import logging
+import math
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from baton_common.extent import Extent
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
 from baton_engine.engine import Engine
@@ -56,10 +58,10 @@ class EngineLoop:
         self._channel = channel
         self._engine = engine
         cache = engine.runner.cache
-        slot_bytes = max(_LEAST_SLOT_BYTES // cache.block_bytes, 1) * cache.block_bytes
+        slot_bytes = max(_LEAST_SLOT_BYTES // cache.token_bytes, 1) * cache.token_bytes
         self._exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
         self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
-        self._queue = ExportQueue(_NUM_SLOTS)
+        self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // cache.token_bytes, engine.config.block_size)
         self._lanes: dict[int, int] = {}  # of exporting requests
         self._load_due = 0.0
         self._output = Output()
@@ -74,7 +76,7 @@ class EngineLoop:
             num_blocks=engine.pool.num_blocks,
             num_layers=engine.model.num_layers,
             num_kv_heads=engine.model.num_kv_heads,
-            block_bytes=cache.block_bytes,
+            head_bytes=cache.token_bytes // (engine.model.num_layers * engine.model.num_kv_heads),
             slot_bytes=self._exports.slot_bytes,
             num_slots=_NUM_SLOTS,
         )
@@ -136,29 +138,28 @@ class EngineLoop:
                 raise RuntimeError("the engine has started already")
 
     def _pack(self) -> None:
-        """Put complete blocks of exporting requests into free slots."""
+        """Put KV of exporting requests that is complete into free slots."""
         cache = self._engine.runner.cache
-        limit = self._exports.slot_bytes // cache.block_bytes
-        while (taken := self._queue.take(limit)) is not None:
+        while (taken := self._queue.take()) is not None:
             export, slot = taken
-            cache.gather(export.blocks, self._view(self._exports, slot, len(export.blocks)))
-            self._output.pieces.append(Piece(export.id, export.first_block, len(export.blocks), slot))
+            extent = self._engine.extent(export.first_token, export.num_tokens)
+            cache.gather(export.blocks, extent, self._view(self._exports, slot, extent))
+            self._output.pieces.append(Piece(export.id, extent, slot))
 
     def _unpack(self, piece: ImportPiece) -> None:
-        values = self._view(self._imports, piece.slot, piece.num_blocks)
-        complete = self._engine.import_blocks(piece.id, piece.generation, piece.first_block, values)
+        values = self._view(self._imports, piece.slot, piece.extent)
+        complete = self._engine.import_kv(piece.id, piece.generation, piece.extent, values)
         self._output.freed_slots.append(piece.slot)
         if complete is None:
             self._output.stale.append(piece.id)
         elif complete:
             self._output.imported.append(Imported(piece.id, piece.generation))
 
-    def _view(self, arena: StagingArena, slot: int, num_blocks: int) -> torch.Tensor:
-        """Return a slot as [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
+    def _view(self, arena: StagingArena, slot: int, extent: Extent) -> torch.Tensor:
+        """Return a slot as [layers, 2, tokens, kv_heads, head_dim] of an extent."""
         data = self._engine.runner.cache.data
-        shape = (*data.shape[:2], num_blocks, *data.shape[3:])
-        count = data.numel() // data.shape[2] * num_blocks
-        start = slot * arena.slot_bytes
+        shape = (extent.num_layers, 2, extent.num_tokens, extent.num_heads, data.shape[-1])
+        start, count = slot * arena.slot_bytes, math.prod(shape)
         return torch.frombuffer(arena.buffer, dtype=data.dtype, count=count, offset=start).view(shape)
 
     def _send(self) -> None:

@@ -1,4 +1,4 @@
-"""Which blocks go into which staging slot next, so that a decode pod that reads nothing does not hold up the others."""
+"""Which KV goes into which staging slot next, so that a decode pod that reads nothing does not hold up the others."""
 
 from collections import Counter, deque
 
@@ -12,7 +12,9 @@ class ExportQueue:
     leave some (the dynamic thresholds of Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, slot_tokens: int, block_size: int) -> None:
+        self._slot_tokens = slot_tokens
+        self._block_size = block_size
         self._free = deque(range(num_slots))
         self._waiting: dict[int, deque[Export]] = {}  # by lane; the first lane is the next to be served
         self._lane_of: dict[int, int] = {}  # by slot
@@ -26,21 +28,27 @@ class ExportQueue:
         """Whether `take` has something."""
         return self._next() is not None
 
-    def take(self, limit: int) -> tuple[Export, int] | None:
-        """Return up to `limit` blocks of the next lane's oldest export, and a slot for them."""
+    def take(self) -> tuple[Export, int] | None:
+        """Return of the next lane's oldest export as much as fits into a slot, in whole blocks if it can be; and a slot
+        for it."""
         lane = self._next()
         if lane is None:
             return None
         exports = self._waiting.pop(lane)
         export = exports.popleft()
-        if len(export.blocks) > limit:
-            exports.appendleft(Export(export.id, export.first_block + limit, export.blocks[limit:]))
+        first, end = export.first_token, export.first_token + export.num_tokens
+        if end - first > self._slot_tokens:
+            limit = first + self._slot_tokens
+            aligned = limit - limit % self._block_size
+            cut = aligned if aligned > first else limit
+            exports.appendleft(Export(export.id, cut, end - cut, export.blocks))
+            export = Export(export.id, first, cut - first, export.blocks)
         if exports:
             self._waiting[lane] = exports
         slot = self._free.popleft()
         self._lane_of[slot] = lane
         self._held[lane] += 1
-        return Export(export.id, export.first_block, export.blocks[:limit]), slot
+        return export, slot
 
     def free(self, slot: int) -> None:
         """A slot has been read."""

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from baton_common.extent import Extent
 from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta, Load, Reservation
 from baton_engine.sequence import Request
@@ -34,8 +35,7 @@ class Abort(msgspec.Struct, tag=True):
 class ImportPiece(msgspec.Struct, tag=True):
     id: int
     generation: int
-    first_block: int
-    num_blocks: int
+    extent: Extent
     slot: int
 
 
@@ -78,7 +78,7 @@ class Progress(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The engine can serve. Byte counts are of one block over all layers and of one staging slot."""
+    """The engine can serve. Byte counts are of one token in one head of one layer, K and V, and of a staging slot."""
 
     fingerprint: str
     max_model_len: int
@@ -87,7 +87,7 @@ class Ready(msgspec.Struct, tag=True):
     num_blocks: int
     num_layers: int
     num_kv_heads: int
-    block_bytes: int
+    head_bytes: int
     slot_bytes: int
     num_slots: int
 
@@ -107,11 +107,10 @@ class Rejected(msgspec.Struct, array_like=True):
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """Blocks of an exporting request, packed into an export slot."""
+    """Part of an exporting request's KV, packed into an export slot."""
 
     id: int
-    first_block: int
-    num_blocks: int
+    extent: Extent
     slot: int
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc
 
+from baton_kv.link import pieces_of
+from baton_kv.pieces import decode
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillStub
@@ -19,17 +21,17 @@ EPOCH = 4711
 class DecodeSide:
     """Both streams of a link, spoken by hand."""
 
-    def __init__(self, stub: PrefillStub, fingerprint: str) -> None:
-        self._stub = stub
+    def __init__(self, channel: grpc.aio.Channel, fingerprint: str) -> None:
+        self._channel = channel
         self._fingerprint = fingerprint
         self._control: Any = None
         self._bulk: Any = None
 
     async def open(self) -> None:
-        self._control = self._stub.Handover(wait_for_ready=True)
+        self._control = PrefillStub(self._channel).Handover(wait_for_ready=True)
         await self.send(hello=kv.Hello(epoch=EPOCH, fingerprint=self._fingerprint))
         welcome = (await self.receive()).welcome
-        self._bulk = self._stub.Pieces(kv.PiecesRequest(session=welcome.session))
+        self._bulk = pieces_of(self._channel)(kv.PiecesRequest(session=welcome.session))
 
     async def send(self, **kind: Any) -> None:
         await self._control.write(kv.DecodeToPrefill(**kind))
@@ -38,27 +40,27 @@ class DecodeSide:
         message: kv.PrefillToDecode = await asyncio.wait_for(self._control.read(), 20)
         return message
 
-    async def order(self, ticket_id: int, prompt: list[int], lease_ms: int, first_block: int = 0) -> None:
+    async def order(self, ticket_id: int, prompt: list[int], lease_ms: int, first_token: int = 0) -> None:
         sampling = pb.SamplingParams(max_tokens=8, top_p=1, repetition_penalty=1, n=1)
         ticket = kv.Ticket(
             ticket_id=ticket_id,
             request_id=f"ticket-{ticket_id}",
             prompt_token_ids=prompt,
             sampling=sampling,
-            first_block=first_block,
+            first_token=first_token,
             generation=7,
             lease_ms=lease_ms,
         )
         await self.send(ticket=ticket)
 
-    async def blocks(self, ticket_id: int, count: int) -> None:
-        """Read pieces until that many blocks of a ticket have come, each once, in order and with the ticket's words."""
+    async def tokens(self, ticket_id: int, count: int) -> None:
+        """Read pieces until the KV of that many tokens has come, each once, in order and with the ticket's words."""
         come: list[int] = []
         async with asyncio.timeout(20):
             while len(come) < count:
-                piece = await self._bulk.read()
-                assert (piece.epoch, piece.ticket_id, piece.generation) == (EPOCH, ticket_id, 7)
-                come += range(piece.first_block, piece.first_block + piece.num_blocks)
+                header = decode(await self._bulk.read()).header
+                assert (header.epoch, header.ticket_id, header.generation) == (EPOCH, ticket_id, 7)
+                come += range(header.first_token, header.first_token + header.num_tokens)
         assert come == list(range(come[0], come[0] + count))
 
 
@@ -66,6 +68,6 @@ class DecodeSide:
 async def decode_side(prefill: Pod, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[DecodeSide]:
     """Link to a prefill pod; the link breaks at the end. options: gRPC's, of the connection."""
     async with grpc.aio.insecure_channel(prefill.address, options=[*CHANNEL_OPTIONS, *options]) as channel:
-        side = DecodeSide(PrefillStub(channel), (await prefill.info()).fingerprint)
+        side = DecodeSide(channel, (await prefill.info()).fingerprint)
         await side.open()
         yield side

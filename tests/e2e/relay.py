@@ -7,21 +7,22 @@ from typing import Any
 
 import grpc
 
+from baton_kv.link import pieces_of, prefill_handler
 from baton_proto import handover_pb2 as kv
-from baton_proto.handover_pb2_grpc import PrefillServicer, PrefillStub, add_PrefillServicer_to_server
+from baton_proto.handover_pb2_grpc import PrefillServicer, PrefillStub
 from baton_worker.server import channel_options
 
 from .pod import CHANNEL_OPTIONS, Pod
 
-Change = Callable[[kv.KvPiece], Iterable[kv.KvPiece]]
+Change = Callable[[bytes], Iterable[bytes]]
 
 
-def unchanged(piece: kv.KvPiece) -> list[kv.KvPiece]:
-    return [piece]
+def unchanged(message: bytes) -> list[bytes]:
+    return [message]
 
 
 class Relay(PrefillServicer):
-    """change: what becomes of each piece. gate: closed, it holds pieces back. cut: once set, both streams break."""
+    """change: what becomes of a piece's message. gate: closed, it holds them back. cut: once set, both streams break."""
 
     def __init__(self, target: Pod, change: Change) -> None:
         self.address = ""
@@ -34,24 +35,23 @@ class Relay(PrefillServicer):
         self._target = target
 
     async def Handover(self, request_iterator: AsyncIterator[kv.DecodeToPrefill], context: Any) -> AsyncIterator[Any]:
-        async with self._prefill() as stub:
-            async for message in self._until_cut(stub.Handover(request_iterator), context):
+        async with self._prefill() as channel:
+            call = PrefillStub(channel).Handover(request_iterator)
+            async for message in self._until_cut(call, context):
                 yield message
 
-    async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[kv.KvPiece]:
-        async with self._prefill() as stub:
-            async for piece in self._until_cut(stub.Pieces(request), context):
+    async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[bytes]:
+        async with self._prefill() as channel:
+            async for message in self._until_cut(pieces_of(channel)(request), context):
                 self.num_pieces += 1
                 if not self.gate.is_set():
                     self.held.set()
                     await self.gate.wait()
-                for sent in self.change(piece):
+                for sent in self.change(message):
                     yield sent
 
-    @asynccontextmanager
-    async def _prefill(self) -> AsyncIterator[PrefillStub]:
-        async with grpc.aio.insecure_channel(self._target.address, options=CHANNEL_OPTIONS) as channel:
-            yield PrefillStub(channel)
+    def _prefill(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self._target.address, options=CHANNEL_OPTIONS)
 
     async def _until_cut(self, call: Any, context: Any) -> AsyncIterator[Any]:
         cut = asyncio.create_task(self.cut.wait())
@@ -75,7 +75,7 @@ async def relay_to(target: Pod, change: Change = unchanged) -> AsyncIterator[Rel
     """Run a relay in front of a prefill pod."""
     relay = Relay(target, change)
     server = grpc.aio.server(options=channel_options(0))
-    add_PrefillServicer_to_server(relay, server)
+    server.add_generic_rpc_handlers((prefill_handler(relay),))
     relay.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

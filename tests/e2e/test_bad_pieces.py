@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from baton_kv.pieces import checksum
+from baton_kv.pieces import decode, encode
 from baton_proto import handover_pb2 as kv
 from tests.models import reference_choices
 
@@ -26,54 +26,81 @@ async def impatient(llama: Path) -> AsyncIterator[Worker]:
     await worker.kill()
 
 
-def wrong_epoch(piece: kv.KvPiece) -> None:
-    piece.epoch ^= 1
+def wrong_epoch(header: kv.PieceHeader) -> None:
+    header.epoch ^= 1
 
 
-def unknown_ticket(piece: kv.KvPiece) -> None:
-    piece.ticket_id += 1_000_000
+def unknown_ticket(header: kv.PieceHeader) -> None:
+    header.ticket_id += 1_000_000
 
 
-def wrong_generation(piece: kv.KvPiece) -> None:
-    piece.generation += 1
+def wrong_generation(header: kv.PieceHeader) -> None:
+    header.generation += 1
 
 
-def blocks_beyond_the_order(piece: kv.KvPiece) -> None:
-    piece.first_block += 1_000
+def tokens_beyond_the_order(header: kv.PieceHeader) -> None:
+    header.first_token += 16_000
 
 
-def blocks_before_the_order(piece: kv.KvPiece) -> None:
+def tokens_before_the_order(header: kv.PieceHeader) -> None:
     """What the decode pod has already, which others may be using."""
-    piece.first_block = 0
+    header.first_token = 0
 
 
-def more_blocks_than_payload(piece: kv.KvPiece) -> None:
-    piece.num_blocks += 1
+def more_tokens_than_payload(header: kv.PieceHeader) -> None:
+    header.num_tokens += 1
 
 
-def part_of_the_layers(piece: kv.KvPiece) -> None:
-    piece.num_layers -= 1
+def part_of_the_layers(header: kv.PieceHeader) -> None:
+    header.num_layers -= 1
 
 
-def damaged_payload(piece: kv.KvPiece) -> None:
-    middle = len(piece.payload) // 2
-    piece.payload = piece.payload[:middle] + bytes([piece.payload[middle] ^ 1]) + piece.payload[middle + 1 :]
+def other_heads(header: kv.PieceHeader) -> None:
+    header.first_head += 1
 
 
-def cut_payload(piece: kv.KvPiece) -> None:
-    piece.payload = piece.payload[:-4]
-    piece.checksum = checksum(piece.payload)
+def with_other_words(change: Callable[[kv.PieceHeader], None]) -> Callable[[bytes], bytes]:
+    """Let a piece say something else of itself, with a checksum that is right."""
+
+    def damage(message: bytes) -> bytes:
+        piece = decode(message)
+        change(piece.header)
+        return encode(piece.header, piece.payload)
+
+    damage.__name__ = change.__name__
+    return damage
 
 
-DAMAGES: dict[Callable[[kv.KvPiece], None], str] = {
-    wrong_epoch: "epoch",
-    unknown_ticket: "ticket",
-    wrong_generation: "generation",
-    blocks_beyond_the_order: "range",
-    blocks_before_the_order: "range",
-    more_blocks_than_payload: "range",
-    part_of_the_layers: "range",
+def damaged_payload(message: bytes) -> bytes:
+    middle = len(message) // 2
+    return message[:middle] + bytes([message[middle] ^ 1]) + message[middle + 1 :]
+
+
+def damaged_header(message: bytes) -> bytes:
+    """One bit of first_token, which makes it another block's piece."""
+    piece = decode(message)
+    header = piece.header.SerializeToString()
+    piece.header.first_token ^= 16
+    other = piece.header.SerializeToString()
+    return message.replace(header, other) if len(header) == len(other) else message[:12] + b"?" + message[13:]
+
+
+def cut_payload(message: bytes) -> bytes:
+    piece = decode(message)
+    return encode(piece.header, piece.payload[:-4])
+
+
+DAMAGES: dict[Callable[[bytes], bytes], str] = {
+    with_other_words(wrong_epoch): "epoch",
+    with_other_words(unknown_ticket): "ticket",
+    with_other_words(wrong_generation): "generation",
+    with_other_words(tokens_beyond_the_order): "range",
+    with_other_words(tokens_before_the_order): "range",
+    with_other_words(more_tokens_than_payload): "range",
+    with_other_words(part_of_the_layers): "range",
+    with_other_words(other_heads): "range",
     damaged_payload: "checksum",
+    damaged_header: "checksum",
     cut_payload: "range",
 }
 
@@ -81,15 +108,14 @@ DAMAGES: dict[Callable[[kv.KvPiece], None], str] = {
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("which", ["first", "last"])
 async def test_a_refused_piece(
-    llama: Path, prefill: Worker, impatient: Worker, damage: Callable[[kv.KvPiece], None], which: str
+    llama: Path, prefill: Worker, impatient: Worker, damage: Callable[[bytes], bytes], which: str
 ) -> None:
     prompt = make_prompt(150, seed=50 + 2 * list(DAMAGES).index(damage) + (which == "last"))
-    last_block = len(prompt) // 16
 
-    def change(piece: kv.KvPiece) -> list[kv.KvPiece]:
-        if piece.first_block == 1 if which == "first" else piece.first_block + piece.num_blocks > last_block:
-            damage(piece)
-        return [piece]
+    def change(message: bytes) -> list[bytes]:
+        tokens = decode(message).extent.tokens
+        hit = tokens.start == 16 if which == "first" else tokens.stop == len(prompt)
+        return [damage(message) if hit else message]
 
     logged = len(impatient.process.lines)
     async with DecodeClient(impatient) as client:
@@ -105,7 +131,7 @@ async def test_a_refused_piece(
 
 async def test_a_piece_that_comes_twice(llama: Path, prefill: Worker, decode: Worker) -> None:
     prompt = make_prompt(150, seed=40)
-    async with DecodeClient(decode) as client, relay_to(prefill, lambda piece: [piece, piece]) as relay:
+    async with DecodeClient(decode) as client, relay_to(prefill, lambda message: [message, message]) as relay:
         answer = await client.ask(prompt, relay.address)
     assert answer.only == reference_choices(llama, prompt, answer.only)
     await asyncio.gather(decode.idle(), prefill.idle())
@@ -113,7 +139,7 @@ async def test_a_piece_that_comes_twice(llama: Path, prefill: Worker, decode: Wo
 
 async def test_pieces_that_never_come(llama: Path, prefill: Worker, impatient: Worker) -> None:
     prompt = make_prompt(150, seed=41)
-    async with DecodeClient(impatient) as client, relay_to(prefill, lambda piece: []) as relay:
+    async with DecodeClient(impatient) as client, relay_to(prefill, lambda message: []) as relay:
         answer = await client.ask(prompt, relay.address)
     assert answer.only == reference_choices(llama, prompt, answer.only)
     await asyncio.gather(impatient.idle(), prefill.idle())

@@ -5,6 +5,7 @@ import random
 import msgspec
 import torch
 
+from baton_common.extent import Extent
 from baton_engine.delta import Reservation
 from baton_engine.engine import Engine, Export
 from baton_engine.sequence import Request
@@ -15,10 +16,10 @@ _MOST_STEPS = 2_000
 
 
 class Piece(msgspec.Struct):
-    """Blocks on their way: indices into the prompt's block table, and what is in them."""
+    """KV on its way."""
 
     id: int
-    first_block: int
+    extent: Extent
     values: torch.Tensor
 
 
@@ -33,6 +34,7 @@ class Pair:
         self.pieces: list[Piece] = []
         self.first_tokens: dict[int, list[int]] = {}
         self._requests: dict[int, Request] = {}
+        self._head_dim = prefill.model.head_dim
         self._random = random.Random(seed)
 
     def add(self, request: Request) -> None:
@@ -58,7 +60,7 @@ class Pair:
 
     def order(self, reservation: Reservation) -> None:
         request = self._requests[reservation.id]
-        self.prefill.add(msgspec.structs.replace(request, exports_from=reservation.first_block))
+        self.prefill.add(msgspec.structs.replace(request, exports_from=reservation.first_token))
 
     def step_prefill(self) -> None:
         """Step the prefill engine, cut what it exports into pieces, and show the client the first tokens."""
@@ -81,18 +83,33 @@ class Pair:
     def deliver_piece(self) -> bool | None:
         piece = self.pieces.pop(self._random.randrange(len(self.pieces)))
         generation = self.reservations[piece.id].generation
-        complete = self.decode.import_blocks(piece.id, generation, piece.first_block, piece.values)
+        complete = self.decode.import_kv(piece.id, generation, piece.extent, piece.values)
         if complete:
             self.prefill.abort(piece.id)
         return complete
 
     def _cut(self, export: Export) -> None:
-        at = 0
-        while at < len(export.blocks):
-            blocks = export.blocks[at : at + self._random.randint(1, 3)]
-            shape = list(self.prefill.runner.cache.data.shape)
-            shape[2] = len(blocks)
-            values = torch.empty(shape)
-            self.prefill.runner.cache.gather(blocks, values)
-            self.pieces.append(Piece(export.id, export.first_block + at, values))
-            at += len(blocks)
+        at, end, size = export.first_token, export.first_token + export.num_tokens, self.prefill.config.block_size
+        while at < end:
+            # Whole blocks, or any number of tokens.
+            wanted = self._random.choice([size, 2 * size, self._random.randint(1, 3 * size)])
+            whole = self.prefill.extent(at, min(wanted, end - at))
+            for extent in self._random.choice([[whole], parts(whole)]):
+                values = torch.empty(extent.num_layers, 2, extent.num_tokens, extent.num_heads, self._head_dim)
+                self.prefill.runner.cache.gather(export.blocks, extent, values)
+                self.pieces.append(Piece(export.id, extent, values))
+            at += whole.num_tokens
+
+
+def parts(extent: Extent) -> list[Extent]:
+    """Cut an extent into its first layer and the others, each into its first head and the others."""
+    layers = [(0, 1), (1, extent.num_layers - 1)]
+    heads = [(0, 1), (1, extent.num_heads - 1)]
+    return [
+        msgspec.structs.replace(
+            extent, first_layer=first_layer, num_layers=num_layers, first_head=first_head, num_heads=num_heads
+        )
+        for first_layer, num_layers in layers
+        for first_head, num_heads in heads
+        if num_layers and num_heads
+    ]

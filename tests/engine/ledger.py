@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton_common.extent import Extent
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.runner import Choice, Done
@@ -63,8 +64,10 @@ class LedgerCache:
         for (_, target), values in zip(pairs, sources, strict=True):
             self.data[:, :, target] = values
 
-    def scatter(self, blocks: list[int], values: torch.Tensor) -> None:
-        self.data[:, :, blocks] = values
+    def scatter(self, blocks: list[int], extent: Extent, values: torch.Tensor) -> None:
+        size = self.data.shape[3]
+        for index, position in enumerate(range(extent.tokens.start, extent.tokens.stop)):
+            self.data[:, :, blocks[position // size], position % size] = values[:, :, index]
 
 
 class LedgerRunner:
@@ -98,7 +101,7 @@ class LedgerRunner:
             assert found == fold(text[: position + 1]), f"position {position} holds another sequence's KV"
         if not samples:
             return []
-        choices = range(sequence.sampling.n) if sequence.output_len == 0 else [sequence.choice]
+        choices = range(sequence.choice, sequence.choice + sequence.width)
         tokens = [next_token(text, choice) for choice in choices]
         self._unread[id(sequence), len(text)] = tokens[0]
         return [Choice(token, None) for token in tokens]

@@ -56,8 +56,9 @@ def importing(engine: Engine, transcript: Transcript) -> None:
     result = engine.step()
     transcript.take(result.deltas)
     [reservation] = result.reservations
-    values = torch.ones_like(engine.runner.cache.data[:, :, :1])
-    assert engine.import_blocks(1, reservation.generation, 4, values) is False
+    extent = engine.extent(64, 6)
+    values = torch.ones(extent.num_layers, 2, extent.num_tokens, extent.num_heads, engine.model.head_dim)
+    assert engine.import_kv(1, reservation.generation, extent, values) is False
 
 
 def importing_with_first_tokens(engine: Engine, transcript: Transcript) -> None:

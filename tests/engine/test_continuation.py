@@ -121,18 +121,16 @@ def test_an_order_made_anew_takes_nothing_of_the_old_one(llama: Path) -> None:
     while not pair.first_tokens:
         pair.step_prefill()
     first = pair.pieces.pop(0)
-    assert pair.decode.import_blocks(0, old.generation, first.first_block, first.values) is False
+    assert pair.decode.import_kv(0, old.generation, first.extent, first.values) is False
     pair.decode.import_tokens(0, pair.first_tokens.pop(0))
 
     new = pair.decode.restart_import(0)
     assert new is not None
     assert new.generation != old.generation
-    assert (new.first_block, new.num_blocks) == (old.first_block, old.num_blocks)
+    assert (new.first_token, new.num_tokens) == (old.first_token, old.num_tokens)
     for late in pair.pieces:
-        assert pair.decode.import_blocks(0, old.generation, late.first_block, late.values) is None
-    complete = [
-        pair.decode.import_blocks(0, new.generation, piece.first_block, piece.values) for piece in (first, *pair.pieces)
-    ]
+        assert pair.decode.import_kv(0, old.generation, late.extent, late.values) is None
+    complete = [pair.decode.import_kv(0, new.generation, piece.extent, piece.values) for piece in (first, *pair.pieces)]
     assert complete == [False] * len(pair.pieces) + [True]
     pair.prefill.abort(0)
     pair.pieces.clear()

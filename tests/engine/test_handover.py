@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from baton_common.extent import Extent
 from baton_engine.sequence import FinishReason
 from tests.models import reference_choices, reference_greedy
 
@@ -12,8 +14,9 @@ from .handover import Pair
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 
 
-def make_pair(folder: Path, seed: int = 0) -> Pair:
-    return Pair(make_engine(folder, max_num_batched_tokens=24), make_engine(folder), seed)
+def make_pair(folder: Path, seed: int = 0, *, prefill_block: int = 16, decode_block: int = 16) -> Pair:
+    prefill = make_engine(folder, max_num_batched_tokens=24, block_size=prefill_block, num_blocks=4096 // prefill_block)
+    return Pair(prefill, make_engine(folder, block_size=decode_block, num_blocks=4096 // decode_block), seed)
 
 
 def assert_both_idle(pair: Pair) -> None:
@@ -42,6 +45,21 @@ def test_tokens_are_those_of_the_reference(windowed: Path, seed: int) -> None:
     assert_both_idle(pair)
 
 
+@pytest.mark.parametrize(("prefill_block", "decode_block"), [(16, 64), (64, 16), (1, 16), (24, 10)])
+def test_blocks_of_different_sizes(llama: Path, prefill_block: int, decode_block: int) -> None:
+    pair = make_pair(llama, seed=prefill_block, prefill_block=prefill_block, decode_block=decode_block)
+    common = make_prompt(75)
+    # The decode engine has some blocks already, whose end is in the middle of one of the prefill engine's.
+    generate(pair.decode, [make_request(100, common)])
+    prompts = [*(make_prompt(length, seed=3) for length in (1, 16, 40, 63, 64, 65, 130)), common + make_prompt(40)]
+    for id, prompt in enumerate(prompts):
+        pair.add(make_request(id, prompt, 20))
+    transcript = pair.run()
+    for id, prompt in enumerate(prompts):
+        assert transcript.tokens[id, 0] == reference_choices(llama, prompt, transcript.tokens[id, 0])
+    assert_both_idle(pair)
+
+
 def test_sampled_choices_are_those_of_one_engine(llama: Path) -> None:
     requests = [make_request(i, make_prompt(20 + 9 * i, seed=i), 20, n=3, temperature=1.0, seed=i) for i in range(4)]
     pair = make_pair(llama)
@@ -59,11 +77,8 @@ def test_only_what_the_decode_engine_lacks_is_carried(llama: Path) -> None:
     pair.add(make_request(1, prompt, 20))
     until_first_tokens(pair)
     reservation = pair.reservations[1]
-    assert (reservation.first_block, reservation.num_blocks, reservation.cached_tokens) == (3, 2, 48)
-    carried = [
-        index for piece in pair.pieces for index in range(piece.first_block, piece.first_block + piece.values.shape[2])
-    ]
-    assert sorted(carried) == [3, 4]
+    assert (reservation.first_token, reservation.num_tokens, reservation.cached_tokens) == (48, 32, 48)
+    assert min(piece.extent.tokens.start for piece in pair.pieces) == 48
     assert pair.run().tokens[1, 0] == reference_greedy(llama, prompt, 20)
     assert_both_idle(pair)
 
@@ -94,7 +109,7 @@ def test_blocks_leave_while_the_prompt_is_being_computed(llama: Path) -> None:
     pair.add(make_request(0, make_prompt(100), 4))
     pair.step_decode()
     pair.step_prefill()
-    assert [(piece.first_block, piece.values.shape[2]) for piece in pair.pieces] == [(0, 1)]
+    assert {piece.extent.tokens.stop for piece in pair.pieces} == {16}
     assert not pair.first_tokens
     pair.run()
     assert_both_idle(pair)
@@ -183,20 +198,27 @@ def test_what_does_not_belong_is_refused_and_not_written(llama: Path) -> None:
     until_first_tokens(pair)
     reservation, cache = pair.reservations[0], pair.decode.runner.cache
     before = cache.data.clone()
-    values = torch.ones_like(cache.data[:, :, :1])
-    blocks = pair.decode.import_blocks
-    assert blocks(0, reservation.generation - 1, 0, values) is None, "an earlier generation"
-    assert blocks(0, reservation.generation + 1, 0, values) is None, "a later generation"
-    assert blocks(7, reservation.generation, 0, values) is None, "another request"
-    assert blocks(0, reservation.generation, 5, values) is None, "a block behind the last"
-    assert blocks(0, reservation.generation, 4, torch.cat([values, values], dim=2)) is None, "partly behind the last"
+    generation = reservation.generation
+
+    def imported(id: int, generation: int, extent: Extent) -> bool | None:
+        values = torch.ones(extent.num_layers, 2, extent.num_tokens, extent.num_heads, cache.data.shape[-1])
+        return pair.decode.import_kv(id, generation, extent, values)
+
+    some = pair.decode.extent(0, 16)
+    assert imported(0, generation - 1, some) is None, "an earlier generation"
+    assert imported(0, generation + 1, some) is None, "a later generation"
+    assert imported(7, generation, some) is None, "another request"
+    assert imported(0, generation, pair.decode.extent(70, 1)) is None, "behind the last token"
+    assert imported(0, generation, pair.decode.extent(64, 7)) is None, "partly behind the last token"
+    assert imported(0, generation, pair.decode.extent(5, 0)) is None, "nothing"
+    assert imported(0, generation, msgspec.structs.replace(some, num_layers=3)) is None, "a layer that there is not"
+    assert imported(0, generation, msgspec.structs.replace(some, first_head=1)) is None, "a head that there is not"
     assert torch.equal(cache.data, before)
     piece = pair.pieces[0]
-    assert blocks(0, reservation.generation, piece.first_block, piece.values) is not None
+    assert pair.decode.import_kv(0, generation, piece.extent, piece.values) is not None
     written = cache.data.clone()
     assert not torch.equal(written, before)
-    twice = torch.ones_like(piece.values)
-    assert blocks(0, reservation.generation, piece.first_block, twice) is None, "a block that is there already"
+    assert imported(0, generation, piece.extent) is None, "what is there already"
     assert torch.equal(cache.data, written)
     pair.pieces.pop(0)
     assert pair.run().tokens[0, 0] == reference_greedy(llama, make_prompt(70), 8)
@@ -216,7 +238,7 @@ def test_a_piece_for_an_earlier_request_of_the_same_id_is_refused(llama: Path) -
     prompt = make_prompt(70, seed=1)
     pair.add(make_request(0, prompt, 8))
     pair.step_decode()
-    assert pair.decode.import_blocks(0, old.generation, late.first_block, late.values) is None
+    assert pair.decode.import_kv(0, old.generation, late.extent, late.values) is None
     assert pair.run().tokens[0, 0] == reference_greedy(llama, prompt, 8)
     assert_both_idle(pair)
 
@@ -245,7 +267,7 @@ def test_an_exporter_keeps_its_blocks_when_others_need_some(llama: Path) -> None
     blocks: list[int] = []
     for _ in range(200):
         for export in engine.step().exports:
-            blocks += export.blocks
+            blocks = export.blocks[: (export.first_token + export.num_tokens) // 4]
         if blocks and engine.load().preemptions:
             break
     assert engine.load().preemptions > 0

@@ -4,12 +4,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton_engine.block_pool import BlockPool
 from baton_engine.delta import Reservation
+from baton_engine.engine import Export
 from baton_engine.scheduler import Scheduler
 from baton_engine.sequence import Sequence, State, Step
 
@@ -41,7 +43,8 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.prompts: dict[int, list[int]] = {}
         self.reservations: dict[int, Reservation] = {}
-        self.exported: dict[int, dict[int, int]] = {}
+        self.known: dict[int, list[int]] = {}  # prompt, and output of those that go on
+        self.exported: dict[int, list[int]] = {}  # the block of each token
         self.transcript = Transcript()
 
     def teardown(self) -> None:
@@ -67,18 +70,27 @@ class EngineMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 3]),
         priority=st.integers(-1, 1),
         kind=st.sampled_from(["plain", "plain", "plain", "import", "export"]),
+        begun=st.sampled_from([0, 0, 0, 1, 5]),
+        choice=st.integers(0, 2),
     )
-    def add(self, prompt: list[int], max_tokens: int, n: int, priority: int, kind: str) -> None:
+    def add(
+        self, prompt: list[int], max_tokens: int, n: int, priority: int, kind: str, begun: int, choice: int
+    ) -> None:
         id = len(self.prompts)
+        begun, choice = (min(begun, max_tokens - 1), choice) if n == 1 else (0, 0)
+        output = expected_output(prompt, choice, begun)
         self.prompts[id] = prompt
+        self.known[id] = prompt + output
         exports_from = 0 if kind == "export" else None
         request = make_request(
-            id, prompt, max_tokens, n=n, priority=priority, imports_kv=kind == "import", exports_from=exports_from
-        )
+            id, prompt, max_tokens, n=n, priority=priority, imports_kv=kind == "import", exports_from=exports_from,
+            output=output, choice=choice,
+        )  # fmt: skip
         assert self.engine.request_error(request) is None
+        self.transcript.expect(request)
         self.engine.add(request)
         if kind == "export":
-            self.exported[id] = {}
+            self.exported[id] = []
 
     @precondition(lambda self: self.prompts)
     @rule(data=st.data())
@@ -96,19 +108,27 @@ class EngineMachine(RuleBasedStateMachine):
         del self.reservations[id]
 
     @precondition(lambda self: self.reservations)
-    @rule(data=st.data(), part=st.sampled_from(["last block", "first tokens", "all"]))
+    @rule(data=st.data())
+    def restart(self, data: st.DataObject) -> None:
+        """The order is made anew, whatever has come of it."""
+        id = data.draw(st.sampled_from(list(self.reservations)))
+        reservation = self.engine.restart_import(id)
+        assert reservation is not None
+        assert reservation.generation != self.reservations[id].generation
+        self.reservations[id] = reservation
+
+    @precondition(lambda self: self.reservations)
+    @rule(data=st.data(), part=st.sampled_from(["last token", "first tokens", "all"]))
     def deliver(self, data: st.DataObject, part: str) -> None:
         """KV, first tokens or both arrive for a request with reserved blocks."""
         id = data.draw(st.sampled_from(list(self.reservations)))
-        reservation, prompt = self.reservations[id], self.prompts[id]
-        last = reservation.first_block + reservation.num_blocks
-        first = {"last block": last - 1, "first tokens": last, "all": reservation.first_block}[part]
-        for index in range(first, last):
-            values = self.engine.runner.cache.data[:, :, :1].clone()
-            for offset in range(BLOCK_SIZE):
-                values[0, 0, 0, offset] = fold(prompt[: index * BLOCK_SIZE + offset + 1])
-            self.engine.import_blocks(id, reservation.generation, index, values)
-        if part != "last block" and id in self.engine._imports:
+        reservation, known = self.reservations[id], self.known[id]
+        last = reservation.first_token + reservation.num_tokens
+        first = {"last token": last - 1, "first tokens": last, "all": reservation.first_token}[part]
+        for position in range(first, last):
+            values = torch.full((1, 1, 1, 1, 1), fold(known[: position + 1]))
+            self.engine.import_kv(id, reservation.generation, self.engine.extent(position, 1), values)
+        if part != "last token" and id in self.engine._imports:
             self.start(id)
         if id not in self.engine._imports:
             del self.reservations[id]
@@ -116,10 +136,14 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, id: int) -> None:
         """The other engine has sampled the first tokens, and the client has them."""
         [sequence] = self.engine._sequences[id]
-        firsts = [expected_output(self.prompts[id], choice, 1) for choice in range(sequence.sampling.n)]
-        for choice, tokens in enumerate(firsts):
-            self.transcript.tokens.setdefault((id, choice), list(tokens))
-        self.engine.import_tokens(id, [token for [token] in firsts])
+        begun = sequence.given_len - sequence.prompt_len
+        firsts = []
+        for choice in range(sequence.choice, sequence.choice + sequence.sampling.n):
+            tokens = expected_output(self.prompts[id], choice, begun + 1)
+            if len(self.transcript.tokens.get((id, choice), [])) <= begun:
+                self.transcript.tokens[id, choice] = tokens
+            firsts.append(tokens[-1])
+        self.engine.import_tokens(id, firsts)
 
     @rule()
     def step(self) -> None:
@@ -149,7 +173,7 @@ class EngineMachine(RuleBasedStateMachine):
         for reservation in result.reservations:
             self.reservations[reservation.id] = reservation
         for export in result.exports:
-            self.check_export(export.id, export.first_block, export.blocks)
+            self.check_export(export)
         self.transcript.take(result.deltas)
 
     def check_step(self, step: Step, decodes: list[Sequence]) -> None:
@@ -175,21 +199,21 @@ class EngineMachine(RuleBasedStateMachine):
             assert not blocks & written, "two sequences write one block"
             written |= blocks
 
-    def check_export(self, id: int, first_block: int, blocks: list[int]) -> None:
-        seen, prompt = self.exported[id], self.prompts[id]
-        assert first_block == len(seen), "exports leave a gap or come twice"
-        for index, block in enumerate(blocks, first_block):
-            seen[index] = block
-            known = prompt[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
-            values = self.engine.runner.cache.data[0, 0, block, : len(known), 0, 0].tolist()
-            assert values == [fold(prompt[: index * BLOCK_SIZE + offset + 1]) for offset in range(len(known))]
+    def check_export(self, export: Export) -> None:
+        seen, known = self.exported[export.id], self.known[export.id]
+        assert export.first_token == len(seen), "exports leave a gap or come twice"
+        for position in range(export.first_token, export.first_token + export.num_tokens):
+            block = export.blocks[position // BLOCK_SIZE]
+            seen.append(block)
+            value = self.engine.runner.cache.data[0, 0, block, position % BLOCK_SIZE, 0, 0]
+            assert value == fold(known[: position + 1])
 
     @invariant()
     def exported_blocks_stay(self) -> None:
         for id, blocks in self.exported.items():
             if blocks:
                 [sequence] = self.engine._sequences[id]
-                assert sequence.blocks[: len(blocks)] == [blocks[index] for index in range(len(blocks))]
+                assert [sequence.blocks[position // BLOCK_SIZE] for position in range(len(blocks))] == blocks
 
     @invariant()
     def counts_agree(self) -> None:

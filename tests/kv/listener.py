@@ -58,7 +58,9 @@ class Listener:
         )
 
     def bytes_of(self, piece: Piece) -> bytes:
-        return bytes(self.client.exports.slot(piece.slot, piece.num_blocks * self.client.ready.block_bytes))
+        extent = piece.extent
+        size = extent.num_layers * extent.num_tokens * extent.num_heads * self.client.ready.head_bytes
+        return bytes(self.client.exports.slot(piece.slot, size))
 
     async def stop(self) -> None:
         self._task.cancel()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from baton_common.extent import Extent
 from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta, Load, Reservation
 from baton_engine.sampling import SamplingParams, TokenLogprobs
@@ -32,12 +33,13 @@ from baton_worker.messages import (
     Start,
 )
 
+EXTENT = Extent(first_token=3, num_tokens=4, first_layer=0, num_layers=2, first_head=1, num_heads=2)
 SAMPLING = SamplingParams(temperature=0.5, seed=2**64 - 1, logit_bias={3: -1.5}, bad_words=[[1, 2]], prompt_logprobs=0)
 COMMANDS: list[Command] = [
     Start(EngineConfig(model="/folder", num_blocks=9), "decode", "info", 4, 5),
     Add(Request(id=1, prompt=[1, 2, 3], sampling=SAMPLING, priority=-2, exports_from=0)),
     Abort(7),
-    ImportPiece(1, 2, 3, 4, 5),
+    ImportPiece(1, 2, EXTENT, 5),
     ImportTokens(1, [9, 8]),
     RestartImport(2),
     CancelImport(3),
@@ -56,7 +58,7 @@ EVENTS: list[Event] = [
         ],
         reservations=[Reservation(1, 2, 3, 4, 5)],
         rejections=[Rejected(1, "prompt", "is empty")],
-        pieces=[Piece(1, 0, 2, 7)],
+        pieces=[Piece(1, EXTENT, 7)],
         freed_slots=[1],
         imported=[Imported(2, 7)],
         stale=[3],

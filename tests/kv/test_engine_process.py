@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from baton_common.extent import Extent
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
 from baton_worker.engine_client import EngineDied
@@ -69,7 +70,7 @@ async def carry(prefill: Listener, decode: Listener, id: int) -> None:
     decode.client.imports.slot(slot, len(payload))[:] = payload
     generation = decode.reservations[id].generation
     freed = len(decode.freed_slots)
-    decode.client.send(ImportPiece(id, generation, piece.first_block, piece.num_blocks, slot))
+    decode.client.send(ImportPiece(id, generation, piece.extent, slot))
     await decode.until(lambda: len(decode.freed_slots) > freed)
     decode.client.import_slots.put_nowait(decode.freed_slots[-1])
 
@@ -79,9 +80,9 @@ async def test_it_says_what_it_is(decode: Listener, folder: Path) -> None:
     assert ready.fingerprint == layout_fingerprint(engine.layout(), folder)
     assert (ready.max_model_len, ready.vocab_size, ready.block_size, ready.num_blocks) == (512, 512, 16, 64)
     assert (ready.num_layers, ready.num_kv_heads) == (2, 2)
-    # Keys and values of two layers, 16 tokens, 2 heads of 16 float32 each.
-    assert ready.block_bytes == 2 * 2 * 16 * 2 * 16 * 4
-    assert ready.slot_bytes % ready.block_bytes == 0
+    # Keys and values of 16 float32 each.
+    assert ready.head_bytes == 2 * 16 * 4
+    assert ready.slot_bytes % (2 * 2 * ready.head_bytes) == 0
 
 
 async def test_it_generates_the_tokens_of_the_reference(decode: Listener, folder: Path) -> None:
@@ -118,13 +119,14 @@ async def test_an_abort_frees_at_once(decode: Listener) -> None:
 async def test_exports_hold_exactly_the_kv(prefill: Listener, folder: Path) -> None:
     id, prompt = next(ids), make_prompt(70, seed=50)
     prefill.add(make_request(id, prompt, 1, exports_from=0))
-    await prefill.until(lambda: sum(piece.num_blocks for piece in prefill.pieces) == 5)
+    await prefill.until(lambda: sum(piece.extent.num_tokens for piece in prefill.pieces) == 70)
     engine = make_engine(folder, max_num_batched_tokens=24)
     engine.add(make_request(id, prompt, 1, exports_from=0))
     finish(engine, Transcript())
     blocks = engine._sequences[id][0].blocks
     for piece in prefill.pieces:
-        expected = engine.runner.cache.data[:, :, blocks[piece.first_block : piece.first_block + piece.num_blocks]]
+        tokens = piece.extent.tokens
+        expected = engine.runner.cache.data[:, :, blocks].flatten(2, 3)[:, :, tokens]
         got = torch.frombuffer(bytearray(prefill.bytes_of(piece)), dtype=torch.float32).view(expected.shape)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
         prefill.client.send(FreeSlot(piece.slot))
@@ -138,8 +140,8 @@ async def test_kv_goes_from_one_process_to_the_other(prefill: Listener, decode: 
     id, prompt = next(ids), make_prompt(130, seed=51)
     decode.add(make_request(id, prompt, 20, imports_kv=True))
     await decode.until(lambda: id in decode.reservations)
-    first_block = decode.reservations[id].first_block
-    prefill.add(make_request(id, prompt, 20, exports_from=first_block))
+    first_token = decode.reservations[id].first_token
+    prefill.add(make_request(id, prompt, 20, exports_from=first_token))
     while id not in decode.imported:
         await prefill.until(lambda: any(piece.id == id for piece in prefill.pieces))
         await carry(prefill, decode, id)
@@ -183,9 +185,12 @@ async def test_a_late_piece_is_reported_and_its_slot_freed(decode: Listener, fol
     await decode.until(lambda: id in decode.reservations)
     reservation = decode.reservations[id]
     decode.client.send(CancelImport(id))
-    size = decode.client.ready.block_bytes
+    extent = Extent(
+        first_token=reservation.first_token, num_tokens=16, first_layer=0, num_layers=2, first_head=0, num_heads=2
+    )
+    size = 16 * 2 * 2 * decode.client.ready.head_bytes
     decode.client.imports.slot(3, size)[:] = b"\x7f" * size
-    decode.client.send(ImportPiece(id, reservation.generation, reservation.first_block, 1, 3))
+    decode.client.send(ImportPiece(id, reservation.generation, extent, 3))
     await decode.ended(id)
     assert decode.stale == [id]
     assert decode.freed_slots == [3]
@@ -193,15 +198,17 @@ async def test_a_late_piece_is_reported_and_its_slot_freed(decode: Listener, fol
 
 
 async def test_an_export_larger_than_a_slot_comes_in_several(tiny_model: MakeModel) -> None:
-    model = tiny_model("llama", num_key_value_heads=4, head_dim=128, num_hidden_layers=1, max_position_embeddings=1024)
-    # Blocks of 1 MiB, four to a slot.
-    listener = Listener(await start_engine(model, block_size=256, num_blocks=8, export_fraction=1))
-    ready = listener.client.ready
-    assert ready.slot_bytes == 4 * ready.block_bytes == 4 << 20
-    listener.add(make_request(1, make_prompt(1000), 1, exports_from=0))
-    listener.add(make_request(2, make_prompt(600, seed=1), 1, exports_from=1))
-    await listener.until(lambda: len(listener.pieces) >= 2)
-    assert [(p.id, p.first_block, p.num_blocks) for p in listener.pieces] == [(1, 0, 4), (2, 1, 2)]
+    model = tiny_model("llama", num_key_value_heads=4, head_dim=128, num_hidden_layers=1, max_position_embeddings=2048)
+    # A token is 4 KiB, a slot 1,024 tokens.
+    listener = Listener(await start_engine(model, block_size=128, num_blocks=24, export_fraction=1, max_model_len=2048))
+    assert listener.client.ready.slot_bytes == 4 << 20
+    listener.add(make_request(1, make_prompt(1500), 1, exports_from=0))
+    listener.add(make_request(2, make_prompt(600, seed=1), 1, exports_from=130))
+    await listener.until(lambda: sum(piece.extent.num_tokens for piece in listener.pieces) == 1500 + 470)
+    pieces = sorted((p.id, p.extent.first_token, p.extent.num_tokens) for p in listener.pieces)
+    assert sum(count for id, _, count in pieces if id == 1) == 1500
+    assert next(first for id, first, _ in pieces if id == 2) == 130
+    assert sum(count for id, _, count in pieces if id == 2) == 470
     for id in (1, 2):
         listener.client.send(Abort(id))
     await listener.idle()

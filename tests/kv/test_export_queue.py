@@ -8,34 +8,50 @@ from baton_engine.engine import Export
 from baton_worker.export_queue import ExportQueue
 
 
-def taken(queue: ExportQueue, limit: int = 4) -> list[tuple[int, int, list[int]]]:
-    """Take all there is; return (id, first block, blocks) of each."""
+def make_queue(num_slots: int = 8, slot_tokens: int = 32, block_size: int = 16) -> ExportQueue:
+    return ExportQueue(num_slots, slot_tokens, block_size)
+
+
+def make_export(id: int, first_token: int = 0, num_tokens: int = 1) -> Export:
+    return Export(id, first_token, num_tokens, [id])
+
+
+def taken(queue: ExportQueue) -> list[tuple[int, int, int]]:
+    """Take all there is; return (id, first token, tokens) of each."""
     pieces = []
-    while (next_one := queue.take(limit)) is not None:
+    while (next_one := queue.take()) is not None:
         export, _ = next_one
-        pieces.append((export.id, export.first_block, export.blocks))
+        assert export.blocks == [export.id]
+        pieces.append((export.id, export.first_token, export.num_tokens))
     return pieces
 
 
 def test_a_long_export_comes_in_parts() -> None:
-    queue = ExportQueue(8)
-    queue.put(0, Export(1, 10, [7, 8, 9]))
-    assert taken(queue, limit=2) == [(1, 10, [7, 8]), (1, 12, [9])]
+    queue = make_queue()
+    queue.put(0, make_export(1, first_token=10, num_tokens=60))
+    # The second part begins with a block.
+    assert taken(queue) == [(1, 10, 22), (1, 32, 32), (1, 64, 6)]
+
+
+def test_a_block_larger_than_a_slot_is_cut() -> None:
+    queue = make_queue(slot_tokens=10, block_size=16)
+    queue.put(0, make_export(1, num_tokens=32))
+    assert taken(queue) == [(1, 0, 10), (1, 10, 6), (1, 16, 10), (1, 26, 6)]
 
 
 def test_lanes_take_turns() -> None:
-    queue = ExportQueue(8)
+    queue = make_queue()
     for id in range(3):
-        queue.put(0, Export(id, 0, [id]))
+        queue.put(0, make_export(id))
     for id in range(3, 5):
-        queue.put(1, Export(id, 0, [id]))
+        queue.put(1, make_export(id))
     assert [id for id, *_ in taken(queue)] == [0, 3, 1, 4, 2]
 
 
 def test_what_is_dropped_is_not_taken() -> None:
-    queue = ExportQueue(8)
-    queue.put(0, Export(1, 0, [1]))
-    queue.put(0, Export(2, 0, [2]))
+    queue = make_queue()
+    queue.put(0, make_export(1))
+    queue.put(0, make_export(2))
     queue.drop(1)
     assert [id for id, *_ in taken(queue)] == [2]
     assert not queue.ready
@@ -43,14 +59,14 @@ def test_what_is_dropped_is_not_taken() -> None:
 
 @pytest.mark.parametrize("stuck", [1, 2, 3, 7])
 def test_stuck_lanes_leave_slots_for_the_others(stuck: int) -> None:
-    queue = ExportQueue(8)
+    queue = make_queue()
     for lane in range(stuck):
         for id in range(20):
-            queue.put(lane, Export(100 * lane + id, 0, [id]))
+            queue.put(lane, make_export(100 * lane + id))
     taken(queue)
     for id in range(50):
-        queue.put(99, Export(10_000 + id, 0, [id]))
-        export, slot = queue.take(4) or (None, -1)
+        queue.put(99, make_export(10_000 + id))
+        export, slot = queue.take() or (None, -1)
         assert export is not None
         assert export.id == 10_000 + id
         queue.free(slot)
@@ -66,35 +82,35 @@ def test_stuck_lanes_leave_slots_for_the_others(stuck: int) -> None:
         )
     )
 )
-def test_every_block_once_and_in_order(moves: list[tuple]) -> None:
-    queue, held, came, id = ExportQueue(4), [], {}, 0
-    expected: dict[int, list[int]] = {}
+def test_every_token_once_and_in_order(moves: list[tuple]) -> None:
+    queue, held, came, id = make_queue(4, 2, 2), [], {}, 0
+    expected: dict[int, int] = {}
     for move in moves:
         match move:
             case ("put", lane, count):
                 id += 1
-                expected[id] = list(range(count))
-                queue.put(lane, Export(id, 0, list(range(count))))
+                expected[id] = count
+                queue.put(lane, make_export(id, num_tokens=count))
             case ("take",):
                 ready = queue.ready
-                one = queue.take(2)
+                one = queue.take()
                 assert ready == (one is not None)
                 if one is not None:
                     export, slot = one
                     assert slot not in held
                     held.append(slot)
-                    assert export.first_block == len(came.setdefault(export.id, []))
-                    came[export.id] += export.blocks
+                    assert export.first_token == came.get(export.id, 0)
+                    came[export.id] = export.first_token + export.num_tokens
             case ("free", which) if held:
                 queue.free(held.pop(which % len(held)))
             case ("drop", which):
                 queue.drop(which)
                 expected.pop(which, None)
     while held or queue.ready:
-        while (one := queue.take(2)) is not None:
+        while (one := queue.take()) is not None:
             export, slot = one
             held.append(slot)
-            came.setdefault(export.id, []).extend(export.blocks)
+            came[export.id] = came.get(export.id, 0) + export.num_tokens
         while held:
             queue.free(held.pop())
     assert {key: came[key] for key in expected} == expected

@@ -1,4 +1,4 @@
-"""A ticket lets in each block it ordered, once, and nothing else."""
+"""A ticket lets in what it ordered, once, and nothing else."""
 
 import contextlib
 
@@ -6,11 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_kv.pieces import PieceRefused
+from baton_common.extent import Extent
+from baton_kv.pieces import Piece, PieceRefused, make_header
 from baton_kv.tickets import OpenTicket, TicketBook
-from baton_proto.handover_pb2 import KvPiece
 
 EPOCH, GENERATION = 0xABCDEF, 7
+
+
+Range = tuple[int, int]
+
+
+def extent(first_token: int, num_tokens: int, layers: Range = (0, 3), heads: Range = (0, 4)) -> Extent:
+    return Extent(
+        first_token=first_token,
+        num_tokens=num_tokens,
+        first_layer=layers[0],
+        num_layers=layers[1] - layers[0],
+        first_head=heads[0],
+        num_heads=heads[1] - heads[0],
+    )
 
 
 @pytest.fixture
@@ -18,64 +32,65 @@ def book() -> TicketBook:
     return TicketBook(EPOCH)
 
 
-def claim(book: TicketBook, piece: KvPiece) -> OpenTicket:
-    ticket = book.find(piece)
-    ticket.receive(piece)
-    return ticket
+def make_piece(ticket: OpenTicket, part: Extent, **fields: int) -> Piece:
+    words = {"epoch": EPOCH, "ticket_id": ticket.id, "generation": ticket.generation, **fields}
+    return Piece(make_header(**words, extent=part), memoryview(b""))
 
 
-def make_piece(ticket: OpenTicket, first_block: int, num_blocks: int = 1, **fields: int) -> KvPiece:
-    defaults = {"epoch": EPOCH, "ticket_id": ticket.id, "generation": ticket.generation}
-    return KvPiece(**{**defaults, "first_block": first_block, "num_blocks": num_blocks, **fields})
-
-
-def reason(book: TicketBook, piece: KvPiece) -> str:
+def reason(book: TicketBook, piece: Piece) -> str:
     with pytest.raises(PieceRefused) as refused:
-        claim(book, piece)
+        book.claim(piece)
+    assert refused.value.header is piece.header
     return refused.value.reason
 
 
-def test_each_block_is_taken_once(book: TicketBook) -> None:
-    ticket = book.open(request=5, generation=GENERATION, first_block=3, num_blocks=4)
-    assert claim(book, make_piece(ticket, 5, 2)) is ticket
-    assert ticket.missing == {3, 4}
-    assert reason(book, make_piece(ticket, 5)) == "range"
-    assert reason(book, make_piece(ticket, 4, 2)) == "range"
-    assert ticket.missing == {3, 4}
-    claim(book, make_piece(ticket, 3, 2))
-    assert ticket.missing == set()
+def test_each_token_is_taken_once(book: TicketBook) -> None:
+    ticket = book.open(request=5, generation=GENERATION, extent=extent(3, 4))
+    assert book.claim(make_piece(ticket, extent(5, 2))) is ticket
+    assert reason(book, make_piece(ticket, extent(5, 1))) == "range"
+    assert reason(book, make_piece(ticket, extent(4, 2))) == "range"
+    assert ticket.missing
+    book.claim(make_piece(ticket, extent(3, 2)))
+    assert not ticket.missing
 
 
 @pytest.mark.parametrize(
-    ("first_block", "num_blocks"), [(2, 1), (2, 2), (6, 2), (7, 1), (3, 5), (3, 0), (0, 2**32 - 1)]
+    "part",
+    [
+        *(extent(first, count) for first, count in [(2, 1), (2, 2), (6, 2), (7, 1), (3, 5), (3, 0), (0, 2**32 - 1)]),
+        extent(3, 1, layers=(0, 4)),
+        extent(3, 1, layers=(1, 1)),
+        extent(3, 1, heads=(3, 5)),
+    ],
+    ids=str,
 )
-def test_blocks_that_were_not_ordered_are_refused(book: TicketBook, first_block: int, num_blocks: int) -> None:
-    ticket = book.open(5, GENERATION, 3, 4)
-    assert reason(book, make_piece(ticket, first_block, num_blocks)) == "range"
-    assert ticket.missing == {3, 4, 5, 6}
+def test_what_was_not_ordered_is_refused(book: TicketBook, part: Extent) -> None:
+    ticket = book.open(5, GENERATION, extent(3, 4))
+    assert reason(book, make_piece(ticket, part)) == "range"
+    assert ticket.missing.lacks(extent(3, 4))
 
 
 def test_writers_from_another_time_are_refused(book: TicketBook) -> None:
-    ticket = book.open(5, GENERATION, 0, 2)
-    assert reason(book, make_piece(ticket, 0, epoch=EPOCH + 1)) == "epoch"
-    assert reason(book, make_piece(ticket, 0, ticket_id=ticket.id + 1)) == "ticket"
-    assert reason(book, make_piece(ticket, 0, generation=GENERATION - 1)) == "generation"
-    assert ticket.missing == {0, 1}
+    ticket, part = book.open(5, GENERATION, extent(0, 2)), extent(0, 1)
+    assert reason(book, make_piece(ticket, part, epoch=EPOCH + 1)) == "epoch"
+    assert reason(book, make_piece(ticket, part, ticket_id=ticket.id + 1)) == "ticket"
+    assert reason(book, make_piece(ticket, part, generation=GENERATION - 1)) == "generation"
+    assert ticket.missing.lacks(extent(0, 2))
     book.close(ticket.id)
-    assert reason(book, make_piece(ticket, 0)) == "ticket"
+    assert reason(book, make_piece(ticket, part)) == "ticket"
 
 
 def test_the_ticket_of_a_request_opened_again_is_another(book: TicketBook) -> None:
-    first = book.open(5, GENERATION, 0, 2)
+    first = book.open(5, GENERATION, extent(0, 2))
     book.close(first.id)
-    second = book.open(5, GENERATION + 1, 0, 2)
+    second = book.open(5, GENERATION + 1, extent(0, 2))
     assert second.id != first.id
-    assert reason(book, make_piece(first, 0)) == "ticket"
-    assert second.missing == {0, 1}
+    assert reason(book, make_piece(first, extent(0, 1))) == "ticket"
+    assert second.missing.lacks(extent(0, 2))
 
 
 def test_the_book_knows_what_is_open(book: TicketBook) -> None:
-    tickets = [book.open(request, GENERATION, 0, 1) for request in range(3)]
+    tickets = [book.open(request, GENERATION, extent(0, 1)) for request in range(3)]
     assert len(book) == 3
     assert book.get(tickets[1].id) is tickets[1]
     assert book.close(tickets[1].id) is tickets[1]
@@ -84,15 +99,23 @@ def test_the_book_knows_what_is_open(book: TicketBook) -> None:
     assert len(book) == 2
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=30))
-def test_whatever_comes_each_block_is_written_at_most_once(pieces: list[tuple[int, int]]) -> None:
+def ranges(most: int) -> st.SearchStrategy[Range]:
+    return st.tuples(st.integers(0, most), st.integers(0, most)).map(lambda ends: (min(ends), max(ends)))
+
+
+@given(st.lists(st.tuples(ranges(9), ranges(4), ranges(5)), max_size=40))
+def test_whatever_comes_each_cell_is_written_at_most_once(pieces: list[tuple[Range, Range, Range]]) -> None:
     book = TicketBook(EPOCH)
-    ticket = book.open(5, GENERATION, 2, 6)
-    written: list[int] = []
-    for first_block, num_blocks in pieces:
+    ticket = book.open(5, GENERATION, extent(2, 6))
+    ordered = {(t, layer, head) for t in range(2, 8) for layer in range(3) for head in range(4)}
+    written: set[tuple[int, int, int]] = set()
+    for tokens, layers, heads in pieces:
+        cells = {(t, layer, head) for t in range(*tokens) for layer in range(*layers) for head in range(*heads)}
         with contextlib.suppress(PieceRefused):
-            claim(book, make_piece(ticket, first_block, num_blocks))
-            written += range(first_block, first_block + num_blocks)
-    assert len(written) == len(set(written))
-    assert set(written) <= set(range(2, 8))
-    assert ticket.missing == set(range(2, 8)) - set(written)
+            book.claim(make_piece(ticket, extent(tokens[0], tokens[1] - tokens[0], layers, heads)))
+            assert cells
+            assert cells <= ordered - written
+            written |= cells
+            continue
+        assert not cells or not cells <= ordered - written
+    assert bool(ticket.missing) == (written != ordered)

@@ -1,0 +1,95 @@
+"""A prefill of some ranks feeds a decode of others: each rank has the KV heads of its share of the model."""
+
+import pytest
+import torch
+
+from baton_common.extent import Extent, Missing
+from baton_engine.kv_cache import KvCache
+from baton_kv.pieces import decode, encode, make_header
+
+NUM_LAYERS, NUM_HEADS, HEAD_DIM, NUM_TOKENS = 3, 8, 16, 75
+
+
+class Rank:
+    """One rank's cache: heads [first, first + count) of the model, in blocks of its own size, in any order."""
+
+    def __init__(self, index: int, ranks: int, block_size: int) -> None:
+        self.count = NUM_HEADS // ranks
+        self.first = index * self.count
+        self.cache = KvCache(
+            num_layers=NUM_LAYERS,
+            block_size=block_size,
+            num_heads=self.count,
+            head_dim=HEAD_DIM,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+        )
+        self.cache.allocate(NUM_TOKENS // block_size + 9)
+        self.blocks = torch.randperm(self.cache.data.shape[2])[: -(-NUM_TOKENS // block_size)].tolist()
+        self.missing = Missing(self.extent(0, NUM_TOKENS, self.first, self.count))
+
+    def extent(self, first_token: int, num_tokens: int, first_head: int, num_heads: int) -> Extent:
+        return Extent(
+            first_token=first_token,
+            num_tokens=num_tokens,
+            first_layer=0,
+            num_layers=NUM_LAYERS,
+            first_head=first_head,
+            num_heads=num_heads,
+        )
+
+    def own(self, extent: Extent) -> Extent:
+        """Return an extent with this rank's numbers of its heads."""
+        return self.extent(extent.first_token, extent.num_tokens, extent.first_head - self.first, extent.num_heads)
+
+    def send(self, first_token: int, num_tokens: int, to: "Rank") -> bytes | None:
+        """Return the piece of some tokens that another rank needs of this one, if there is any."""
+        first, end = max(self.first, to.first), min(self.first + self.count, to.first + to.count)
+        if first >= end:
+            return None
+        extent = self.extent(first_token, num_tokens, first, end - first)
+        values = torch.empty(NUM_LAYERS, 2, num_tokens, end - first, HEAD_DIM, dtype=torch.bfloat16)
+        self.cache.gather(self.blocks, self.own(extent), values)
+        payload = values.view(torch.uint8).numpy().tobytes()
+        return encode(make_header(1, 2, 3, extent), payload)
+
+    def receive(self, message: bytes) -> None:
+        piece = decode(message)
+        extent = piece.extent
+        assert self.missing.lacks(extent)
+        self.missing.remove(extent)
+        shape = (extent.num_layers, 2, extent.num_tokens, extent.num_heads, HEAD_DIM)
+        values = torch.frombuffer(bytearray(piece.payload), dtype=torch.bfloat16).view(shape)
+        self.cache.scatter(self.blocks, self.own(extent), values)
+
+    def kv(self) -> torch.Tensor:
+        """Return [layers, 2, tokens, heads, head_dim] of the prompt."""
+        out = torch.empty(NUM_LAYERS, 2, NUM_TOKENS, self.count, HEAD_DIM, dtype=torch.bfloat16)
+        self.cache.gather(self.blocks, self.extent(0, NUM_TOKENS, 0, self.count), out)
+        return out
+
+
+@pytest.mark.parametrize(("prefills", "decodes"), [(1, 1), (1, 2), (2, 1), (2, 4), (8, 2)])
+@pytest.mark.parametrize(("prefill_block", "decode_block"), [(16, 16), (64, 16), (16, 48)])
+def test_every_bit_arrives(prefills: int, decodes: int, prefill_block: int, decode_block: int) -> None:
+    torch.manual_seed(prefills * 10 + decodes)
+    senders = [Rank(index, prefills, prefill_block) for index in range(prefills)]
+    receivers = [Rank(index, decodes, decode_block) for index in range(decodes)]
+    for sender in senders:
+        sender.cache.data.normal_()
+    for receiver in receivers:
+        receiver.cache.data.fill_(torch.nan)
+    at = 0
+    for count in (32, 16, 20, NUM_TOKENS - 68):
+        for sender in senders:
+            for receiver in receivers:
+                message = sender.send(at, count, receiver)
+                if message is not None:
+                    receiver.receive(message)
+        at += count
+    assert not any(receiver.missing for receiver in receivers)
+    sent, received = (torch.cat([rank.kv() for rank in ranks], dim=3) for ranks in (senders, receivers))
+    assert torch.equal(sent, received)
+    for receiver in receivers:
+        others = set(range(receiver.cache.data.shape[2])) - set(receiver.blocks)
+        assert receiver.cache.data[:, :, sorted(others)].isnan().all(), "a block of somebody else was written"
