@@ -29,6 +29,7 @@ from .stream import GatewayStream
 
 log = logging.getLogger(__name__)
 
+_RELINK_S = 1.0
 _SHUTTING_DOWN = "the decode pod is shutting down"
 
 
@@ -62,7 +63,7 @@ class DecodeService(DecodeServicer):
         self._streams: set[GatewayStream] = set()
         self._links: dict[str, PrefillLink] = {}
         self._refused_pieces: Counter[str] = Counter()
-        self._renewing = asyncio.create_task(self._renew())
+        self._tasks = [asyncio.create_task(self._renew()), asyncio.create_task(self._keep_links())]
 
     def add_to(self, server: grpc.aio.Server) -> None:
         add_DecodeServicer_to_server(self, server)  # type: ignore[no-untyped-call]
@@ -81,7 +82,8 @@ class DecodeService(DecodeServicer):
             live.stream.put([failure_delta(live.submit.handle, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)])
 
     async def stop(self) -> None:
-        self._renewing.cancel()
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*(link.close() for link in list(self._links.values())))
 
     # Gateways
@@ -107,8 +109,12 @@ class DecodeService(DecodeServicer):
 
     async def _read(self, messages: AsyncIterator[pb.GatewayMessage], stream: GatewayStream) -> None:
         async for message in messages:
-            if message.WhichOneof("kind") == "submit":
+            kind = message.WhichOneof("kind")
+            if kind == "submit":
                 self._submit(message.submit, stream)
+            elif kind == "peers":
+                stream.peers = list(message.peers.prefill_addresses)
+                self._link_to_peers()
             else:
                 id = stream.requests.get(message.cancel.handle)
                 if id is not None and message.cancel.HasField("choice"):
@@ -234,6 +240,17 @@ class DecodeService(DecodeServicer):
     @property
     def _lease_ms(self) -> int:
         return int(self._settings.lease_seconds * 1000)
+
+    def _link_to_peers(self) -> None:
+        """Have the links before the first request needs them."""
+        for stream in self._streams:
+            for address in stream.peers:
+                self._link(address)
+
+    async def _keep_links(self) -> None:
+        while True:
+            await asyncio.sleep(_RELINK_S)
+            self._link_to_peers()
 
     def _link(self, address: str) -> PrefillLink:
         if address not in self._links:

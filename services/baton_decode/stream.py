@@ -10,6 +10,7 @@ class GatewayStream:
 
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}  # the gateway's handle -> the engine's request id
+        self.peers: list[str] = []  # addresses of the prefill pods that its requests may be handed to
         self._deltas: list[pb.Delta] = []
         self._some = asyncio.Event()
         self._sending = False

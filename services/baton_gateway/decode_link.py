@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -42,6 +42,7 @@ class DecodeLink:
         self._outbox: deque[pb.GatewayMessage] = deque()
         self._outgoing = asyncio.Event()
         self._last_handle = 0
+        self._peers = pb.Peers()
         self._task: asyncio.Task[None] | None = None
         pod.connected = False
 
@@ -52,6 +53,13 @@ class DecodeLink:
         self._receivers[submit.handle] = receiver
         self._send(pb.GatewayMessage(submit=submit))
         return submit.handle
+
+    def introduce(self, prefill_addresses: Sequence[str]) -> None:
+        """Tell the pod which prefill pods its requests may be handed to."""
+        peers = pb.Peers(prefill_addresses=prefill_addresses)
+        if peers != self._peers:
+            self._peers = peers
+            self._send(pb.GatewayMessage(peers=peers))
 
     def cancel(self, handle: int) -> None:
         """Stop a request; its receiver hears no more of it."""
@@ -82,6 +90,7 @@ class DecodeLink:
         while True:
             call = self._stub.Serve()
             self._outbox.clear()
+            self._send(pb.GatewayMessage(peers=self._peers))
             self.pod.connected = True
             self._changed(self.pod)
             writer = asyncio.create_task(self._write(call))

@@ -89,6 +89,8 @@ class Fleet:
                 link.open()
             else:
                 link.close()
+        for link in self._links.values():
+            link.introduce([partner.address for partner in self.router.partners(link.pod)])
         self._readiness_changed(pod)
 
     def _readiness_changed(self, _pod: Pod) -> None:

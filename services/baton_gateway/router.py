@@ -54,14 +54,17 @@ class Router:
         decode = min(live, key=lambda pod: (pod.address in avoid, *_by_load(pod)), default=None)
         if decode is None:
             return None
-        partners = [pod for pod in self.prefills if pod.live and pod.revision == decode.revision]
-        prefills = heapq.nsmallest(MOST_PREFILLS, partners, key=_by_load)
+        prefills = heapq.nsmallest(MOST_PREFILLS, self.partners(decode), key=_by_load)
         decode.charged += 1
         decode.dispatched += 1
         for prefill in prefills[:1]:
             prefill.charged += prompt_tokens
             prefill.dispatched += 1
         return Route(decode, prefills, prompt_tokens)
+
+    def partners(self, decode: Pod) -> list[Pod]:
+        """Return the prefill pods that may work with a decode pod."""
+        return [pod for pod in self.prefills if pod.live and pod.revision == decode.revision]
 
     @property
     def ready(self) -> bool:

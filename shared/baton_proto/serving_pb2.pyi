@@ -81,12 +81,20 @@ class TokenSequence(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GatewayMessage(_message.Message):
-    __slots__ = ("submit", "cancel")
+    __slots__ = ("submit", "cancel", "peers")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+    peers: Peers
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ...) -> None: ...
+
+class Peers(_message.Message):
+    __slots__ = ("prefill_addresses",)
+    PREFILL_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    prefill_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prefill_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "prefill_addresses", "continuation")

@@ -135,6 +135,11 @@ class DecodeClient:
         await self._call.write(pb.GatewayMessage(submit=submit))
         return answer
 
+    async def introduce(self, *prefills: Pod) -> None:
+        """Name the prefill pods that requests may be handed to."""
+        peers = pb.Peers(prefill_addresses=[prefill.address for prefill in prefills])
+        await self._call.write(pb.GatewayMessage(peers=peers))
+
     async def ask(self, prompt: Sequence[int], *prefills: Pod | str, **sampling: Any) -> Answer:
         """Send a request and wait for its end."""
         return await (await self.submit(prompt, *prefills, **sampling)).finished()

@@ -22,7 +22,7 @@ def unchanged(message: bytes) -> list[bytes]:
 
 
 class Relay(PrefillServicer):
-    """change: what a message of a piece becomes. gate: closed, it holds them back. cut: once set, both streams break."""
+    """change: what a piece's message becomes. gate: closed, it holds them back. cut: once set, both streams break."""
 
     def __init__(self, target: Pod, change: Change) -> None:
         self.address = ""

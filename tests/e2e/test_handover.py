@@ -260,3 +260,16 @@ async def test_one_choice_is_cancelled(llama: Path, decode: Worker, prefill: Wor
     assert [len(answer.tokens[choice]) for choice in (0, 2)] == [200, 200]
     assert_reference(llama, prompt, answer)
     await asyncio.gather(decode.idle(), prefill.idle())
+
+
+async def test_links_are_there_before_the_first_request(start_worker: StartWorker) -> None:
+    first, second, pod = await asyncio.gather(*(start_worker(role) for role in ("prefill", "prefill", "decode")))
+    async with DecodeClient(pod) as client:
+        await client.introduce(first, second)
+        for prefill in (first, second):
+            await pod.process.wrote(lambda line, peer=prefill: line["message"].endswith(peer.address))
+        lines = len(pod.process.lines)
+        port = int(first.address.rpartition(":")[2])
+        await first.kill()
+        await start_worker("prefill", port=port)
+        await pod.process.wrote(lambda line: line.get("event") == "linked", after=lines)

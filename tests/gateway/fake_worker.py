@@ -141,6 +141,7 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         self.silent = False
         self.jobs: list[Job] = []
         self.cancels: list[int] = []
+        self.peers: list[str] = []
         self.arrived = asyncio.Condition()
         self.broken = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -223,6 +224,8 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
                     async with self.arrived:
                         self.jobs.append(job)
                         self.arrived.notify_all()
+                elif message.HasField("peers"):
+                    self.peers = list(message.peers.prefill_addresses)
                 else:
                     job, task = tasks.get(message.cancel.handle, (None, None))
                     if message.cancel.HasField("choice"):

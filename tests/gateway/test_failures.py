@@ -193,6 +193,22 @@ async def test_prefill_pods_of_the_revision_are_named_to_the_decode_pod(model_fo
         assert stack.pod.jobs[-1].submit.prefill_addresses == []
 
 
+async def test_decode_pods_learn_which_prefill_pods_there_are(model_folder):
+    async with (
+        pods(2) as decodes,
+        pods(2, pb.ROLE_PREFILL) as prefills,
+        pods(1, pb.ROLE_PREFILL, revision="r2") as strangers,
+        running(model_folder, decodes, [*prefills, *strangers]) as stack,
+    ):
+        first, second = (pod.address for pod in prefills)
+        await stack.until(lambda: all(sorted(pod.peers) == sorted([first, second]) for pod in decodes))
+        await prefills[0].stop()
+        await stack.until(lambda: all(pod.peers == [second] for pod in decodes))
+        decodes[0].peers = []
+        decodes[0].drop_streams()
+        await stack.until(lambda: decodes[0].peers == [second])
+
+
 async def test_the_prefill_charge_is_given_back_at_the_first_token(model_folder):
     async with (
         pods() as decodes,
