@@ -14,7 +14,7 @@ from baton_common.extent import Extent
 from baton_engine.delta import Reservation
 from baton_engine.sequence import FinishReason, Request
 from baton_kv.link import PrefillLink
-from baton_kv.pieces import Layout, PieceRefused, decode
+from baton_kv.pieces import Layout, Piece, PieceRefused
 from baton_kv.tickets import OpenTicket, TicketBook
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
@@ -255,7 +255,7 @@ class DecodeService(DecodeServicer):
     def _link(self, address: str) -> PrefillLink:
         if address not in self._links:
             options = channel_options(self._engine.ready.slot_bytes)
-            self._links[address] = PrefillLink(address, self._hello, self, options)
+            self._links[address] = PrefillLink(address, self._hello, self, options, self._settings.kv_transport)
         return self._links[address]
 
     def _end_handover(self, live: _Live) -> None:
@@ -313,20 +313,26 @@ class DecodeService(DecodeServicer):
         if ticket is not None:
             self._give_up(ticket, message.failure.message)
 
-    async def piece(self, message: bytes) -> None:
-        try:
-            piece = decode(message)
-            self._layout.check(piece)
-            ticket = self._tickets.claim(piece)
-        except PieceRefused as refusal:
-            self._refuse(refusal)
-            return
-        self._note_arrival(ticket)
+    async def slot(self) -> tuple[int, memoryview]:
         slot = await self._engine.import_slots.get()
-        self._engine.imports.slot(slot, len(piece.payload))[:] = piece.payload
-        self._engine.send(ImportPiece(ticket.request, ticket.generation, piece.extent, slot))
+        return slot, self._engine.imports.slot(slot)
 
-    def _refuse(self, refusal: PieceRefused) -> None:
+    def free(self, slot: int) -> None:
+        self._engine.import_slots.put_nowait(slot)
+
+    def claim(self, piece: Piece) -> OpenTicket | None:
+        try:
+            self._layout.check(piece)
+            return self._tickets.claim(piece)
+        except PieceRefused as refusal:
+            self.refused(refusal)
+            return None
+
+    def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
+        self._note_arrival(ticket)
+        self._engine.send(ImportPiece(ticket.request, ticket.generation, extent, slot))
+
+    def refused(self, refusal: PieceRefused) -> None:
         self._refused_pieces[refusal.reason] += 1
         # A refused piece of an open hand-over leaves a hole in it. If a damaged one names the wrong ticket, that one is
         # given up for nothing, which only costs time. Stray ones follow every request that has ended early and concern

@@ -1,5 +1,7 @@
 """Settings of a decode pod."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from baton_worker.settings import WorkerSettings
@@ -10,5 +12,7 @@ class DecodeSettings(WorkerSettings):
 
     local_prefill_tokens: int = Field(default=0, ge=0)
     """Prompts of at most so many tokens are prefilled here rather than handed over."""
+    kv_transport: Literal["auto", "tcp", "grpc"] = "auto"
+    """How KV comes from prefill pods: over a TCP connection of its own, over gRPC, or the first of these that works."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """How long a prefill pod keeps finished KV for this pod without hearing from it."""

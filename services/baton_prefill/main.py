@@ -1,5 +1,7 @@
 """The prefill pod."""
 
+from functools import partial
+
 from baton_proto import serving_pb2 as pb
 from baton_worker.server import run_worker
 
@@ -9,4 +11,4 @@ from .settings import PrefillSettings
 
 def main(settings: PrefillSettings) -> None:
     """Serve until SIGTERM."""
-    run_worker(settings, pb.ROLE_PREFILL, PrefillService)
+    run_worker(settings, pb.ROLE_PREFILL, partial(PrefillService, settings))

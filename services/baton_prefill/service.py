@@ -4,12 +4,16 @@ import asyncio
 import itertools
 import logging
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
+from baton_engine.config import ConfigError
 from baton_engine.sequence import Request
+from baton_kv import bulk
+from baton_kv.bulk import BulkListener
 from baton_kv.link import prefill_handler
 from baton_kv.pieces import encode, make_header
 from baton_proto import handover_pb2 as kv
@@ -20,6 +24,7 @@ from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece
 
 from .session import Export, PackedPiece, Session
+from .settings import PrefillSettings
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +34,8 @@ _SHUTTING_DOWN = "the prefill pod is shutting down"
 class PrefillService(PrefillServicer):
     """Serves decode pods."""
 
-    def __init__(self, engine: EngineClient, epoch: int) -> None:
+    def __init__(self, settings: PrefillSettings, engine: EngineClient, epoch: int) -> None:
+        """Raises ConfigError when the port for KV is taken."""
         self.draining = False
         self.lease_expiries = 0
         self._engine = engine
@@ -37,6 +43,12 @@ class PrefillService(PrefillServicer):
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._owners: dict[int, tuple[Session, Export]] = {}  # by the engine's request id
+        self._bulk: BulkListener | None = None
+        if settings.kv_port is not None:
+            try:
+                self._bulk = BulkListener(settings.host, settings.kv_port, self._send_bulk)
+            except OSError as error:
+                raise ConfigError(f"--kv-port {settings.kv_port} on {settings.host}: {error.strerror}") from None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers((prefill_handler(self),))
@@ -55,7 +67,8 @@ class PrefillService(PrefillServicer):
             self._fail(session, export.ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)
 
     async def stop(self) -> None:
-        """Nothing is open but what `hand_back` and the streams' ends close."""
+        if self._bulk is not None:
+            await self._bulk.close()
 
     # Decode pods
 
@@ -75,18 +88,23 @@ class PrefillService(PrefillServicer):
         session = Session(secrets.randbits(63), first.hello.epoch)
         self._sessions[session.id] = session
         reader = asyncio.create_task(self._read(request_iterator, session))
-        session.control.put_nowait(kv.PrefillToDecode(welcome=kv.Welcome(epoch=self._epoch, session=session.id)))
+        welcome = kv.Welcome(epoch=self._epoch, session=session.id)
+        if self._bulk is not None:
+            welcome.bulk_port, welcome.bulk_token = self._bulk.port, session.token
+        session.control.put_nowait(kv.PrefillToDecode(welcome=welcome))
         sending = asyncio.create_task(session.control.get())
+        lost = asyncio.create_task(session.lost.wait())
         try:
             while True:
-                await asyncio.wait([reader, sending], return_when=asyncio.FIRST_COMPLETED)
-                if reader.done():
+                await asyncio.wait([reader, sending, lost], return_when=asyncio.FIRST_COMPLETED)
+                if reader.done() or lost.done():
                     return
                 yield sending.result()
                 sending = asyncio.create_task(session.control.get())
         finally:
-            reader.cancel()
-            sending.cancel()
+            for task in (reader, sending, lost):
+                task.cancel()
+            session.lost.set()
             del self._sessions[session.id]
             self._close_pieces(session)
             for export in list(session.exports.values()):
@@ -100,13 +118,38 @@ class PrefillService(PrefillServicer):
         try:
             while True:
                 packed = await session.pieces.get()
-                message = self._to_wire(session, packed)
+                message = encode(*self._to_wire(session, packed))
                 self._engine.send(FreeSlot(packed.slot))
                 # An export that has ended meanwhile is not sent: nobody waits for it.
                 if packed.export.ticket.ticket_id in session.exports:
                     yield message
         finally:
             self._close_pieces(session)
+
+    async def _send_bulk(self, token: bytes, connection: socket.socket) -> None:
+        """Send a session's pieces over a connection of their own until either ends."""
+        session = next((s for s in self._sessions.values() if secrets.compare_digest(s.token, token)), None)
+        if session is None:
+            return
+        sending = asyncio.create_task(self._send_pieces(session, connection))
+        lost = asyncio.create_task(session.lost.wait())
+        try:
+            await asyncio.wait([sending, lost], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            session.lost.set()
+            self._close_pieces(session)
+            for task in (sending, lost):
+                task.cancel()
+            await asyncio.gather(sending, lost, return_exceptions=True)
+
+    async def _send_pieces(self, session: Session, connection: socket.socket) -> None:
+        while True:
+            packed = await session.pieces.get()
+            try:
+                if packed.export.ticket.ticket_id in session.exports:
+                    await bulk.send(connection, *self._to_wire(session, packed))
+            finally:
+                self._engine.send(FreeSlot(packed.slot))
 
     def _close_pieces(self, session: Session) -> None:
         session.closed = True
@@ -117,11 +160,11 @@ class PrefillService(PrefillServicer):
         for piece in pieces:
             self._engine.send(FreeSlot(piece.slot))
 
-    def _to_wire(self, session: Session, packed: PackedPiece) -> bytes:
+    def _to_wire(self, session: Session, packed: PackedPiece) -> tuple[kv.PieceHeader, memoryview]:
         ticket, extent = packed.export.ticket, packed.extent
         size = extent.num_layers * extent.num_tokens * extent.num_heads * self._engine.ready.head_bytes
         header = make_header(session.epoch, ticket.ticket_id, ticket.generation, extent)
-        return encode(header, self._engine.exports.slot(packed.slot, size))
+        return header, self._engine.exports.slot(packed.slot, size)
 
     async def _read(self, messages: AsyncIterator[kv.DecodeToPrefill], session: Session) -> None:
         async for message in messages:

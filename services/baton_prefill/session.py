@@ -1,10 +1,12 @@
 """The prefill pod's end of one decode pod's link: its tickets, and what is still to be sent."""
 
 import asyncio
+import secrets
 
 import msgspec
 
 from baton_common.extent import Extent
+from baton_kv import bulk
 from baton_proto import handover_pb2 as kv
 
 
@@ -21,6 +23,8 @@ class Session:
 
     def __init__(self, id: int, epoch: int) -> None:
         self.id = id
+        self.token = secrets.token_bytes(bulk.TOKEN_BYTES)
+        self.lost = asyncio.Event()  # the connection for pieces has ended
         self.epoch = epoch  # of the decode process
         self.closed = False
         self.exports: dict[int, Export] = {}  # by ticket id

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from typing import Protocol
 
 import grpc
 
+from baton_common.extent import Extent
 from baton_proto.handover_pb2 import (
     DecodeToPrefill,
     FirstTokens,
@@ -14,8 +16,13 @@ from baton_proto.handover_pb2 import (
     PiecesRequest,
     PrefillToDecode,
     TicketFailed,
+    Welcome,
 )
 from baton_proto.handover_pb2_grpc import PrefillServicer, PrefillStub
+
+from . import bulk
+from .pieces import Piece, PieceRefused, decode
+from .tickets import OpenTicket
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +36,20 @@ class Receiver(Protocol):
 
     def ticket_failed(self, message: TicketFailed) -> None: ...
 
-    async def piece(self, message: bytes) -> None:
-        """Take a piece, to be decoded and checked; the next one is read when this returns."""
+    async def slot(self) -> tuple[int, memoryview]:
+        """Wait for a staging slot; return its number and its memory."""
+
+    def free(self, slot: int) -> None:
+        """Take a slot back that holds nothing of use."""
+
+    def claim(self, piece: Piece) -> OpenTicket | None:
+        """Return the ticket that ordered a piece, None if it is refused."""
+
+    def refused(self, refusal: PieceRefused) -> None:
+        """Hear of a piece that was damaged on its way."""
+
+    def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
+        """Take a claimed piece, whose payload is at the beginning of a slot."""
 
     def link_lost(self, link: "PrefillLink") -> None:
         """Nothing more will come; every ticket of this link has failed."""
@@ -39,8 +58,12 @@ class Receiver(Protocol):
 class PrefillLink:
     """Opens itself when created and ends once, with `link_lost`; a new pair needs a new link."""
 
-    def __init__(self, address: str, hello: Hello, receiver: Receiver, options: list[tuple[str, int]]) -> None:
+    def __init__(
+        self, address: str, hello: Hello, receiver: Receiver, options: list[tuple[str, int]], transport: str
+    ) -> None:
+        """options: of the gRPC channels. transport: of KV pieces; tcp, grpc, or auto, the first of these that works."""
         self.address = address
+        self._transport = transport
         self._hello = hello
         self._receiver = receiver
         self._options = options
@@ -63,7 +86,7 @@ class PrefillLink:
                 grpc.aio.insecure_channel(self.address, options=options) as bulk,
             ):
                 await self._converse(PrefillStub(control), pieces_of(bulk))  # type: ignore[no-untyped-call]
-        except* (grpc.aio.AioRpcError, TimeoutError, ConnectionError) as group:
+        except* (grpc.aio.AioRpcError, OSError) as group:
             error = group.exceptions[0]
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
             log.warning("link to prefill pod %s lost: %s", self.address, reason, extra={"event": "link_lost"})
@@ -76,11 +99,33 @@ class PrefillLink:
         call = control.Handover(self._messages())
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             first = await _next(call)
-        log.info("linked to prefill pod %s", self.address, extra={"event": "linked"})
+        connection = await self._connect_bulk(first.welcome)
+        transport = "grpc" if connection is None else "tcp"
+        extra = {"event": "linked", "transport": transport}
+        log.info("linked to prefill pod %s, KV over %s", self.address, transport, extra=extra)
         async with asyncio.TaskGroup() as group:
             # Whichever stream ends takes the other with it: half a link is none.
             group.create_task(self._read_control(call))
-            group.create_task(self._read_pieces(pieces(PiecesRequest(session=first.welcome.session))))
+            if connection is None:
+                group.create_task(self._read_pieces(pieces(PiecesRequest(session=first.welcome.session))))
+            else:
+                group.create_task(self._read_bulk(connection))
+
+    async def _connect_bulk(self, welcome: Welcome) -> socket.socket | None:
+        """Return a connection for pieces, None when they are to come over gRPC."""
+        if self._transport == "grpc" or (self._transport == "auto" and not welcome.bulk_port):
+            return None
+        host = self.address.rpartition(":")[0].strip("[]")
+        try:
+            return await bulk.connect(host, welcome.bulk_port, welcome.bulk_token)
+        except (OSError, TimeoutError) as error:
+            if self._transport == "tcp":
+                raise ConnectionError(f"no TCP connection for KV: {error or 'timed out'}") from None
+            log.warning(
+                "no TCP connection to prefill pod %s for KV: %s", self.address, error or "timed out",
+                extra={"event": "transport_fallback"},
+            )  # fmt: skip
+            return None
 
     async def _messages(self) -> AsyncIterator[DecodeToPrefill]:
         yield DecodeToPrefill(hello=self._hello)
@@ -97,9 +142,39 @@ class PrefillLink:
                     self._receiver.ticket_failed(message.failed)
 
     async def _read_pieces(self, call: "grpc.aio.UnaryStreamCall[PiecesRequest, bytes]") -> None:
+        receiver = self._receiver
         async for message in call:
-            await self._receiver.piece(message)
+            try:
+                piece = decode(message)
+            except PieceRefused as refusal:
+                receiver.refused(refusal)
+                continue
+            ticket = receiver.claim(piece)
+            if ticket is not None:
+                slot, memory = await receiver.slot()
+                memory[: len(piece.payload)] = piece.payload
+                receiver.stage(ticket, piece.extent, slot)
         raise ConnectionError("the prefill pod ended the pieces")
+
+    async def _read_bulk(self, connection: socket.socket) -> None:
+        receiver = self._receiver
+        with connection:
+            while True:
+                frame = await bulk.receive_frame(connection)
+                slot, memory = await receiver.slot()
+                ticket = None
+                try:
+                    if frame.size > len(memory):
+                        raise ConnectionError(f"a KV piece of {frame.size} bytes is too large")
+                    piece = await frame.receive(connection, memory[: frame.size])
+                    ticket = receiver.claim(piece)
+                except PieceRefused as refusal:
+                    receiver.refused(refusal)
+                finally:
+                    if ticket is None:
+                        receiver.free(slot)
+                if ticket is not None:
+                    receiver.stage(ticket, piece.extent, slot)
 
 
 def pieces_of(channel: grpc.aio.Channel) -> "grpc.aio.UnaryStreamMultiCallable[PiecesRequest, bytes]":

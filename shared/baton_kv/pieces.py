@@ -71,31 +71,39 @@ def encode(header: PieceHeader, payload: bytes | memoryview) -> bytes:
     """Return the message of a piece; the payload is copied once."""
     words = header.SerializeToString()
     sizes = _HEADER, _varint(len(words)), words, _PAYLOAD, _varint(len(payload))
-    return b"".join((_CHECKSUM, _FIXED64.pack(_checksum(words, payload)), *sizes, payload))
+    return b"".join((_CHECKSUM, _FIXED64.pack(checksum(words, payload)), *sizes, payload))
 
 
 def decode(message: bytes) -> Piece:
     """Return the piece of a message, whose payload is a view of it. Raises PieceRefused when it was damaged."""
-    header: PieceHeader | None = None
     try:
         if message[:1] != _CHECKSUM or message[9:10] != _HEADER:
             raise PieceRefused("checksum")
         [expected] = _FIXED64.unpack_from(message, 1)
         size, at = _read_varint(message, 10)
         words, at = message[at : at + size], at + size
-        header = PieceHeader.FromString(words)
         if message[at : at + 1] != _PAYLOAD:
-            raise PieceRefused("checksum", header)
+            raise PieceRefused("checksum")
         size, at = _read_varint(message, at + 1)
-        payload = memoryview(message)[at:]
-    except (DecodeError, IndexError, struct.error):
-        raise PieceRefused("checksum", header) from None
-    if len(payload) != size or _checksum(words, payload) != expected:
+    except (IndexError, struct.error):
+        raise PieceRefused("checksum") from None
+    payload = memoryview(message)[at:]
+    return read_piece(expected if len(payload) == size else None, words, payload)
+
+
+def read_piece(expected: int | None, words: bytes, payload: memoryview) -> Piece:
+    """Return the piece of a serialized header and a payload. Raises PieceRefused when this is not their checksum."""
+    try:
+        header = PieceHeader.FromString(words)
+    except DecodeError:
+        raise PieceRefused("checksum") from None
+    if checksum(words, payload) != expected:
         raise PieceRefused("checksum", header)
     return Piece(header, payload)
 
 
-def _checksum(words: bytes, payload: bytes | memoryview) -> int:
+def checksum(words: bytes, payload: bytes | memoryview) -> int:
+    """Return the xxh3-64 of a serialized header and a payload."""
     digest = xxhash.xxh3_64(words)
     digest.update(payload)
     return digest.intdigest()

@@ -28,8 +28,9 @@ class StagingArena:
         os.ftruncate(fd, slot_bytes * num_slots)
         return cls(fd, slot_bytes, num_slots)
 
-    def slot(self, index: int, size: int) -> memoryview:
-        """Return the first `size` bytes of a slot, writable. Raises IndexError for what lies outside of it."""
+    def slot(self, index: int, size: int | None = None) -> memoryview:
+        """Return the first `size` bytes of a slot, or all, writable. Raises IndexError for what lies outside of it."""
+        size = self.slot_bytes if size is None else size
         if not 0 <= index < self.num_slots or size > self.slot_bytes:
             raise IndexError(f"{size} bytes of slot {index}: there are {self.num_slots} of {self.slot_bytes}")
         start = index * self.slot_bytes

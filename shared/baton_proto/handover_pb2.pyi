@@ -30,12 +30,16 @@ class Hello(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "session")
+    __slots__ = ("epoch", "session", "bulk_port", "bulk_token")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    BULK_PORT_FIELD_NUMBER: _ClassVar[int]
+    BULK_TOKEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session: int
-    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
+    bulk_port: int
+    bulk_token: bytes
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[int] = ..., bulk_port: _Optional[int] = ..., bulk_token: _Optional[bytes] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_token", "generation", "lease_ms", "continuation")

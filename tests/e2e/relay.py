@@ -38,6 +38,8 @@ class Relay(PrefillServicer):
         async with self._prefill() as channel:
             call = PrefillStub(channel).Handover(request_iterator)
             async for message in self._until_cut(call, context):
+                # Pieces are to come this way.
+                message.welcome.ClearField("bulk_port") if message.HasField("welcome") else None
                 yield message
 
     async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[bytes]:

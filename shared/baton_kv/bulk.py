@@ -1,0 +1,141 @@
+"""KV pieces over a TCP connection of their own: from one staging arena into the other, copied by the kernel alone.
+
+gRPC in Python copies every byte of a message several times; loadtest/handover_bench.py shows what that costs. The
+connection begins with the token of a session, which only whoever opened that session over gRPC knows. Then frames
+follow: checksum, sizes of header and payload, header, payload; header and checksum are those of handover.proto.
+"""
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+
+from baton_proto.handover_pb2 import PieceHeader
+
+from .pieces import Piece, checksum, read_piece
+
+log = logging.getLogger(__name__)
+
+TOKEN_BYTES = 16
+
+_FRAME = struct.Struct("<QII")
+_MOST_HEADER_BYTES = 1 << 10
+_TOKEN_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 2.0
+# A peer that is gone without a word is noticed after this time, as on the control connection.
+_SILENCE_MS = 10_000
+
+
+class BulkListener:
+    """The prefill pod's end: takes connections, and gives each to its session."""
+
+    def __init__(self, host: str, port: int, admit: Callable[[bytes, socket.socket], Awaitable[None]]) -> None:
+        """port: 0 = any free one. admit: serves a connection with this token until one of them ends; it is closed then.
+
+        Raises OSError when the port is taken.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._admit = admit
+        self._serving: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        tasks = [self._accepting, *self._serving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._socket.close()
+
+    async def _accept(self) -> None:
+        while True:
+            connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
+            task = asyncio.create_task(self._serve(connection))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                _prepare(connection)
+                async with asyncio.timeout(_TOKEN_TIMEOUT_S):
+                    token = await _read(connection, TOKEN_BYTES)
+                await self._admit(token, connection)
+            except (OSError, TimeoutError) as error:
+                log.info("bulk connection ended: %s", error, extra={"event": "bulk_ended"})
+
+
+async def connect(host: str, port: int, token: bytes) -> socket.socket:
+    """Return the decode pod's end of a session's connection. Raises OSError or TimeoutError."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        [(family, kind, protocol, _, address), *_] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        connection = socket.socket(family, kind, protocol)
+        try:
+            _prepare(connection)
+            await loop.sock_connect(connection, address)
+            await loop.sock_sendall(connection, token)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+async def send(connection: socket.socket, header: PieceHeader, payload: memoryview) -> None:
+    """Send a piece. The payload must stay as it is until this returns."""
+    loop = asyncio.get_running_loop()
+    words = header.SerializeToString()
+    frame = _FRAME.pack(checksum(words, payload), len(words), len(payload))
+    await loop.sock_sendall(connection, frame + words)
+    await loop.sock_sendall(connection, payload)
+
+
+class Frame:
+    """The beginning of a piece that is being received."""
+
+    def __init__(self, checksum: int, words: bytes, size: int) -> None:
+        self._checksum = checksum
+        self._words = words
+        self.size = size  # of the payload, in bytes
+
+    async def receive(self, connection: socket.socket, payload: memoryview) -> Piece:
+        """Fill `payload`, of `size` bytes, and return the piece. Raises PieceRefused when it was damaged."""
+        await _fill(connection, payload)
+        return read_piece(self._checksum, self._words, payload)
+
+
+async def receive_frame(connection: socket.socket) -> Frame:
+    """Wait for the next piece. Raises ConnectionError when there is none, or what comes cannot be one."""
+    checksum, header_size, size = _FRAME.unpack(await _read(connection, _FRAME.size))
+    if header_size > _MOST_HEADER_BYTES:
+        raise ConnectionError("what comes over the bulk connection is no KV piece")
+    return Frame(checksum, await _read(connection, header_size), size)
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+async def _read(connection: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    await _fill(connection, memoryview(data))
+    return bytes(data)
+
+
+async def _fill(connection: socket.socket, view: memoryview) -> None:
+    loop = asyncio.get_running_loop()
+    while view:
+        count = await loop.sock_recv_into(connection, view)
+        if not count:
+            raise ConnectionError("the bulk connection was closed")
+        view = view[count:]
