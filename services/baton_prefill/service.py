@@ -14,7 +14,7 @@ from baton_engine.config import ConfigError
 from baton_engine.sequence import Request
 from baton_kv import bulk
 from baton_kv.bulk import BulkListener
-from baton_kv.link import prefill_handler
+from baton_kv.link import ALIVE_S, prefill_handler
 from baton_kv.pieces import encode, make_header
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
@@ -96,9 +96,13 @@ class PrefillService(PrefillServicer):
         lost = asyncio.create_task(session.lost.wait())
         try:
             while True:
-                await asyncio.wait([reader, sending, lost], return_when=asyncio.FIRST_COMPLETED)
+                tasks = (reader, sending, lost)
+                done, _ = await asyncio.wait(tasks, timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                 if reader.done() or lost.done():
                     return
+                if not done:
+                    yield kv.PrefillToDecode(alive=kv.Alive())
+                    continue
                 yield sending.result()
                 sending = asyncio.create_task(session.control.get())
         finally:

@@ -26,6 +26,9 @@ from .tickets import OpenTicket
 
 log = logging.getLogger(__name__)
 
+# How often a prefill pod that has nothing to say says so, and how long it may say nothing.
+ALIVE_S = 1.0
+_SILENCE_S = 5.0
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -134,12 +137,30 @@ class PrefillLink:
 
     async def _read_control(self, call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]") -> None:
         while True:
-            message = await _next(call)
+            message = await self._next_or_silence(call)
             match message.WhichOneof("kind"):
                 case "first_tokens":
                     self._receiver.first_tokens(message.first_tokens)
                 case "failed":
                     self._receiver.ticket_failed(message.failed)
+
+    async def _next_or_silence(
+        self, call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]"
+    ) -> PrefillToDecode:
+        """Read one message. Raises ConnectionError when none comes.
+
+        The wait has two halves: after a time in which this process itself stood still the first is over at once, and
+        what has come meanwhile is read in the second.
+        """
+        reading = asyncio.ensure_future(_next(call))
+        try:
+            for _ in range(2):
+                done, _ = await asyncio.wait({reading}, timeout=_SILENCE_S / 2)
+                if done:
+                    return reading.result()
+            raise ConnectionError("the prefill pod is silent")
+        finally:
+            reading.cancel()
 
     async def _read_pieces(self, call: "grpc.aio.UnaryStreamCall[PiecesRequest, bytes]") -> None:
         receiver = self._receiver

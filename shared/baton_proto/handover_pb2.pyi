@@ -78,14 +78,20 @@ class Renew(_message.Message):
     def __init__(self, ticket_ids: _Optional[_Iterable[int]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class PrefillToDecode(_message.Message):
-    __slots__ = ("welcome", "first_tokens", "failed")
+    __slots__ = ("welcome", "first_tokens", "failed", "alive")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     first_tokens: FirstTokens
     failed: TicketFailed
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[TicketFailed, _Mapping]] = ...) -> None: ...
+    alive: Alive
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[TicketFailed, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
+
+class Alive(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class FirstTokens(_message.Message):
     __slots__ = ("ticket_id", "deltas")

@@ -22,7 +22,10 @@ def unchanged(message: bytes) -> list[bytes]:
 
 
 class Relay(PrefillServicer):
-    """change: what a piece's message becomes. gate: closed, it holds them back. cut: once set, both streams break."""
+    """change: what a piece's message becomes. gate: closed, it holds them back. cut: once set, both streams break.
+
+    voice: silenced, what the prefill pod says on the control stream is held back.
+    """
 
     def __init__(self, target: Pod, change: Change) -> None:
         self.address = ""
@@ -30,6 +33,8 @@ class Relay(PrefillServicer):
         self.gate = asyncio.Event()
         self.gate.set()
         self.cut = asyncio.Event()
+        self.voice = asyncio.Event()
+        self.voice.set()
         self.num_pieces = 0
         self.held = asyncio.Event()
         self._target = target
@@ -38,8 +43,10 @@ class Relay(PrefillServicer):
         async with self._prefill() as channel:
             call = PrefillStub(channel).Handover(request_iterator)
             async for message in self._until_cut(call, context):
-                # Pieces are to come this way.
-                message.welcome.ClearField("bulk_port") if message.HasField("welcome") else None
+                if message.HasField("welcome"):
+                    # Pieces are to come this way.
+                    message.welcome.ClearField("bulk_port")
+                await self.voice.wait()
                 yield message
 
     async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[bytes]:

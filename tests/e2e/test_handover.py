@@ -126,6 +126,22 @@ async def test_another_prefill_pod_sends_the_rest(decode: Worker, prefill: Worke
     await asyncio.gather(decode.idle(), prefill.idle(), second.idle())
 
 
+async def test_a_prefill_pod_falls_silent_behind_a_connection_that_stays_up(
+    llama: Path, decode: Worker, prefill: Worker, start_worker: StartWorker
+) -> None:
+    second = await start_worker("prefill")
+    prompt = make_prompt(150, seed=47)
+    async with DecodeClient(decode) as client, relay_to(prefill) as relay:
+        await client.ask(make_prompt(20, seed=48), relay.address, max_tokens=2)
+        relay.voice.clear()
+        answer = await client.submit(prompt, relay.address, second)
+        await answer.finished(timeout_s=15)
+        relay.voice.set()
+    assert_reference(llama, prompt, answer)
+    assert_prefilled_by(answer, other_pod=True)
+    await asyncio.gather(decode.idle(), prefill.idle(), second.idle())
+
+
 async def test_a_pod_at_the_same_address_is_used_again(llama: Path, decode: Worker, start_worker: StartWorker) -> None:
     """The link that broke with the first pod must not stand in the way of the second."""
     first = await start_worker("prefill")
@@ -267,7 +283,9 @@ async def test_links_are_there_before_the_first_request(start_worker: StartWorke
     async with DecodeClient(pod) as client:
         await client.introduce(first, second)
         for prefill in (first, second):
-            await pod.process.wrote(lambda line, peer=prefill: line["message"].endswith(peer.address))
+            await pod.process.wrote(
+                lambda line, peer=prefill: line.get("event") == "linked" and peer.address in line["message"]
+            )
         lines = len(pod.process.lines)
         port = int(first.address.rpartition(":")[2])
         await first.kill()
