@@ -52,6 +52,7 @@ class DecodeService(DecodeServicer):
 
     def __init__(self, settings: DecodeSettings, engine: EngineClient, epoch: int) -> None:
         self.draining = False
+        self.events: Counter[str] = Counter()
         self._settings = settings
         self._engine = engine
         ready = engine.ready
@@ -62,7 +63,6 @@ class DecodeService(DecodeServicer):
         self._live: dict[int, _Live] = {}
         self._streams: set[GatewayStream] = set()
         self._links: dict[str, PrefillLink] = {}
-        self._refused_pieces: Counter[str] = Counter()
         self._tasks = [asyncio.create_task(self._renew()), asyncio.create_task(self._keep_links())]
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -183,7 +183,8 @@ class DecodeService(DecodeServicer):
             if live is not None and ticket is not None and ticket.generation == imported.generation:
                 live.kv_complete = True
                 self._end_handover(live)
-        self._refused_pieces["stale"] += len(output.stale)
+        if output.stale:
+            self.events["refused_stale"] += len(output.stale)
         batches: dict[GatewayStream, list[pb.Delta]] = {}
         for delta in output.deltas:
             live = self._live.get(delta.id)
@@ -282,6 +283,7 @@ class DecodeService(DecodeServicer):
             "hand-over failed, %s: %s", where, why,
             extra={"event": "handover_failed", "request_id": live.submit.request_id},
         )  # fmt: skip
+        self.events["failed"] += 1
         self._close_ticket(live, "cancel")
         live.kv_complete = False
         self._engine.send(RestartImport(ticket.request) if live.prefills else CancelImport(ticket.request))
@@ -333,7 +335,7 @@ class DecodeService(DecodeServicer):
         self._engine.send(ImportPiece(ticket.request, ticket.generation, extent, slot))
 
     def refused(self, refusal: PieceRefused) -> None:
-        self._refused_pieces[refusal.reason] += 1
+        self.events[f"refused_{refusal.reason}"] += 1
         # A refused piece of an open hand-over leaves a hole in it. If a damaged one names the wrong ticket, that one is
         # given up for nothing, which only costs time. Stray ones follow every request that has ended early and concern
         # nobody.

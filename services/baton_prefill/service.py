@@ -5,6 +5,7 @@ import itertools
 import logging
 import secrets
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -37,7 +38,7 @@ class PrefillService(PrefillServicer):
     def __init__(self, settings: PrefillSettings, engine: EngineClient, epoch: int) -> None:
         """Raises ConfigError when the port for KV is taken."""
         self.draining = False
-        self.lease_expiries = 0
+        self.events: Counter[str] = Counter()
         self._engine = engine
         self._epoch = epoch
         self._ids = itertools.count(1)
@@ -213,7 +214,7 @@ class PrefillService(PrefillServicer):
 
     def _expire(self, request: int) -> None:
         session, export = self._owners[request]
-        self.lease_expiries += 1
+        self.events["lease_expired"] += 1
         log.warning(
             "lease of a hand-over expired", extra={"event": "lease_expired", "request_id": export.ticket.request_id}
         )

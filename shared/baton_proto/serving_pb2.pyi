@@ -243,7 +243,14 @@ class WorkerInfo(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining")
+    __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining", "handover_events")
+    class HandoverEventsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +261,7 @@ class WorkerLoad(_message.Message):
     PREFIX_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_EVENTS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     blocks_held: int
@@ -264,4 +272,5 @@ class WorkerLoad(_message.Message):
     prefix_queries: int
     prefix_hits: int
     draining: bool
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., tickets: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    handover_events: _containers.ScalarMap[str, int]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., tickets: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., draining: _Optional[bool] = ..., handover_events: _Optional[_Mapping[str, int]] = ...) -> None: ...

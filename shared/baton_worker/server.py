@@ -5,6 +5,7 @@ import logging
 import secrets
 import signal
 import sys
+from collections import Counter
 from typing import Protocol
 
 import grpc
@@ -32,6 +33,7 @@ class Service(Protocol):
     """What a role adds to a worker."""
 
     draining: bool
+    events: Counter[str]  # as WorkerLoad.handover_events
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the role's gRPC services."""
@@ -149,6 +151,7 @@ class WorkerServer:
             prefix_queries=load.prefix_queries,
             prefix_hits=load.prefix_hits,
             draining=service.draining,
+            handover_events=service.events,
         )
 
 

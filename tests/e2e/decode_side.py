@@ -37,8 +37,12 @@ class DecodeSide:
         await self._control.write(kv.DecodeToPrefill(**kind))
 
     async def receive(self) -> kv.PrefillToDecode:
-        message: kv.PrefillToDecode = await asyncio.wait_for(self._control.read(), 20)
-        return message
+        """Return the next message that says more than that the pod is alive."""
+        async with asyncio.timeout(20):
+            while True:
+                message: kv.PrefillToDecode = await self._control.read()
+                if not message.HasField("alive"):
+                    return message
 
     async def order(self, ticket_id: int, prompt: list[int], lease_ms: int, first_token: int = 0) -> None:
         sampling = pb.SamplingParams(max_tokens=8, top_p=1, repetition_penalty=1, n=1)

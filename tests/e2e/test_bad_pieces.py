@@ -125,6 +125,7 @@ async def test_a_refused_piece(
             answer = await client.ask(prompt, relay.address)
             refusal = await impatient.process.wrote(lambda line: line.get("event") == "piece_refused", 10, logged)
     assert refusal["reason"] == DAMAGES[damage]
+    assert (await impatient.load()).handover_events[f"refused_{DAMAGES[damage]}"]
     assert answer.only == reference_choices(llama, prompt, answer.only)
     await asyncio.gather(impatient.idle(), prefill.idle())
 

@@ -42,7 +42,7 @@ async def test_the_end_of_its_lease_frees_it(prefill: Worker) -> None:
         assert (await side.receive()).first_tokens.ticket_id == 1
         assert not is_idle(await prefill.load())
         assert (await side.receive()).failed.ticket_id == 1
-        await prefill.idle()
+        assert (await prefill.idle()).handover_events["lease_expired"]
         await side.send(ack=kv.TicketRef(ticket_id=1))
         await side.order(2, make_prompt(20, seed=203), LONG_LEASE_MS)
         assert (await side.receive()).first_tokens.ticket_id == 2
