@@ -27,6 +27,7 @@ from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request, Step
 from baton_worker.channel import EngineEnd
 from baton_worker.engine_process import EngineLoop
+from baton_worker.export_queue import ExportQueue
 from baton_worker.messages import Output
 
 _VOCAB_SIZE = 151_936
@@ -108,7 +109,12 @@ def bench(sequences: int, steps: int, arrivals: int, caching: bool) -> dict[str,
         theirs.close()
         loop = object.__new__(EngineLoop)
         loop.__dict__.update(
-            _channel=EngineEnd(ours), _engine=engine, _to_export=[], _free_slots=[], _load_due=0.0, _output=Output()
+            _channel=EngineEnd(ours),
+            _engine=engine,
+            _queue=ExportQueue(0, 1, 1),
+            _lanes={},
+            _load_due=0.0,
+            _output=Output(),
         )
         clock = _Clock()
         clock.wrap(engine.scheduler, "schedule", "schedule")
