@@ -70,7 +70,7 @@ class PrefillLink:
         self._hello = hello
         self._receiver = receiver
         self._options = options
-        self._outbox: asyncio.Queue[DecodeToPrefill] = asyncio.Queue()
+        self._outbox: asyncio.Queue[DecodeToPrefill | None] = asyncio.Queue()  # None: nothing follows
         self._task = asyncio.create_task(self._run())
 
     def send(self, message: DecodeToPrefill) -> None:
@@ -94,6 +94,8 @@ class PrefillLink:
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
             log.warning("link to prefill pod %s lost: %s", self.address, reason, extra={"event": "link_lost"})
         finally:
+            # gRPC goes on waiting for the next message of a call that has ended, unless told that there is none.
+            self._outbox.put_nowait(None)
             self._receiver.link_lost(self)
 
     async def _converse(
@@ -132,8 +134,8 @@ class PrefillLink:
 
     async def _messages(self) -> AsyncIterator[DecodeToPrefill]:
         yield DecodeToPrefill(hello=self._hello)
-        while True:
-            yield await self._outbox.get()
+        while (message := await self._outbox.get()) is not None:
+            yield message
 
     async def _read_control(self, call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]") -> None:
         while True:

@@ -192,7 +192,7 @@ def main() -> None:
     channel.send(loop.ready())
     try:
         loop.run()
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         log.info("the RPC process has closed the channel")
 
 

@@ -27,6 +27,7 @@ from .settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 _HAND_BACK_S = 1.0
+_HANDLERS_END_S = 0.1
 
 
 class Service(Protocol):
@@ -96,6 +97,8 @@ class WorkerServer:
             await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
             await self._drain(service, pump)
         await server.stop(grace=0)
+        # It cancels the handlers of open streams but does not wait for them, and the loop must not end before them.
+        await asyncio.sleep(_HANDLERS_END_S)
         await service.stop()
         stopping.cancel()
         watch.cancel()
@@ -163,6 +166,8 @@ def channel_options(piece_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", max(limit, 64 << 20)),
         ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 5_000),
+        # What really ends the wait for a ping's answer, in gRPC at least up to 1.85; one minute unless set.
+        ("grpc.http2.ping_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
@@ -178,9 +183,17 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
         raise ConfigError(f"port {port} on {host} cannot be bound; is it taken?") from None
 
 
+def _calm(record: logging.LogRecord) -> bool:
+    """Call it no error that a peer has gone in the middle of a message to it, as gRPC does."""
+    if str(record.msg).startswith("ExecuteBatchError raised in core"):
+        record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
+    return True
+
+
 def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
     """Run a worker pod's process to its end. Exits with status 1 and one clear message when it cannot serve."""
     configure_logging(pb.Role.Name(role).removeprefix("ROLE_").lower(), settings.log_level)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_calm)
 
     async def run() -> None:
         await WorkerServer(settings, role, make_service).run()
