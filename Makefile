@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test check lint bench proto clean
+.PHONY: help up test chaos check lint bench proto clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +23,9 @@ up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --pref
 
 test: $(DEV)  ## Run the tests; ARGS='tests/cli -x' adds arguments of pytest
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+chaos: $(DEV)  ## Two thousand faults on a fleet under load (CHAOS_SEED=N repeats a run)
+	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s tests/chaos/test_chaos.py $(ARGS)
 
 check: lint  ## All checks that need no running test
 	@$(BIN)/mypy $(SOURCES)
