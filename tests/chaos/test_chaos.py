@@ -95,7 +95,7 @@ async def nothing_stays(fleet: Fleet) -> None:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.timeout(120 + 2 * NUM_SCENARIOS)
+@pytest.mark.timeout(240 + 2 * NUM_SCENARIOS)
 async def test_faults(fleet: Fleet, llama: Path, seed: int) -> None:
     journal = Journal()
     cases = await record(fleet, llama, seed)
