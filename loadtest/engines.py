@@ -68,7 +68,8 @@ class Ours(MeasuredEngine):
         from baton_engine.engine import Engine
 
         super().__init__(job)
-        self.settings = {"model": job.model, "dtype": "float32", **self._common_settings(job)}
+        # Everything is asked for at once, so nobody waits for the next token of a decode.
+        self.settings = {"model": job.model, "dtype": "float32", "chunk_ms": 0.0, **self._common_settings(job)}
         if device.on_gpu():
             self.settings |= {"dtype": "bfloat16", "gpu_memory_utilization": GPU_MEMORY_UTILIZATION}
         self.settings |= job.ours

@@ -55,6 +55,7 @@ class _Runner:
     """Says the same token for ever, one step late."""
 
     depth = 1
+    prefill_rate = 0.0
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.num_blocks is not None

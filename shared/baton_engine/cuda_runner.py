@@ -1,6 +1,9 @@
 """The runner for a GPU: work goes as CUDA graphs where they pay, and each step is launched before the last one's tokens
 are read."""
 
+import logging
+import time
+
 import msgspec
 import torch
 
@@ -9,6 +12,7 @@ from .config import EngineConfig
 from .cuda_graph import Recorder
 from .decode_graphs import DecodeGraphs
 from .device_sampler import DeviceSampler, Drawn, RowDraw, is_special
+from .largest_steps import forward_steps
 from .loading import Progress
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
@@ -17,6 +21,8 @@ from .runner import Choice, Launched, Runner
 from .sequence import Step
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
+
+log = logging.getLogger(__name__)
 
 
 class _Flying(msgspec.Struct):
@@ -63,6 +69,17 @@ class CudaRunner(Runner):
             self._decode_graphs = DecodeGraphs(
                 self._decoder, self._backend, self._last_tokens, self._block_size, self.max_model_len, model.vocab_size
             )
+
+    def start(self) -> None:
+        super().start()
+        [prompts, _] = forward_steps(self._config, self.max_model_len)
+        started = time.perf_counter()
+        self.launch(prompts).wait()
+        seconds = time.perf_counter() - started
+        self.prefill_rate = prompts.num_tokens / seconds
+        log.info(
+            "prefill: %.0f tokens/s", self.prefill_rate, extra={"event": "prefill_rate", "rate": self.prefill_rate}
+        )
 
     @property
     def _graphs_bytes(self) -> int:

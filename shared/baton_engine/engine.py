@@ -1,5 +1,6 @@
 """The engine core: requests in, one step at a time, tokens out. It knows no pods, no network and no clock."""
 
+import math
 from collections import deque
 from pathlib import Path
 from typing import cast
@@ -67,6 +68,8 @@ class Engine:
             raise ConfigError("--block-size must be at least 1")
         if config.max_num_batched_tokens < 1 or config.max_num_seqs < 1:
             raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
+        if config.chunk_ms < 0:
+            raise ConfigError("--chunk-ms must be at least 0")
         if not 0 < config.export_fraction <= 1:
             raise ConfigError("--export-fraction must be above 0 and at most 1")
         if not 0 < config.gpu_memory_utilization <= 1:
@@ -82,6 +85,7 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             max_export_blocks=int(self.pool.num_blocks * config.export_fraction),
+            chunk_tokens=math.ceil(config.chunk_ms / 1e3 * self.runner.prefill_rate),
         )
         self._root = root_hash()
         self._arrivals = 0

@@ -72,6 +72,7 @@ class Runner:
     """The model, its KV cache and its attention backend on one device."""
 
     depth = 0  # steps that may be launched before the oldest is waited for
+    prefill_rate = 0.0  # tokens a second, measured at start; 0 = not measured
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
         device = find_device(config.device)

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from baton_engine.config import EXPORT_FRACTION, GPU_MEMORY_UTILIZATION, EngineConfig
+from baton_engine.config import CHUNK_MS, EXPORT_FRACTION, GPU_MEMORY_UTILIZATION, EngineConfig
 
 
 class WorkerSettings(BaseSettings):
@@ -42,6 +42,9 @@ class WorkerSettings(BaseSettings):
     """Tokens that one engine step computes at most; 0 = 8192 on GPU, 1024 on CPU."""
     max_num_seqs: int = Field(default=0, ge=0)
     """Sequences that one engine step computes at most; 0 = 256 on GPU, 128 on CPU."""
+    chunk_ms: float = Field(default=CHUNK_MS, ge=0)
+    """On GPU, how long the prompts in a step may keep its decodes waiting, in ms; up to three times that while many are
+    queued; 0 = as long as --max-num-batched-tokens take."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False

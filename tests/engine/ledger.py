@@ -76,6 +76,8 @@ class LedgerRunner:
     depth: as Runner.depth. What a device would do in order is done at launch; the engine learns of it when it waits.
     """
 
+    prefill_rate = 250.0  # of which a step gets 3 tokens beside decodes
+
     def __init__(self, config: EngineConfig, depth: int) -> None:
         assert config.num_blocks is not None
         self.cache = LedgerCache(config.num_blocks, config.block_size)

@@ -272,6 +272,47 @@ def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Sche
     assert sequence.computed == 19
 
 
+def test_beside_decodes_prompts_are_computed_in_small_chunks_unless_many_wait() -> None:
+    scheduler = Scheduler(
+        BlockPool(400), block_size=4, max_num_batched_tokens=100, max_num_seqs=9, max_export_blocks=32, chunk_tokens=10
+    )
+    decoding = add(scheduler, 0, 3)
+    prompt = add(scheduler, 1, 120)
+    # Nothing decodes yet, so nothing is kept waiting.
+    assert computed(scheduler.schedule()) == [(decoding, 3), (prompt, 97)]
+    read(decoding, 9)
+    late = add(scheduler, 2, 61)
+    # 23 + 61 are queued, which is three times 28.
+    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 23), (late, 5)]
+    read(decoding, 9)
+    read(prompt, 9)
+    # It does not slow down before all are done.
+    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 1), (late, 28)]
+    read(decoding, 9)
+    read(prompt, 9)
+    for arrival in range(3, 6):
+        add(scheduler, arrival, 200)
+    # However many wait, three times 10 are the most.
+    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 1), (late, 28), (scheduler.running[-1], 2)]
+
+
+def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:
+    scheduler = Scheduler(
+        BlockPool(400), block_size=4, max_num_batched_tokens=100, max_num_seqs=9, max_export_blocks=32, chunk_tokens=10
+    )
+    decoding = add(scheduler, 0, 3)
+    counts = []
+    for length in (0, 60, 0, 0, 0, 30):
+        if length:
+            add(scheduler, len(counts), length)
+        counts.append(scheduler.schedule().counts)
+        for sequence in scheduler.running:
+            if sequence.pending:
+                read(sequence, 9)
+    assert decoding.output_len == 6
+    assert counts == [[3], [1, 20], [1, 20], [1, 20], [1, 1], [1, 1, 10]]
+
+
 def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> None:
     add(scheduler, 0, 1, n=3)
     late = add(scheduler, 1, 1, n=2)

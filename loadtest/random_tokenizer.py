@@ -1,0 +1,31 @@
+"""A tokenizer for a model of which there is only the configuration."""
+
+import itertools
+import json
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+
+def write_random_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level tokenizer in which a token is a byte or a space and four letters, about as long as in real
+    ones. It decodes every id below vocab_size; nothing is worth encoding with it."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
+    words = (f"Ġ{word}" for word in itertools.islice(_words(), vocab_size - len(symbols)))
+    vocab = {token: id for id, token in enumerate(itertools.chain(symbols, words))}
+    tokenizer = Tokenizer(BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _words() -> Iterator[str]:
+    """Yield words of four letters, then of five, for ever."""
+    return itertools.chain.from_iterable(
+        map("".join, itertools.product(string.ascii_lowercase, repeat=length)) for length in itertools.count(4)
+    )
