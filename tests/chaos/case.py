@@ -43,7 +43,7 @@ class Case:
             "ignore_eos": rng.random() < 0.8,
         }
         fields |= rng.choice([{"temperature": 0}, {"temperature": 1.0, "seed": rng.randrange(1 << 30)}])
-        fields |= rng.choice([{"logprobs": 2}, {}, {}])
+        fields |= rng.choice([{"logprobs": 2}, {}])
         return cls(number, fields)
 
     def __str__(self) -> str:

@@ -211,7 +211,7 @@ class PiecesDamaged(LinkFault):
         super().__init__(rng)
         self.name = f"pieces {damage}"
         self._seconds = rng.uniform(0.5, 2.0)
-        self._rate = rng.choice([0.1, 0.3, 1.0])
+        self._rate = rng.choice([0.2, 0.5, 1.0])
         self._delay_s = rng.choice([0.02, 0.2])
         self._tampering = Tampering(damage, self._rate, self._delay_s, str(rng.random()))
 

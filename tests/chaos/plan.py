@@ -38,7 +38,7 @@ _RESTARTS: list[Make] = [
     for kind in (Killed, EngineKilled, Restarted, Drained, LogDiskFull)
     for role in ("prefill", "decode")
 ]
-_OTHERS: dict[Make, int] = {  # with weights
+_OTHERS: dict[Make, int] = {  # with how often each comes in a round
     **{partial(PiecesDamaged, damage=damage): 4 for damage in Damage},
     partial(Stopped, role="prefill"): 3,
     partial(Stopped, role="decode"): 3,
@@ -73,19 +73,14 @@ class Scenario:
 def make_plan(seed: int, count: int) -> list[Scenario]:
     rng = random.Random(seed)
     restarts = _in_rounds(rng, _RESTARTS)
+    others = _in_rounds(rng, [make for make, times in _OTHERS.items() for _ in range(times)])
     return [
-        Scenario(number, _draw(rng, restarts, number)(rng), rng.uniform(*_PAUSE_S)) for number in range(1, count + 1)
+        Scenario(number, next(others if number % _RESTART_EVERY else restarts)(rng), rng.uniform(*_PAUSE_S))
+        for number in range(1, count + 1)
     ]
 
 
-def _draw(rng: random.Random, restarts: Iterator[Make], number: int) -> Make:
-    if number % _RESTART_EVERY == 0:
-        return next(restarts)
-    [make] = rng.choices(list(_OTHERS), list(_OTHERS.values()))
-    return make
-
-
 def _in_rounds(rng: random.Random, kinds: list[Make]) -> Iterator[Make]:
-    """Yield each once, in some order, then each again."""
+    """Yield all in some order, then all in another one, and so on."""
     while True:
         yield from rng.sample(kinds, len(kinds))
