@@ -1,28 +1,40 @@
-"""KV blocks out of the paged cache into one contiguous buffer, and back, with a checksum on the way.
+"""KV of some tokens, layers and heads out of the paged cache into one contiguous buffer, and back, with a checksum on
+the way.
 
-The checksum of a block's words w (32 bits each, at index i of the buffer) is the sum of w * (2 * i + 1) modulo 2^32:
-every bit flip, and every exchange of two different words, changes it, and programs can add their parts in any order.
+The checksum of a buffer's words w (32 bits each, at index i) is the sum of w * (2 * i + 1) modulo 2^32: every bit flip,
+and every exchange of two different words, changes it, and programs can add their parts in any order.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-_WORDS = 4096
+_WORDS = 4096  # that a program moves
+_WIDEST = 1024
 _MASK = 0xFFFFFFFF
 
 
-def gather_blocks_reference(cache: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """cache: [layers, 2, blocks, block_size, kv_heads, head_dim]. blocks: [n] int64. out: cache's shape with n blocks,
-    written. Returns the checksum of out, [1] int64."""
-    torch.index_select(cache, 2, blocks, out=out)
-    return checksum_reference(out)
+def gather_kv_reference(
+    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, out: torch.Tensor,
+    check: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """cache: [layers, 2, blocks, block_size, kv_heads, head_dim]. table: [n] int64, the blocks of consecutive tokens;
+    first_token: the first that is wanted, counted from the table's first. out: [layers, 2, tokens, kv_heads, head_dim],
+    those of the two slices, written. Returns the checksum of out, [1] int64, or 0 without `check`."""
+    slots = _slots(cache, table, first_token, out.shape[2])
+    out.copy_(cache[layers].flatten(2, 3)[:, :, :, heads].index_select(2, slots))
+    return checksum_reference(out) if check else _no_checksum(cache)
 
 
-def scatter_blocks_reference(cache: torch.Tensor, blocks: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Write values, shaped as gather_blocks gives them, into blocks of the cache. Returns the checksum, [1] int64."""
-    cache.index_copy_(2, blocks, values)
-    return checksum_reference(values)
+def scatter_kv_reference(
+    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, values: torch.Tensor,
+    check: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """Write values, shaped as gather_kv gives them, into the cache. Returns their checksum, [1] int64, or 0 without
+    `check`."""
+    slots = _slots(cache, table, first_token, values.shape[2])
+    cache[layers].flatten(2, 3)[:, :, :, heads].index_copy_(2, slots, values)
+    return checksum_reference(values) if check else _no_checksum(cache)
 
 
 def checksum_reference(values: torch.Tensor) -> torch.Tensor:
@@ -33,17 +45,31 @@ def checksum_reference(values: torch.Tensor) -> torch.Tensor:
     return ((words * odd).sum() & _MASK).view(1)
 
 
+def _no_checksum(cache: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=cache.device)
+
+
+def _slots(cache: torch.Tensor, table: torch.Tensor, first_token: int, count: int) -> torch.Tensor:
+    size = cache.shape[3]
+    positions = torch.arange(first_token, first_token + count, device=cache.device)
+    return table[positions // size] * size + positions % size
+
+
 @triton.jit
 def _move_kernel(
-    cache, blocks, packed, checksum, words_per_block, cache_blocks, num_blocks,
-    OUT: tl.constexpr, CHECK: tl.constexpr, WORDS: tl.constexpr,
+    cache, table, packed, checksum, first_token, num_tokens, first_plane, cache_blocks,
+    cache_words, first_word, words,
+    SIZE: tl.constexpr, OUT: tl.constexpr, CHECK: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    plane, index = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    block = tl.load(blocks + index)
-    word = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
-    inside = word < words_per_block
-    cache_at = (plane * cache_blocks + block) * words_per_block + word
-    packed_at = (plane * num_blocks + index) * words_per_block + word
+    plane = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    word = tl.program_id(2) * WORDS + tl.arange(0, WORDS)[None, :]
+    inside = (token < num_tokens) & (word < words)
+    position = first_token + token
+    block = tl.load(table + position // SIZE, mask=token < num_tokens, other=0)
+    row = ((first_plane + plane) * cache_blocks + block) * SIZE + position % SIZE
+    cache_at = row * cache_words + first_word + word
+    packed_at = (plane * num_tokens + token) * words + word
     if OUT:
         values = tl.load(cache + cache_at, mask=inside, other=0)
         tl.store(packed + packed_at, values, mask=inside)
@@ -55,22 +81,36 @@ def _move_kernel(
         tl.atomic_add(checksum, tl.sum(tl.where(inside, product & 0xFFFFFFFF, 0)))
 
 
-def _move(cache: torch.Tensor, blocks: torch.Tensor, packed: torch.Tensor, out: bool, check: bool) -> torch.Tensor:
-    planes = cache.shape[0] * cache.shape[1]
-    words = cache[0, 0, 0].numel() * cache.element_size() // 4
-    checksum = torch.zeros(1, dtype=torch.int64, device=cache.device)
-    _move_kernel[(planes, len(blocks), triton.cdiv(words, _WORDS))](
-        cache.view(torch.int32), blocks, packed.view(torch.int32), checksum, words, cache.shape[2], len(blocks),
-        OUT=out, CHECK=check, WORDS=_WORDS, num_warps=8,
+def _move(
+    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, packed: torch.Tensor,
+    out: bool, check: bool,
+) -> torch.Tensor:  # fmt: skip
+    _, planes, num_blocks, size, num_heads, head_dim = cache.shape
+    head_words = head_dim * cache.element_size() // 4
+    words, tokens = (heads.stop - heads.start) * head_words, packed.shape[2]
+    width = min(triton.next_power_of_2(words), _WIDEST)
+    height = _WORDS // width
+    checksum = _no_checksum(cache)
+    grid = (planes * (layers.stop - layers.start), triton.cdiv(tokens, height), triton.cdiv(words, width))
+    _move_kernel[grid](
+        cache.view(torch.int32), table, packed.view(torch.int32), checksum, first_token, tokens, planes * layers.start,
+        num_blocks, num_heads * head_words, heads.start * head_words, words,
+        SIZE=size, OUT=out, CHECK=check, TOKENS=height, WORDS=width, num_warps=8,
     )  # fmt: skip
     return checksum & _MASK
 
 
-def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor, check: bool = True) -> torch.Tensor:
-    """As gather_blocks_reference; without `check` the checksum is 0. Both tensors are contiguous."""
-    return _move(cache, blocks, out, out=True, check=check)
+def gather_kv(
+    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, out: torch.Tensor,
+    check: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """As gather_kv_reference. Cache and out are contiguous."""
+    return _move(cache, table, first_token, layers, heads, out, out=True, check=check)
 
 
-def scatter_blocks(cache: torch.Tensor, blocks: torch.Tensor, values: torch.Tensor, check: bool = True) -> torch.Tensor:
-    """As scatter_blocks_reference; without `check` the checksum is 0. Both tensors are contiguous."""
-    return _move(cache, blocks, values, out=False, check=check)
+def scatter_kv(
+    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, values: torch.Tensor,
+    check: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """As scatter_kv_reference. Cache and values are contiguous."""
+    return _move(cache, table, first_token, layers, heads, values, out=False, check=check)

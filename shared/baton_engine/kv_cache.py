@@ -5,6 +5,9 @@ import math
 import torch
 
 from baton_common.extent import Extent
+from baton_kernels.blocks import gather_kv, gather_kv_reference, scatter_kv, scatter_kv_reference
+
+from .transfer import to_device
 
 # Bounds what copies of blocks hold for a moment.
 _COPY_BYTES = 64 << 20
@@ -24,6 +27,9 @@ class KvCache:
         device: torch.device,
     ) -> None:
         self._block_shape = (block_size, num_heads, head_dim)
+        on_gpu = device.type == "cuda"
+        self._gather = gather_kv if on_gpu else gather_kv_reference
+        self._scatter = scatter_kv if on_gpu else scatter_kv_reference
         self.data = torch.empty(num_layers, 2, 0, *self._block_shape, dtype=dtype, device=device)
         self._layers = self._by_layer()
 
@@ -61,38 +67,20 @@ class KvCache:
             sources, targets = zip(*pairs[first : first + most], strict=True)
             self.data[:, :, list(targets)] = self.data[:, :, list(sources)]
 
-    def gather(self, blocks: list[int], extent: Extent, out: torch.Tensor) -> None:
-        """Write part of a block table's KV into out, [layers, 2, tokens, kv_heads, head_dim] of the extent."""
-        layers = self.data[extent.layers]
-        indices = self._whole_blocks(blocks, extent)
-        if indices is None:
-            values = layers.flatten(2, 3).index_select(2, self._slots(blocks, extent))[:, :, :, extent.heads]
-        elif out.device == self.data.device:
-            torch.index_select(layers, 2, indices, out=out.view(len(layers), 2, -1, *self._block_shape))
-            return
-        else:
-            values = layers.index_select(2, indices).flatten(2, 3)
-        out.copy_(values)
+    def gather(self, blocks: list[int], extent: Extent, out: torch.Tensor, check: bool = False) -> torch.Tensor:
+        """Write part of a block table's KV into out, contiguous [layers, 2, tokens, kv_heads, head_dim] of the extent.
+
+        Both are on one device. Returns, with `check`, out's checksum as baton_kernels.blocks defines it, [1] int64.
+        """
+        return self._move(True, blocks, extent, out, check)
 
     def scatter(self, blocks: list[int], extent: Extent, values: torch.Tensor) -> None:
-        """Fill part of a block table from values, shaped as `gather` writes them."""
-        layers, values = self.data[extent.layers], values.to(self.data.device)
-        indices = self._whole_blocks(blocks, extent)
-        if indices is None:
-            layers.flatten(2, 3)[:, :, :, extent.heads].index_copy_(2, self._slots(blocks, extent), values)
-        else:
-            layers.index_copy_(2, indices, values.reshape(len(layers), 2, -1, *self._block_shape))
+        """Fill part of a block table from values, shaped as `gather` writes them, on any device."""
+        self._move(False, blocks, extent, values.to(self.data.device), False)
 
-    def _whole_blocks(self, blocks: list[int], extent: Extent) -> torch.Tensor | None:
-        """Return the blocks of an extent, or None if it has only parts of some."""
-        size, num_heads, _ = self._block_shape
-        if extent.first_token % size or extent.num_tokens % size or extent.num_heads != num_heads:
-            return None
-        first = extent.first_token // size
-        return torch.tensor(blocks[first : first + extent.num_tokens // size], device=self.data.device)
-
-    def _slots(self, blocks: list[int], extent: Extent) -> torch.Tensor:
-        """Return where an extent's tokens are: block * block size + offset."""
-        positions = torch.arange(extent.tokens.start, extent.tokens.stop)
+    def _move(self, out: bool, blocks: list[int], extent: Extent, values: torch.Tensor, check: bool) -> torch.Tensor:
         size = self._block_shape[0]
-        return (torch.tensor(blocks)[positions // size] * size + positions % size).to(self.data.device)
+        first = extent.first_token // size
+        table = to_device(blocks[first : -(-extent.tokens.stop // size)], self.data.device)
+        move = self._gather if out else self._scatter
+        return move(self.data, table, extent.first_token % size, extent.layers, extent.heads, values, check)

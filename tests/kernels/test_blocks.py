@@ -1,36 +1,52 @@
-"""Blocks into one buffer and back, and their checksum."""
+"""Parts of the cache into one buffer and back, and their checksum."""
 
+import random
+
+import pytest
 import torch
 
 from .closeness import poisoned
 
 
 def naive_checksum(values: torch.Tensor) -> int:
-    data = values.cpu().numpy().tobytes()
+    data = values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
     words = [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
     return sum(word * (2 * index + 1) for index, word in enumerate(words)) % 2**32
 
 
-def test_round_trip(device: torch.device) -> None:
-    from baton_kernels.blocks import (
-        gather_blocks,
-        gather_blocks_reference,
-        scatter_blocks,
-        scatter_blocks_reference,
-    )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_any_part_of_the_cache_makes_the_round_trip(device: torch.device, dtype: torch.dtype, size: int) -> None:
+    from baton_kernels.blocks import gather_kv, gather_kv_reference, scatter_kv, scatter_kv_reference
 
-    cache = torch.randn(3, 2, 9, 4, 2, 16, device=device)
-    blocks = torch.tensor([7, 0, 3], device=device)
-    for gather, scatter in ((gather_blocks, scatter_blocks), (gather_blocks_reference, scatter_blocks_reference)):
-        packed = poisoned(3, 2, 3, 4, 2, 16, like=cache)
-        checksum = gather(cache, blocks, packed)
-        assert torch.equal(packed, cache[:, :, blocks])
-        assert int(checksum) == naive_checksum(packed)
-        copy = torch.zeros_like(cache)
-        assert int(scatter(copy, blocks, packed)) == int(checksum)
-        assert torch.equal(copy[:, :, blocks], packed)
-        rest = [block for block in range(9) if block not in blocks]
-        assert not copy[:, :, rest].any()
+    shape = 3, 2, 9, size, 3, 16
+    cache = torch.randn(shape, device=device).to(dtype)
+    rng = random.Random(torch.initial_seed())
+    for _ in range(5):
+        table = torch.tensor(rng.sample(range(9), 5), device=device)
+        first = rng.randrange(5 * size)
+        count = rng.randint(1, 5 * size - first)
+        layers, heads = slice(*sorted(rng.sample(range(4), 2))), slice(*sorted(rng.sample(range(4), 2)))
+        parts = layers.stop - layers.start, heads.stop - heads.start
+        expected = torch.stack(
+            [
+                cache[layers, :, table[position // size], position % size, heads]
+                for position in range(first, first + count)
+            ],
+            dim=2,
+        )
+        for gather, scatter in ((gather_kv, scatter_kv), (gather_kv_reference, scatter_kv_reference)):
+            packed = poisoned(parts[0], 2, count, parts[1], 16, like=cache)
+            checksum = gather(cache, table, first, layers, heads, packed)
+            assert torch.equal(packed, expected)
+            assert int(checksum) == naive_checksum(packed)
+            copy = torch.zeros_like(cache)
+            assert int(scatter(copy, table, first, layers, heads, packed)) == int(checksum)
+            again = poisoned(*packed.shape, like=cache)
+            gather_kv_reference(copy, table, first, layers, heads, again)
+            assert torch.equal(again, packed)
+            # Nothing else was written.
+            assert copy.abs().double().sum() == pytest.approx(packed.abs().double().sum().item())
 
 
 def test_checksum_sees_a_flipped_bit_and_swapped_words(device: torch.device) -> None:
