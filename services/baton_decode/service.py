@@ -21,7 +21,19 @@ from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 from baton_worker.convert import delta_to_wire, failure_delta, sampling_from_wire
 from baton_worker.engine_client import EngineClient
-from baton_worker.messages import Abort, Add, CancelImport, ImportPiece, ImportTokens, Output, RestartImport
+from baton_worker.messages import (
+    Abort,
+    Add,
+    CancelImport,
+    ClosePair,
+    Imported,
+    ImportPiece,
+    ImportTokens,
+    JoinPair,
+    Output,
+    ReceivePiece,
+    RestartImport,
+)
 from baton_worker.server import channel_options
 
 from .settings import DecodeSettings
@@ -57,9 +69,11 @@ class DecodeService(DecodeServicer):
         self._engine = engine
         ready = engine.ready
         self._tickets = TicketBook(epoch)
-        self._layout = Layout(ready.num_layers, ready.num_kv_heads, ready.head_bytes, ready.slot_bytes)
-        self._hello = kv.Hello(epoch=epoch, fingerprint=ready.fingerprint)
+        gpu_piece_bytes = ready.gpu_slot_bytes if settings.kv_transport == "nccl" else 0
+        self._layout = Layout(ready.num_layers, ready.num_kv_heads, ready.head_bytes, ready.slot_bytes, gpu_piece_bytes)
+        self._hello = kv.Hello(epoch=epoch, fingerprint=ready.fingerprint, gpu_piece_bytes=gpu_piece_bytes)
         self._ids = itertools.count(1)
+        self._pair_numbers = itertools.count(1)
         self._live: dict[int, _Live] = {}
         self._streams: set[GatewayStream] = set()
         self._links: dict[str, PrefillLink] = {}
@@ -185,6 +199,15 @@ class DecodeService(DecodeServicer):
                 self._end_handover(live)
         if output.stale:
             self.events["refused_stale"] += len(output.stale)
+        for damaged in output.damaged:
+            self._refuse_damaged(damaged)
+        for number in output.pairs_up:
+            self._pair_up(number)
+        for lost in output.pairs_lost:
+            link = self._paired(lost.pair)
+            if link is not None:
+                link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(lost=lost.reason)))
+                self._pair_lost(link, lost.reason)
         batches: dict[GatewayStream, list[pb.Delta]] = {}
         for delta in output.deltas:
             live = self._live.get(delta.id)
@@ -334,6 +357,55 @@ class DecodeService(DecodeServicer):
         self._note_arrival(ticket)
         self._engine.send(ImportPiece(ticket.request, ticket.generation, extent, slot))
 
+    def receive_on_gpu(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> None:
+        if ticket is not None:
+            self._note_arrival(ticket)
+        if link.pair is None:
+            if ticket is not None:
+                self._give_up(ticket, "a piece was sent over a lost pair")
+            return
+        header = piece.header
+        target = (ticket.request, ticket.generation, piece.extent) if ticket is not None else (0, 0, None)
+        self._engine.send(ReceivePiece(link.pair, header.gpu_bytes, header.gpu_checksum, *target))
+
+    def pair_changed(self, link: PrefillLink, pair: kv.GpuPair) -> None:
+        if pair.WhichOneof("state") == "id":
+            link.pair = next(self._pair_numbers)
+            self._engine.send(JoinPair(link.pair, pair.id))
+        else:
+            self._pair_lost(link, pair.lost)
+
+    def _paired(self, number: int) -> PrefillLink | None:
+        return next((link for link in self._links.values() if link.pair == number), None)
+
+    def _pair_up(self, number: int) -> None:
+        link = self._paired(number)
+        if link is not None:
+            link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(up=True)))
+            extra = {"event": "paired", "transport": "nccl"}
+            log.info("KV from prefill pod %s comes from GPU to GPU from now on", link.address, extra=extra)
+
+    def _pair_lost(self, link: PrefillLink, reason: str) -> None:
+        """Go on without the connection between the GPUs; what was ordered over it is ordered anew."""
+        if link.pair is None:
+            return
+        self._engine.send(ClosePair(link.pair))
+        link.pair = None
+        log.warning(
+            "no KV from GPU to GPU from prefill pod %s: %s", link.address, reason, extra={"event": "transport_fallback"}
+        )
+        for live in self._handed_over_by(link):
+            ticket = self._ticket(live)
+            if ticket is not None and not live.kv_complete:
+                self._give_up(ticket, "the connection between the GPUs is lost")
+
+    def _refuse_damaged(self, damaged: Imported) -> None:
+        self.events["refused_checksum"] += 1
+        live = self._live.get(damaged.id)
+        ticket = self._ticket(live) if live is not None else None
+        if ticket is not None and ticket.generation == damaged.generation:
+            self._give_up(ticket, "KV piece refused: checksum")
+
     def refused(self, refusal: PieceRefused) -> None:
         self.events[f"refused_{refusal.reason}"] += 1
         # A refused piece of an open hand-over leaves a hole in it. If a damaged one names the wrong ticket, that one is
@@ -348,10 +420,16 @@ class DecodeService(DecodeServicer):
     def link_lost(self, link: PrefillLink) -> None:
         if self._links.get(link.address) is link:
             del self._links[link.address]
-        for live in list(self._live.values()):
+        if link.pair is not None:
+            self._engine.send(ClosePair(link.pair))
+            link.pair = None
+        for live in self._handed_over_by(link):
             ticket = self._ticket(live)
-            if live.link is link and ticket is not None:
+            if ticket is not None:
                 self._give_up(ticket, "the prefill pod is lost")
+
+    def _handed_over_by(self, link: PrefillLink) -> list[_Live]:
+        return [live for live in self._live.values() if live.link is link]
 
     def _ticket(self, live: _Live) -> OpenTicket | None:
         return self._tickets.get(live.ticket) if live.ticket is not None else None

@@ -22,7 +22,7 @@ from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillServicer
 from baton_worker.convert import delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
-from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece
+from baton_worker.messages import Abort, Add, ClosePair, FreeSlot, OpenPair, Output, Piece, SendPiece, UsePair
 
 from .session import Export, PackedPiece, Session
 from .settings import PrefillSettings
@@ -93,6 +93,9 @@ class PrefillService(PrefillServicer):
         if self._bulk is not None:
             welcome.bulk_port, welcome.bulk_token = self._bulk.port, session.token
         session.control.put_nowait(kv.PrefillToDecode(welcome=welcome))
+        if 0 < self._engine.ready.gpu_slot_bytes <= first.hello.gpu_piece_bytes:
+            session.pair_opened = True
+            self._engine.send(OpenPair(session.id))
         sending = asyncio.create_task(session.control.get())
         lost = asyncio.create_task(session.lost.wait())
         try:
@@ -114,6 +117,8 @@ class PrefillService(PrefillServicer):
             self._close_pieces(session)
             for export in list(session.exports.values()):
                 self._end(export.request)
+            if session.pair_opened:
+                self._engine.send(ClosePair(session.id))
 
     async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[bytes]:
         session = self._sessions.get(request.session)
@@ -124,9 +129,10 @@ class PrefillService(PrefillServicer):
             while True:
                 packed = await session.pieces.get()
                 message = encode(*self._to_wire(session, packed))
-                self._engine.send(FreeSlot(packed.slot))
                 # An export that has ended meanwhile is not sent: nobody waits for it.
-                if packed.export.ticket.ticket_id in session.exports:
+                wanted = packed.export.ticket.ticket_id in session.exports
+                self._pass_on(session, packed, announced=wanted)
+                if wanted:
                     yield message
         finally:
             self._close_pieces(session)
@@ -150,11 +156,20 @@ class PrefillService(PrefillServicer):
     async def _send_pieces(self, session: Session, connection: socket.socket) -> None:
         while True:
             packed = await session.pieces.get()
+            sent = False
             try:
                 if packed.export.ticket.ticket_id in session.exports:
                     await bulk.send(connection, *self._to_wire(session, packed))
+                    sent = True
             finally:
-                self._engine.send(FreeSlot(packed.slot))
+                self._pass_on(session, packed, announced=sent)
+
+    def _pass_on(self, session: Session, packed: PackedPiece, announced: bool) -> None:
+        """Let the engine send what lies in a GPU's slot once its header is sent; free other slots."""
+        if packed.on_gpu and announced:
+            self._engine.send(SendPiece(session.id, packed.slot, self._size(packed)))
+        else:
+            self._engine.send(FreeSlot(packed.slot, packed.on_gpu))
 
     def _close_pieces(self, session: Session) -> None:
         session.closed = True
@@ -163,13 +178,19 @@ class PrefillService(PrefillServicer):
     def _free_slots(self, pieces: list[PackedPiece]) -> None:
         """Give the staging slots back of pieces that nobody will send."""
         for piece in pieces:
-            self._engine.send(FreeSlot(piece.slot))
+            self._engine.send(FreeSlot(piece.slot, piece.on_gpu))
 
     def _to_wire(self, session: Session, packed: PackedPiece) -> tuple[kv.PieceHeader, memoryview]:
-        ticket, extent = packed.export.ticket, packed.extent
-        size = extent.num_layers * extent.num_tokens * extent.num_heads * self._engine.ready.head_bytes
-        header = make_header(session.epoch, ticket.ticket_id, ticket.generation, extent)
-        return header, self._engine.exports.slot(packed.slot, size)
+        ticket = packed.export.ticket
+        header = make_header(session.epoch, ticket.ticket_id, ticket.generation, packed.extent)
+        if packed.checksum is None:
+            return header, self._engine.exports.slot(packed.slot, self._size(packed))
+        header.gpu_bytes, header.gpu_checksum = self._size(packed), packed.checksum
+        return header, memoryview(b"")
+
+    def _size(self, packed: PackedPiece) -> int:
+        extent = packed.extent
+        return extent.num_layers * extent.num_tokens * extent.num_heads * self._engine.ready.head_bytes
 
     async def _read(self, messages: AsyncIterator[kv.DecodeToPrefill], session: Session) -> None:
         async for message in messages:
@@ -183,6 +204,11 @@ class PrefillService(PrefillServicer):
                 case "renew":
                     for ticket_id in message.renew.ticket_ids:
                         self._renew(session, ticket_id, message.renew.lease_ms)
+                case "gpu_pair":
+                    if message.gpu_pair.WhichOneof("state") == "up":
+                        self._end_up(session)
+                    else:
+                        self._engine.send(ClosePair(session.id))
 
     def _accept(self, ticket: kv.Ticket, session: Session) -> None:
         if self.draining:
@@ -261,11 +287,30 @@ class PrefillService(PrefillServicer):
                 session.control.put_nowait(kv.PrefillToDecode(first_tokens=first))
         for piece in output.pieces:
             self._send_piece(piece)
+        for pair in output.pair_ids:
+            self._tell_of_pair(pair.pair, kv.GpuPair(id=pair.unique_id))
+        for number in output.pairs_up:
+            if number in self._sessions:
+                self._end_up(self._sessions[number])
+        for lost in output.pairs_lost:
+            log.warning("no KV from GPU to GPU: %s", lost.reason, extra={"event": "pair_lost"})
+            self._tell_of_pair(lost.pair, kv.GpuPair(lost=lost.reason))
+
+    def _tell_of_pair(self, number: int, pair: kv.GpuPair) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            session.control.put_nowait(kv.PrefillToDecode(gpu_pair=pair))
+
+    def _end_up(self, session: Session) -> None:
+        """One end of a session's pair is up; with both, KV goes over it."""
+        session.pair_ends_up += 1
+        if session.pair_ends_up == 2:
+            self._engine.send(UsePair(session.id))
 
     def _send_piece(self, piece: Piece) -> None:
         owner = self._owners.get(piece.id)
         if owner is None or owner[0].closed:
-            self._engine.send(FreeSlot(piece.slot))
+            self._engine.send(FreeSlot(piece.slot, piece.on_gpu))
             return
         session, export = owner
-        session.pieces.put_nowait(PackedPiece(export, piece.extent, piece.slot))
+        session.pieces.put_nowait(PackedPiece(export, piece.extent, piece.slot, piece.checksum))

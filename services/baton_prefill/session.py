@@ -27,6 +27,8 @@ class Session:
         self.lost = asyncio.Event()  # the connection for pieces has ended
         self.epoch = epoch  # of the decode process
         self.closed = False
+        self.pair_opened = False  # from this GPU to the decode pod's
+        self.pair_ends_up = 0  # of that connection
         self.exports: dict[int, Export] = {}  # by ticket id
         self.control: asyncio.Queue[kv.PrefillToDecode] = asyncio.Queue()
         self.pieces: asyncio.Queue[PackedPiece] = asyncio.Queue()
@@ -41,8 +43,13 @@ class Session:
 
 
 class PackedPiece(msgspec.Struct):
-    """Part of an export's KV in a staging slot."""
+    """Part of an export's KV in a staging slot; with a checksum, in one of the GPU."""
 
     export: Export
     extent: Extent
     slot: int
+    checksum: int | None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.checksum is not None

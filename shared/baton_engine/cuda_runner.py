@@ -35,6 +35,10 @@ class _Flying(msgspec.Struct):
     counts: list[int]  # new choices of each sequence of the step
     arrived: torch.cuda.Event
 
+    def done(self) -> bool:
+        done: bool = self.arrived.query()  # type: ignore[no-untyped-call]
+        return done
+
     def wait(self) -> list[list[Choice]]:
         self.arrived.synchronize()
         tokens = self.tokens.tolist()

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -167,10 +168,11 @@ class Engine:
         if not sequences:
             self._forget(id)
 
-    def step(self) -> StepResult:
+    def step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
         """Start the next step and return what became known, possibly nothing.
 
         On a GPU the next step is started before the tokens of the last one are read, so results come one call late.
+        meanwhile: called again and again while these are not there; it may do anything with the engine but step.
         """
         result = StepResult()
         if self._in_flight and self.scheduler.host_bound:
@@ -183,6 +185,8 @@ class Engine:
         if step.sequences:
             self._in_flight.append((step, self.runner.launch(step)))
         if len(self._in_flight) > self.runner.depth or not step.sequences:
+            while meanwhile and self._in_flight and not self._in_flight[0][1].done():
+                meanwhile()
             self._collect(result)
         return result
 

@@ -58,11 +58,17 @@ class Launched(Protocol):
         """Return for each sequence of the step its new choices: none when its last token is not computed yet, one
         normally, one per choice of the request when these are still to fork."""
 
+    def done(self) -> bool:
+        """Whether `wait` returns at once."""
+
 
 class Done(msgspec.Struct):
     """A step that was over when it was launched."""
 
     results: list[list[Choice]]
+
+    def done(self) -> bool:
+        return True
 
     def wait(self) -> list[list[Choice]]:
         return self.results

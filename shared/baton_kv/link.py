@@ -12,6 +12,7 @@ from baton_common.extent import Extent
 from baton_proto.handover_pb2 import (
     DecodeToPrefill,
     FirstTokens,
+    GpuPair,
     Hello,
     PiecesRequest,
     PrefillToDecode,
@@ -54,6 +55,12 @@ class Receiver(Protocol):
     def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
         """Take a claimed piece, whose payload is at the beginning of a slot."""
 
+    def receive_on_gpu(self, link: "PrefillLink", piece: Piece, ticket: OpenTicket | None) -> None:
+        """Take a piece whose payload comes over the link's pair of GPUs; without a ticket it was refused."""
+
+    def pair_changed(self, link: "PrefillLink", pair: GpuPair) -> None:
+        """Hear of the connection between the two GPUs."""
+
     def link_lost(self, link: "PrefillLink") -> None:
         """Nothing more will come; every ticket of this link has failed."""
 
@@ -66,6 +73,7 @@ class PrefillLink:
     ) -> None:
         """options: of the gRPC channels. transport: of KV pieces; tcp, grpc, or auto, the first of these that works."""
         self.address = address
+        self.pair: int | None = None  # of the GPUs; the receiver's number of it, while there is one
         self._transport = transport
         self._hello = hello
         self._receiver = receiver
@@ -145,6 +153,8 @@ class PrefillLink:
                     self._receiver.first_tokens(message.first_tokens)
                 case "failed":
                     self._receiver.ticket_failed(message.failed)
+                case "gpu_pair":
+                    self._receiver.pair_changed(self, message.gpu_pair)
 
     async def _next_or_silence(
         self, call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]"
@@ -170,10 +180,12 @@ class PrefillLink:
             try:
                 piece = decode(message)
             except PieceRefused as refusal:
-                receiver.refused(refusal)
+                self._refuse(refusal)
                 continue
             ticket = receiver.claim(piece)
-            if ticket is not None:
+            if piece.header.gpu_bytes:
+                receiver.receive_on_gpu(self, piece, ticket)
+            elif ticket is not None:
                 slot, memory = await receiver.slot()
                 memory[: len(piece.payload)] = piece.payload
                 receiver.stage(ticket, piece.extent, slot)
@@ -184,6 +196,9 @@ class PrefillLink:
         with connection:
             while True:
                 frame = await bulk.receive_frame(connection)
+                if not frame.size:
+                    await self._read_gpu_header(connection, frame)
+                    continue
                 slot, memory = await receiver.slot()
                 ticket = None
                 try:
@@ -198,6 +213,21 @@ class PrefillLink:
                         receiver.free(slot)
                 if ticket is not None:
                     receiver.stage(ticket, piece.extent, slot)
+
+    async def _read_gpu_header(self, connection: socket.socket, frame: bulk.Frame) -> None:
+        """Read what is left of a piece without payload."""
+        try:
+            piece = await frame.receive(connection, memoryview(b""))
+        except PieceRefused as refusal:
+            self._refuse(refusal)
+        else:
+            self._receiver.receive_on_gpu(self, piece, self._receiver.claim(piece))
+
+    def _refuse(self, refusal: PieceRefused) -> None:
+        """Raises ConnectionError when it may be a piece that the other GPU sends: of which size is not known then."""
+        self._receiver.refused(refusal)
+        if self.pair is not None:
+            raise ConnectionError("the announcement of a piece from GPU to GPU was damaged")
 
 
 def pieces_of(channel: grpc.aio.Channel) -> "grpc.aio.UnaryStreamMultiCallable[PiecesRequest, bytes]":

@@ -135,17 +135,21 @@ class Layout:
     head_bytes: of one token in one head of one layer, K and V.
     """
 
-    def __init__(self, num_layers: int, num_heads: int, head_bytes: int, most_bytes: int) -> None:
-        """most_bytes: of a payload."""
+    def __init__(
+        self, num_layers: int, num_heads: int, head_bytes: int, most_bytes: int, most_gpu_bytes: int = 0
+    ) -> None:
+        """most_bytes: of a payload; most_gpu_bytes: of one that comes from GPU to GPU."""
         self.num_layers = num_layers
         self.num_heads = num_heads
         self.head_bytes = head_bytes
         self.most_bytes = most_bytes
+        self.most_gpu_bytes = most_gpu_bytes
 
     def check(self, piece: Piece) -> None:
         """Raise PieceRefused when a piece's extent is outside of the layout, or its payload is of another size."""
-        extent, size = piece.extent, len(piece.payload)
+        extent, size = piece.extent, piece.header.gpu_bytes or len(piece.payload)
         inside = extent.layers.stop <= self.num_layers and extent.heads.stop <= self.num_heads
         whole = extent.num_layers * extent.num_tokens * extent.num_heads * self.head_bytes
-        if not inside or size != whole or size > self.most_bytes:
+        most = self.most_gpu_bytes if piece.header.gpu_bytes else self.most_bytes
+        if not inside or size != whole or size > most:
             raise PieceRefused("range", piece.header)

@@ -8,26 +8,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DecodeToPrefill(_message.Message):
-    __slots__ = ("hello", "ticket", "cancel", "ack", "renew")
+    __slots__ = ("hello", "ticket", "cancel", "ack", "renew", "gpu_pair")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
+    GPU_PAIR_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ticket: Ticket
     cancel: TicketRef
     ack: TicketRef
     renew: Renew
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cancel: _Optional[_Union[TicketRef, _Mapping]] = ..., ack: _Optional[_Union[TicketRef, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ...) -> None: ...
+    gpu_pair: GpuPair
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cancel: _Optional[_Union[TicketRef, _Mapping]] = ..., ack: _Optional[_Union[TicketRef, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("epoch", "fingerprint")
+    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    GPU_PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     fingerprint: str
-    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    gpu_piece_bytes: int
+    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "session", "bulk_port", "bulk_token")
@@ -78,16 +82,28 @@ class Renew(_message.Message):
     def __init__(self, ticket_ids: _Optional[_Iterable[int]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class PrefillToDecode(_message.Message):
-    __slots__ = ("welcome", "first_tokens", "failed", "alive")
+    __slots__ = ("welcome", "first_tokens", "failed", "alive", "gpu_pair")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
+    GPU_PAIR_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     first_tokens: FirstTokens
     failed: TicketFailed
     alive: Alive
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[TicketFailed, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ...) -> None: ...
+    gpu_pair: GpuPair
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[TicketFailed, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ...) -> None: ...
+
+class GpuPair(_message.Message):
+    __slots__ = ("id", "up", "lost")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    up: bool
+    lost: str
+    def __init__(self, id: _Optional[bytes] = ..., up: _Optional[bool] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Alive(_message.Message):
     __slots__ = ()
@@ -126,7 +142,7 @@ class KvPiece(_message.Message):
     def __init__(self, checksum: _Optional[int] = ..., header: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class PieceHeader(_message.Message):
-    __slots__ = ("epoch", "ticket_id", "generation", "first_token", "num_tokens", "first_layer", "num_layers", "first_head", "num_heads")
+    __slots__ = ("epoch", "ticket_id", "generation", "first_token", "num_tokens", "first_layer", "num_layers", "first_head", "num_heads", "gpu_bytes", "gpu_checksum")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +152,8 @@ class PieceHeader(_message.Message):
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     ticket_id: int
     generation: int
@@ -145,4 +163,6 @@ class PieceHeader(_message.Message):
     num_layers: int
     first_head: int
     num_heads: int
-    def __init__(self, epoch: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ...) -> None: ...
+    gpu_bytes: int
+    gpu_checksum: int
+    def __init__(self, epoch: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., gpu_bytes: _Optional[int] = ..., gpu_checksum: _Optional[int] = ...) -> None: ...

@@ -5,50 +5,48 @@ It never waits for the network: a token is not late because the RPC process next
 
 import gc
 import logging
-import math
 import signal
 import socket
 import sys
 import time
 from pathlib import Path
 
-import torch
-
-from baton_common.extent import Extent
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
 from baton_engine.engine import Engine
 from baton_engine.fingerprint import layout_fingerprint
-from baton_kv.staging import StagingArena
 
 from .channel import EngineEnd
-from .export_queue import ExportQueue
+from .kv_mover import KvMover
 from .messages import (
     Abort,
     Add,
     CancelImport,
+    ClosePair,
     Command,
     FreeSlot,
-    Imported,
     ImportPiece,
     ImportTokens,
+    JoinPair,
+    OpenPair,
     Output,
-    Piece,
     Ping,
     Progress,
     Ready,
+    ReceivePiece,
     Refused,
     Rejected,
     RestartImport,
+    SendPiece,
     Start,
+    UsePair,
 )
 
 log = logging.getLogger(__name__)
 
-_LEAST_SLOT_BYTES = 4 << 20
-_NUM_SLOTS = 8
 _LOAD_INTERVAL_S = 0.1
 _IDLE_S = 1.0
+_POLL_S = 0.0002
 
 
 class EngineLoop:
@@ -57,14 +55,8 @@ class EngineLoop:
     def __init__(self, channel: EngineEnd, engine: Engine, export_fd: int, import_fd: int) -> None:
         self._channel = channel
         self._engine = engine
-        cache = engine.runner.cache
-        slot_bytes = max(_LEAST_SLOT_BYTES // cache.token_bytes, 1) * cache.token_bytes
-        self._exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
-        self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
-        self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // cache.token_bytes, engine.config.block_size)
-        self._lanes: dict[int, int] = {}  # of exporting requests
+        self._mover = KvMover(engine, export_fd, import_fd)
         self._load_due = 0.0
-        self._output = Output()
 
     def ready(self) -> Ready:
         engine, cache = self._engine, self._engine.runner.cache
@@ -77,99 +69,99 @@ class EngineLoop:
             num_layers=engine.model.num_layers,
             num_kv_heads=engine.model.num_kv_heads,
             head_bytes=cache.token_bytes // (engine.model.num_layers * engine.model.num_kv_heads),
-            slot_bytes=self._exports.slot_bytes,
-            num_slots=_NUM_SLOTS,
+            slot_bytes=self._mover.exports.slot_bytes,
+            num_slots=self._mover.exports.num_slots,
+            gpu_slot_bytes=self._mover.gpu_slot_bytes,
         )
 
     def run(self) -> None:
         """Serve until the RPC process is gone (EOFError)."""
+        engine, mover = self._engine, self._mover
         progress = False
         while True:
             self._send()
-            # Without progress only a command can change anything: blocks come back, KV arrives, a slot is read.
-            idle = not progress and not self._queue.ready
-            for command in self._wait() if idle else self._channel.receive(timeout=0):
+            for command in self._next_commands(progress):
                 self._obey(command)
-            result = self._engine.step()
+            mover.settle()
+            result = engine.step(self._meanwhile)
             progress = result.progress
-            self._output.deltas += result.deltas
-            self._output.reservations += result.reservations
+            mover.output.deltas += result.deltas
+            mover.output.reservations += result.reservations
             for export in result.exports:
-                self._queue.put(self._lanes[export.id], export)
-            self._pack()
+                mover.put(export)
+            mover.pack()
 
-    def _wait(self) -> list[Command]:
+    def _next_commands(self, progress: bool) -> list[Command]:
+        if progress or self._mover.ready:
+            return self._channel.receive(timeout=0)
+        if self._mover.busy:
+            return self._channel.receive(timeout=_POLL_S)
+        # Only a command can change anything now: blocks come back, KV arrives, a slot is read.
         commands = self._channel.receive(timeout=_IDLE_S)
         if not commands:
             self._engine.check_integrity()
             commands = self._channel.receive(timeout=None)
         return commands
 
+    def _meanwhile(self) -> None:
+        """Do what need not wait for the step that the device is at."""
+        for command in self._channel.receive(timeout=_POLL_S):
+            self._obey(command)
+        self._mover.settle()
+        self._mover.pack()
+        self._send()
+
     def _obey(self, command: Command) -> None:
-        engine = self._engine
+        engine, mover = self._engine, self._mover
         match command:
             case Add(request, lane):
                 problem = engine.request_error(request)
                 if problem is None:
                     engine.add(request)
                     if request.exports_from is not None:
-                        self._lanes[request.id] = lane
+                        mover.expect(request.id, lane)
                 else:
-                    self._output.rejections.append(Rejected(request.id, *problem))
+                    mover.output.rejections.append(Rejected(request.id, *problem))
             case Abort(id, choice):
                 engine.abort(id, choice)
-                if self._lanes.pop(id, None) is not None:
-                    self._queue.drop(id)
+                mover.drop(id)
             case ImportPiece():
-                self._unpack(command)
+                mover.unpack(command)
             case ImportTokens(id, tokens):
                 engine.import_tokens(id, tokens)
             case RestartImport(id):
                 reservation = engine.restart_import(id)
                 if reservation is not None:
-                    self._output.reservations.append(reservation)
+                    mover.output.reservations.append(reservation)
             case CancelImport(id):
                 engine.cancel_import(id)
-            case FreeSlot(slot):
-                self._queue.free(slot)
+            case FreeSlot(slot, on_gpu):
+                mover.free(slot, on_gpu)
             case Ping():
                 self._load_due = 0.0
+            case SendPiece():
+                mover.send(command)
+            case ReceivePiece():
+                mover.receive(command)
+            case OpenPair(pair):
+                mover.open_pair(pair)
+            case JoinPair(pair, unique_id):
+                mover.join_pair(pair, unique_id)
+            case UsePair(pair):
+                mover.use_pair(pair)
+            case ClosePair(pair):
+                mover.close_pair(pair)
             case Start():
                 raise RuntimeError("the engine has started already")
 
-    def _pack(self) -> None:
-        """Put KV of exporting requests that is complete into free slots."""
-        cache = self._engine.runner.cache
-        while (taken := self._queue.take()) is not None:
-            export, slot = taken
-            extent = self._engine.extent(export.first_token, export.num_tokens)
-            cache.gather(export.blocks, extent, self._view(self._exports, slot, extent))
-            self._output.pieces.append(Piece(export.id, extent, slot))
-
-    def _unpack(self, piece: ImportPiece) -> None:
-        values = self._view(self._imports, piece.slot, piece.extent)
-        complete = self._engine.import_kv(piece.id, piece.generation, piece.extent, values)
-        self._output.freed_slots.append(piece.slot)
-        if complete is None:
-            self._output.stale.append(piece.id)
-        elif complete:
-            self._output.imported.append(Imported(piece.id, piece.generation))
-
-    def _view(self, arena: StagingArena, slot: int, extent: Extent) -> torch.Tensor:
-        """Return a slot as [layers, 2, tokens, kv_heads, head_dim] of an extent."""
-        data = self._engine.runner.cache.data
-        shape = (extent.num_layers, 2, extent.num_tokens, extent.num_heads, data.shape[-1])
-        start, count = slot * arena.slot_bytes, math.prod(shape)
-        return torch.frombuffer(arena.buffer, dtype=data.dtype, count=count, offset=start).view(shape)
-
     def _send(self) -> None:
-        now = time.monotonic()
+        output, now = self._mover.output, time.monotonic()
         if now >= self._load_due or not self._engine.has_work:
-            self._output.load = self._engine.load()
+            output.load = self._engine.load()
             self._load_due = now + _LOAD_INTERVAL_S
-        if self._output != Output():
-            self._channel.send(self._output)
-            self._output = Output()
+        if output != Output():
+            self._mover.output = Output()
+            self._channel.send(output)
 
 
 def main() -> None:

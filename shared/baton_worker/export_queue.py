@@ -63,5 +63,9 @@ class ExportQueue:
         kept = {lane: deque(e for e in exports if e.id != id) for lane, exports in self._waiting.items()}
         self._waiting = {lane: exports for lane, exports in kept.items() if exports}
 
+    def take_lane(self, lane: int) -> list[Export]:
+        """Return what waits in a lane, and forget it."""
+        return list(self._waiting.pop(lane, ()))
+
     def _next(self) -> int | None:
         return next((lane for lane in self._waiting if self._held[lane] < len(self._free)), None)

@@ -39,6 +39,48 @@ class ImportPiece(msgspec.Struct, tag=True):
     slot: int
 
 
+class SendPiece(msgspec.Struct, tag=True):
+    """The piece in a GPU slot has been announced to the other end of a pair: send it, then free the slot."""
+
+    pair: int
+    slot: int
+    size: int
+
+
+class ReceivePiece(msgspec.Struct, tag=True):
+    """The other end of a pair has announced a piece of so many bytes. extent: where it goes; None = nowhere."""
+
+    pair: int
+    size: int
+    checksum: int
+    id: int = 0
+    generation: int = 0
+    extent: Extent | None = None
+
+
+class OpenPair(msgspec.Struct, tag=True):
+    """Connect to another engine's GPU, to send. The number is also that of the lane whose exports will go there."""
+
+    pair: int
+
+
+class JoinPair(msgspec.Struct, tag=True):
+    """Connect to the GPU of the engine that opened a pair, to receive."""
+
+    pair: int
+    unique_id: bytes
+
+
+class UsePair(msgspec.Struct, tag=True):
+    """Both ends are up."""
+
+    pair: int
+
+
+class ClosePair(msgspec.Struct, tag=True):
+    pair: int
+
+
 class ImportTokens(msgspec.Struct, tag=True):
     id: int
     tokens: list[int]
@@ -60,13 +102,17 @@ class FreeSlot(msgspec.Struct, tag=True):
     """An export slot has been read."""
 
     slot: int
+    on_gpu: bool = False
 
 
 class Ping(msgspec.Struct, tag=True):
     """Asks for a sign of life: an output with the load."""
 
 
-Command = Start | Add | Abort | ImportPiece | ImportTokens | RestartImport | CancelImport | FreeSlot | Ping
+Command = (
+    Start | Add | Abort | ImportPiece | ImportTokens | RestartImport | CancelImport | FreeSlot | Ping
+    | SendPiece | ReceivePiece | OpenPair | JoinPair | UsePair | ClosePair
+)  # fmt: skip
 
 
 class Progress(msgspec.Struct, tag=True):
@@ -90,6 +136,7 @@ class Ready(msgspec.Struct, tag=True):
     head_bytes: int
     slot_bytes: int
     num_slots: int
+    gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -107,11 +154,16 @@ class Rejected(msgspec.Struct, array_like=True):
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """Part of an exporting request's KV, packed into an export slot."""
+    """Part of an exporting request's KV, packed into an export slot; with a checksum, into one of the GPU."""
 
     id: int
     extent: Extent
     slot: int
+    checksum: int | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.checksum is not None
 
 
 class Imported(msgspec.Struct, array_like=True):
@@ -119,6 +171,20 @@ class Imported(msgspec.Struct, array_like=True):
 
     id: int
     generation: int
+
+
+class PairId(msgspec.Struct, array_like=True):
+    """The id under which the other end joins a pair that was opened here."""
+
+    pair: int
+    unique_id: bytes
+
+
+class PairLost(msgspec.Struct, array_like=True):
+    """A pair is closed, and what was on its way over it is lost."""
+
+    pair: int
+    reason: str
 
 
 class Output(msgspec.Struct, tag=True, omit_defaults=True):
@@ -131,6 +197,10 @@ class Output(msgspec.Struct, tag=True, omit_defaults=True):
     freed_slots: list[int] = []  # of the import arena
     imported: list[Imported] = []
     stale: list[int] = []  # requests to which a piece came too late
+    damaged: list[Imported] = []  # reservations to which a piece came from another GPU with a wrong checksum
+    pair_ids: list[PairId] = []
+    pairs_up: list[int] = []
+    pairs_lost: list[PairLost] = []
     load: Load | None = None
 
 

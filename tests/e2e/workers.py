@@ -18,11 +18,11 @@ class Worker(Pod):
         self.process = process
 
     @classmethod
-    async def start(cls, role: Role, model: Path, **flags: Any) -> "Worker":
+    async def start(cls, role: Role, model: Path, env: dict[str, str] | None = None, **flags: Any) -> "Worker":
         """Start a worker on any free port and wait until it serves. flags: its settings by field name."""
         settings = {"model": model, "port": 0, "num_threads": 1, "num_blocks": 512, **flags}
         args = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        process = await Process.start(role, *args)
+        process = await Process.start(role, *args, env=env)
         try:
             return cls(process, (await process.logged("ready"))["port"])
         except BaseException:

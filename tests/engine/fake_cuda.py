@@ -46,6 +46,9 @@ class Event:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
 
 def decode_attention(
     q: torch.Tensor,

@@ -50,10 +50,13 @@ def test_any_part_of_the_cache_makes_the_round_trip(device: torch.device, dtype:
 
 
 def test_checksum_sees_a_flipped_bit_and_swapped_words(device: torch.device) -> None:
-    from baton_kernels.blocks import checksum_reference
+    from baton_kernels.blocks import checksum, checksum_reference
 
     words = torch.randint(-(2**31), 2**31, (64,), dtype=torch.int32, device=device)
     original = int(checksum_reference(words))
+    assert int(checksum(words)) == original == naive_checksum(words)
+    many = torch.randn(5, 1999, device=device)
+    assert int(checksum(many)) == int(checksum_reference(many))
     for bit in range(31):
         damaged = words.clone()
         damaged[11] ^= 1 << bit

@@ -4,12 +4,15 @@ import asyncio
 import os
 import random
 import socket
+import zlib
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
 from baton_common.extent import Extent
@@ -22,11 +25,24 @@ from baton_prefill.service import PrefillService
 from baton_prefill.settings import PrefillSettings
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
-from baton_worker.messages import Abort, Add, Command, FreeSlot, Output, Ready
+from baton_worker.messages import (
+    Abort,
+    Add,
+    ClosePair,
+    Command,
+    FreeSlot,
+    OpenPair,
+    Output,
+    PairId,
+    Ready,
+    SendPiece,
+    UsePair,
+)
 from baton_worker.messages import Piece as Packed
 from baton_worker.server import channel_options
 
 EPOCH = 99
+Wire = deque[bytes]
 NUM_SLOTS, TOKEN_BYTES = 4, 2 * 3 * 8
 SLOT_BYTES = 100 * TOKEN_BYTES
 READY = Ready("layout", 1 << 20, 1000, 16, 99, 2, 3, 8, SLOT_BYTES, NUM_SLOTS)
@@ -47,10 +63,18 @@ def arena() -> StagingArena:
 
 
 class PrefillEngine:
-    """In place of the prefill pod's engine process: the test says what it exports."""
+    """In place of the prefill pod's engine process: the test says what it exports.
 
-    def __init__(self) -> None:
-        self.ready = READY
+    wire: to the decode pod's GPU, if there is one; slots are then numbered as those of the host, but others.
+    """
+
+    def __init__(self, wire: Wire | None) -> None:
+        self.ready = msgspec.structs.replace(READY, gpu_slot_bytes=SLOT_BYTES if wire is not None else 0)
+        self.wire = wire
+        self.opened: asyncio.Queue[int] = asyncio.Queue()
+        self.paired = asyncio.Event()
+        self.closed_pairs: list[int] = []
+        self.gpu_slots: dict[int, bytes] = {}
         self.exports = arena()
         self.added: asyncio.Queue[Add] = asyncio.Queue()
         self.aborted: list[int] = []
@@ -62,15 +86,30 @@ class PrefillEngine:
                 self.added.put_nowait(command)
             case Abort(id):
                 self.aborted.append(id)
-            case FreeSlot(slot):
+            case FreeSlot(slot, on_gpu):
                 assert slot not in self.free_slots
+                assert on_gpu == (self.gpu_slots.pop(slot, None) is not None)
                 self.free_slots.append(slot)
+            case SendPiece(_, slot, size):
+                assert self.wire is not None
+                data = self.gpu_slots.pop(slot)
+                assert len(data) == size
+                self.wire.append(data)
+                self.free_slots.append(slot)
+            case OpenPair(pair):
+                self.opened.put_nowait(pair)
+            case UsePair():
+                self.paired.set()
+            case ClosePair(pair):
+                self.closed_pairs.append(pair)
 
 
 class DecodePod:
     """In place of a decode pod's service."""
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Wire | None) -> None:
+        self.wire = wire
+        self.announced: deque[tuple[Piece, OpenTicket | None]] = deque()
         self.tickets = TicketBook(EPOCH)
         self.arrived: dict[tuple[int, int], bytes] = {}  # by ticket and first token
         self.refusals: list[str] = []
@@ -79,7 +118,7 @@ class DecodePod:
         for slot in range(NUM_SLOTS):
             self.slots.put_nowait(slot)
         self._imports = arena()
-        self._layout = Layout(2, 3, 8, SLOT_BYTES)
+        self._layout = Layout(2, 3, 8, SLOT_BYTES, SLOT_BYTES)
 
     async def slot(self) -> tuple[int, memoryview]:
         slot = await self.slots.get()
@@ -103,6 +142,24 @@ class DecodePod:
         data = bytes(self._imports.slot(slot, extent.num_tokens * TOKEN_BYTES))
         self.arrived[ticket.id, extent.first_token] = data
         self.free(slot)
+
+    def pair_changed(self, link: PrefillLink, pair: kv.GpuPair) -> None:
+        assert pair.id == b"the id"
+        link.pair = 1
+        link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(up=True)))
+
+    def receive_on_gpu(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> None:
+        assert not piece.payload
+        self.announced.append((piece, ticket))
+        asyncio.get_running_loop().call_later(0.01, self._receive)
+
+    def _receive(self) -> None:
+        """Take in order what was sent, as NCCL does."""
+        while self.wire and self.announced:
+            (piece, ticket), data = self.announced.popleft(), self.wire.popleft()
+            assert len(data) == piece.header.gpu_bytes
+            if ticket is not None and piece.header.gpu_checksum == zlib.crc32(data):
+                self.arrived[ticket.id, piece.extent.first_token] = data
 
     def first_tokens(self, message: kv.FirstTokens) -> None: ...
 
@@ -135,8 +192,13 @@ class Pair:
         """Let the prefill engine pack some tokens; return what it packed."""
         slot = self.engine.free_slots.pop()
         data = random.Random(seed * 1000 + first_token).randbytes(num_tokens * TOKEN_BYTES)
-        self.engine.exports.slot(slot, len(data))[:] = data
-        self.service.take(Output(pieces=[Packed(id, extent(first_token, num_tokens), slot)]))
+        packed = Packed(id, extent(first_token, num_tokens), slot)
+        if self.engine.wire is None:
+            self.engine.exports.slot(slot, len(data))[:] = data
+        else:
+            self.engine.gpu_slots[slot] = data
+            packed.checksum = zlib.crc32(data)
+        self.service.take(Output(pieces=[packed]))
         return data
 
     async def until(self, condition: Any) -> None:
@@ -147,15 +209,21 @@ class Pair:
 
 @asynccontextmanager
 async def pair(transport: str, **settings: Any) -> AsyncIterator[Pair]:
-    engine, decode = PrefillEngine(), DecodePod()
+    wire: Wire | None = deque() if transport == "nccl" else None
+    engine, decode = PrefillEngine(wire), DecodePod(wire)
     service = PrefillService(PrefillSettings(model=Path(), **settings), engine, epoch=1)  # type: ignore[arg-type]
     server = grpc.aio.server(options=channel_options(SLOT_BYTES))
     service.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    hello = kv.Hello(epoch=EPOCH, fingerprint=READY.fingerprint)
+    hello = kv.Hello(epoch=EPOCH, fingerprint=READY.fingerprint, gpu_piece_bytes=engine.ready.gpu_slot_bytes)
     link = PrefillLink(f"127.0.0.1:{port}", hello, decode, channel_options(SLOT_BYTES), transport)
     try:
+        if wire is not None:
+            number = await asyncio.wait_for(engine.opened.get(), 10)
+            service.take(Output(pair_ids=[PairId(number, b"the id")]))
+            service.take(Output(pairs_up=[number]))
+            await asyncio.wait_for(engine.paired.wait(), 10)
         yield Pair(engine, service, decode, link)
     finally:
         await link.close()
@@ -163,7 +231,8 @@ async def pair(transport: str, **settings: Any) -> AsyncIterator[Pair]:
         await service.stop()
 
 
-transports = pytest.mark.parametrize("transport", ["tcp", "grpc"])
+transports = pytest.mark.parametrize("transport", ["tcp", "grpc", "nccl"])
+by_host = pytest.mark.parametrize("transport", ["tcp", "grpc"])
 
 
 @transports
@@ -182,7 +251,7 @@ async def test_every_byte_arrives(transport: str) -> None:
         await both.until(lambda: len(both.engine.free_slots) == NUM_SLOTS)
 
 
-@transports
+@by_host
 async def test_a_damaged_piece_is_refused_and_those_after_it_are_not(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +288,33 @@ async def test_a_writer_from_before_is_refused(transport: str) -> None:
         await both.until(lambda: both.decode.slots.qsize() == NUM_SLOTS)
 
 
-@transports
+async def test_a_damaged_announcement_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what size the piece is that follows is not known, and all that come after it would be taken for others."""
+    right = pieces.checksum
+    async with pair("nccl") as both:
+        _, id = await both.order(90)
+        wrong = iter([True, False])
+        for module in (bulk, pieces):
+            monkeypatch.setattr(module, "checksum", lambda *data: right(*data) ^ next(wrong, False))
+        both.export(id, 0, 30)
+        await asyncio.wait_for(both.decode.lost.wait(), 10)
+        await both.until(lambda: both.engine.closed_pairs)
+        assert both.decode.arrived == {}
+
+
+async def test_a_piece_for_a_closed_ticket_is_received_and_thrown_away() -> None:
+    async with pair("nccl") as both:
+        late, late_id = await both.order(60)
+        current, id = await both.order(60)
+        both.decode.tickets.close(late.id)
+        both.export(late_id, 0, 60)
+        data = both.export(id, 0, 60, seed=1)
+        await both.until(lambda: both.decode.arrived)
+        assert both.decode.arrived == {(current.id, 0): data}
+        assert both.decode.refusals == ["ticket"]
+
+
+@by_host
 async def test_without_slots_pieces_wait(transport: str) -> None:
     async with pair(transport) as both:
         _, id = await both.order(300)
@@ -231,7 +326,7 @@ async def test_without_slots_pieces_wait(transport: str) -> None:
         await both.until(lambda: both.decode.arrived)
 
 
-@transports
+@by_host
 async def test_a_lost_link_gives_everything_back(transport: str) -> None:
     async with pair(transport) as both:
         _, id = await both.order(300)
@@ -248,7 +343,7 @@ async def test_a_lost_link_gives_everything_back(transport: str) -> None:
         assert both.decode.slots.qsize() == NUM_SLOTS
 
 
-@transports
+@by_host
 async def test_the_end_of_a_ticket_is_the_end_of_its_pieces(transport: str) -> None:
     async with pair(transport) as both:
         ticket, id = await both.order(300)

@@ -1,0 +1,197 @@
+"""A communicator of two ranks over NCCL: KV from one GPU to another.
+
+NCCL is called through ctypes. torch.distributed would do it too, but wants a store that both processes reach; here the
+id travels with what the two pods say to one another anyway, and a pair can be aborted without its process. Sources:
+NCCL's user guide, "Creating a communicator with options", "Point-to-point communication" and "Fault tolerance".
+"""
+
+import ctypes
+import logging
+import threading
+import time
+from functools import cache
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+UNIQUE_ID_BYTES = 128
+
+_SUCCESS, _IN_PROGRESS = 0, 7
+_BYTES = 0  # ncclInt8
+_MAGIC, _CONFIG_VERSION, _UNDEFINED = 0xCAFEBEEF, 21700, -(2**31)
+_SETUP_S = 20.0
+_CALL_S = 2.0
+_POLL_S = 0.002
+_FIRST_BYTES = 1 << 20
+
+
+class NcclError(RuntimeError):
+    """NCCL has failed, or the peer is gone; the communicator is of no further use."""
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]
+
+
+class _Config(ctypes.Structure):
+    """ncclConfig_t of NCCL 2.17; later ones take it for what its size and version say it is."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+        ("cga_cluster_size", ctypes.c_int),
+        ("min_ctas", ctypes.c_int),
+        ("max_ctas", ctypes.c_int),
+        ("net_name", ctypes.c_char_p),
+        ("split_share", ctypes.c_int),
+    ]
+
+
+@cache
+def _library() -> Any:
+    """Return the NCCL that torch brings. Raises OSError when there is none."""
+    library = ctypes.CDLL("libnccl.so.2")
+    library.ncclGetErrorString.restype = ctypes.c_char_p
+    handle, pointer = ctypes.c_void_p, ctypes.c_void_p
+    library.ncclGetUniqueId.argtypes = [ctypes.POINTER(_UniqueId)]
+    library.ncclCommInitRankConfig.argtypes = [
+        ctypes.POINTER(handle), ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.POINTER(_Config)
+    ]  # fmt: skip
+    library.ncclCommGetAsyncError.argtypes = [handle, ctypes.POINTER(ctypes.c_int)]
+    library.ncclCommAbort.argtypes = [handle]
+    for call in (library.ncclSend, library.ncclRecv):
+        call.argtypes = [pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, handle, pointer]
+    return library
+
+
+def available(device: torch.device) -> bool:
+    """Whether a device can be an end of a communicator."""
+    if device.type != "cuda":
+        return False
+    try:
+        _library()
+    except OSError:
+        return False
+    return True
+
+
+def make_unique_id() -> bytes:
+    """Return the id under which two ranks find each other; this process must be one of them."""
+    unique_id = _UniqueId()
+    _check(_library().ncclGetUniqueId(ctypes.byref(unique_id)))
+    return ctypes.string_at(ctypes.byref(unique_id), UNIQUE_ID_BYTES)
+
+
+class Communicator:
+    """Rank 0 sends to rank 1. It is set up in the background, first message included, because that takes a while.
+
+    Messages pair up in the order of the calls: each `send` needs a `receive` of the same size.
+    """
+
+    def __init__(self, rank: int, unique_id: bytes, device: torch.device) -> None:
+        self.failure: str | None = None  # why it is of no use any more
+        self.up = False
+        self.gone = False  # closed, and nothing on its way any more
+        # Whoever waits for KV waits for this, so it goes before the kernels of a step.
+        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._rank, self._device = rank, device
+        self._handle = ctypes.c_void_p()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # NCCL allows one call at a time for a communicator
+        threading.Thread(target=self._set_up, args=(unique_id,), daemon=True).start()
+
+    def send(self, values: torch.Tensor) -> torch.cuda.Event:
+        """Queue a contiguous tensor; the event happens when it has left. Raises NcclError."""
+        return self._transfer(_library().ncclSend, values)
+
+    def receive(self, values: torch.Tensor) -> torch.cuda.Event:
+        """Queue the reception into a contiguous tensor. Raises NcclError."""
+        return self._transfer(_library().ncclRecv, values)
+
+    def check(self) -> None:
+        """Note a failure that NCCL has found by itself."""
+        if self.up and self.failure is None:
+            state = self._state()
+            if state not in (_SUCCESS, _IN_PROGRESS):
+                self.failure = _text(state)
+
+    def close(self) -> None:
+        """End it and whatever is on its way, which is over when it is `gone`."""
+        self.up = False
+        self._closed.set()
+        threading.Thread(target=self._abort, daemon=True).start()
+
+    def _set_up(self, unique_id: bytes) -> None:
+        try:
+            torch.cuda.set_device(self._device)
+            config = _Config(
+                ctypes.sizeof(_Config), _MAGIC, _CONFIG_VERSION, 0, _UNDEFINED, _UNDEFINED, _UNDEFINED, None, _UNDEFINED
+            )
+            began = time.monotonic()
+            with self._lock:
+                code = _library().ncclCommInitRankConfig(
+                    ctypes.byref(self._handle), 2, _UniqueId(unique_id), self._rank, ctypes.byref(config)
+                )
+                self._finish(code, _SETUP_S)
+            # The first message makes the connection.
+            first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8, device=self._device)
+            torch.cuda.current_stream().synchronize()
+            event = self.receive(first) if self._rank else self.send(first)
+            while not event.query():  # type: ignore[no-untyped-call]
+                self._wait(began + _SETUP_S)
+            self.up = not self._closed.is_set()
+        except (NcclError, OSError, RuntimeError) as error:
+            self.failure = str(error)
+
+    def _transfer(self, call: Any, values: torch.Tensor) -> torch.cuda.Event:
+        with self._lock:
+            if self._closed.is_set():
+                raise NcclError("closed")
+            size = values.numel() * values.element_size()
+            code = call(values.data_ptr(), size, _BYTES, 1 - self._rank, self._handle, self.stream.cuda_stream)
+            self._finish(code, _CALL_S)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self.stream)
+            return event
+
+    def _finish(self, code: int, timeout_s: float) -> None:
+        """Wait until NCCL has done what a call began."""
+        deadline = time.monotonic() + timeout_s
+        while code == _IN_PROGRESS:
+            code = self._state()
+            if code == _IN_PROGRESS:
+                self._wait(deadline)
+        _check(code)
+
+    def _wait(self, deadline: float) -> None:
+        if self._closed.wait(_POLL_S):
+            raise NcclError("closed")
+        if time.monotonic() > deadline:
+            raise NcclError("the peer does not answer")
+
+    def _state(self) -> int:
+        state = ctypes.c_int()
+        _check(_library().ncclCommGetAsyncError(self._handle, ctypes.byref(state)))
+        return state.value
+
+    def _abort(self) -> None:
+        with self._lock:
+            if self._handle:
+                _library().ncclCommAbort(self._handle)
+                self._handle = ctypes.c_void_p()
+        self.stream.synchronize()
+        self.gone = True
+
+
+def _text(code: int) -> str:
+    text: bytes = _library().ncclGetErrorString(code)
+    return text.decode()
+
+
+def _check(code: int) -> None:
+    if code not in (_SUCCESS, _IN_PROGRESS):
+        raise NcclError(_text(code))

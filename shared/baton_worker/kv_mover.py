@@ -1,0 +1,243 @@
+"""KV between the engine's cache and what carries it from pod to pod: staging slots, or other GPUs."""
+
+import logging
+import math
+from collections import deque
+from functools import partial
+
+import torch
+
+from baton_common.extent import Extent
+from baton_engine.engine import Engine, Export
+from baton_engine.transfer import to_host
+from baton_kernels.blocks import checksum
+from baton_kv.staging import StagingArena
+
+from .copy_stream import CopyStream
+from .export_queue import ExportQueue
+from .gpu_slots import GpuSlots
+from .messages import Imported, ImportPiece, Output, PairId, PairLost, Piece, ReceivePiece, SendPiece
+from .pairs import Pairs
+
+log = logging.getLogger(__name__)
+
+_LEAST_SLOT_BYTES = 4 << 20
+_NUM_SLOTS = 8
+# Between GPUs what a message costs beside its bytes is worth tens of megabytes.
+_GPU_SLOT_BYTES = 64 << 20
+_NUM_GPU_SLOTS = 4
+
+
+class KvMover:
+    """What it has to say is put into `output`."""
+
+    def __init__(self, engine: Engine, export_fd: int, import_fd: int) -> None:
+        self.output = Output()
+        self._engine = engine
+        cache = engine.runner.cache
+        device = cache.data.device
+        slot_bytes, gpu_slot_bytes = (
+            max(size // cache.token_bytes, 1) * cache.token_bytes for size in (_LEAST_SLOT_BYTES, _GPU_SLOT_BYTES)
+        )
+        self.exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
+        self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
+        self._copies = CopyStream(device)
+        # What is written to blocks keeps its place among the steps that use them.
+        self._scatters = CopyStream(device, own=False)
+        self._pairs = Pairs(device)
+        self._outgoing, self._landing = (GpuSlots(_NUM_GPU_SLOTS, gpu_slot_bytes, device) for _ in range(2))
+        size = engine.config.block_size
+        self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // cache.token_bytes, size)
+        self._gpu_queue = ExportQueue(_NUM_GPU_SLOTS, gpu_slot_bytes // cache.token_bytes, size)
+        self._lanes: dict[int, int] = {}  # of exporting requests
+        self._gpu_lanes: set[int] = set()
+        self._arriving: deque[ReceivePiece] = deque()  # announced, but there is no slot for them
+        if device.type == "cuda":
+            _pin(self.exports)
+            _pin(self._imports)
+
+    @property
+    def gpu_slot_bytes(self) -> int:
+        """Bytes of a piece from GPU to GPU at most; 0 where that is impossible."""
+        return self._outgoing.slot_bytes if self._pairs.offered else 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether `pack` has something to do."""
+        return self._queue.ready or self._gpu_queue.ready
+
+    @property
+    def busy(self) -> bool:
+        """Whether `settle` may have something to do without a command."""
+        return self._copies.busy or self._scatters.busy or self._pairs.busy
+
+    # Exports
+
+    def expect(self, id: int, lane: int) -> None:
+        """lane: whose slots a request's exports go through; the number of a pair, if it has one."""
+        self._lanes[id] = lane
+
+    def put(self, export: Export) -> None:
+        lane = self._lanes[export.id]
+        (self._gpu_queue if lane in self._gpu_lanes else self._queue).put(lane, export)
+
+    def drop(self, id: int) -> None:
+        """Forget what has not been packed of a request."""
+        if self._lanes.pop(id, None) is not None:
+            self._queue.drop(id)
+            self._gpu_queue.drop(id)
+
+    def free(self, slot: int, on_gpu: bool) -> None:
+        """A slot has been read, or will not be."""
+        (self._gpu_queue if on_gpu else self._queue).free(slot)
+
+    def pack(self) -> None:
+        """Put KV that is complete into free slots."""
+        cache = self._engine.runner.cache
+        while (taken := self._queue.take()) is not None:
+            export, slot = taken
+            extent = self._engine.extent(export.first_token, export.num_tokens)
+            view = self._view(self.exports, slot, extent)
+            piece = Piece(export.id, extent, slot)
+            self._copies.run(partial(self._gather, export.blocks, extent, view), partial(self._packed, piece))
+        while (taken := self._gpu_queue.take()) is not None:
+            export, slot = taken
+            extent = self._engine.extent(export.first_token, export.num_tokens)
+            view = self._outgoing.view(slot, self._shape(extent), cache.data.dtype)
+            sums: list[torch.Tensor] = []
+            self._copies.run(
+                lambda export=export, extent=extent, view=view, sums=sums: sums.append(  # type: ignore[misc]
+                    to_host(cache.gather(export.blocks, extent, view, check=True))
+                ),
+                lambda export=export, extent=extent, slot=slot, sums=sums: self._packed(  # type: ignore[misc]
+                    Piece(export.id, extent, slot, int(sums[0]))
+                ),
+            )
+
+    def send(self, command: SendPiece) -> None:
+        view = self._outgoing.bytes(command.slot, command.size)
+        self._pairs.send(command.pair, view, lambda sent: self._gpu_queue.free(command.slot))
+
+    def _gather(self, blocks: list[int], extent: Extent, view: torch.Tensor) -> None:
+        cache = self._engine.runner.cache
+        if view.device == cache.data.device:
+            cache.gather(blocks, extent, view)
+            return
+        values = torch.empty(view.shape, dtype=view.dtype, device=cache.data.device)
+        cache.gather(blocks, extent, values)
+        view.copy_(values, non_blocking=True)
+
+    def _packed(self, piece: Piece) -> None:
+        self.output.pieces.append(piece)
+
+    # Imports
+
+    def unpack(self, piece: ImportPiece) -> None:
+        view = self._view(self._imports, piece.slot, piece.extent)
+        device = self._engine.runner.cache.data.device
+        if view.device == device:
+            self._import(piece.id, piece.generation, piece.extent, view)
+            self.output.freed_slots.append(piece.slot)
+            return
+        landed: list[torch.Tensor] = []
+
+        def then() -> None:
+            self.output.freed_slots.append(piece.slot)
+            # It belongs to the other stream, which must not use it again before this one has read it.
+            landed[0].record_stream(torch.cuda.current_stream())
+            self._import(piece.id, piece.generation, piece.extent, landed[0])
+
+        self._copies.run(lambda: landed.append(view.to(device, non_blocking=True)), then)
+
+    def receive(self, piece: ReceivePiece) -> None:
+        self._arriving.append(piece)
+        self._land()
+
+    def _land(self) -> None:
+        """Give slots to pieces in the order of their announcement, as their pairs will send them."""
+        while self._arriving and (slot := self._landing.take()) is not None:
+            piece = self._arriving.popleft()
+            view = self._landing.bytes(slot, piece.size)
+            self._pairs.receive(piece.pair, view, partial(self._landed, piece, slot))
+
+    def _landed(self, piece: ReceivePiece, slot: int, received: bool) -> None:
+        if not received or piece.extent is None:
+            self._landing.free(slot)
+            return
+        cache = self._engine.runner.cache
+        extent = piece.extent
+        view = self._landing.view(slot, self._shape(extent), cache.data.dtype)
+        sums: list[torch.Tensor] = []
+
+        def then() -> None:
+            if int(sums[0]) != piece.checksum:
+                self.output.damaged.append(Imported(piece.id, piece.generation))
+                self._landing.free(slot)
+                return
+            self._scatters.run(
+                partial(self._import, piece.id, piece.generation, extent, view), partial(self._landing.free, slot)
+            )
+
+        self._copies.run(lambda: sums.append(to_host(checksum(view))), then)
+
+    def _import(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> None:
+        complete = self._engine.import_kv(id, generation, extent, values)
+        if complete is None:
+            self.output.stale.append(id)
+        elif complete:
+            self.output.imported.append(Imported(id, generation))
+
+    # Pairs
+
+    def open_pair(self, pair: int) -> None:
+        try:
+            self._outgoing.allocate()
+            self.output.pair_ids.append(PairId(pair, self._pairs.open(pair)))
+        except RuntimeError as error:  # no memory for it, or NCCL's own
+            self.output.pairs_lost.append(PairLost(pair, str(error)))
+
+    def join_pair(self, pair: int, unique_id: bytes) -> None:
+        try:
+            self._landing.allocate()
+            self._pairs.join(pair, unique_id)
+        except RuntimeError as error:
+            self.output.pairs_lost.append(PairLost(pair, str(error)))
+
+    def use_pair(self, pair: int) -> None:
+        """From now on exports of the lane of this number go over its pair."""
+        self._gpu_lanes.add(pair)
+
+    def close_pair(self, pair: int) -> None:
+        self._gpu_lanes.discard(pair)
+        for export in self._gpu_queue.take_lane(pair):
+            self._queue.put(pair, export)
+        self._pairs.close(pair)
+
+    def settle(self) -> None:
+        """Do what was to follow copies and transfers that are over."""
+        self._copies.settle()
+        self._scatters.settle()
+        up, lost = self._pairs.settle()
+        self.output.pairs_up += up
+        for pair, reason in lost.items():
+            self.close_pair(pair)
+            self.output.pairs_lost.append(PairLost(pair, reason))
+        self._land()
+
+    def _shape(self, extent: Extent) -> tuple[int, ...]:
+        head_dim = self._engine.runner.cache.data.shape[-1]
+        return extent.num_layers, 2, extent.num_tokens, extent.num_heads, head_dim
+
+    def _view(self, arena: StagingArena, slot: int, extent: Extent) -> torch.Tensor:
+        """Return a slot as [layers, 2, tokens, kv_heads, head_dim] of an extent."""
+        shape, dtype = self._shape(extent), self._engine.runner.cache.data.dtype
+        start, count = slot * arena.slot_bytes, math.prod(shape)
+        return torch.frombuffer(arena.buffer, dtype=dtype, count=count, offset=start).view(shape)
+
+
+def _pin(arena: StagingArena) -> None:
+    """Let the GPU copy from and to an arena by itself; without that its copies are slower and make the host wait."""
+    memory = torch.frombuffer(arena.buffer, dtype=torch.uint8)
+    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
+    if int(code):
+        log.warning("staging memory cannot be pinned: CUDA error %s", code)

@@ -1,0 +1,124 @@
+"""The engine's connections to other engines, GPU to GPU, and what is on its way over them."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import torch
+
+from baton_kv.nccl import Communicator, NcclError, available, make_unique_id
+
+# A piece takes milliseconds; after so long its peer is gone, and the pod's link is about to notice it, too.
+_TRANSFER_S = 5.0
+
+Then = Callable[[bool], None]
+
+
+class Link(Protocol):
+    """What Communicator is; in tests another."""
+
+    failure: str | None
+    up: bool
+    gone: bool
+
+    def send(self, values: torch.Tensor) -> torch.cuda.Event: ...
+
+    def receive(self, values: torch.Tensor) -> torch.cuda.Event: ...
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Transfer(msgspec.Struct):
+    over: torch.cuda.Event
+    deadline: float
+    then: Then
+
+
+class _Pair(msgspec.Struct):
+    link: Link
+    announced: bool = False
+    transfers: deque[_Transfer] = msgspec.field(default_factory=deque)
+
+
+class Pairs:
+    """Each pair has a number of its pod's; one end opens it and sends, the other joins with the id that this gave."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.offered = available(device)
+        self._device = device
+        self._pairs: dict[int, _Pair] = {}
+        self._closing: list[_Pair] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything may change without a command."""
+        return bool(self._closing) or any(not pair.announced or pair.transfers for pair in self._pairs.values())
+
+    def open(self, pair: int) -> bytes:
+        """Begin a pair as its sender; return the id for the other end."""
+        unique_id = make_unique_id()
+        self._pairs[pair] = _Pair(self._connect(0, unique_id))
+        return unique_id
+
+    def join(self, pair: int, unique_id: bytes) -> None:
+        """Begin a pair as its receiver."""
+        self._pairs[pair] = _Pair(self._connect(1, unique_id))
+
+    def close(self, pair: int) -> None:
+        """End a pair, and what is on its way over it. Unknown ones are ignored."""
+        entry = self._pairs.pop(pair, None)
+        if entry is not None:
+            entry.link.close()
+            self._closing.append(entry)
+
+    def send(self, pair: int, values: torch.Tensor, then: Then) -> None:
+        """then: called when values may be overwritten, with whether they were sent."""
+        self._transfer(pair, True, values, then)
+
+    def receive(self, pair: int, values: torch.Tensor, then: Then) -> None:
+        """then: called when values may be used, with whether they were received."""
+        self._transfer(pair, False, values, then)
+
+    def settle(self) -> tuple[list[int], dict[int, str]]:
+        """Do what was to follow the transfers that are over; return the pairs that are up since the last call, and why
+        others were lost, which are closed now."""
+        up: list[int] = []
+        lost: dict[int, str] = {}
+        for number, pair in list(self._pairs.items()):
+            link = pair.link
+            while pair.transfers and pair.transfers[0].over.query():  # type: ignore[no-untyped-call]
+                pair.transfers.popleft().then(True)
+            link.check()
+            if pair.transfers and time.monotonic() > pair.transfers[0].deadline:
+                link.failure = link.failure or "a transfer does not end"
+            if link.failure is not None:
+                lost[number] = link.failure
+                self.close(number)
+            elif link.up and not pair.announced:
+                pair.announced = True
+                up.append(number)
+        for pair in [pair for pair in self._closing if pair.link.gone]:
+            self._closing.remove(pair)
+            for transfer in pair.transfers:
+                transfer.then(False)
+        return up, lost
+
+    def _connect(self, rank: int, unique_id: bytes) -> Link:
+        return Communicator(rank, unique_id, self._device)
+
+    def _transfer(self, number: int, sends: bool, values: torch.Tensor, then: Then) -> None:
+        pair = self._pairs.get(number)
+        if pair is None:
+            then(False)
+            return
+        try:
+            over = pair.link.send(values) if sends else pair.link.receive(values)
+        except NcclError as error:
+            pair.link.failure = pair.link.failure or str(error)
+            then(False)
+        else:
+            pair.transfers.append(_Transfer(over, time.monotonic() + _TRANSFER_S, then))

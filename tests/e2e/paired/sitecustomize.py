@@ -1,0 +1,144 @@
+"""Lets engines on CPU be pairs of GPUs: Python loads this at its start from PYTHONPATH. Sockets stand in for NCCL, with
+its manners: messages pair up in order, a size that does not match is an error, a lost peer ends everything.
+
+PAIR_FAULT: "break:N", "stall:N" or "damage:N" does that to the N-th message, "refuse" to the connection.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import struct
+import sys
+import threading
+from typing import Any
+
+_SIZE = struct.Struct("<Q")
+_listeners: dict[int, socket.socket] = {}
+
+
+class Event:
+    def __init__(self) -> None:
+        self.happened = False
+
+    def query(self) -> bool:
+        return self.happened
+
+
+class SocketLink:
+    """In place of baton_kv.nccl.Communicator."""
+
+    def __init__(self, rank: int, unique_id: bytes, device: Any) -> None:
+        self.failure: str | None = None
+        self.up = False
+        self.gone = False
+        self._rank = rank
+        self._port = int(unique_id.rstrip(b"\0"))
+        self._socket: socket.socket | None = None
+        self._queue: queue.Queue[tuple[Any, Event] | None] = queue.Queue()
+        self._closed = threading.Event()
+        self._fault, _, number = os.environ.get("PAIR_FAULT", "").partition(":")
+        self._left = int(number or 0)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def send(self, values: Any) -> Event:
+        return self._put(values)
+
+    receive = send
+
+    def check(self) -> None: ...
+
+    def close(self) -> None:
+        self.up = False
+        self._closed.set()
+        self._queue.put(None)
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _put(self, values: Any) -> Event:
+        event = Event()
+        self._queue.put((values, event))
+        return event
+
+    def _run(self) -> None:
+        try:
+            self._socket = self._connect()
+            self.up = True
+            while (entry := self._queue.get()) is not None:
+                values, event = entry
+                view = memoryview(values.numpy())
+                (self._receive if self._rank else self._send)(view)
+                event.happened = True
+        except OSError as error:
+            self.failure = str(error)
+            while self._queue.get() is not None:
+                pass
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+            self.gone = True
+
+    def _connect(self) -> socket.socket:
+        if self._rank:
+            return socket.create_connection(("127.0.0.1", self._port), timeout=5)
+        with _listeners.pop(self._port) as listener:
+            if self._fault == "refuse":
+                raise OSError("refused for a test")
+            listener.settimeout(5)
+            connection, _ = listener.accept()
+            connection.settimeout(None)
+            return connection
+
+    def _send(self, view: memoryview) -> None:
+        assert self._socket is not None
+        self._left -= 1
+        data = bytearray(view)
+        if self._left == 0 and self._fault == "break":
+            self._socket.sendall(_SIZE.pack(len(data)) + data[: len(data) // 2])
+            raise OSError("broken for a test")
+        if self._left == 0 and self._fault == "stall":
+            self._closed.wait()
+        if self._left == 0 and self._fault == "damage":
+            data[len(data) // 3] ^= 4
+        self._socket.sendall(_SIZE.pack(len(data)) + data)
+        print(json.dumps({"event": "sent_to_pair", "bytes": len(data)}), flush=True)
+
+    def _receive(self, view: memoryview) -> None:
+        assert self._socket is not None
+        self._socket.settimeout(None)
+        [size] = _SIZE.unpack(self._exactly(_SIZE.size))
+        if size != len(view):
+            raise OSError(f"{size} bytes were sent, {len(view)} are expected")
+        view[:] = self._exactly(size)
+
+    def _exactly(self, size: int) -> bytes:
+        assert self._socket is not None
+        data = bytearray()
+        while len(data) < size:
+            part = self._socket.recv(size - len(data))
+            if not part:
+                raise OSError("the peer is gone")
+            data += part
+        return bytes(data)
+
+
+def make_unique_id() -> bytes:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    _listeners[port] = listener
+    return str(port).encode().ljust(128, b"\0")
+
+
+if "baton_worker.engine_process" in sys.orig_argv:
+    from baton_kernels.blocks import checksum_reference
+    from baton_worker import kv_mover, pairs
+
+    patches: Any = [
+        (pairs, {"available": lambda device: True, "make_unique_id": make_unique_id, "Communicator": SocketLink}),
+        (kv_mover, {"checksum": checksum_reference}),
+    ]
+    for module, replacements in patches:
+        for name, value in replacements.items():
+            setattr(module, name, value)
