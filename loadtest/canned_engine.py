@@ -39,13 +39,21 @@ class CannedEngine:
             self.import_slots.put_nowait(slot)
         self.take: Callable[[Output], None] = lambda output: None
         self.imported = asyncio.Event()
-        self._queue = ExportQueue(num_slots, slot_bytes // self._token_bytes, BLOCK_SIZE)
+        self._queue = ExportQueue(num_slots, slot_bytes // self._token_bytes * num_layers, BLOCK_SIZE)
         self._left: dict[int, int] = {}  # tokens that an import still lacks
 
     def send(self, command: Command) -> None:
         match command:
             case Add(request, lane) if request.exports_from is not None:
-                self._queue.put(lane, Export(request.id, 0, len(request.prompt), []))
+                extent = Extent(
+                    first_token=0,
+                    num_tokens=len(request.prompt),
+                    first_layer=0,
+                    num_layers=self.ready.num_layers,
+                    first_head=0,
+                    num_heads=self.ready.num_kv_heads,
+                )
+                self._queue.put(lane, Export(request.id, extent, []))
                 self.take(Output(deltas=[Delta(request.id, 0, 0, [0], [], cached_tokens=0)]))
                 self._pack()
             case Add(request):
@@ -69,15 +77,7 @@ class CannedEngine:
     def _pack(self) -> None:
         while (taken := self._queue.take()) is not None:
             export, slot = taken
-            extent = Extent(
-                first_token=export.first_token,
-                num_tokens=export.num_tokens,
-                first_layer=0,
-                num_layers=self.ready.num_layers,
-                first_head=0,
-                num_heads=self.ready.num_kv_heads,
-            )
-            self._say(Output(pieces=[Piece(export.id, extent, slot)]))
+            self._say(Output(pieces=[Piece(export.id, export.extent, slot)]))
 
 
 def _arena(slot_bytes: int, num_slots: int) -> StagingArena:

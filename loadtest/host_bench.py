@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +28,6 @@ from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request, Step
 from baton_worker.channel import EngineEnd
 from baton_worker.engine_process import EngineLoop
-from baton_worker.export_queue import ExportQueue
 from baton_worker.messages import Output
 
 _VOCAB_SIZE = 151_936
@@ -112,10 +112,8 @@ def bench(sequences: int, steps: int, arrivals: int, caching: bool) -> dict[str,
         loop.__dict__.update(
             _channel=EngineEnd(ours),
             _engine=engine,
-            _queue=ExportQueue(0, 1, 1),
-            _lanes={},
+            _mover=SimpleNamespace(output=Output()),
             _load_due=0.0,
-            _output=Output(),
         )
         clock = _Clock()
         clock.wrap(engine.scheduler, "schedule", "schedule")
@@ -139,7 +137,7 @@ def bench(sequences: int, steps: int, arrivals: int, caching: bool) -> dict[str,
             added = time.perf_counter()
             result = engine.step()
             stepped = time.perf_counter()
-            loop._output.deltas += result.deltas
+            loop._mover.output.deltas += result.deltas
             loop._send()
             end = time.perf_counter()
             runner, schedule = clock.seconds.get("runner", 0.0), clock.seconds["schedule"]

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench_table import aligned, figure
 from client import Answer, Load, drive
+from engine_bench import setting
 from job import Json
 from random_tokenizer import write_random_tokenizer
 from random_weights import write_random_weights
@@ -177,8 +178,6 @@ class Bench:
 
 
 def parse_arguments() -> argparse.Namespace:
-    from engine_bench import setting
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", type=Path, metavar="SHAPE_DIR")
     parser.add_argument("--servers", default="ours,vllm", help="some of " + ", ".join(KINDS))

@@ -43,14 +43,14 @@ class Server:
     """A running server; a context manager that ends it and all that it has started."""
 
     def __init__(self, name: str, model: Path, settings: Json, log: Path) -> None:
-        """settings: flags by name, as both spell them; True and False become --flag and --no-flag.
+        """settings: flags by name, as both spell them.
 
         Raises RuntimeError, with the end of its log, when it does not get ready.
         """
         kind = KINDS[name]
         [self.port] = free_loopback_ports(1)
         common = ("--model", str(model), "--served-model-name", "m", "--host", HOST, "--port", str(self.port))
-        command = [*kind.command, *common, *kind.flags, *_flags(settings)]
+        command = [*kind.command, *common, *kind.flags, *as_flags(settings)]
         # FlashInfer compiles vLLM's sampler at the first use, which a machine without network or compiler cannot.
         offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
         self._log = log
@@ -94,7 +94,8 @@ def _start(command: list[str], environment: dict[str, str], sink: IO[bytes]) -> 
     return subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 
 
-def _flags(settings: Json) -> list[str]:
+def as_flags(settings: Json) -> list[str]:
+    """Return --name value for each setting; True and False become --name and --no-name."""
     flags: list[str] = []
     for name, value in settings.items():
         kebab = name.replace("_", "-")

@@ -3,6 +3,7 @@ are read."""
 
 import logging
 import time
+from collections import deque
 
 import msgspec
 import torch
@@ -24,6 +25,10 @@ from .transfer import host_buffer, to_device, to_host
 
 log = logging.getLogger(__name__)
 
+# Of an exported prompt's KV, what a group of layers holds at least: a piece from GPU to GPU, which smaller slows down.
+_GROUP_BYTES = 64 << 20
+_MOST_GROUPS = 8
+
 
 class _Flying(msgspec.Struct):
     """Sampled tokens on their way to the host."""
@@ -34,6 +39,10 @@ class _Flying(msgspec.Struct):
     where: list[int]  # which of the tokens the sampler has drawn
     counts: list[int]  # new choices of each sequence of the step
     arrived: torch.cuda.Event
+    layers: "LayerMarks | None" = None
+
+    def layers_done(self) -> int:
+        return self.layers.done() if self.layers else 0
 
     def done(self) -> bool:
         done: bool = self.arrived.query()  # type: ignore[no-untyped-call]
@@ -51,6 +60,28 @@ class _Flying(msgspec.Struct):
             return [[choice] for choice in choices]
         rest = iter(choices)
         return [[next(rest) for _ in range(count)] for count in self.counts]
+
+
+class LayerMarks:
+    """Events between the layers of a step, after each of some groups of layers but the last."""
+
+    def __init__(self, num_layers: int, groups: int) -> None:
+        self._ends = {num_layers * group // groups for group in range(1, groups)}
+        self._events: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._done = 0
+
+    def written(self, layer: int) -> None:
+        """The KV of a layer has been launched."""
+        if layer + 1 in self._ends:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._events.append((layer + 1, event))
+
+    def done(self) -> int:
+        """Return how many layers are complete, as far as there are marks."""
+        while self._events and self._events[0][1].query():  # type: ignore[no-untyped-call]
+            self._done = self._events.popleft()[0]
+        return self._done
 
 
 class CudaRunner(Runner):
@@ -142,13 +173,15 @@ class CudaRunner(Runner):
         packed[2, count:] = -1
         batch = self._pack(step, packed)
         self._backend.prepare(batch)
+        marks = self._marks(step)
+        written = marks.written if marks else None
         if self._token_graphs and size:
-            hidden, ids = self._token_graphs.forward(size, host)
+            hidden, ids = self._token_graphs.forward(size, host, written)
         else:
             ids, positions, slots = host.to(self.device, non_blocking=True)
             if packed[0].min() < 0:
                 ids = self._resolve(ids)
-            hidden = self._decoder.forward(Tokens(ids, positions, slots), self._backend)
+            hidden = self._decoder.forward(Tokens(ids, positions, slots), self._backend, written)
         draws: list[RowDraw] = []
         rows: list[int] = []
         last: list[int] = []
@@ -163,17 +196,27 @@ class CudaRunner(Runner):
             rows += [self._spare_row if forks else sequence.row] * len(choices)
             last.append(batch.starts[index + 1] - 1)
         if not draws:
-            return _fly(self._last_tokens[:0], counts)
+            return _fly(self._last_tokens[:0], counts, layers=marks)
         which = to_device(last, self.device)
         drawn = self._sampler.draw(self._decoder.logits(hidden[which]), ids[which], draws)
         self._last_tokens.index_copy_(0, to_device(rows, self.device), drawn.tokens)
-        return _fly(drawn.tokens, counts, drawn, list(range(len(draws))))
+        return _fly(drawn.tokens, counts, drawn, list(range(len(draws))), marks)
+
+    def _marks(self, step: Step) -> LayerMarks | None:
+        """Return marks for a step in which a prompt is so long that its KV is worth handing over before it ends."""
+        longest = max((count for sequence, count, _ in step if sequence.exports), default=0)
+        groups = min(longest * self.cache.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.num_layers)
+        return LayerMarks(self.model.num_layers, groups) if groups > 1 else None
 
 
 def _fly(
-    tokens: torch.Tensor, counts: list[int], drawn: Drawn | None = None, where: list[int] | None = None
+    tokens: torch.Tensor,
+    counts: list[int],
+    drawn: Drawn | None = None,
+    where: list[int] | None = None,
+    layers: LayerMarks | None = None,
 ) -> _Flying:
     logprobs = to_host(drawn.logprobs) if drawn is not None and drawn.logprobs is not None else None
-    flying = _Flying(to_host(tokens), logprobs, drawn, where or [], counts, torch.cuda.Event())  # type: ignore[no-untyped-call]
+    flying = _Flying(to_host(tokens), logprobs, drawn, where or [], counts, torch.cuda.Event(), layers)  # type: ignore[no-untyped-call]
     flying.arrived.record()
     return flying

@@ -24,11 +24,10 @@ from .sequence import FinishReason, Request, Sequence, State, Step
 
 
 class Export(msgspec.Struct):
-    """Tokens of an exporting request whose KV is complete, and the request's block table."""
+    """What of an exporting request's KV is complete now, and the request's block table."""
 
     id: int
-    first_token: int
-    num_tokens: int
+    extent: Extent
     blocks: list[int]
 
 
@@ -95,6 +94,7 @@ class Engine:
         self._imports: dict[int, _Import] = {}
         self._in_flight: deque[tuple[Step, Launched]] = deque()
         self._exported: dict[int, int] = {}  # the first token that has not been handed out
+        self._layers_out = 0  # of the oldest step's exports, how many layers have been handed out
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
@@ -112,13 +112,13 @@ class Engine:
             "kv_dtype": str(self.runner.cache.data.dtype),
         }
 
-    def extent(self, first_token: int, num_tokens: int) -> Extent:
-        """Return the extent of all layers and heads that this engine has of some tokens."""
+    def extent(self, first_token: int, num_tokens: int, first_layer: int = 0, num_layers: int | None = None) -> Extent:
+        """Return the extent of all heads that this engine has of some tokens; of all layers unless some are told."""
         return Extent(
             first_token=first_token,
             num_tokens=num_tokens,
-            first_layer=0,
-            num_layers=self.model.num_layers,
+            first_layer=first_layer,
+            num_layers=self.model.num_layers if num_layers is None else num_layers,
             first_head=0,
             num_heads=self.model.num_kv_heads,
         )
@@ -196,15 +196,32 @@ class Engine:
             return
         step, launched = self._in_flight.popleft()
         finished, size, caching = State.FINISHED, self.config.block_size, self.pool.enable_prefix_caching
-        for sequence, choices in zip(step.sequences, launched.wait(), strict=True):
+        for (sequence, count, end), choices in zip(step, launched.wait(), strict=True):
             if sequence.state is finished:
                 continue
             if caching and sequence.computed // size > sequence.remembered:
                 self._remember(sequence)
             if sequence.exports:
-                self._export(sequence, bool(choices), result)
+                result.exports += self._export(sequence, count, end, bool(choices), self.model.num_layers)
             if choices:
                 self._append(sequence, choices, result.deltas)
+        self._layers_out = 0
+
+    def early_exports(self) -> list[Export]:
+        """Return what the step that the device is at has completed of exports since the last call: some layers of long
+        prompts."""
+        if not self._in_flight:
+            return []
+        step, launched = self._in_flight[0]
+        layers = launched.layers_done()
+        if layers <= self._layers_out:
+            return []
+        exports: list[Export] = []
+        for (sequence, count, end), samples in zip(step, step.samples, strict=True):
+            if sequence.exports and sequence.state is not State.FINISHED:
+                exports += self._export(sequence, count, end, samples, layers)
+        self._layers_out = layers
+        return exports
 
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
         """Put KV from another pod into a waiting request's blocks.
@@ -369,14 +386,30 @@ class Engine:
                 self.pool.remember(block, digest)
             sequence.remembered = full
 
-    def _export(self, sequence: Sequence, complete: bool, result: StepResult) -> None:
-        id, size = sequence.request.id, self.config.block_size
+    def _export(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Export]:
+        """Return what has not been handed out yet, when a step has computed so many layers of the `count` tokens that
+        end at `end`; complete: these are the last."""
+        id, size, num_layers = sequence.request.id, self.config.block_size, self.model.num_layers
         first = self._exported.get(id, cast(int, sequence.request.exports_from))
-        # Whole blocks travel faster, and the rest of one comes with the next chunk.
-        end = sequence.given_len if complete else sequence.computed // size * size
-        if end > first:
-            result.exports.append(Export(id, first, end - first, sequence.blocks))
+        # Whole blocks, and the rest of one with the next chunk. What is computed after this step does not count yet.
+        end, begin = sequence.given_len if complete else end // size * size, end - count
+        if end <= first:
+            return []
+        if layers - self._layers_out == num_layers:
             self._exported[id] = end
+            return [Export(id, self.extent(first, end - first), sequence.blocks)]
+        exports: list[Export] = []
+        if first < begin:
+            # Of what this step has not computed all layers are there.
+            first, earlier = min(begin, end), first
+            self._exported[id] = first
+            exports.append(Export(id, self.extent(earlier, first - earlier), sequence.blocks))
+        if first < end:
+            extent = self.extent(first, end - first, self._layers_out, layers - self._layers_out)
+            exports.append(Export(id, extent, sequence.blocks))
+            if layers == num_layers:
+                self._exported[id] = end
+        return exports
 
 
 def _delta(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:

@@ -61,6 +61,9 @@ class Launched(Protocol):
     def done(self) -> bool:
         """Whether `wait` returns at once."""
 
+    def layers_done(self) -> int:
+        """Return of how many layers the KV is complete, as far as that is known before all are."""
+
 
 class Done(msgspec.Struct):
     """A step that was over when it was launched."""
@@ -69,6 +72,9 @@ class Done(msgspec.Struct):
 
     def done(self) -> bool:
         return True
+
+    def layers_done(self) -> int:
+        return 0
 
     def wait(self) -> list[list[Choice]]:
         return self.results

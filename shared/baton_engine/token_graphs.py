@@ -63,14 +63,18 @@ class TokenGraphs:
         """Return the smallest size with graphs that holds so many tokens."""
         return next((size for size in self._pieces if size >= tokens), None)
 
-    def forward(self, size: int, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """packed: [3, size] int64 in pinned memory. Returns hidden states [size, hidden] and the resolved token ids
-        [size], valid until the next graph runs."""
+    def forward(
+        self, size: int, packed: torch.Tensor, written: Callable[[int], None] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """packed: [3, size] int64 in pinned memory. written: as Decoder.forward has it. Returns hidden states [size,
+        hidden] and the resolved token ids [size], valid until the next graph runs."""
         pieces = self._pieces[size]
         pieces.inputs.copy_(packed, non_blocking=True)
         queries, attended = self._queries[:size], self._attended[:size]
         for layer in range(self._decoder.num_layers):
             pieces.graphs[layer].replay()
+            if written:
+                written(layer)
             self._backend.attend(layer, queries, attended)
         pieces.graphs[-1].replay()
         return pieces.hidden, pieces.token_ids

@@ -107,6 +107,8 @@ class EngineLoop:
         """Do what need not wait for the step that the device is at."""
         for command in self._channel.receive(timeout=_POLL_S):
             self._obey(command)
+        for export in self._engine.early_exports():
+            self._mover.put(export)
         self._mover.settle()
         self._mover.pack()
         self._send()

@@ -2,6 +2,8 @@
 
 from collections import Counter, deque
 
+import msgspec
+
 from baton_engine.engine import Export
 
 
@@ -12,8 +14,9 @@ class ExportQueue:
     leave some (the dynamic thresholds of Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
     """
 
-    def __init__(self, num_slots: int, slot_tokens: int, block_size: int) -> None:
-        self._slot_tokens = slot_tokens
+    def __init__(self, num_slots: int, slot_size: int, block_size: int) -> None:
+        """slot_size: in tokens of one layer."""
+        self._slot_size = slot_size
         self._block_size = block_size
         self._free = deque(range(num_slots))
         self._waiting: dict[int, deque[Export]] = {}  # by lane; the first lane is the next to be served
@@ -36,13 +39,13 @@ class ExportQueue:
             return None
         exports = self._waiting.pop(lane)
         export = exports.popleft()
-        first, end = export.first_token, export.first_token + export.num_tokens
-        if end - first > self._slot_tokens:
-            limit = first + self._slot_tokens
+        first, end = export.extent.tokens.start, export.extent.tokens.stop
+        limit = first + self._slot_size // export.extent.num_layers
+        if end > limit:
             aligned = limit - limit % self._block_size
             cut = aligned if aligned > first else limit
-            exports.appendleft(Export(export.id, cut, end - cut, export.blocks))
-            export = Export(export.id, first, cut - first, export.blocks)
+            exports.appendleft(_part(export, cut, end))
+            export = _part(export, first, cut)
         if exports:
             self._waiting[lane] = exports
         slot = self._free.popleft()
@@ -69,3 +72,8 @@ class ExportQueue:
 
     def _next(self) -> int | None:
         return next((lane for lane in self._waiting if self._held[lane] < len(self._free)), None)
+
+
+def _part(export: Export, first_token: int, end: int) -> Export:
+    extent = msgspec.structs.replace(export.extent, first_token=first_token, num_tokens=end - first_token)
+    return Export(export.id, extent, export.blocks)

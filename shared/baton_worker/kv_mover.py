@@ -47,8 +47,9 @@ class KvMover:
         self._pairs = Pairs(device)
         self._outgoing, self._landing = (GpuSlots(_NUM_GPU_SLOTS, gpu_slot_bytes, device) for _ in range(2))
         size = engine.config.block_size
-        self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // cache.token_bytes, size)
-        self._gpu_queue = ExportQueue(_NUM_GPU_SLOTS, gpu_slot_bytes // cache.token_bytes, size)
+        layer_bytes = cache.token_bytes // len(cache.data)
+        self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // layer_bytes, size)
+        self._gpu_queue = ExportQueue(_NUM_GPU_SLOTS, gpu_slot_bytes // layer_bytes, size)
         self._lanes: dict[int, int] = {}  # of exporting requests
         self._gpu_lanes: set[int] = set()
         self._arriving: deque[ReceivePiece] = deque()  # announced, but there is no slot for them
@@ -96,13 +97,13 @@ class KvMover:
         cache = self._engine.runner.cache
         while (taken := self._queue.take()) is not None:
             export, slot = taken
-            extent = self._engine.extent(export.first_token, export.num_tokens)
+            extent = export.extent
             view = self._view(self.exports, slot, extent)
             piece = Piece(export.id, extent, slot)
             self._copies.run(partial(self._gather, export.blocks, extent, view), partial(self._packed, piece))
         while (taken := self._gpu_queue.take()) is not None:
             export, slot = taken
-            extent = self._engine.extent(export.first_token, export.num_tokens)
+            extent = export.extent
             view = self._outgoing.view(slot, self._shape(extent), cache.data.dtype)
             sums: list[torch.Tensor] = []
             self._copies.run(

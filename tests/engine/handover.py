@@ -33,6 +33,7 @@ class Pair:
         self.reservations: dict[int, Reservation] = {}
         self.pieces: list[Piece] = []
         self.first_tokens: dict[int, list[int]] = {}
+        self.early = 0  # exports of some layers
         self._requests: dict[int, Request] = {}
         self._head_dim = prefill.model.head_dim
         self._random = random.Random(seed)
@@ -64,6 +65,9 @@ class Pair:
 
     def step_prefill(self) -> None:
         """Step the prefill engine, cut what it exports into pieces, and show the client the first tokens."""
+        for export in self.prefill.early_exports():
+            self.early += 1
+            self._cut(export)
         result = self.prefill.step()
         for export in result.exports:
             self._cut(export)
@@ -89,11 +93,12 @@ class Pair:
         return complete
 
     def _cut(self, export: Export) -> None:
-        at, end, size = export.first_token, export.first_token + export.num_tokens, self.prefill.config.block_size
+        all_of, size = export.extent, self.prefill.config.block_size
+        at, end = all_of.tokens.start, all_of.tokens.stop
         while at < end:
             # Whole blocks, or any number of tokens.
             wanted = self._random.choice([size, 2 * size, self._random.randint(1, 3 * size)])
-            whole = self.prefill.extent(at, min(wanted, end - at))
+            whole = msgspec.structs.replace(all_of, first_token=at, num_tokens=min(wanted, end - at))
             for extent in self._random.choice([[whole], parts(whole)]):
                 values = torch.empty(extent.num_layers, 2, extent.num_tokens, extent.num_heads, self._head_dim)
                 self.prefill.runner.cache.gather(export.blocks, extent, values)
@@ -103,7 +108,8 @@ class Pair:
 
 def parts(extent: Extent) -> list[Extent]:
     """Cut an extent into its first layer and the others, each into its first head and the others."""
-    layers = [(0, 1), (1, extent.num_layers - 1)]
+    first = extent.first_layer
+    layers = [(first, 1), (first + 1, extent.num_layers - 1)]
     heads = [(0, 1), (1, extent.num_heads - 1)]
     return [
         msgspec.structs.replace(

@@ -14,7 +14,7 @@ import torch
 from baton_common.extent import Extent
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
-from baton_engine.runner import Choice, Done
+from baton_engine.runner import Choice
 from baton_engine.sequence import Sequence, Step
 
 VOCAB_SIZE = 50
@@ -70,6 +70,25 @@ class LedgerCache:
             self.data[:, :, blocks[position // size], position % size] = values[:, :, index]
 
 
+class LedgerStep:
+    """As Done, and the slots that the step writes."""
+
+    def __init__(self, results: list[list[Choice]], writes: set[tuple[int, int]]) -> None:
+        self._results = results
+        self.writes = writes
+        self.over = False
+
+    def done(self) -> bool:
+        return True
+
+    def layers_done(self) -> int:
+        return 0
+
+    def wait(self) -> list[list[Choice]]:
+        self.over = True
+        return self._results
+
+
 class LedgerRunner:
     """Stands in for Runner: writes the ledger, then checks every slot that attention would read.
 
@@ -84,14 +103,29 @@ class LedgerRunner:
         self.max_model_len = config.max_model_len or 4096
         self.depth = depth
         self._unread: dict[tuple[int, int], int] = {}  # tokens by sequence and position, as a device keeps them
+        self._steps: list[LedgerStep] = []  # not waited for
 
-    def launch(self, step: Step) -> Done:
+    def writing(self) -> set[tuple[int, int]]:
+        """Return the slots, as block and offset, that steps write which nobody has waited for yet."""
+        return {slot for step in self._steps if not step.over for slot in step.writes}
+
+    def launch(self, step: Step) -> LedgerStep:
         self.cache.copy(step.copies)
         texts = [self._text(sequence, end) for sequence, _, end in step]
         for (sequence, count, end), text in zip(step, texts, strict=True):
             for position in range(end - count, end):
                 self.cache.slot(sequence, position)[:] = fold(text[: position + 1])
-        return Done([self._choices(*entry) for entry in zip(step.sequences, texts, step.samples, strict=True)])
+        size = self.cache.data.shape[3]
+        done = LedgerStep(
+            [self._choices(*entry) for entry in zip(step.sequences, texts, step.samples, strict=True)],
+            {
+                (sequence.blocks[position // size], position % size)
+                for sequence, count, end in step
+                for position in range(end - count, end)
+            },
+        )
+        self._steps = [*(step for step in self._steps if not step.over), done]
+        return done
 
     def _text(self, sequence: Sequence, end: int) -> list[int]:
         unread = [self._unread[id(sequence), position] for position in range(len(sequence.tokens), end)]

@@ -1,5 +1,6 @@
 """KV computed by one engine and decoded on by another."""
 
+import random
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from baton_common.extent import Extent
 from baton_engine.sequence import FinishReason
 from tests.models import reference_choices, reference_greedy
 
+from .fake_cuda import pretend
 from .handover import Pair
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 
@@ -267,7 +269,7 @@ def test_an_exporter_keeps_its_blocks_when_others_need_some(llama: Path) -> None
     blocks: list[int] = []
     for _ in range(200):
         for export in engine.step().exports:
-            blocks = export.blocks[: (export.first_token + export.num_tokens) // 4]
+            blocks = export.blocks[: export.extent.tokens.stop // 4]
         if blocks and engine.load().preemptions:
             break
     assert engine.load().preemptions > 0
@@ -289,3 +291,24 @@ def test_prompt_logprobs_come_with_the_first_tokens(llama: Path) -> None:
     for ours, theirs in zip(got.prompt_logprobs, expected.prompt_logprobs, strict=True):
         assert (ours.token_id, ours.top_token_ids) == (theirs.token_id, theirs.top_token_ids)
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_are_exported_before_their_step_is_over(llama: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's runner says when the first layers are done; steps are launched ahead, and what they write is not sent."""
+    rng = random.Random(seed)
+    requests = [
+        make_request(id, make_prompt(rng.choice([3, 30, 64, 90, 100]), seed=id % 5), rng.randint(1, 6))
+        for id in range(12)
+    ]
+    expected = generate(make_engine(llama), requests)
+    pretend(monkeypatch)
+    monkeypatch.setattr("baton_engine.cuda_runner._GROUP_BYTES", 1)
+    settings = {"max_num_batched_tokens": 40, "max_num_seqs": 8, "max_model_len": 160}
+    pair = Pair(make_engine(llama, block_size=8, **settings), make_engine(llama, block_size=16, **settings), seed)
+    for request in requests:
+        pair.add(request)
+    assert pair.run().tokens == expected.tokens
+    assert pair.early > 3
+    for engine in (pair.prefill, pair.decode):
+        assert_idle(engine)

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from baton_engine.scheduler import Scheduler
 from baton_engine.sequence import Sequence, State, Step
 
 from .harness import Transcript, assert_idle, finish, make_request
-from .ledger import expected_output, fold, make_ledger_engine
+from .ledger import LedgerRunner, expected_output, fold, make_ledger_engine
 
 BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQS, CONTEXT = 4, 14, 6, 8, 48
 
@@ -201,9 +202,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_export(self, export: Export) -> None:
         seen, known = self.exported[export.id], self.known[export.id]
-        assert export.first_token == len(seen), "exports leave a gap or come twice"
-        for position in range(export.first_token, export.first_token + export.num_tokens):
+        assert export.extent.first_token == len(seen), "exports leave a gap or come twice"
+        runner = cast(LedgerRunner, self.engine.runner)
+        for position in range(export.extent.tokens.start, export.extent.tokens.stop):
             block = export.blocks[position // BLOCK_SIZE]
+            assert (block, position % BLOCK_SIZE) not in runner.writing(), "what is still computed is handed out"
             seen.append(block)
             value = self.engine.runner.cache.data[0, 0, block, position % BLOCK_SIZE, 0, 0]
             assert value == fold(known[: position + 1])

@@ -4,16 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_common.extent import Extent
 from baton_engine.engine import Export
 from baton_worker.export_queue import ExportQueue
 
+LAYERS = 4
+
 
 def make_queue(num_slots: int = 8, slot_tokens: int = 32, block_size: int = 16) -> ExportQueue:
-    return ExportQueue(num_slots, slot_tokens, block_size)
+    return ExportQueue(num_slots, slot_tokens * LAYERS, block_size)
 
 
-def make_export(id: int, first_token: int = 0, num_tokens: int = 1) -> Export:
-    return Export(id, first_token, num_tokens, [id])
+def make_export(id: int, first_token: int = 0, num_tokens: int = 1, num_layers: int = LAYERS) -> Export:
+    extent = Extent(
+        first_token=first_token, num_tokens=num_tokens, first_layer=0, num_layers=num_layers, first_head=0, num_heads=1
+    )
+    return Export(id, extent, [id])
 
 
 def taken(queue: ExportQueue) -> list[tuple[int, int, int]]:
@@ -22,7 +28,7 @@ def taken(queue: ExportQueue) -> list[tuple[int, int, int]]:
     while (next_one := queue.take()) is not None:
         export, _ = next_one
         assert export.blocks == [export.id]
-        pieces.append((export.id, export.first_token, export.num_tokens))
+        pieces.append((export.id, export.extent.first_token, export.extent.num_tokens))
     return pieces
 
 
@@ -31,6 +37,12 @@ def test_a_long_export_comes_in_parts() -> None:
     queue.put(0, make_export(1, first_token=10, num_tokens=60))
     # The second part begins with a block.
     assert taken(queue) == [(1, 10, 22), (1, 32, 32), (1, 64, 6)]
+
+
+def test_a_slot_holds_more_tokens_of_fewer_layers() -> None:
+    queue = make_queue()
+    queue.put(0, make_export(1, num_tokens=150, num_layers=1))
+    assert taken(queue) == [(1, 0, 128), (1, 128, 22)]
 
 
 def test_a_block_larger_than_a_slot_is_cut() -> None:
@@ -99,8 +111,8 @@ def test_every_token_once_and_in_order(moves: list[tuple]) -> None:
                     export, slot = one
                     assert slot not in held
                     held.append(slot)
-                    assert export.first_token == came.get(export.id, 0)
-                    came[export.id] = export.first_token + export.num_tokens
+                    assert export.extent.first_token == came.get(export.id, 0)
+                    came[export.id] = export.extent.tokens.stop
             case ("free", which) if held:
                 queue.free(held.pop(which % len(held)))
             case ("drop", which):
@@ -110,7 +122,7 @@ def test_every_token_once_and_in_order(moves: list[tuple]) -> None:
         while (one := queue.take()) is not None:
             export, slot = one
             held.append(slot)
-            came[export.id] = came.get(export.id, 0) + export.num_tokens
+            came[export.id] = came.get(export.id, 0) + export.extent.num_tokens
         while held:
             queue.free(held.pop())
     assert {key: came[key] for key in expected} == expected

@@ -3,6 +3,8 @@
 The model is written as what happens between attention calls, so that a runner can put that into CUDA graphs.
 """
 
+from collections.abc import Callable
+
 import msgspec
 import torch
 from torch.nn import functional
@@ -93,12 +95,19 @@ class Decoder:
         self.query_shape = (config.num_heads, config.head_dim)
         self.dtype = weights.dtype
 
-    def forward(self, tokens: Tokens, backend: AttentionBackend) -> torch.Tensor:
-        """Return hidden states [T, hidden]. The backend is prepared for these tokens."""
+    def forward(
+        self, tokens: Tokens, backend: AttentionBackend, written: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Return hidden states [T, hidden]. The backend is prepared for these tokens.
+
+        written: called with the number of each layer when what writes its KV has been launched.
+        """
         residual = self.embed(tokens)
         attended: torch.Tensor | None = None
         for layer in range(self.num_layers):
             q = self.queries(layer, attended, residual, tokens)
+            if written:
+                written(layer)
             attended = torch.empty_like(q)
             backend.attend(layer, q, attended)
         assert attended is not None

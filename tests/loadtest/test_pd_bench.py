@@ -1,0 +1,21 @@
+"""The benchmark of prefill and decode apart, on a tiny shape."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from .test_engine_bench import CONFIG, FOLDER
+
+
+def test_it_measures_both_ways_in_one_run(tmp_path: Path) -> None:
+    shape, out = tmp_path / "tiny", tmp_path / "out" / "pd.json"
+    shape.mkdir()
+    (shape / "config.json").write_text(json.dumps(CONFIG))
+    command = [sys.executable, str(FOLDER / "pd_bench.py"), str(shape), "--out", str(out), "--transport", "tcp"]
+    scaled = ["--scale", "0.05", "--seconds", "0.5", "--repeats", "3", "--set", "device=cpu", "--set", "num_blocks=256"]
+    done = subprocess.run([*command, *scaled], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(out.read_text())
+    assert rows["200 tokens, lone TTFT P/D, ms"] > 0
+    assert {"200 tokens, exposed hand-over, ms", "slower by, %"} <= rows.keys()
