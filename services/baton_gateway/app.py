@@ -18,9 +18,16 @@ from baton_gateway.body import parse_body, read_body
 from baton_gateway.chat import chat_completion, chat_prompt
 from baton_gateway.completions import completion
 from baton_gateway.edge import Edge
-from baton_gateway.errors import ApiError, bad_request, unknown_model
+from baton_gateway.errors import ApiError, bad_request
 from baton_gateway.gateway import Gateway
-from baton_gateway.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from baton_gateway.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from baton_gateway.quota import expected_tokens
 from baton_gateway.record import SCOPE_KEY, RequestRecord
 
 BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
@@ -34,10 +41,9 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        gateway.fleet.start()
+        gateway.start()
         yield
-        await gateway.fleet.stop()
-        gateway.model.tokenizer.close()
+        await gateway.stop()
 
     app = FastAPI(
         title="Baton",
@@ -46,9 +52,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.include_router(_api_routes(gateway), dependencies=[Depends(Authenticator(gateway.settings.api_keys))])
+    app.include_router(_api_routes(gateway), dependencies=[Depends(Authenticator(gateway.tenants))])
     app.include_router(_probe_routes(gateway))
-    app.add_middleware(Edge, metrics=gateway.metrics)
+    app.add_middleware(Edge, metrics=gateway.metrics, quota=gateway.quota)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     _document_bodies(app)
@@ -63,6 +69,11 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     async def read(request: Request, kind: type[M]) -> M:
         return parse_body(await read_body(request, settings.max_body_bytes, settings.body_timeout_s), kind)
 
+    async def reserve(record: RequestRecord, body: GenerationRequest) -> None:
+        gateway.check_model(body.model, record)
+        assert record.identity is not None
+        record.reservation = await gateway.quota.reserve(record.identity, expected_tokens(body))
+
     def card() -> dict[str, Any]:
         return {
             "id": model.name,
@@ -75,30 +86,37 @@ def _api_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra=_body_of(ChatCompletionRequest))
     async def chat_completions(request: Request) -> Response:
-        return await chat_completion(gateway, await read(request, ChatCompletionRequest), _record(request))
+        body, record = await read(request, ChatCompletionRequest), _record(request)
+        await reserve(record, body)
+        return await chat_completion(gateway, body, record)
 
     @router.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
-        return await completion(gateway, await read(request, CompletionRequest), _record(request))
+        body, record = await read(request, CompletionRequest), _record(request)
+        await reserve(record, body)
+        return await completion(gateway, body, record)
 
     @router.get("/v1/models")
-    async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [card()]})
+    async def models(request: Request) -> Response:
+        identity = _record(request).identity
+        mine = identity is None or identity.may_use(model.name)
+        return JSONResponse({"object": "list", "data": [card()] if mine else []})
 
     @router.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
-        if name != model.name:
-            raise unknown_model(name)
+    async def one_model(name: str, request: Request) -> Response:
+        gateway.check_model(name, _record(request))
         return JSONResponse(card())
 
     @router.post("/tokenize", openapi_extra=_body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
-        return await _tokenize(gateway, await read(request, TokenizeRequest))
+        body = await read(request, TokenizeRequest)
+        gateway.check_model(body.model, _record(request))
+        return await _tokenize(gateway, body)
 
     @router.post("/detokenize", openapi_extra=_body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read(request, DetokenizeRequest)
-        gateway.check_model(body.model)
+        gateway.check_model(body.model, _record(request))
         return JSONResponse({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
     return router
@@ -126,7 +144,6 @@ def _probe_routes(gateway: Gateway) -> APIRouter:
 
 
 async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
-    gateway.check_model(body.model)
     model = gateway.model
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either 'prompt' or 'messages'.", "prompt")

@@ -36,7 +36,7 @@ def chat_prompt(
 async def chat_completion(gateway: Gateway, request: ChatCompletionRequest, record: RequestRecord) -> Reply:
     """Answer a chat request. Raises ApiError for what cannot be answered."""
     model = gateway.model
-    gateway.check_model(request.model)
+    gateway.check_model(request.model, record)
     text = chat_prompt(
         model,
         request.messages,

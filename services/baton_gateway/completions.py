@@ -18,7 +18,7 @@ DEFAULT_MAX_TOKENS = 16
 async def completion(gateway: Gateway, request: CompletionRequest, record: RequestRecord) -> Reply:
     """Answer a completions request. Raises ApiError for what cannot be answered."""
     model = gateway.model
-    gateway.check_model(request.model)
+    gateway.check_model(request.model, record)
     if len(request.prompt) > gateway.settings.max_prompts:
         raise bad_request(f"At most {gateway.settings.max_prompts} prompts are allowed.", "prompt")
     limits = gateway.limits()

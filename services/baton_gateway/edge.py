@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton_gateway.errors import internal_error
 from baton_gateway.metrics import Metrics
+from baton_gateway.quota import Quota
 from baton_gateway.record import SCOPE_KEY, RequestRecord, new_request_id
 
 log = logging.getLogger(__name__)
@@ -20,9 +21,10 @@ QUIET_ROUTES = frozenset({"/health", "/live", "/ready", "/metrics"})
 class Edge:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, quota: Quota) -> None:
         self._app = app
         self._metrics = metrics
+        self._quota = quota
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,6 +41,7 @@ class Edge:
                     *message.get("headers", ()),
                     (b"x-request-id", record.request_id.encode()),
                     (b"openai-processing-ms", b"%d" % elapsed_ms),
+                    *(record.reservation.headers() if record.reservation is not None else ()),
                 ]
             await send(message)
 
@@ -52,6 +55,8 @@ class Edge:
             await internal_error().response()(scope, receive, send_with_headers)
         finally:
             self._metrics.in_flight.dec()
+            if record.reservation is not None:
+                self._quota.settle(record.reservation, record.prompt_tokens + record.completion_tokens)
             self._finish(scope, record)
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
@@ -65,6 +70,8 @@ class Edge:
             "method": scope["method"] if record.route != "unmatched" else None,
             "route": record.route,
             "status": record.status,
+            "tenant": record.identity.name if record.identity is not None else None,
+            "key": record.identity.key if record.identity is not None else None,
             "duration_ms": _ms(record.started, time.monotonic()),
             "ttft_ms": _ms(record.started, record.first_token),
             "stream": record.stream,

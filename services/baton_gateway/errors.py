@@ -53,6 +53,11 @@ def unknown_model(name: str) -> ApiError:
     return ApiError(404, f"The model {name[:100]!r} does not exist.", param="model", code="model_not_found")
 
 
+def model_not_allowed(name: str) -> ApiError:
+    message = f"This key may not use the model {name[:100]!r}."
+    return ApiError(403, message, type="permission_error", param="model", code="model_not_allowed")
+
+
 def invalid_api_key(given: bool) -> ApiError:
     message = "Incorrect API key provided." if given else "No API key provided: send 'Authorization: Bearer KEY'."
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -2,18 +2,23 @@
 
 from collections.abc import Sequence
 
+from redis.asyncio import Redis
+
 from baton_gateway.choice import Choice
-from baton_gateway.errors import overloaded, unknown_model
+from baton_gateway.errors import model_not_allowed, overloaded, unknown_model
 from baton_gateway.fleet import Fleet
 from baton_gateway.generation import Generation
+from baton_gateway.limits.redis_store import RedisLimits
 from baton_gateway.metrics import Metrics
 from baton_gateway.model import ServedModel
 from baton_gateway.pods import Limits
 from baton_gateway.protocol import GenerationRequest
+from baton_gateway.quota import Quota
 from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply, ReplyOptions
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.shapes import Shape
+from baton_gateway.tenants import Tenants
 from baton_proto import serving_pb2 as pb
 
 
@@ -25,10 +30,28 @@ class Gateway:
         self.model = model
         self.fleet = Fleet(settings)
         self.metrics = Metrics(self.fleet.live_pods)
+        redis = Redis.from_url(settings.redis_url.get_secret_value()) if settings.redis_url else None
+        static = [key.get_secret_value() for key in settings.api_keys]
+        self.tenants = Tenants(settings.tenants_file, static, redis)
+        self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)
 
-    def check_model(self, name: str | None) -> None:
+    def start(self) -> None:
+        self.fleet.start()
+        self.tenants.start()
+        self.quota.start()
+
+    async def stop(self) -> None:
+        await self.fleet.stop()
+        await self.tenants.stop()
+        await self.quota.stop()
+        self.model.tokenizer.close()
+
+    def check_model(self, name: str | None, record: RequestRecord) -> None:
+        """Raises ApiError when there is no such model, or the key of the request may not use it."""
         if name is not None and name != self.model.name:
             raise unknown_model(name)
+        if record.identity is not None and not record.identity.may_use(self.model.name):
+            raise model_not_allowed(self.model.name)
 
     def limits(self) -> Limits:
         """Return what the live pods can take. Raises ApiError 503 when nothing new is taken."""
@@ -58,7 +81,7 @@ class Gateway:
                 request_id=record.request_id,
                 prompt_token_ids=prompt,
                 sampling=params,
-                priority=request.priority or 0,
+                priority=(request.priority or 0) + (record.identity.tenant.priority if record.identity else 0),
             )
             for prompt, params in zip(prompts, sampling, strict=True)
         ]

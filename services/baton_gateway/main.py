@@ -14,6 +14,7 @@ from baton_gateway.gateway import Gateway
 from baton_gateway.model import load_model
 from baton_gateway.server import GatewayServer, ServerConfig, listen
 from baton_gateway.settings import GatewaySettings
+from baton_gateway.tenants import TenantsError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ def main(settings: GatewaySettings) -> None:
     server_socket = _listen(settings)
     try:
         gateway = Gateway(settings, load_model(settings))
+    except TenantsError as error:
+        _fail(f"cannot use the tenants: {error}")
     except (OSError, ValueError, jinja2.TemplateError) as error:
         _fail(f"cannot load the model from {settings.model}: {error}")
     except Exception as error:  # the tokenizers library raises nothing narrower

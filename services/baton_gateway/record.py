@@ -5,6 +5,9 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
+from baton_gateway.quota import Reservation
+from baton_gateway.tenants import Identity
+
 WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 SCOPE_KEY = "baton.record"
 
@@ -25,6 +28,8 @@ class RequestRecord:
     finish_reasons: list[str] = field(default_factory=list)
     retries: int = 0
     resumes: int = 0
+    identity: Identity | None = None
+    reservation: Reservation | None = None
     status: int = 0
     error: str | None = None
 

@@ -37,6 +37,12 @@ class GatewaySettings(BaseSettings):
     """Port for /metrics alone. 0: /metrics is served on the main port."""
     api_keys: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
     """Keys separated by commas; when there are any, every /v1 route asks for one of them."""
+    tenants_file: Path | None = None
+    """YAML or JSON file, or mounted Secret, with tenants, their limits and their keys; read again when it changes."""
+    redis_url: SecretStr | None = None
+    """Redis in which several gateways count limits together and find keys that `baton keys` put there."""
+    redis_lost: Literal["local", "refuse"] = "local"
+    """While Redis cannot be reached: count limits in each gateway alone, or refuse requests."""
     chat_template: Path | None = None
     """File with a Jinja chat template, in place of the model's own."""
     use_generation_config: bool = True

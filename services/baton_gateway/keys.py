@@ -1,0 +1,49 @@
+"""API keys: how they are made, and what is kept of them, which is not the key."""
+
+import hashlib
+import hmac
+import secrets
+from datetime import UTC, datetime
+
+import msgspec
+
+_PREFIX = "bt"
+_SECRET_BYTES = 24
+
+
+class Key(msgspec.Struct, forbid_unknown_fields=True):
+    """What is kept of a key. id: its public part, for logs and for revoking it. models: none = all of its tenant's."""
+
+    id: str
+    hash: str  # SHA-256 of the whole key, in hex: of 192 random bits nobody finds the key for it
+    tenant: str
+    expires: datetime | None = None
+    models: list[str] = []
+
+    def fits(self, text: str) -> bool:
+        """Whether this is the key; takes the same time for all that are not."""
+        return hmac.compare_digest(digest(text), self.hash)
+
+    def expired(self, now: datetime) -> bool:
+        return self.expires is not None and now >= self.expires
+
+
+def make_key(tenant: str, expires: datetime | None = None, models: list[str] | None = None) -> tuple[str, Key]:
+    """Return a new key, which is to be shown once, and what is to be kept of it."""
+    id = secrets.token_hex(4)
+    text = f"{_PREFIX}-{id}-{secrets.token_urlsafe(_SECRET_BYTES)}"
+    return text, Key(id, digest(text), tenant, expires, models or [])
+
+
+def key_id(text: str) -> str | None:
+    """Return the public part of what may be a key, None if it has none."""
+    parts = text.split("-", 2)
+    return parts[1] if len(parts) == 3 and parts[0] == _PREFIX else None
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)

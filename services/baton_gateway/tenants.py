@@ -1,0 +1,191 @@
+"""Tenants and their keys, as a file or a mounted Secret tells them; keys also from Redis."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from .keys import Key, digest, key_id, utc_now
+from .limits.store import MOST_PER_MINUTE, Limits
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TENANT = "default"
+REDIS_KEYS = "baton:keys"
+_POLL_S = 0.5
+
+_PerMinute = Annotated[int, msgspec.Meta(ge=0, le=MOST_PER_MINUTE)]
+
+
+class Tenant(msgspec.Struct, forbid_unknown_fields=True):
+    """0 = no limit. weight: of its share when there is not enough for all. models: none = all."""
+
+    requests_per_minute: _PerMinute = 0
+    tokens_per_minute: _PerMinute = 0
+    max_streams: Annotated[int, msgspec.Meta(ge=0)] = 0
+    budget_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    budget_period: Literal["day", "month", "ever"] = "month"
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    priority: int = 0
+    models: list[str] = []
+
+    def limits(self, now: datetime) -> Limits:
+        periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}", "ever": "ever"}
+        return Limits(
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.max_streams,
+            self.budget_tokens,
+            periods[self.budget_period],
+        )
+
+
+class TenantsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """YAML or JSON."""
+
+    tenants: dict[str, Tenant] = {}
+    keys: list[Key] = []
+
+
+class TenantsError(ValueError):
+    """The file cannot be used; the message says where and why."""
+
+
+def read_tenants(path: Path) -> TenantsFile:
+    """Raises TenantsError."""
+    try:
+        content = msgspec.yaml.decode(path.read_bytes(), type=TenantsFile)
+    except OSError as error:
+        raise TenantsError(f"{path} cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise TenantsError(f"{path}: {error}") from None
+    for key in content.keys:
+        if key.tenant not in content.tenants:
+            raise TenantsError(f"{path}: key {key.id} is of tenant {key.tenant!r}, which is not there")
+        if key.expires is not None and key.expires.tzinfo is None:
+            raise TenantsError(f"{path}: the expiry of key {key.id} has no time zone")
+    return content
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Whose request it is. models: those that it may use; none = all. key: the public part, None of a static key."""
+
+    name: str
+    tenant: Tenant
+    models: tuple[str, ...] = ()
+    key: str | None = None
+
+    def may_use(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+
+class Tenants:
+    """Who may come in; follows its sources within a second while it is `start`ed."""
+
+    def __init__(self, path: Path | None, static_keys: Sequence[str] = (), redis: "Redis | None" = None) -> None:
+        """static_keys: of the tenant "default". Raises TenantsError."""
+        self._path = path
+        self._redis = redis
+        self._file = TenantsFile()
+        self._signature: tuple[int, ...] | None = None
+        self._redis_version: bytes | str | None = None
+        self._static = [Key("", digest(key), DEFAULT_TENANT) for key in static_keys]
+        self._keys: dict[str, Key] = {}
+        self._redis_keys: dict[str, Key] = {}
+        self._task: asyncio.Task[None] | None = None
+        if path is not None:
+            self._signature = _signature(path)
+            self._file = read_tenants(path)
+            self._index()
+
+    @property
+    def open(self) -> bool:
+        """Whether requests need no key, as there are none."""
+        return not (self._static or self._path or self._redis)
+
+    def anyone(self) -> Identity:
+        """Return who everybody is while no key is needed."""
+        return Identity(DEFAULT_TENANT, self._tenant(DEFAULT_TENANT))
+
+    def identify(self, text: str) -> Identity | None:
+        """Return whose key a text is, None if nobody's."""
+        # Every static key is compared, so that the time taken tells nothing of them.
+        matches = [key.fits(text) for key in self._static]
+        if any(matches):
+            return self.anyone()
+        id = key_id(text)
+        key = (self._keys.get(id) or self._redis_keys.get(id)) if id else None
+        if key is None or not key.fits(text) or key.expired(utc_now()):
+            return None
+        tenant = self._tenant(key.tenant)
+        models = [model for model in key.models or tenant.models if not tenant.models or model in tenant.models]
+        if key.models and not models:
+            return None
+        return Identity(key.tenant, tenant, tuple(models), key.id)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _tenant(self, name: str) -> Tenant:
+        return self._file.tenants.get(name) or Tenant()
+
+    def _index(self) -> None:
+        self._keys = {key.id: key for key in self._file.keys}
+
+    async def _follow(self) -> None:
+        while True:
+            if self._path is not None:
+                self._reload(self._path)
+            if self._redis is not None:
+                try:
+                    await self._read_redis(self._redis)
+                except RedisError as error:
+                    log.warning("keys cannot be read from Redis: %s", error, extra={"event": "redis_lost"})
+            await asyncio.sleep(_POLL_S)
+
+    def _reload(self, path: Path) -> None:
+        """Read the file again when it is another; keep what there is when it cannot be used."""
+        signature = _signature(path)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        try:
+            self._file = read_tenants(path)
+        except TenantsError as error:
+            log.error("the tenants stay as they were: %s", error, extra={"event": "tenants_refused"})
+            return
+        self._index()
+        log.info("tenants read", extra={"event": "tenants_read", "tenants": len(self._file.tenants)})
+
+    async def _read_redis(self, redis: "Redis") -> None:
+        version = await redis.get(f"{REDIS_KEYS}:version")
+        if version == self._redis_version:
+            return
+        kept = [msgspec.json.decode(value, type=Key) for value in (await redis.hgetall(REDIS_KEYS)).values()]
+        self._redis_keys = {key.id: key for key in kept}
+        self._redis_version = version
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when the file is replaced or written, through links."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def parse_expiry(days: float) -> datetime:
+    """Return the moment so many days from now."""
+    return datetime.fromtimestamp(utc_now().timestamp() + days * 86_400, UTC).replace(microsecond=0)
