@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from baton_cli import keys
 from baton_cli.errors import UserError
 from baton_cli.model_facts import model_facts
 from baton_cli.up import up
@@ -17,6 +18,7 @@ _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(context_settings={"auto_envvar_prefix": "BATON"})(up)
+app.add_typer(keys.app, name="keys")
 
 
 @app.callback(invoke_without_command=True)

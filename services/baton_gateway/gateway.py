@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-from redis.asyncio import Redis
-
 from baton_gateway.choice import Choice
 from baton_gateway.errors import model_not_allowed, overloaded, unknown_model
 from baton_gateway.fleet import Fleet
 from baton_gateway.generation import Generation
-from baton_gateway.limits.redis_store import RedisLimits
+from baton_gateway.limits.redis_store import RedisLimits, connect
 from baton_gateway.metrics import Metrics
 from baton_gateway.model import ServedModel
 from baton_gateway.pods import Limits
@@ -30,7 +28,7 @@ class Gateway:
         self.model = model
         self.fleet = Fleet(settings)
         self.metrics = Metrics(self.fleet.live_pods)
-        redis = Redis.from_url(settings.redis_url.get_secret_value()) if settings.redis_url else None
+        redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
         self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)

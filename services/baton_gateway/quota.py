@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 import uuid
 from typing import Literal
 
@@ -51,6 +52,7 @@ class Quota:
         self._redis_lost = redis_lost
         self._local = MemoryLimits()
         self._lost = False
+        self._retry_at = 0.0  # when a lost Redis is asked again
         self._live: dict[str, Reservation] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -84,16 +86,17 @@ class Quota:
             task.add_done_callback(self._settling.discard)
 
     async def _decide(self, tenant: str, limits: Limits, id: str, tokens: int) -> tuple[LimitStore, Decision]:
-        if self._shared is not None:
+        # While it is lost, one request in a while finds out whether it is back, and the others do not wait for that.
+        if self._shared is not None and (not self._lost or time.monotonic() >= self._retry_at):
             try:
                 decision = await self._shared.reserve(tenant, limits, id, tokens)
             except (RedisError, OSError) as error:
                 self._note(lost=True, why=str(error))
-                if self._redis_lost == "refuse":
-                    raise overloaded("Limits cannot be checked now.") from None
             else:
                 self._note(lost=False)
                 return self._shared, decision
+        if self._lost and self._redis_lost == "refuse":
+            raise overloaded("Limits cannot be checked now.")
         return self._local, await self._local.reserve(tenant, limits, id, tokens)
 
     async def _settle(self, reservation: Reservation, used: int) -> None:
@@ -119,6 +122,7 @@ class Quota:
 
     def _note(self, lost: bool, why: str = "") -> None:
         """Log it when Redis is lost and when it is back, not every time that it is asked."""
+        self._retry_at = time.monotonic() + _RETRY_S
         if lost and not self._lost:
             instead = "limits are counted here alone" if self._redis_lost == "local" else "requests are refused"
             log.error("Redis is lost, %s: %s", instead, why, extra={"event": "redis_lost"})

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -60,7 +60,8 @@ class TenantsError(ValueError):
 def read_tenants(path: Path) -> TenantsFile:
     """Raises TenantsError."""
     try:
-        content = msgspec.yaml.decode(path.read_bytes(), type=TenantsFile)
+        # In two steps: JSON has times as strings, YAML may have them as such.
+        content = msgspec.convert(msgspec.yaml.decode(path.read_bytes()) or {}, TenantsFile)
     except OSError as error:
         raise TenantsError(f"{path} cannot be read: {error.strerror}") from None
     except msgspec.MsgspecError as error:
@@ -184,8 +185,3 @@ def _signature(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def parse_expiry(days: float) -> datetime:
-    """Return the moment so many days from now."""
-    return datetime.fromtimestamp(utc_now().timestamp() + days * 86_400, UTC).replace(microsecond=0)

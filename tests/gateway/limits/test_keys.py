@@ -1,0 +1,213 @@
+"""Keys and tenants: what is kept, who comes in, and how soon changes are seen."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from typer.testing import CliRunner
+
+from baton_cli.main import app
+from baton_gateway.key_book import FileKeys, RedisKeys
+from baton_gateway.keys import make_key, utc_now
+from baton_gateway.limits.redis_store import connect
+from baton_gateway.tenants import Tenants, TenantsError, read_tenants
+
+from .conftest import RedisServer
+
+TENANTS = """
+tenants:
+  acme: {requests_per_minute: 60, models: [tiny, other]}
+  small: {tokens_per_minute: 100}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(TENANTS)
+    return path
+
+
+async def within_a_second(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 1
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def baton(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["keys", *arguments])
+    return result.exit_code, result.output.strip() or str(result.exception)
+
+
+def test_a_key_is_found_by_its_text_and_not_kept(file: Path) -> None:
+    text, key = make_key("acme")
+    FileKeys(file).put(key)
+    assert text not in file.read_text()
+    assert len(text.split("-", 2)[2]) * 6 >= 128
+    identity = Tenants(file).identify(text)
+    assert identity is not None
+    assert (identity.name, identity.tenant.requests_per_minute, identity.key) == ("acme", 60, key.id)
+    assert identity.may_use("tiny")
+    assert not identity.may_use("third")
+    for wrong in (text[:-1], text + "x", f"bt-{key.id}-", "bt-", "", "sk-something", text.upper(), "\ud800"):
+        assert Tenants(file).identify(wrong) is None
+
+
+def test_models_of_a_key_are_among_those_of_its_tenant(file: Path) -> None:
+    one, other, neither = (make_key("acme", models=[model]) for model in ("tiny", "third", "fourth"))
+    for _, key in (one, other, neither):
+        FileKeys(file).put(key)
+    tenants = Tenants(file)
+    identity = tenants.identify(one[0])
+    assert identity is not None
+    assert identity.models == ("tiny",)
+    assert tenants.identify(other[0]) is None
+
+
+def test_an_expired_key_is_nobodys(file: Path) -> None:
+    now = utc_now()
+    for when, valid in ((now - timedelta(seconds=1), False), (now + timedelta(hours=1), True)):
+        text, key = make_key("small", when)
+        FileKeys(file).put(key)
+        assert (Tenants(file).identify(text) is not None) == valid
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("tenants: {a: {requests_per_minute: -1}}", "$.tenants[...].requests_per_minute"),
+        ("tenants: {a: {tokens_per_minute: 100000001}}", "100000000"),
+        ("tenants: {a: {requests: 1}}", "requests"),
+        ("tenants: [", "tenants.yaml"),
+        ("keys: [{id: a, hash: b, tenant: nobody}]", "nobody"),
+        ("tenants: {a: {}}\nkeys: [{id: k, hash: b, tenant: a, expires: '2030-01-01T00:00:00'}]", "time zone"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_the_place(tmp_path: Path, content: str, what: str) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(content)
+    with pytest.raises(TenantsError, match=r".*") as caught:
+        read_tenants(path)
+    assert what in str(caught.value)
+
+
+async def test_changes_of_the_file_are_seen_and_broken_ones_ignored(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text, key = make_key("small")
+    FileKeys(file).put(key)
+    tenants = Tenants(file)
+    tenants.start()
+    assert tenants.identify(text) is not None
+    FileKeys(file).remove(key.id)
+    await within_a_second(lambda: tenants.identify(text) is None)
+    new_text, new_key = make_key("small")
+    FileKeys(file).put(new_key)
+    await within_a_second(lambda: tenants.identify(new_text) is not None)
+    await asyncio.to_thread(file.write_text, "tenants: {a: {requests_per_minute: many}}")
+    await within_a_second(lambda: "stay as they were" in caplog.text)
+    assert tenants.identify(new_text) is not None
+    await tenants.stop()
+
+
+def test_json_is_yaml_and_times_are_strings_there(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.json"
+    expiry = (utc_now() + timedelta(days=1)).isoformat()
+    text, key = make_key("small")
+    key_fields = {"id": key.id, "hash": key.hash, "tenant": "small", "expires": expiry}
+    path.write_text(json.dumps({"tenants": {"small": {"weight": 2}}, "keys": [key_fields]}))
+    identity = Tenants(path).identify(text)
+    assert identity is not None
+    assert identity.tenant.weight == 2
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> list[str]:
+    """Return the keys of two versions of a Secret, the first of which is mounted at tmp_path."""
+    texts = []
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        text, key = make_key("small")
+        (tmp_path / version / "tenants.yaml").write_text(TENANTS)
+        FileKeys(tmp_path / version / "tenants.yaml").put(key)
+        texts.append(text)
+    (tmp_path / "data").symlink_to("one")
+    (tmp_path / "tenants.yaml").symlink_to("data/tenants.yaml")
+    return texts
+
+
+async def test_a_mounted_secret_is_replaced_by_its_link(tmp_path: Path, secrets: list[str]) -> None:
+    """Kubernetes swaps the folder that the file's link leads through."""
+    tenants = Tenants(tmp_path / "tenants.yaml")
+    tenants.start()
+    assert tenants.identify(secrets[0]) is not None
+    os.symlink("two", tmp_path / "new")
+    os.replace(tmp_path / "new", tmp_path / "data")
+    await within_a_second(lambda: tenants.identify(secrets[1]) is not None)
+    assert tenants.identify(secrets[0]) is None
+    await tenants.stop()
+
+
+async def test_keys_in_redis_are_seen_and_revoked(file: Path, redis_server: RedisServer) -> None:
+    book = RedisKeys(Redis.from_url(redis_server.url))
+    tenants = [Tenants(file, redis=connect(redis_server.url)) for _ in range(2)]
+    for each in tenants:
+        each.start()
+    text, key = make_key("acme")
+    await asyncio.to_thread(book.put, key)
+    await within_a_second(lambda: all(each.identify(text) for each in tenants))
+    await asyncio.to_thread(book.remove, key.id)
+    await within_a_second(lambda: not any(each.identify(text) for each in tenants))
+    for each in tenants:
+        await each.stop()
+
+
+@pytest.mark.parametrize("where", ["file", "redis"])
+def test_the_command_makes_lists_rotates_and_revokes(file: Path, redis_server: RedisServer, where: str) -> None:
+    place = ["--file", str(file)] if where == "file" else ["--redis-url", redis_server.url]
+
+    def identify(text: str) -> Any:
+        if where == "file":
+            return Tenants(file).identify(text)
+        tenants = Tenants(file, redis=connect(redis_server.url))
+        asyncio.run(tenants._read_redis(tenants._redis))  # type: ignore[arg-type]
+        return tenants.identify(text)
+
+    code, text = baton("create", "acme", "--days", "30", "--model", "tiny", *place)
+    assert code == 0
+    assert identify(text).models == ("tiny",)
+    id = text.split("-")[1]
+    code, listed = baton("list", *place)
+    assert code == 0
+    assert f"{id}  acme  valid" in listed
+    assert text not in listed
+    code, second = baton("rotate", id, *place)
+    assert code == 0
+    assert identify(text).name == identify(second).name == "acme"
+    assert identify(second).models == ("tiny",)
+    code, third = baton("rotate", second.split("-")[1], "--overlap-hours", "0", *place)
+    assert identify(second) is None
+    assert baton("revoke", third.split("-")[1], *place)[0] == 0
+    assert identify(third) is None
+    code, message = baton("revoke", "nothing", *place)
+    assert code == 1
+    assert "nothing" in message
+
+
+def test_the_command_says_what_is_wrong(file: Path) -> None:
+    for arguments, what in (
+        (["create", "nobody", "--file", str(file)], "nobody"),
+        (["create", "acme"], "--redis-url"),
+        (["list", "--file", str(file), "--redis-url", "redis://x"], "--redis-url"),
+    ):
+        code, message = baton(*arguments)
+        assert code == 1
+        assert what in message

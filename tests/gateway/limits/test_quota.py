@@ -1,0 +1,183 @@
+"""Limits as clients meet them: real HTTP in front, a real Redis behind, scripted pods."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+
+from baton_gateway.keys import make_key
+from baton_gateway.quota import duration
+from tests.gateway.fake_worker import FakePod, hang
+from tests.gateway.harness import Stack, pods, running
+
+from .conftest import RedisServer
+
+Limited = dict[str, Any]
+
+
+class House:
+    """Gateways before one pod, with a key for each tenant."""
+
+    def __init__(self, stacks: list[Stack], keys: dict[str, str]) -> None:
+        self.stacks = stacks
+        self.keys = keys
+
+    async def ask(self, tenant: str, at: int = 0, **fields: Any) -> Any:
+        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
+        body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, **fields}
+        return await self.stacks[at].http.post("/v1/completions", json=body, headers=headers)
+
+
+@asynccontextmanager
+async def house(
+    folder: Path, model: Path, tenants: dict[str, Limited], gateways: int = 1, **settings: Any
+) -> AsyncIterator[House]:
+    made = {name: make_key(name) for name in tenants}
+    kept = [{"id": key.id, "hash": key.hash, "tenant": name} for name, (_, key) in made.items()]
+    file = folder / "tenants.yaml"
+    file.write_text(yaml.safe_dump({"tenants": tenants, "keys": kept}))
+    async with AsyncExitStack() as open:
+        decodes: list[FakePod] = await open.enter_async_context(pods())
+        stacks = [
+            await open.enter_async_context(running(model, decodes, tenants_file=file, **settings))
+            for _ in range(gateways)
+        ]
+        yield House(stacks, {name: text for name, (text, _) in made.items()})
+
+
+async def test_requests_per_minute(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"requests_per_minute": 3}, "b": {}}) as it:
+        answers = [await it.ask("a") for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0", "0"]
+        refused = answers[-1]
+        error = refused.json()["error"]
+        assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
+        assert 15 <= int(refused.headers["retry-after"]) <= 20
+        assert refused.headers["x-ratelimit-limit-requests"] == "3"
+        assert refused.headers["x-ratelimit-reset-requests"] in ("59s", "1m0s")
+        other = await it.ask("b")
+        assert other.status_code == 200
+        assert "x-ratelimit-limit-requests" not in other.headers
+
+
+async def test_what_was_not_used_comes_back(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"tokens_per_minute": 500}}) as it:
+        first = await it.ask("a", max_tokens=400)
+        used = first.json()["usage"]["total_tokens"]
+        assert int(first.headers["x-ratelimit-remaining-tokens"]) == 500 - 403
+        await it.stacks[0].until(lambda: not it.stacks[0].gateway.quota._settling)
+        second = await it.ask("a", max_tokens=400)
+        assert second.status_code == 200
+        assert int(second.headers["x-ratelimit-remaining-tokens"]) == pytest.approx(500 - used - 403, abs=10)
+
+
+async def test_more_tokens_than_the_limit_are_never_allowed(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"tokens_per_minute": 50}}) as it:
+        answer = await it.ask("a", max_tokens=60)
+        assert answer.status_code == 429
+        assert answer.json()["error"]["type"] == "tokens"
+        assert answer.headers["x-should-retry"] == "false"
+        assert "63 tokens" in answer.json()["error"]["message"]
+
+
+async def test_a_budget_that_is_used_up(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"budget_tokens": 10, "budget_period": "day"}}) as it:
+        assert (await it.ask("a")).status_code == 200
+        await it.stacks[0].until(lambda: not it.stacks[0].gateway.quota._settling)
+        answer = await it.ask("a")
+        assert answer.status_code == 429
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+        assert answer.headers["x-should-retry"] == "false"
+
+
+async def test_streams_at_the_same_time(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"max_streams": 2}}) as it:
+        stack = it.stacks[0]
+        stack.pod.script, answering = hang(7, 8), stack.pod.script
+        held = [asyncio.create_task(it.ask("a", stream=True)) for _ in range(2)]
+        await stack.until(lambda: len(stack.gateway.quota._live) == 2)
+        assert (await it.ask("a")).status_code == 429
+        stack.pod.script = answering
+        for task in held:  # the clients leave
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        await stack.until(lambda: not stack.gateway.quota._settling and not stack.gateway.quota._live)
+        assert (await it.ask("a")).status_code == 200
+
+
+async def test_models(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"models": ["large"]}, "b": {"models": ["tiny"]}}) as it:
+        answer = await it.ask("a")
+        assert answer.status_code == 403
+        error = answer.json()["error"]
+        assert (error["type"], error["code"], error["param"]) == ("permission_error", "model_not_allowed", "model")
+        assert (await it.ask("b")).status_code == 200
+        http = it.stacks[0].http
+        for tenant, count in (("a", 0), ("b", 1)):
+            listed = await http.get("/v1/models", headers={"authorization": f"Bearer {it.keys[tenant]}"})
+            assert len(listed.json()["data"]) == count
+
+
+async def test_two_gateways_on_one_redis_hold_the_same_limits(
+    tmp_path: Path, model_folder: Path, redis_server: RedisServer
+) -> None:
+    limits = {"shared": {"requests_per_minute": 20}}
+    async with house(tmp_path, model_folder, limits, gateways=2, redis_url=redis_server.url) as it:
+        answers = await asyncio.gather(*(it.ask("shared", at=number % 2) for number in range(40)))
+        codes = [answer.status_code for answer in answers]
+        assert codes.count(200) == 20
+        assert codes.count(429) == 20
+
+
+@pytest.mark.parametrize("redis_lost", ["local", "refuse"])
+async def test_redis_is_lost_and_comes_back(
+    tmp_path: Path, model_folder: Path, redis_server: RedisServer, redis_lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = {f"lost-{redis_lost}": {"requests_per_minute": 10}}
+    [name] = limits
+    caplog.set_level("INFO")
+    async with house(tmp_path, model_folder, limits, redis_url=redis_server.url, redis_lost=redis_lost) as it:
+        assert (await it.ask(name)).status_code == 200
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            answers = [await it.ask(name) for _ in range(12)]
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+        codes = [answer.status_code for answer in answers]
+        assert codes == ([200] * 10 + [429] * 2 if redis_lost == "local" else [503] * 12)
+        if redis_lost == "refuse":
+            assert "retry-after" in answers[0].headers
+        assert caplog.text.count("Redis is lost") == 1
+        await asyncio.sleep(1.1)
+        back = await it.ask(name)
+        assert back.status_code == 200
+        # A server that stood still counts what it had been asked, though nobody waits for the answer any more.
+        assert back.headers["x-ratelimit-remaining-requests"] in ("7", "8")
+        assert caplog.text.count("Redis is back") == 1
+
+
+async def test_the_official_client_understands(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"requests_per_minute": 1}}) as it:
+        client = openai.AsyncOpenAI(base_url=f"{it.stacks[0].url}/v1", api_key=it.keys["a"], max_retries=0)
+        answer = await client.completions.with_raw_response.create(model="tiny", prompt="hello", max_tokens=2)
+        assert answer.headers["x-ratelimit-limit-requests"] == "1"
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.completions.create(model="tiny", prompt="hello", max_tokens=2)
+        assert caught.value.code == "rate_limit_exceeded"
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0ms"), (0.0165, "17ms"), (1, "1s"), (59.2, "1m0s"), (360, "6m0s"), (61, "1m1s")]
+)
+def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
