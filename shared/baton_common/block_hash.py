@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 DIGEST_BYTES = 16
 
@@ -15,3 +15,21 @@ def root_hash(salt: str = "") -> bytes:
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the hash of a full block of tokens (ids below 2^32) that follows the block named parent."""
     return hashlib.blake2b(parent + array("I", token_ids).tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+def block_key(digest: bytes) -> int:
+    """Return the 64 bits of a block's hash that stand for it where a rare mix-up only costs time."""
+    return int.from_bytes(digest[:8], "little")
+
+
+def block_keys(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
+    """Yield the keys of the blocks of a prompt that a prefix cache may have, computing each when it is asked for.
+
+    block_size: tokens. The last token of a prompt is always computed, so the block that it ends is not among them.
+    """
+    data = array("I", token_ids).tobytes()
+    width = block_size * 4
+    digest = root_hash()
+    for start in range(0, (len(token_ids) - 1) // block_size * width, width):
+        digest = hashlib.blake2b(digest + data[start : start + width], digest_size=DIGEST_BYTES).digest()
+        yield int.from_bytes(digest[:8], "little")
