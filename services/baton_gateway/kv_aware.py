@@ -1,6 +1,7 @@
 """The policy that knows what pods have cached and predicts how long each would take."""
 
 import heapq
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -16,26 +17,29 @@ CACHED_SHARE = 0.8  # of a prompt, at which it stays where that is
 
 
 class _Bid(NamedTuple):
-    """A pod that may be chosen; of two the smaller is the better, and by their slots no two are equal."""
+    """A pod that may be chosen, the time that it needs for its part, and what of the prompt it has cached."""
 
-    ticks: int
-    tie: int
-    slot: int
     seconds: float
+    slot: int  # no two bids are equal
     pod: Pod
-    cached: int  # tokens of the prompt
+    cached: int  # tokens
+
+
+class _DecodeBid(NamedTuple):
+    """As _Bid, for a decode pod: after another pod's prefill, and if it prefills by itself."""
+
+    after_prefill: float
+    alone: float  # infinite if it may not
+    pod: Pod
+    cached: int
 
 
 class _Pair(NamedTuple):
-    """A decode pod, and the prefill pod or None if it is to prefill; compared as bids are."""
+    """A decode pod, and the prefill pods in the order in which they are to be tried; without any it prefills."""
 
-    ticks: int
-    tie: int
-    slot: int
     seconds: float
-    decode: _Bid
-    prefill: _Bid | None
-    others: Sequence[_Bid]  # prefill pods to be asked next
+    decode: _DecodeBid
+    prefills: Sequence[_Bid]
 
 
 class KvAware:
@@ -58,72 +62,76 @@ class KvAware:
         cached = self._cached(demand, groups)
         tie = _tie_breaker(demand.session)
         most = CACHED_SHARE * demand.num_tokens
-        free: list[_Pair] = []
+        pairs: list[_Pair] = []
         staying: list[_Pair] = []
         for group in groups:
-            prefills = self._prefill_bids(demand, group.prefills, cached, tie)
-            decodes = self._decode_bids(demand, group.decodes, cached, tie)
-            best = heapq.nsmallest(MOST_PREFILLS, prefills)
-            free.append(self._best_pair(demand, decodes, best))
-            holding = heapq.nsmallest(MOST_PREFILLS, [bid for bid in prefills if bid.cached >= most])
+            prefills = self._prefill_bids(demand, group.prefills, cached)
+            decodes = self._decode_bids(demand, group, cached)
+            best = _first_few(prefills, tie)
+            pairs.append(_best_pair(decodes, best, tie))
+            holding = _first_few([bid for bid in prefills if bid.cached >= most], tie)
             holders = [bid for bid in decodes if bid.cached >= most]
             if holding or holders:
-                staying.append(self._best_pair(demand, holders or decodes, holding or best))
-        chosen = min(free)
-        if staying and min(staying).seconds <= chosen.seconds * (1 + self._stay_margin):
-            chosen = min(staying)
-        if chosen.prefill is None:
-            return Choice(chosen.decode.pod, [], chosen.decode.cached, chosen.seconds)
-        return Choice(
-            chosen.decode.pod,
-            [chosen.prefill.pod, *(bid.pod for bid in chosen.others)],
-            chosen.prefill.cached,
-            chosen.seconds,
-        )
+                staying.append(_best_pair(holders or decodes, holding or best, tie))
+        chosen = min(pairs, key=_seconds)
+        if staying:
+            stay = min(staying, key=_seconds)
+            chosen = stay if stay.seconds <= chosen.seconds * (1 + self._stay_margin) else chosen
+        known = chosen.prefills[0].cached if chosen.prefills else chosen.decode.cached
+        return Choice(chosen.decode.pod, [bid.pod for bid in chosen.prefills], known, chosen.seconds)
 
     def _cached(self, demand: Demand, groups: Sequence[Group]) -> dict[int, int]:
         """Return by slot how many tokens of the prompt a pod has; none = not in it."""
         sizes = {pod.block_size for group in groups for pods in (group.decodes, group.prefills) for pod in pods} - {0}
         return {slot: blocks * size for size in sizes for slot, blocks in self._index.match(demand.keys(size)).items()}
 
-    def _prefill_bids(
-        self, demand: Demand, pods: Iterable[Pod], cached: dict[int, int], tie: Callable[[Pod], int]
-    ) -> list[_Bid]:
-        """Return the prefill pods, each with the time until it has computed the prompt."""
-        bids = []
+    def _prefill_bids(self, demand: Demand, pods: Iterable[Pod], cached: dict[int, int]) -> list[_Bid]:
+        bids, prefill, num_tokens = [], self._costs.prefill, demand.num_tokens
         for pod in pods:
             known = cached.get(pod.slot, 0)
-            seconds = self._costs.prefill(pod, demand.num_tokens - known)
-            bids.append(_Bid(int(seconds / TICK_S), tie(pod), pod.slot, seconds, pod, known))
+            bids.append(_Bid(prefill(pod, num_tokens - known), pod.slot, pod, known))
         return bids
 
-    def _decode_bids(
-        self, demand: Demand, pods: Iterable[Pod], cached: dict[int, int], tie: Callable[[Pod], int]
-    ) -> list[_Bid]:
-        """Return the decode pods, each with the time that it takes beside the prefill."""
-        bids = []
-        for pod in pods:
+    def _decode_bids(self, demand: Demand, group: Group, cached: dict[int, int]) -> list[_DecodeBid]:
+        bids, costs, num_tokens = [], self._costs, demand.num_tokens
+        for pod in group.decodes:
             known = cached.get(pod.slot, 0)
-            seconds = self._costs.decode_wait(pod, demand.num_tokens - known)
-            bids.append(_Bid(int(seconds / TICK_S), tie(pod), pod.slot, seconds, pod, known))
-        return bids
-
-    def _best_pair(self, demand: Demand, decodes: Sequence[_Bid], prefills: Sequence[_Bid]) -> _Pair:
-        """Return the best decode pod for the first of some prefill pods, which are in order; or for none of them."""
-        costs, prefill = self._costs, prefills[0] if prefills else None
-        pairs = []
-        for bid in decodes:
-            missing = demand.num_tokens - bid.cached
-            local = costs.local_prefill(bid.pod, missing) if self._local_prefill and prefill is not None else None
-            if prefill is None:
-                seconds, by = costs.prefill(bid.pod, missing), None
+            missing = num_tokens - known
+            wait = costs.decode_wait(pod, missing)
+            if not group.prefills:
+                alone: float | None = costs.prefill(pod, missing)
             else:
-                seconds, by = prefill.seconds + costs.transfer(bid.pod, missing), prefill
-                if local is not None and local < seconds:
-                    seconds, by = local, None
-            seconds += bid.seconds
-            pairs.append(_Pair(int(seconds / TICK_S), bid.tie, bid.slot, seconds, bid, by, prefills[1:]))
-        return min(pairs)
+                alone = costs.local_prefill(pod, missing) if self._local_prefill else None
+            bids.append(
+                _DecodeBid(wait + costs.transfer(pod, missing), math.inf if alone is None else wait + alone, pod, known)
+            )
+        return bids
+
+
+def _first_few(bids: Sequence[_Bid], tie: Callable[[Pod], int]) -> list[_Bid]:
+    """Return the best prefill pod, and the next ones."""
+    few = heapq.nsmallest(MOST_PREFILLS, bids)
+    if not few:
+        return []
+    limit = few[0].seconds + TICK_S
+    first = min([bid for bid in bids if bid.seconds < limit], key=lambda bid: (tie(bid.pod), bid.slot))
+    return [first, *(bid for bid in few if bid is not first)][:MOST_PREFILLS]
+
+
+def _best_pair(decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], tie: Callable[[Pod], int]) -> _Pair:
+    """Return the best decode pod for the first of these prefill pods, or for none of them."""
+    before = prefills[0].seconds if prefills else math.inf
+    times = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
+    limit = min(times) + TICK_S
+    seconds, bid = min(
+        [(seconds, bid) for seconds, bid in zip(times, decodes, strict=True) if seconds < limit],
+        key=lambda pair: (tie(pair[1].pod), pair[1].pod.slot),
+    )
+    return _Pair(seconds, bid, [] if seconds == bid.alone else prefills)
+
+
+def _seconds(pair: _Pair) -> float:
+    return pair.seconds
 
 
 def _tie_breaker(session: str) -> Callable[[Pod], int]:

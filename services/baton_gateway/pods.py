@@ -15,15 +15,26 @@ class InFlight:
     charged: int = 0  # sent there from here and not done yet
     reported: int = 0  # in the pod's last report, from all gateways
     charged_at_report: int = 0
+    # Reported load, corrected at once by what was sent and what ended here since that report. Kept rather than computed
+    # when asked for: a decision asks every pod.
+    load: int = field(init=False)
 
-    @property
-    def load(self) -> int:
-        """Reported load, corrected at once by what was sent and what ended here since that report."""
-        return max(self.charged, self.reported + self.charged - self.charged_at_report)
+    def __post_init__(self) -> None:
+        self._settle()
+
+    def charge(self, amount: int) -> None:
+        """Note what is sent there, or, if negative, what ended."""
+        self.charged += amount
+        self._settle()
 
     def report(self, load: int) -> None:
+        """Note the load that the pod reports."""
         self.reported = load
         self.charged_at_report = self.charged
+        self._settle()
+
+    def _settle(self) -> None:
+        self.load = max(self.charged, self.reported + self.charged - self.charged_at_report)
 
 
 @dataclass(slots=True)

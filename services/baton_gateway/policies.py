@@ -18,8 +18,8 @@ PolicyName = Literal["kv_aware", "least_loaded", "round_robin", "random"]
 class Group:
     """The pods of one revision: at least one decode pod, and any number of prefill pods."""
 
-    decodes: Sequence[Pod]
-    prefills: Sequence[Pod]
+    decodes: list[Pod]
+    prefills: list[Pod]
 
 
 @dataclass(frozen=True, slots=True)

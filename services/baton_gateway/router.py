@@ -78,12 +78,12 @@ class Route:
             self._tried.append(pod.breaker)
 
     def _charge(self, work: InFlight, amount: int) -> None:
-        work.charged += amount
+        work.charge(amount)
         self._charges.append((work, amount))
 
     def _release(self, first: int) -> None:
         for work, amount in self._charges[first:]:
-            work.charged -= amount
+            work.charge(-amount)
         del self._charges[first:]
 
 
@@ -130,18 +130,17 @@ class Router:
             if pod.live and pod.max_model_len >= demand.most_tokens and fingerprint in (None, pod.fingerprint)
         ]
         # A pod that has failed is better than none; an answer can do without a prefill pod.
-        wanted = [pod for pod in fits if pod.address not in avoid]
+        wanted = [pod for pod in fits if pod.address not in avoid] if avoid else fits
         sound = [pod for pod in wanted if pod.breaker.allows(now)]
         prefills = [
             pod
             for pod in self.prefills
             if pod.live and pod.max_model_len >= demand.most_tokens and pod.breaker.allows(now)
         ]
-        decodes = sound or wanted or fits
-        return [
-            Group(
-                [pod for pod in decodes if pod.revision == revision],
-                [pod for pod in prefills if pod.revision == revision],
-            )
-            for revision in dict.fromkeys(pod.revision for pod in decodes)
-        ]
+        groups: dict[str, Group] = {}
+        for pod in sound or wanted or fits:
+            groups.setdefault(pod.revision, Group([], [])).decodes.append(pod)
+        for pod in prefills:
+            if pod.revision in groups:
+                groups[pod.revision].prefills.append(pod)
+        return list(groups.values())
