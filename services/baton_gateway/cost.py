@@ -18,7 +18,7 @@ class CostModel:
     request_s: float = 0.001  # what each request that decodes there adds to the wait of a new one
     turnover_s: float = 10.0  # in which a full pod gets all its blocks back
     # A second of delay to one running decode counts as so many seconds of TTFT.
-    decode_delay: float = 0.05
+    decode_delay: float = 0.4
 
     def prefill(self, pod: Pod, num_tokens: int) -> float:
         """Return the time until a pod has computed so many tokens of a new prompt, behind what is queued there."""
