@@ -7,7 +7,7 @@ FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 30.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Breaker:
     """Closed: requests pass. Open: none. After a pause one may try, and its outcome closes or opens it again."""
 

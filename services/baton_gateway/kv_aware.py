@@ -72,7 +72,8 @@ class KvAware:
             holding = _first_few([bid for bid in prefills if bid.cached >= most], tie)
             holders = [bid for bid in decodes if bid.cached >= most]
             if holding or holders:
-                staying.append(_best_pair(holders or decodes, holding or best, tie))
+                others = [bid for bid in best if bid not in holding]
+                staying.append(_best_pair(holders or decodes, [*holding, *others][:MOST_PREFILLS], tie))
         chosen = min(pairs, key=_seconds)
         if staying:
             stay = min(staying, key=_seconds)

@@ -36,6 +36,7 @@ class Route:
         now = self._clock()
         for pod in [pod for pod in self._waiting if pod.address == address]:
             pod.breaker.fail(now)
+            self._judged(pod.breaker)
             was_first = pod is self._waiting[0]
             self._waiting.remove(pod)
             # Nothing to move when the prompt is computed already.
@@ -49,14 +50,15 @@ class Route:
         if len(self._charges) < 2:
             return
         self._release(1)
-        self.decode.breaker.succeed()
+        self._succeeded(self.decode.breaker)
         if disaggregated == bool(self._waiting):
-            self.prefilling.breaker.succeed()
+            self._succeeded(self.prefilling.breaker)
             self.prefilling.learn_rate(self._queued, self._clock() - self._sent_at)
 
     def decode_failed(self) -> None:
         """The decode pod was lost or refused."""
         self.decode.breaker.fail(self._clock())
+        self._judged(self.decode.breaker)
 
     def done(self) -> None:
         """Give back all: the request is over."""
@@ -64,6 +66,15 @@ class Route:
         for breaker in self._tried:
             breaker.release()
         self._tried.clear()
+
+    def _succeeded(self, breaker: Breaker) -> None:
+        breaker.succeed()
+        self._judged(breaker)
+
+    def _judged(self, breaker: Breaker) -> None:
+        """This request is no more the one that tries a pod."""
+        if breaker in self._tried:
+            self._tried.remove(breaker)
 
     def _start_prefill(self, num_tokens: int) -> None:
         pod = self.prefilling

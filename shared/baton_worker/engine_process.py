@@ -46,7 +46,7 @@ from .messages import (
 log = logging.getLogger(__name__)
 
 _LOAD_INTERVAL_S = 0.1
-_MOST_KEYS = 16_384  # in one message, so that a step does not wait for it
+_MOST_KEYS = 2_048  # in one message, so that a step does not wait for it
 _IDLE_S = 1.0
 _POLL_S = 0.0002
 

@@ -84,6 +84,14 @@ def test_it_stays_where_most_is_cached_within_the_margin(cached, queued, stays):
     assert (fleet.choose(1000).prefills[0] is holder) == stays
 
 
+def test_others_are_asked_when_the_pod_with_the_prefix_fails():
+    fleet = Fleet(local_prefill=False)
+    fleet.decode()
+    near, far = fleet.prefill(tokens=1000), fleet.prefill(tokens=2000)
+    holder = fleet.prefill(cached=100)
+    assert fleet.choose(1000).prefills == [holder, near, far]
+
+
 def test_a_decode_pod_prefills_what_is_not_worth_a_hand_over():
     fleet = Fleet()
     decode, prefill = fleet.decode(), fleet.prefill()

@@ -237,6 +237,24 @@ def test_a_prefill_pod_that_fails_is_left_out_and_then_tried_by_one_request(poli
     assert not bad.breaker.failures
 
 
+def test_a_request_that_has_tried_does_not_let_another_try(policy):
+    clock = Clock()
+    decode = pod("d")
+    to = router([decode], policy=policy, clock=clock)
+    long = None
+    for _ in range(2):
+        for _ in range(FAILURES):
+            decode.breaker.fail(clock())
+        clock.now += 60
+        if long is None:
+            long = to.dispatch(Demand(10))
+            long.prefilled()
+        else:
+            to.dispatch(Demand(10))
+    long.done()
+    assert not decode.breaker.allows(clock())
+
+
 def test_a_decode_pod_that_fails_is_left_out_unless_it_is_the_only_one(policy):
     bad, good = pod("bad"), pod("good", requests=100)
     to = router([bad, good], policy=policy)

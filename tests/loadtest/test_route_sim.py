@@ -3,7 +3,6 @@
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,11 +13,11 @@ FOLDER = Path(__file__).parents[2] / "loadtest"
 
 
 @pytest.fixture
-def route_sim(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def route_sim(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(FOLDER)
     import route_sim
 
-    yield route_sim
+    return route_sim
 
 
 @pytest.fixture
