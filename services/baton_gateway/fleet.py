@@ -7,11 +7,13 @@ from collections.abc import Collection
 
 import grpc.aio
 
+from baton_gateway.cost import CostModel
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.demand import Demand
 from baton_gateway.errors import overloaded
-from baton_gateway.make_policy import make_policy
+from baton_gateway.kv_aware import KvAware
 from baton_gateway.pods import Limits, Pod
+from baton_gateway.policies import LeastLoaded, Policy, Random, RoundRobin
 from baton_gateway.prefix_index import PrefixIndex
 from baton_gateway.router import Route, Router
 from baton_gateway.settings import GatewaySettings
@@ -35,7 +37,7 @@ class Fleet:
         self.router = Router(
             [Pod(address, connected=False) for address in settings.decode_addresses],
             [Pod(address) for address in settings.prefill_addresses],
-            make_policy(settings, self._index),
+            _policy(settings, self._index),
             time.monotonic,
         )
 
@@ -104,3 +106,16 @@ class Fleet:
         if self.router.ready and not self._was_ready:
             self._was_ready = True
             log.info("ready", extra={"event": "ready"})
+
+
+def _policy(settings: GatewaySettings, index: PrefixIndex) -> Policy:
+    match settings.routing_policy:
+        case "random":
+            return Random()
+        case "round_robin":
+            return RoundRobin()
+        case "least_loaded":
+            return LeastLoaded()
+        case "kv_aware":
+            costs = CostModel(transfer_rate=settings.kv_transfer_rate)
+            return KvAware(index, costs, settings.stay_margin, settings.local_prefill)

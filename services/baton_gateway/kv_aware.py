@@ -143,5 +143,5 @@ def _tie_breaker(session: str) -> Callable[[Pod], int]:
     """
     if not session:
         return lambda pod: pod.dispatched
-    seed = zlib.crc32(session.encode())
+    seed = zlib.crc32(session.encode(errors="replace"))
     return lambda pod: zlib.crc32(pod.address.encode(), seed)

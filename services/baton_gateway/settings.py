@@ -74,7 +74,7 @@ class GatewaySettings(BaseSettings):
     kv_transfer_rate: float = Field(default=2e9, gt=0)
     """Bytes of KV a second from a prefill to a decode pod, for predictions."""
     prefix_index_entries: int = Field(default=4_000_000, gt=0)
-    """Most cached blocks, over all pods, that the gateway keeps track of; each takes about 150 bytes."""
+    """Most cached blocks, over all pods, that the gateway keeps track of; each takes about 200 bytes."""
     session_header: str = "x-session-id"
     """Request header that names the session of a request; equally good pods are told apart by it, or else by `user`."""
     drain_delay_s: float = Field(default=0, ge=0)

@@ -135,6 +135,12 @@ def test_a_session_breaks_ties_always_in_the_same_way():
     assert all(after[session] == name for session, name in before.items() if name != names[0])
 
 
+def test_any_text_may_name_a_session():
+    fleet = Fleet()
+    pods = [fleet.decode(), fleet.decode()]
+    assert fleet.choose(10, "\ud800").decode in pods
+
+
 def test_a_session_is_no_more_than_a_tie_breaker():
     fleet = Fleet()
     for _ in range(4):
