@@ -3,8 +3,11 @@
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from struct import Struct
 
 DIGEST_BYTES = 16
+
+_KEY = Struct("<Q")
 
 
 def root_hash(salt: str = "") -> bytes:
@@ -19,7 +22,8 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 def block_key(digest: bytes) -> int:
     """Return the 64 bits of a block's hash that stand for it where a rare mix-up only costs time."""
-    return int.from_bytes(digest[:8], "little")
+    key: int = _KEY.unpack_from(digest)[0]
+    return key
 
 
 def block_keys(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
@@ -29,7 +33,7 @@ def block_keys(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
     """
     data = array("I", token_ids).tobytes()
     width = block_size * 4
-    digest = root_hash()
+    digest, blake2b, key_of = root_hash(), hashlib.blake2b, _KEY.unpack_from
     for start in range(0, (len(token_ids) - 1) // block_size * width, width):
-        digest = hashlib.blake2b(digest + data[start : start + width], digest_size=DIGEST_BYTES).digest()
-        yield int.from_bytes(digest[:8], "little")
+        digest = blake2b(digest + data[start : start + width], digest_size=DIGEST_BYTES).digest()
+        yield key_of(digest)[0]
