@@ -307,6 +307,8 @@ class DecodeService(DecodeServicer):
             extra={"event": "handover_failed", "request_id": live.submit.request_id},
         )  # fmt: skip
         self.events["failed"] += 1
+        if live.link is not None:
+            live.stream.put_failed_handover(live.submit.handle, live.link.address)
         self._close_ticket(live, "cancel")
         live.kv_complete = False
         self._engine.send(RestartImport(ticket.request) if live.prefills else CancelImport(ticket.request))

@@ -12,6 +12,7 @@ class GatewayStream:
         self.requests: dict[int, int] = {}  # the gateway's handle -> the engine's request id
         self.peers: list[str] = []  # addresses of the prefill pods that its requests may be handed to
         self._deltas: list[pb.Delta] = []
+        self._failed_handovers: list[pb.FailedHandover] = []
         self._some = asyncio.Event()
         self._sending = False
 
@@ -24,6 +25,11 @@ class GatewayStream:
         self._deltas += deltas
         self._some.set()
 
+    def put_failed_handover(self, handle: int, prefill_address: str) -> None:
+        """Tell which prefill pod did not deliver; it leaves with the next deltas at the latest."""
+        self._failed_handovers.append(pb.FailedHandover(handle=handle, prefill_address=prefill_address))
+        self._some.set()
+
     async def next(self) -> pb.DecodeMessage:
         """Return what is to be sent next; the message before it has been sent."""
         self._sending = False
@@ -31,4 +37,5 @@ class GatewayStream:
         self._some.clear()
         self._sending = True
         deltas, self._deltas = self._deltas, []
-        return pb.DecodeMessage(step=pb.StepOutput(deltas=deltas))
+        failed, self._failed_handovers = self._failed_handovers, []
+        return pb.DecodeMessage(step=pb.StepOutput(deltas=deltas, failed_handovers=failed))

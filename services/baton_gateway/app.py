@@ -54,7 +54,9 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.include_router(_api_routes(gateway), dependencies=[Depends(Authenticator(gateway.tenants))])
     app.include_router(_probe_routes(gateway))
-    app.add_middleware(Edge, metrics=gateway.metrics, quota=gateway.quota)
+    app.add_middleware(
+        Edge, metrics=gateway.metrics, quota=gateway.quota, session_header=gateway.settings.session_header
+    )
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     _document_bodies(app)

@@ -25,6 +25,10 @@ class Receiver(Protocol):
         """Take new tokens; return True when they were the last."""
         ...
 
+    def handover_failed(self, prefill_address: str) -> None:
+        """Learn that a prefill pod did not deliver."""
+        ...
+
     def lost(self) -> None:
         """Learn that the stream broke before the last tokens came."""
         ...
@@ -119,6 +123,10 @@ class DecodeLink:
     async def _read(self, call: Any) -> None:
         receivers = self._receivers
         while (message := await call.read()) is not grpc.aio.EOF:
+            for failed in message.step.failed_handovers:
+                receiver = receivers.get(failed.handle)
+                if receiver is not None:
+                    receiver.handover_failed(failed.prefill_address)
             for delta in message.step.deltas:
                 receiver = receivers.get(delta.handle)
                 if receiver is not None and receiver.deliver(delta):

@@ -21,16 +21,20 @@ QUIET_ROUTES = frozenset({"/health", "/live", "/ready", "/metrics"})
 class Edge:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, quota: Quota) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, quota: Quota, session_header: str) -> None:
         self._app = app
         self._metrics = metrics
         self._quota = quota
+        self._session_header = session_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(new_request_id(Headers(scope=scope).get("x-request-id")))
+        headers = Headers(scope=scope)
+        record = RequestRecord(
+            new_request_id(headers.get("x-request-id")), session=headers.get(self._session_header, "")
+        )
         scope[SCOPE_KEY] = record
 
         async def send_with_headers(message: Message) -> None:

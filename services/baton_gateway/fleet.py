@@ -2,13 +2,19 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 
 import grpc.aio
 
+from baton_gateway.cost import CostModel
 from baton_gateway.decode_link import DecodeLink
+from baton_gateway.demand import Demand
 from baton_gateway.errors import overloaded
+from baton_gateway.kv_aware import KvAware
 from baton_gateway.pods import Limits, Pod
+from baton_gateway.policies import LeastLoaded, Policy, Random, RoundRobin
+from baton_gateway.prefix_index import PrefixIndex
 from baton_gateway.router import Route, Router
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.workers import CHANNEL_OPTIONS, Watcher
@@ -26,10 +32,13 @@ class Fleet:
         self._channels: list[grpc.aio.Channel] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._was_ready = False
+        self._index = PrefixIndex(settings.prefix_index_entries)
         self.draining = False
         self.router = Router(
             [Pod(address, connected=False) for address in settings.decode_addresses],
             [Pod(address) for address in settings.prefill_addresses],
+            _policy(settings, self._index),
+            time.monotonic,
         )
 
     def start(self) -> None:
@@ -67,10 +76,10 @@ class Fleet:
         }
 
     def dispatch(
-        self, prompt_tokens: int, avoid: Collection[str] = (), fingerprint: str | None = None
+        self, demand: Demand, avoid: Collection[str] = (), fingerprint: str | None = None
     ) -> tuple[Route, DecodeLink]:
         """Choose pods, as Router.dispatch does, and charge them. Raises ApiError 503 when no decode pod is live."""
-        route = self.router.dispatch(prompt_tokens, avoid, fingerprint)
+        route = self.router.dispatch(demand, avoid, fingerprint)
         if route is None:
             raise overloaded("No decode pod is available now.")
         return route, self._links[route.decode.address]
@@ -78,7 +87,7 @@ class Fleet:
     def _watch(self, pod: Pod, role: pb.Role) -> grpc.aio.Channel:
         channel = grpc.aio.insecure_channel(pod.address, options=CHANNEL_OPTIONS)
         self._channels.append(channel)
-        watcher = Watcher(pod, role, channel, self._settings.worker_timeout_s, self._reports_changed)
+        watcher = Watcher(pod, role, channel, self._index, self._settings.worker_timeout_s, self._reports_changed)
         self._tasks.append(asyncio.create_task(watcher.run()))
         return channel
 
@@ -97,3 +106,16 @@ class Fleet:
         if self.router.ready and not self._was_ready:
             self._was_ready = True
             log.info("ready", extra={"event": "ready"})
+
+
+def _policy(settings: GatewaySettings, index: PrefixIndex) -> Policy:
+    match settings.routing_policy:
+        case "random":
+            return Random()
+        case "round_robin":
+            return RoundRobin()
+        case "least_loaded":
+            return LeastLoaded()
+        case "kv_aware":
+            costs = CostModel(transfer_rate=settings.kv_transfer_rate)
+            return KvAware(index, costs, settings.stay_margin, settings.local_prefill)

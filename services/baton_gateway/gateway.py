@@ -86,7 +86,12 @@ class Gateway:
         record.prompt_tokens = sum(map(len, prompts))
         settings = self.settings
         generation = Generation(
-            self.fleet, submits, settings.max_unread_tokens, settings.max_lost_pods, settings.resume_timeout_s
+            self.fleet,
+            submits,
+            settings.max_unread_tokens,
+            settings.max_lost_pods,
+            settings.resume_timeout_s,
+            record.session or request.user or "",
         )
         choices = [self._choice(request, params, silent) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from baton_gateway.decode_link import DecodeLink
+from baton_gateway.demand import Demand
 from baton_gateway.errors import ApiError, bad_request, internal_error, overloaded
 from baton_gateway.fleet import Fleet
 from baton_gateway.router import Route
@@ -26,15 +27,22 @@ class Generation:
     """
 
     def __init__(
-        self, fleet: Fleet, submits: Sequence[pb.Submit], max_unread_tokens: int, max_losses: int, max_wait_s: float
+        self,
+        fleet: Fleet,
+        submits: Sequence[pb.Submit],
+        max_unread_tokens: int,
+        max_losses: int,
+        max_wait_s: float,
+        session: str = "",
     ) -> None:
         """max_unread_tokens: more tokens than that waiting to be read end the generation.
 
         max_losses: after more pods lost with a choice it fails, as it may be what kills them.
-        max_wait_s: how long a choice waits when no pod is left to go on.
+        max_wait_s: how long a choice waits when no pod is left to go on. session: as Demand has it.
         """
         self.max_losses = max_losses
         self.max_wait_s = max_wait_s
+        self.session = session
         self._n = submits[0].sampling.n
         self._max_unread = max_unread_tokens
         self._unread = 0
@@ -125,10 +133,12 @@ class _Prompt:
         self._legs.update(dict.fromkeys(leg.choices, leg))
         leg.start()
 
-    def dispatch(self, known_tokens: int, avoid: Sequence[str]) -> tuple[Route, DecodeLink]:
+    def dispatch(self, submit: pb.Submit, avoid: Sequence[str]) -> tuple[Route, DecodeLink]:
         """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
         same = self._fingerprint if any(self._journal) else None
-        route, link = self._fleet.dispatch(known_tokens, avoid, same)
+        known = [*submit.prompt_token_ids, *submit.continuation.token_ids]
+        most = len(submit.prompt_token_ids) + submit.sampling.max_tokens
+        route, link = self._fleet.dispatch(Demand.of(known, most, self._generation.session), avoid, same)
         self._fingerprint = route.decode.fingerprint
         return route, link
 
@@ -201,8 +211,7 @@ class _Leg:
 
     def start(self) -> None:
         """Send the request to a decode pod. Raises ApiError when there is none."""
-        known = len(self._submit.prompt_token_ids) + len(self._submit.continuation.token_ids)
-        self._route, self._link = self._prompt.dispatch(known, self._avoid)
+        self._route, self._link = self._prompt.dispatch(self._submit, self._avoid)
         self._submit.prefill_addresses[:] = [pod.address for pod in self._route.prefills]
         self._link.submit(self._submit, self)
 
@@ -235,17 +244,20 @@ class _Leg:
 
     def deliver(self, delta: pb.Delta) -> bool:
         if delta.finish_reason == pb.FINISH_REASON_ERROR:
+            if delta.failure.code != pb.Failure.CODE_INVALID:
+                self._blame_decode()
             self._release()
             self._failed(delta.failure)
             return True
         if not self._begun:
             self._begun = True
             if self._route is not None:
-                self._route.prefilled()
+                self._route.prefilled(delta.prompt.disaggregated)
         if delta.choice not in self.choices:
             return False
         if not self._prompt.put(delta):
             log.error("tokens are missing", extra={"request_id": self._submit.request_id, "choice": delta.choice})
+            self._blame_decode()
             self._leave()
             self._lost()
             return True
@@ -255,7 +267,12 @@ class _Leg:
                 self._release()
         return not self.choices
 
+    def handover_failed(self, prefill_address: str) -> None:
+        if self._route is not None:
+            self._route.handover_failed(prefill_address)
+
     def lost(self) -> None:
+        self._blame_decode()
         self._release()
         if self.choices:
             self._lost()
@@ -293,6 +310,10 @@ class _Leg:
                 "pod failed on a request", extra={"request_id": self._submit.request_id, "reason": failure.message}
             )
             self._prompt.fail(internal_error())
+
+    def _blame_decode(self) -> None:
+        if self._route is not None:
+            self._route.decode_failed()
 
     def _release(self) -> None:
         if self._route is not None:

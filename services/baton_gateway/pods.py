@@ -1,40 +1,79 @@
 """What the gateway knows of one worker pod: plain state, which others keep up to date."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from baton_gateway.breaker import Breaker
+
+LEAST_TOKENS_TO_LEARN = 64  # with fewer, the time to a first token says little about the rate
+_NEWEST_SHARE = 0.2
+
+
+@dataclass(slots=True)
+class InFlight:
+    """An amount of work at a pod: what was sent from here and is not done, corrected by the pod's reports."""
+
+    charged: int = 0  # sent there from here and not done yet
+    reported: int = 0  # in the pod's last report, from all gateways
+    charged_at_report: int = 0
+    # Reported load, corrected at once by what was sent and what ended here since that report. Kept rather than computed
+    # when asked for: a decision asks every pod.
+    load: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._settle()
+
+    def charge(self, amount: int) -> None:
+        """Note what is sent there, or, if negative, what ended."""
+        self.charged += amount
+        self._settle()
+
+    def report(self, load: int) -> None:
+        """Note the load that the pod reports."""
+        self.reported = load
+        self.charged_at_report = self.charged
+        self._settle()
+
+    def _settle(self) -> None:
+        self.load = max(self.charged, self.reported + self.charged - self.charged_at_report)
 
 
 @dataclass(slots=True)
 class Pod:
-    """A decode or prefill pod.
-
-    Load is counted in requests for a decode pod and in tokens waiting for prefill for a prefill pod.
-    """
+    """A decode or prefill pod."""
 
     address: str
+    slot: int = 0  # its number in the prefix index
     reporting: bool = False  # its Watch stream is up
     connected: bool = True  # its Serve stream is open; prefill pods have none
     draining: bool = False
+    epoch: int = 0
     revision: str = ""
     fingerprint: str = ""  # of weights and KV layout
     max_model_len: int = 0
     vocab_size: int = 0
-    charged: int = 0  # load sent there from here and not done yet
-    reported: int = 0  # load in its last report, from all gateways
-    charged_at_report: int = 0
+    block_size: int = 0  # tokens; 0 = not told
+    num_blocks: int = 0
+    blocks_held: int = 0  # in its last report
+    prefill_rate: float = 0.0  # tokens a second, as the pod has measured it; 0 = not measured
+    learned_rate: float = 0.0  # the same, as seen from here; 0 = nothing seen yet
+    token_bytes: int = 0  # of KV; 0 = not told
+    requests: InFlight = field(default_factory=InFlight)  # those that decode there
+    prefill_tokens: InFlight = field(default_factory=InFlight)  # those waiting for prefill
+    breaker: Breaker = field(default_factory=Breaker)
     dispatched: int = 0  # how often it was chosen
 
     @property
     def live(self) -> bool:
         return self.reporting and self.connected and not self.draining
 
-    @property
-    def load(self) -> int:
-        """Reported load, corrected at once by what was sent and what ended here since that report."""
-        return max(self.charged, self.reported + self.charged - self.charged_at_report)
-
-    def report(self, load: int) -> None:
-        self.reported = load
-        self.charged_at_report = self.charged
+    def learn_rate(self, num_tokens: int, seconds: float) -> None:
+        """Note that a prompt had its first token after so long, with so many tokens to compute, its own included."""
+        if num_tokens < LEAST_TOKENS_TO_LEARN or seconds <= 0:
+            return
+        rate = num_tokens / seconds
+        self.learned_rate = (
+            rate if not self.learned_rate else self.learned_rate + _NEWEST_SHARE * (rate - self.learned_rate)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ class RequestRecord:
     """Times are of the monotonic clock, in seconds."""
 
     request_id: str
+    session: str = ""
     route: str = "unmatched"
     started: float = field(default_factory=time.monotonic)
     first_token: float | None = None

@@ -1,66 +1,125 @@
-"""Chooses the pods of a request. Plain state in, decision out: no clock, no network."""
+"""Finds the pods that may serve a request, lets a policy choose, and charges what it chose. Knows no network."""
 
-import heapq
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
-from baton_gateway.pods import Pod
+from baton_gateway.breaker import Breaker
+from baton_gateway.demand import Demand
+from baton_gateway.pods import InFlight, Pod
+from baton_gateway.policies import Choice, Group, Policy
 
-MOST_PREFILLS = 3  # prefill pods that a request may be handed to, one after another
 
-
-@dataclass(slots=True)
 class Route:
-    """A decision, and the charge it put on its pods; each part is given back once.
+    """A decision, and the charge it put on its pods; each part is given back once."""
 
-    prefills: the pod that is to prefill, and those to be asked if it fails.
-    """
+    def __init__(self, choice: Choice, demand: Demand, clock: Callable[[], float]) -> None:
+        """clock: returns seconds."""
+        self.decode = choice.decode
+        self.prefills = choice.prefills
+        self._waiting = list(choice.prefills)  # prefill pods that have not failed
+        self._clock = clock
+        self._sent_at = clock()
+        self._num_tokens = demand.num_tokens
+        self._tried: list[Breaker] = []
+        self._charges: list[tuple[InFlight, int]] = []
+        self._queued = 0  # tokens that the prefilling pod has to compute before the first token
+        self._charge(self.decode.requests, 1)
+        self._admit(self.decode)
+        self._start_prefill(demand.num_tokens - choice.num_cached)
 
-    decode: Pod
-    prefills: Sequence[Pod]
-    prompt_tokens: int
-    _prefill_charged: bool = True
-    _decode_charged: bool = True
+    @property
+    def prefilling(self) -> Pod:
+        """The pod that is to prefill, as far as is known."""
+        return self._waiting[0] if self._waiting else self.decode
 
-    def prefilled(self) -> None:
-        """Give back the prefill pod's charge: the prompt is computed."""
-        if self._prefill_charged:
-            self._prefill_charged = False
-            for prefill in self.prefills[:1]:
-                prefill.charged -= self.prompt_tokens
+    def handover_failed(self, address: str) -> None:
+        """A prefill pod did not deliver; the next has the order now, after the last the decode pod itself."""
+        now = self._clock()
+        for pod in [pod for pod in self._waiting if pod.address == address]:
+            pod.breaker.fail(now)
+            self._judged(pod.breaker)
+            was_first = pod is self._waiting[0]
+            self._waiting.remove(pod)
+            # Nothing to move when the prompt is computed already.
+            if was_first and len(self._charges) > 1:
+                self._release(1)
+                self._sent_at = now
+                self._start_prefill(self._num_tokens)
+
+    def prefilled(self, disaggregated: bool = False) -> None:
+        """Give back the charge for the prompt, which is computed. disaggregated: a prefill pod did it."""
+        if len(self._charges) < 2:
+            return
+        self._release(1)
+        self._succeeded(self.decode.breaker)
+        if disaggregated == bool(self._waiting):
+            self._succeeded(self.prefilling.breaker)
+            self.prefilling.learn_rate(self._queued, self._clock() - self._sent_at)
+
+    def decode_failed(self) -> None:
+        """The decode pod was lost or refused."""
+        self.decode.breaker.fail(self._clock())
+        self._judged(self.decode.breaker)
 
     def done(self) -> None:
         """Give back all: the request is over."""
-        self.prefilled()
-        if self._decode_charged:
-            self._decode_charged = False
-            self.decode.charged -= 1
+        self._release(0)
+        for breaker in self._tried:
+            breaker.release()
+        self._tried.clear()
+
+    def _succeeded(self, breaker: Breaker) -> None:
+        breaker.succeed()
+        self._judged(breaker)
+
+    def _judged(self, breaker: Breaker) -> None:
+        """This request is no more the one that tries a pod."""
+        if breaker in self._tried:
+            self._tried.remove(breaker)
+
+    def _start_prefill(self, num_tokens: int) -> None:
+        pod = self.prefilling
+        self._queued = pod.prefill_tokens.load + num_tokens
+        self._charge(pod.prefill_tokens, num_tokens)
+        if pod is not self.decode:
+            self._admit(pod)
+
+    def _admit(self, pod: Pod) -> None:
+        pod.dispatched += 1
+        if pod.breaker.admit():
+            self._tried.append(pod.breaker)
+
+    def _charge(self, work: InFlight, amount: int) -> None:
+        work.charge(amount)
+        self._charges.append((work, amount))
+
+    def _release(self, first: int) -> None:
+        for work, amount in self._charges[first:]:
+            work.charge(-amount)
+        del self._charges[first:]
 
 
 class Router:
-    """Least loaded decode pod, and of its revision the prefill pod with the fewest queued tokens."""
+    """All pods of a gateway, and the policy that chooses among them."""
 
-    def __init__(self, decodes: Sequence[Pod], prefills: Sequence[Pod]) -> None:
+    def __init__(
+        self, decodes: Sequence[Pod], prefills: Sequence[Pod], policy: Policy, clock: Callable[[], float]
+    ) -> None:
+        """clock: returns seconds that never go back."""
         self.decodes = decodes
         self.prefills = prefills
+        self._policy = policy
+        self._clock = clock
+        for slot, pod in enumerate((*decodes, *prefills)):
+            pod.slot = slot
 
-    def dispatch(self, prompt_tokens: int, avoid: Collection[str] = (), fingerprint: str | None = None) -> Route | None:
-        """Choose pods and charge them; None when no decode pod is live.
+    def dispatch(self, demand: Demand, avoid: Collection[str] = (), fingerprint: str | None = None) -> Route | None:
+        """Choose pods and charge them; None when no decode pod can take the request.
 
         avoid: addresses of decode pods that are only chosen when there is no other. fingerprint: only pods with this
         one; others serve other weights.
         """
-        live = [pod for pod in self.decodes if pod.live and fingerprint in (None, pod.fingerprint)]
-        decode = min(live, key=lambda pod: (pod.address in avoid, *_by_load(pod)), default=None)
-        if decode is None:
-            return None
-        prefills = heapq.nsmallest(MOST_PREFILLS, self.partners(decode), key=_by_load)
-        decode.charged += 1
-        decode.dispatched += 1
-        for prefill in prefills[:1]:
-            prefill.charged += prompt_tokens
-            prefill.dispatched += 1
-        return Route(decode, prefills, prompt_tokens)
+        groups = self._groups(demand, avoid, fingerprint)
+        return Route(self._policy.choose(demand, groups), demand, self._clock) if groups else None
 
     def partners(self, decode: Pod) -> list[Pod]:
         """Return the prefill pods that may work with a decode pod."""
@@ -74,7 +133,25 @@ class Router:
             return bool(decoding)
         return any(pod.live and pod.revision in decoding for pod in self.prefills)
 
-
-def _by_load(pod: Pod) -> tuple[int, int]:
-    """Sort key: the least load first; of equals, the one chosen least often."""
-    return pod.load, pod.dispatched
+    def _groups(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> list[Group]:
+        now = self._clock()
+        fits = [
+            pod
+            for pod in self.decodes
+            if pod.live and pod.max_model_len >= demand.most_tokens and fingerprint in (None, pod.fingerprint)
+        ]
+        # A pod that has failed is better than none; an answer can do without a prefill pod.
+        wanted = [pod for pod in fits if pod.address not in avoid] if avoid else fits
+        sound = [pod for pod in wanted if pod.breaker.allows(now)]
+        prefills = [
+            pod
+            for pod in self.prefills
+            if pod.live and pod.max_model_len >= demand.most_tokens and pod.breaker.allows(now)
+        ]
+        groups: dict[str, Group] = {}
+        for pod in sound or wanted or fits:
+            groups.setdefault(pod.revision, Group([], [])).decodes.append(pod)
+        for pod in prefills:
+            if pod.revision in groups:
+                groups[pod.revision].prefills.append(pod)
+        return list(groups.values())

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from baton_gateway.policies import PolicyName
+
 CommaSeparated = Annotated[list[str], NoDecode]
 
 
@@ -67,6 +69,20 @@ class GatewaySettings(BaseSettings):
     """Seconds of silence after which a stream gets a comment line, so that no proxy closes it."""
     worker_timeout_s: float = Field(default=5, gt=0)
     """Seconds without a report after which a pod counts as lost."""
+    routing_policy: PolicyName = "kv_aware"
+    """How pods are chosen: by predicted time to first token with what they have cached, or without looking at that."""
+    local_prefill: bool = True
+    """Let a decode pod prefill where a hand-over is predicted to take longer. Only with kv_aware, and only where pods
+    have measured their prefill rate."""
+    stay_margin: float = Field(default=0.5, ge=0)
+    """A prompt stays on a pod that has most of it cached unless that is predicted to take longer than elsewhere by more
+    than this share."""
+    kv_transfer_rate: float = Field(default=2e9, gt=0)
+    """Bytes of KV a second from a prefill to a decode pod, for predictions."""
+    prefix_index_entries: int = Field(default=4_000_000, gt=0)
+    """Most cached blocks, over all pods, that the gateway keeps track of; each takes about 200 bytes."""
+    session_header: str = "x-session-id"
+    """Request header that names the session of a request; equally good pods are told apart by it, or else by `user`."""
     drain_delay_s: float = Field(default=0, ge=0)
     """Seconds between SIGTERM, when readiness falls, and closing the listening socket."""
     shutdown_grace_s: int = Field(default=60, ge=0)

@@ -8,7 +8,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from baton_gateway.breaker import Breaker
 from baton_gateway.pods import Pod
+from baton_gateway.prefix_index import PrefixIndex
 from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
 
@@ -43,12 +45,22 @@ class Watcher:
     """Keeps a pod's state current."""
 
     def __init__(
-        self, pod: Pod, role: pb.Role, channel: grpc.aio.Channel, timeout_s: float, changed: Callable[[Pod], None]
+        self,
+        pod: Pod,
+        role: pb.Role,
+        channel: grpc.aio.Channel,
+        index: PrefixIndex,
+        timeout_s: float,
+        changed: Callable[[Pod], None],
     ) -> None:
-        """timeout_s: how long the pod may be silent. changed: called whenever the pod may have come or gone."""
+        """index: gets what the pod has cached. timeout_s: how long the pod may be silent.
+
+        changed: called whenever the pod may have come or gone.
+        """
         self._pod = pod
         self._role = role
         self._stub = rpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        self._index = index
         self._timeout_s = timeout_s
         self._changed = changed
 
@@ -71,6 +83,7 @@ class Watcher:
             else:
                 log.debug("pod out of reach", extra={"pod": self._pod.address, "reason": reason})
             self._pod.reporting = False
+            self._index.drop(self._pod.slot)
             self._changed(self._pod)
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
@@ -107,19 +120,37 @@ class Watcher:
             self._introduce(report.info)
         if report.HasField("load"):
             pod.draining = load.draining
-            pod.report(load.queued_prefill_tokens if self._role == pb.ROLE_PREFILL else load.running + load.waiting)
+            pod.requests.report(load.running + load.waiting)
+            pod.prefill_tokens.report(load.queued_prefill_tokens)
+            pod.blocks_held = load.blocks_held
+        if report.HasField("cache"):
+            self._take_cache(report.cache)
         if report.HasField("info") or pod.live != was:
             self._changed(pod)
+
+    def _take_cache(self, changes: pb.CacheChanges) -> None:
+        slot = self._pod.slot
+        if changes.snapshot:
+            self._index.drop(slot)
+        self._index.lose(slot, changes.lost)
+        self._index.gain(slot, changes.gained)
 
     def _introduce(self, info: pb.WorkerInfo) -> None:
         if info.role != self._role:
             log.error("pod has the wrong role", extra={"pod": self._pod.address, "role": pb.Role.Name(info.role)})
             raise WrongPodError("wrong role")
         pod = self._pod
+        if pod.epoch != info.epoch:
+            # Another process: what the one before did wrong, and how fast it was, says nothing of it.
+            pod.epoch, pod.breaker, pod.learned_rate = info.epoch, Breaker(), 0.0
         pod.revision = info.revision
         pod.fingerprint = info.fingerprint
         pod.max_model_len = info.max_model_len
         pod.vocab_size = info.vocab_size
+        pod.block_size = info.block_size
+        pod.num_blocks = info.num_blocks
+        pod.prefill_rate = info.prefill_rate
+        pod.token_bytes = info.token_bytes
         pod.reporting = True
         log.info(
             "pod found",

@@ -5,6 +5,8 @@ A block is held (references > 0), cached (no references, contents known by hash,
 
 from collections import OrderedDict
 
+from baton_common.set_changes import SetChanges
+
 
 class BlockPool:
     """Reference counts, prefix cache and least-recently-used eviction over `num_blocks` blocks."""
@@ -17,6 +19,7 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self.num_cached = 0
+        self.changes: SetChanges[bytes] = SetChanges()  # of the hashes that are found, until somebody takes them
         # In the order in which they will be given out: empty ones first, then the least recently used.
         self._available: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
@@ -55,6 +58,7 @@ class BlockPool:
             digest = self._hash_of.pop(block, None)
             if digest is not None:
                 del self._block_of[digest]
+                self.changes.lose(digest)
                 self.num_cached -= 1
             self.references[block] = 1
             self.generations[block] += 1
@@ -79,11 +83,13 @@ class BlockPool:
         """Let a held block whose contents are complete be found under its hash. The first block of a hash keeps it."""
         if self.enable_prefix_caching and digest not in self._block_of and block not in self._hash_of:
             self._block_of[digest] = block
+            self.changes.gain(digest)
             self._hash_of[block] = digest
 
     def forget_all(self) -> None:
         """Empty the prefix cache."""
-        for block in self._hash_of:
+        for block, digest in self._hash_of.items():
+            self.changes.lose(digest)
             if self.references[block] == 0:
                 self._available.move_to_end(block, last=False)
         self.num_cached = 0

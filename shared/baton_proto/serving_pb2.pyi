@@ -137,10 +137,20 @@ class DecodeMessage(_message.Message):
     def __init__(self, step: _Optional[_Union[StepOutput, _Mapping]] = ...) -> None: ...
 
 class StepOutput(_message.Message):
-    __slots__ = ("deltas",)
+    __slots__ = ("deltas", "failed_handovers")
     DELTAS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_HANDOVERS_FIELD_NUMBER: _ClassVar[int]
     deltas: _containers.RepeatedCompositeFieldContainer[Delta]
-    def __init__(self, deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ...) -> None: ...
+    failed_handovers: _containers.RepeatedCompositeFieldContainer[FailedHandover]
+    def __init__(self, deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., failed_handovers: _Optional[_Iterable[_Union[FailedHandover, _Mapping]]] = ...) -> None: ...
+
+class FailedHandover(_message.Message):
+    __slots__ = ("handle", "prefill_address")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    prefill_address: str
+    def __init__(self, handle: _Optional[int] = ..., prefill_address: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("handle", "choice", "offset", "token_ids", "logprobs", "finish_reason", "stop_token_id", "failure", "prompt")
@@ -213,15 +223,27 @@ class WatchRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("info", "load")
+    __slots__ = ("info", "load", "cache")
     INFO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     info: WorkerInfo
     load: WorkerLoad
-    def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
+    cache: CacheChanges
+    def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., cache: _Optional[_Union[CacheChanges, _Mapping]] = ...) -> None: ...
+
+class CacheChanges(_message.Message):
+    __slots__ = ("snapshot", "gained", "lost")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    GAINED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    snapshot: bool
+    gained: _containers.RepeatedScalarFieldContainer[int]
+    lost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, snapshot: _Optional[bool] = ..., gained: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("role", "model", "revision", "epoch", "fingerprint", "max_model_len", "vocab_size", "block_size", "num_blocks")
+    __slots__ = ("role", "model", "revision", "epoch", "fingerprint", "max_model_len", "vocab_size", "block_size", "num_blocks", "prefill_rate", "token_bytes")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +253,8 @@ class WorkerInfo(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_RATE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     role: Role
     model: str
     revision: str
@@ -240,7 +264,9 @@ class WorkerInfo(_message.Message):
     vocab_size: int
     block_size: int
     num_blocks: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    prefill_rate: float
+    token_bytes: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., token_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining", "handover_events")

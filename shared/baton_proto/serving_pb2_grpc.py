@@ -101,7 +101,8 @@ class Decode:
 
 
 class WorkerStub:
-    """Every worker pod reports itself: who it is at once, then its load several times a second.
+    """Every worker pod reports itself: who it is and what its prefix cache holds at once, then its load and what has changed
+    in the cache several times a second.
     """
 
     def __init__(self, channel):
@@ -118,7 +119,8 @@ class WorkerStub:
 
 
 class WorkerServicer:
-    """Every worker pod reports itself: who it is at once, then its load several times a second.
+    """Every worker pod reports itself: who it is and what its prefix cache holds at once, then its load and what has changed
+    in the cache several times a second.
     """
 
     def Watch(self, request, context):
@@ -144,7 +146,8 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker:
-    """Every worker pod reports itself: who it is at once, then its load several times a second.
+    """Every worker pod reports itself: who it is and what its prefix cache holds at once, then its load and what has changed
+    in the cache several times a second.
     """
 
     @staticmethod

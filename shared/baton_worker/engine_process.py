@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from baton_common.block_hash import block_key
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
 from baton_engine.engine import Engine
@@ -45,6 +46,7 @@ from .messages import (
 log = logging.getLogger(__name__)
 
 _LOAD_INTERVAL_S = 0.1
+_MOST_KEYS = 2_048  # in one message, so that a step does not wait for it
 _IDLE_S = 1.0
 _POLL_S = 0.0002
 
@@ -72,6 +74,7 @@ class EngineLoop:
             slot_bytes=self._mover.exports.slot_bytes,
             num_slots=self._mover.exports.num_slots,
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
+            prefill_rate=engine.runner.prefill_rate,
         )
 
     def run(self) -> None:
@@ -161,6 +164,9 @@ class EngineLoop:
         if now >= self._load_due or not self._engine.has_work:
             output.load = self._engine.load()
             self._load_due = now + _LOAD_INTERVAL_S
+            gained, lost = self._engine.pool.changes.take(_MOST_KEYS)
+            output.blocks_gained = [block_key(digest) for digest in gained]
+            output.blocks_lost = [block_key(digest) for digest in lost]
         if output != Output():
             self._mover.output = Output()
             self._channel.send(output)

@@ -137,6 +137,7 @@ class Ready(msgspec.Struct, tag=True):
     slot_bytes: int
     num_slots: int
     gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU
+    prefill_rate: float = 0.0  # tokens a second; 0 = not measured
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -202,6 +203,8 @@ class Output(msgspec.Struct, tag=True, omit_defaults=True):
     pairs_up: list[int] = []
     pairs_lost: list[PairLost] = []
     load: Load | None = None
+    blocks_gained: list[int] = []  # keys of blocks that the prefix cache has since the last message
+    blocks_lost: list[int] = []  # likewise, has no more
 
 
 Event = Progress | Ready | Refused | Output

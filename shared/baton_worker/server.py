@@ -19,6 +19,7 @@ from baton_kv.pieces import MESSAGE_OVERHEAD
 from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import add_WorkerServicer_to_server
 
+from .cache_view import CacheView
 from .engine_client import EngineClient, EngineDied
 from .messages import Output
 from .report import Reporter
@@ -69,6 +70,7 @@ class WorkerServer:
         self._make_service = make_service
         self._epoch = secrets.randbits(63)
         self._load = Load(0, 0, 0, 0, 0, 0, 0, 0)
+        self._cache = CacheView()
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -80,7 +82,7 @@ class WorkerServer:
         server = grpc.aio.server(options=channel_options(engine.ready.slot_bytes))
         service.add_to(server)
         add_WorkerServicer_to_server(  # type: ignore[no-untyped-call]
-            Reporter(self._info(engine), lambda: self._report(service)), server
+            Reporter(self._info(engine), lambda: self._report(service), self._cache), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         port = _bind(server, settings.host, settings.port)
@@ -111,6 +113,7 @@ class WorkerServer:
         async for output in engine.outputs():
             if output.load is not None:
                 self._load = output.load
+            self._cache.update(output.blocks_gained, output.blocks_lost)
             service.take(output)
 
     async def _drain(self, service: Service, pump: "asyncio.Task[None]") -> None:
@@ -139,6 +142,8 @@ class WorkerServer:
             vocab_size=ready.vocab_size,
             block_size=ready.block_size,
             num_blocks=ready.num_blocks,
+            prefill_rate=ready.prefill_rate,
+            token_bytes=ready.num_layers * ready.num_kv_heads * ready.head_bytes,
         )
 
     def _report(self, service: Service) -> pb.WorkerLoad:

@@ -28,6 +28,7 @@ class Answer:
         self.reasons: dict[int, int] = {}
         self.prompt: pb.PromptInfo | None = None
         self.failure: pb.Failure | None = None
+        self.failed_prefills: list[str] = []  # addresses
         self.first_token_at: float | None = None
         self._cancelled: set[int] = set()
         self._error: BaseException | None = None
@@ -162,6 +163,9 @@ class DecodeClient:
     async def _read(self) -> None:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
+                for failed in message.step.failed_handovers:
+                    if failed.handle in self._answers:
+                        self._answers[failed.handle].failed_prefills.append(failed.prefill_address)
                 for delta in message.step.deltas:
                     answer = self._answers.get(delta.handle)
                     if answer is not None:

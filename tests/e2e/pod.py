@@ -47,6 +47,17 @@ class Pod:
         """Wait until the pod holds nothing for anybody."""
         return await self.until(is_idle, timeout_s)
 
+    async def caches(self, keys: set[int], timeout_s: float = 30) -> None:
+        """Wait until the pod's prefix cache is said to hold all these blocks, by a stream that begins now."""
+        cached: set[int] = set()
+        async with asyncio.timeout(timeout_s), self._reports() as reports:
+            async for report in reports:
+                assert report.HasField("info") == report.cache.snapshot
+                cached = cached - set(report.cache.lost) | set(report.cache.gained)
+                if keys <= cached:
+                    return
+        raise AssertionError(f"{self.address} ended its reports")
+
     @asynccontextmanager
     async def _reports(self) -> AsyncIterator[AsyncIterator[pb.WorkerReport]]:
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:

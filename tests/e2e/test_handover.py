@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_common.block_hash import block_keys
 from tests.conftest import MakeModel
 from tests.models import reference_choices
 
@@ -35,6 +36,17 @@ async def under_way(prefill: Worker, answer: Answer) -> None:
     """Wait until the prefill pod has computed some of the prompt, but not all."""
     await prefill.until(lambda load: load.running and 0 < load.queued_prefill_tokens < LONG)
     assert answer.first_token_at is None
+
+
+async def test_both_pods_report_the_blocks_of_a_prompt(decode: Worker, prefill: Worker) -> None:
+    prompt = make_prompt(150, seed=77)
+    keys = set(block_keys(prompt, BLOCK_SIZE))
+    async with DecodeClient(decode) as client:
+        hearing = [asyncio.create_task(pod.caches(keys)) for pod in (decode, prefill)]
+        assert_prefilled_by(await client.ask(prompt, prefill, max_tokens=2), other_pod=True)
+        await asyncio.gather(*hearing)
+    # Who begins to listen only now hears of it at once.
+    await asyncio.gather(decode.caches(keys), prefill.caches(keys))
 
 
 async def test_nothing_listens_at_the_prefill_address(llama: Path, decode: Worker) -> None:

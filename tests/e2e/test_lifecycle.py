@@ -60,6 +60,7 @@ async def test_a_prefill_pod_finishes_what_it_was_asked_for(decode: Worker, star
     assert running.prompt.disaggregated
     assert refused.prompt is not None
     assert not refused.prompt.disaggregated
+    assert (running.failed_prefills, refused.failed_prefills) == ([], [pod.address])
     await decode.idle()
 
 
@@ -104,6 +105,7 @@ async def test_a_prefill_pod_hands_back_what_outlasts_its_grace_period(
         await running.finished()
     assert running.prompt is not None
     assert running.prompt.disaggregated
+    assert running.failed_prefills == [slow.address]
     assert running.only == reference_choices(llama, prompt, running.only)
     await asyncio.gather(decode.idle(), prefill.idle())
 

@@ -127,16 +127,21 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         revision: str = "r1",
         fingerprint: str = "same",
         port: int = 0,
+        **info: Any,
     ) -> None:
+        """info: further fields of WorkerInfo."""
         self.role = role
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.revision = revision
         self.fingerprint = fingerprint
         self.port = port
+        self.info = info
         self.script: Script = echo
         self.cached_tokens = 0
         self.load = pb.WorkerLoad()
+        self.cached: list[int] = []  # keys, as the first report has them
+        self.cache_changes: list[pb.CacheChanges] = []  # to be reported next
         self.report_every_s = 0.05
         self.silent = False
         self.jobs: list[Job] = []
@@ -249,12 +254,15 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
             fingerprint=self.fingerprint,
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
+            **self.info,
         )
-        await context.write(pb.WorkerReport(info=info, load=self.load))
+        cache = pb.CacheChanges(snapshot=True, gained=self.cached)
+        await context.write(pb.WorkerReport(info=info, load=self.load, cache=cache))
         while True:
             await asyncio.sleep(self.report_every_s)
             if not self.silent:
-                await context.write(pb.WorkerReport(load=self.load))
+                cache = self.cache_changes.pop(0) if self.cache_changes else None
+                await context.write(pb.WorkerReport(load=self.load, cache=cache))
 
 
 async def _write(outbox: "asyncio.Queue[pb.DecodeMessage]", context: Any, writing: asyncio.Lock) -> None:

@@ -16,7 +16,7 @@ INVALID, UNAVAILABLE, INTERNAL = pb.Failure.CODE_INVALID, pb.Failure.CODE_UNAVAI
 
 def charges(stack: Stack) -> list[int]:
     router = stack.gateway.fleet.router
-    return [pod.charged for pod in (*router.decodes, *router.prefills)]
+    return [pod.requests.charged + pod.prefill_tokens.charged for pod in (*router.decodes, *router.prefills)]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -181,7 +181,7 @@ async def test_prefill_pods_of_the_revision_are_named_to_the_decode_pod(model_fo
         addresses = [job.submit.prefill_addresses[0] for job in stack.pod.jobs]
         assert sorted(addresses) == sorted([pod.address for pod in prefills] * 2)
         prefills[0].load = pb.WorkerLoad(queued_prefill_tokens=10_000)
-        await stack.until(lambda: stack.gateway.fleet.router.prefills[0].reported == 10_000)
+        await stack.until(lambda: stack.gateway.fleet.router.prefills[0].prefill_tokens.reported == 10_000)
         await stack.complete()
         assert stack.pod.jobs[-1].submit.prefill_addresses == [prefills[1].address, prefills[0].address]
         assert charges(stack) == [0, 0, 0]

@@ -208,7 +208,7 @@ async def test_a_begun_stream_waits_for_the_weights_that_began_it(model_folder):
     ):
         (first,), (other,) = decodes, others
         first.script, other.load = once, pb.WorkerLoad(running=100)
-        await stack.until(lambda: stack.gateway.fleet.router.decodes[1].reported)
+        await stack.until(lambda: stack.gateway.fleet.router.decodes[1].requests.reported)
         response = await stack.complete(TEXT, stream=True, max_tokens=64, add_special_tokens=False)
         assert text_of(response) == TEXT
         assert (len(first.jobs), len(other.jobs)) == (2, 0)

@@ -34,6 +34,7 @@ class Listener:
         self.imported: list[int] = []
         self.stale: list[int] = []
         self.load: Load | None = None
+        self.cached: set[int] = set()  # keys of blocks
         self.error: BaseException | None = None
         self._news = asyncio.Condition()
         self._task = asyncio.create_task(self._listen())
@@ -79,6 +80,7 @@ class Listener:
                     self.imported += [imported.id for imported in output.imported]
                     self.stale += output.stale
                     self.load = output.load or self.load
+                    self.cached = self.cached - set(output.blocks_lost) | set(output.blocks_gained)
                     self._news.notify_all()
         except Exception as error:
             async with self._news:

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from baton_common.block_hash import block_keys
 from baton_common.extent import Extent
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
@@ -94,6 +95,21 @@ async def test_it_generates_the_tokens_of_the_reference(decode: Listener, folder
         tokens = decode.transcript.tokens[id, 0]
         assert len(tokens) == 20
         assert tokens == reference_choices(folder, prompt, tokens)
+
+
+async def test_it_tells_what_its_prefix_cache_gains_and_loses(decode: Listener) -> None:
+    prompts = [make_prompt(200, seed=60 + index) for index in range(8)]
+    for prompt in prompts:
+        id = next(ids)
+        decode.add(make_request(id, prompt, 1))
+        await decode.ended(id)
+    await decode.idle()
+    # 64 blocks have room for five such prompts: the first ones are gone.
+    first, last = set(block_keys(prompts[0], 16)), set(block_keys(prompts[-1], 16))
+    await decode.until(lambda: last <= decode.cached)
+    assert not first & decode.cached
+    assert decode.load is not None
+    assert len(decode.cached) == decode.load.blocks_cached
 
 
 async def test_a_request_that_can_never_run_is_rejected_and_harms_nobody(decode: Listener, folder: Path) -> None:

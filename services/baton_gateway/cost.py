@@ -1,0 +1,46 @@
+"""How long a request would take to its first token on a pod. Pure functions of what is known of the pod."""
+
+from dataclasses import dataclass
+
+from baton_gateway.pods import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Its numbers; times are in seconds, rates in tokens or bytes a second.
+
+    TTFT = queued prefill tokens / rate + prefill of what is not cached + transfer of the KV + wait on the decode pod.
+    """
+
+    default_prefill_rate: float = 10_000.0  # of pods that have not measured theirs, until one is seen
+    transfer_rate: float = 2e9
+    handover_s: float = 0.003  # of a hand-over, whatever its size
+    request_s: float = 0.001  # what each request that decodes there adds to the wait of a new one
+    turnover_s: float = 10.0  # in which a full pod gets all its blocks back
+    # A second of delay to one running decode counts as so many seconds of TTFT.
+    decode_delay: float = 0.4
+
+    def prefill(self, pod: Pod, num_tokens: int) -> float:
+        """Return the time until a pod has computed so many tokens of a new prompt, behind what is queued there."""
+        rate = pod.prefill_rate or pod.learned_rate or self.default_prefill_rate
+        return (pod.prefill_tokens.load + num_tokens) / rate
+
+    def transfer(self, pod: Pod, num_tokens: int) -> float:
+        """Return the time in which a decode pod gets the KV of so many tokens from another pod."""
+        return self.handover_s + num_tokens * pod.token_bytes / self.transfer_rate
+
+    def decode_wait(self, pod: Pod, num_tokens: int) -> float:
+        """Return the time until a request of so many new tokens of KV gets its blocks and its place in a step."""
+        wait = pod.requests.load * self.request_s
+        if pod.block_size:
+            short = num_tokens // pod.block_size + 1 - (pod.num_blocks - pod.blocks_held)
+            if short > 0:
+                wait += self.turnover_s * short / max(pod.num_blocks, 1)
+        return wait
+
+    def local_prefill(self, pod: Pod, num_tokens: int) -> float | None:
+        """As `prefill`, on a decode pod, with the delay to what decodes there; None when its rate is not measured."""
+        if not pod.prefill_rate:
+            return None
+        delay = self.decode_delay * pod.requests.load * num_tokens / pod.prefill_rate
+        return self.prefill(pod, num_tokens) + delay

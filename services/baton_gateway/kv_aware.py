@@ -1,0 +1,147 @@
+"""The policy that knows what pods have cached and predicts how long each would take."""
+
+import heapq
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from baton_gateway.cost import CostModel
+from baton_gateway.demand import Demand
+from baton_gateway.pods import Pod
+from baton_gateway.policies import MOST_PREFILLS, Choice, Group
+from baton_gateway.prefix_index import PrefixIndex
+
+TICK_S = 0.001  # predictions that differ by less are equal
+CACHED_SHARE = 0.8  # of a prompt, at which it stays where that is
+
+
+class _Bid(NamedTuple):
+    """A pod that may be chosen, the time that it needs for its part, and what of the prompt it has cached."""
+
+    seconds: float
+    slot: int  # no two bids are equal
+    pod: Pod
+    cached: int  # tokens
+
+
+class _DecodeBid(NamedTuple):
+    """As _Bid, for a decode pod: after another pod's prefill, and if it prefills by itself."""
+
+    after_prefill: float
+    alone: float  # infinite if it may not
+    pod: Pod
+    cached: int
+
+
+class _Pair(NamedTuple):
+    """A decode pod, and the prefill pods in the order in which they are to be tried; without any it prefills."""
+
+    seconds: float
+    decode: _DecodeBid
+    prefills: Sequence[_Bid]
+
+
+class KvAware:
+    """The pair of pods with the least predicted TTFT.
+
+    A prompt stays on pods that have most of it cached unless that is predicted to take more than (1 + stay_margin)
+    times as long as the best pair: small differences in load would spread a prefix over all pods otherwise.
+    """
+
+    def __init__(
+        self, index: PrefixIndex, costs: CostModel | None = None, stay_margin: float = 0.5, local_prefill: bool = True
+    ) -> None:
+        """local_prefill: whether a decode pod may prefill although there are prefill pods."""
+        self._index = index
+        self._costs = costs or CostModel()
+        self._stay_margin = stay_margin
+        self._local_prefill = local_prefill
+
+    def choose(self, demand: Demand, groups: Sequence[Group]) -> Choice:
+        cached = self._cached(demand, groups)
+        tie = _tie_breaker(demand.session)
+        most = CACHED_SHARE * demand.num_tokens
+        pairs: list[_Pair] = []
+        staying: list[_Pair] = []
+        for group in groups:
+            prefills = self._prefill_bids(demand, group.prefills, cached)
+            decodes = self._decode_bids(demand, group, cached)
+            best = _first_few(prefills, tie)
+            pairs.append(_best_pair(decodes, best, tie))
+            holding = _first_few([bid for bid in prefills if bid.cached >= most], tie)
+            holders = [bid for bid in decodes if bid.cached >= most]
+            if holding or holders:
+                others = [bid for bid in best if bid not in holding]
+                staying.append(_best_pair(holders or decodes, [*holding, *others][:MOST_PREFILLS], tie))
+        chosen = min(pairs, key=_seconds)
+        if staying:
+            stay = min(staying, key=_seconds)
+            chosen = stay if stay.seconds <= chosen.seconds * (1 + self._stay_margin) else chosen
+        known = chosen.prefills[0].cached if chosen.prefills else chosen.decode.cached
+        return Choice(chosen.decode.pod, [bid.pod for bid in chosen.prefills], known, chosen.seconds)
+
+    def _cached(self, demand: Demand, groups: Sequence[Group]) -> dict[int, int]:
+        """Return by slot how many tokens of the prompt a pod has; none = not in it."""
+        sizes = {pod.block_size for group in groups for pods in (group.decodes, group.prefills) for pod in pods} - {0}
+        return {slot: blocks * size for size in sizes for slot, blocks in self._index.match(demand.keys(size)).items()}
+
+    def _prefill_bids(self, demand: Demand, pods: Iterable[Pod], cached: dict[int, int]) -> list[_Bid]:
+        bids, prefill, num_tokens = [], self._costs.prefill, demand.num_tokens
+        for pod in pods:
+            known = cached.get(pod.slot, 0)
+            bids.append(_Bid(prefill(pod, num_tokens - known), pod.slot, pod, known))
+        return bids
+
+    def _decode_bids(self, demand: Demand, group: Group, cached: dict[int, int]) -> list[_DecodeBid]:
+        bids, costs, num_tokens = [], self._costs, demand.num_tokens
+        for pod in group.decodes:
+            known = cached.get(pod.slot, 0)
+            missing = num_tokens - known
+            wait = costs.decode_wait(pod, missing)
+            if not group.prefills:
+                alone: float | None = costs.prefill(pod, missing)
+            else:
+                alone = costs.local_prefill(pod, missing) if self._local_prefill else None
+            bids.append(
+                _DecodeBid(wait + costs.transfer(pod, missing), math.inf if alone is None else wait + alone, pod, known)
+            )
+        return bids
+
+
+def _first_few(bids: Sequence[_Bid], tie: Callable[[Pod], int]) -> list[_Bid]:
+    """Return the best prefill pod, and the next ones."""
+    few = heapq.nsmallest(MOST_PREFILLS, bids)
+    if not few:
+        return []
+    limit = few[0].seconds + TICK_S
+    first = min([bid for bid in bids if bid.seconds < limit], key=lambda bid: (tie(bid.pod), bid.slot))
+    return [first, *(bid for bid in few if bid is not first)][:MOST_PREFILLS]
+
+
+def _best_pair(decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], tie: Callable[[Pod], int]) -> _Pair:
+    """Return the best decode pod for the first of these prefill pods, or for none of them."""
+    before = prefills[0].seconds if prefills else math.inf
+    times = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
+    limit = min(times) + TICK_S
+    seconds, bid = min(
+        [(seconds, bid) for seconds, bid in zip(times, decodes, strict=True) if seconds < limit],
+        key=lambda pair: (tie(pair[1].pod), pair[1].pod.slot),
+    )
+    return _Pair(seconds, bid, [] if seconds == bid.alone else prefills)
+
+
+def _seconds(pair: _Pair) -> float:
+    return pair.seconds
+
+
+def _tie_breaker(session: str) -> Callable[[Pod], int]:
+    """Return the order of pods that are equal else: by session, or without one the least often chosen first.
+
+    A session's order is the same in every gateway, and a pod more or less moves only the sessions that were on it
+    (rendezvous hashing).
+    """
+    if not session:
+        return lambda pod: pod.dispatched
+    seed = zlib.crc32(session.encode(errors="replace"))
+    return lambda pod: zlib.crc32(pod.address.encode(), seed)

@@ -1,0 +1,87 @@
+"""Which blocks of KV each pod's prefix cache holds, as the pods report it."""
+
+from collections.abc import Iterable
+
+
+class PrefixIndex:
+    """From a block's key to the pods that have it, a bit for each pod; and from a pod to its keys, to forget them.
+
+    A pod is its slot, a small number. Blocks beyond `max_entries` (block, pod) pairs are not noted, which makes their
+    pods look as if they had less cached.
+    """
+
+    def __init__(self, max_entries: int = 4_000_000) -> None:
+        self._max_entries = max_entries
+        self._holders: dict[int, int] = {}
+        self._keys: dict[int, set[int]] = {}
+        self._bits: list[int] = []  # one object for each, as most blocks are on one pod only
+        self.num_entries = 0
+
+    def gain(self, slot: int, keys: Iterable[int]) -> None:
+        """Note blocks that a pod has."""
+        holders, held, bit = self._holders, self._keys.setdefault(slot, set()), self._bit(slot)
+        room = self._max_entries - self.num_entries + len(held)
+        for key in keys:
+            if key in held:
+                continue
+            if len(held) >= room:
+                break
+            others = holders.get(key)
+            holders[key] = bit if others is None else others | bit
+            held.add(key)
+        self.num_entries = self._max_entries - room + len(held)
+
+    def lose(self, slot: int, keys: Iterable[int]) -> None:
+        """Note blocks that a pod has no more."""
+        held, bit = self._keys.get(slot, set()), self._bit(slot)
+        for key in keys:
+            if key in held:
+                held.remove(key)
+                self.num_entries -= 1
+                self._unmark(key, bit)
+
+    def drop(self, slot: int) -> None:
+        """Forget all blocks of a pod."""
+        bit = self._bit(slot)
+        keys = self._keys.pop(slot, set())
+        self.num_entries -= len(keys)
+        for key in keys:
+            self._unmark(key, bit)
+
+    def match(self, keys: Iterable[int]) -> dict[int, int]:
+        """Return by slot how many of these blocks, from the first on without a gap, a pod has; none = not in it.
+
+        Takes no more keys than some pod has, and one.
+        """
+        lengths: dict[int, int] = {}
+        holders, length, at_all = self._holders, 0, -1
+        for key in keys:
+            at_this = holders.get(key, 0) & at_all
+            if at_this != at_all and length:
+                _note(at_all & ~at_this, length, lengths)
+            at_all = at_this
+            if not at_all:
+                return lengths
+            length += 1
+        if length:
+            _note(at_all, length, lengths)
+        return lengths
+
+    def _bit(self, slot: int) -> int:
+        while len(self._bits) <= slot:
+            self._bits.append(1 << len(self._bits))
+        return self._bits[slot]
+
+    def _unmark(self, key: int, bit: int) -> None:
+        others = self._holders[key] & ~bit
+        if others:
+            self._holders[key] = others
+        else:
+            del self._holders[key]
+
+
+def _note(pods: int, length: int, lengths: dict[int, int]) -> None:
+    while pods:
+        lowest = pods & -pods
+        lengths[lowest.bit_length() - 1] = length
+        pods ^= lowest

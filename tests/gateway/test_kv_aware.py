@@ -1,0 +1,183 @@
+"""Predicted costs and what follows from them, on plain state."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_gateway.cost import CostModel
+from baton_gateway.demand import Demand
+from baton_gateway.kv_aware import TICK_S, KvAware
+from baton_gateway.pods import InFlight, Pod
+from baton_gateway.policies import Choice, Group
+from baton_gateway.prefix_index import PrefixIndex
+
+BLOCK = 10
+COSTS = CostModel(transfer_rate=1e6, handover_s=0.01, request_s=0.002, turnover_s=10, decode_delay=0.05)
+
+
+class Fleet:
+    """Pods of one revision with an index; each computes 1000 tokens a second and has 1000 blocks unless told."""
+
+    def __init__(self, **options) -> None:
+        self.index = PrefixIndex()
+        self.decodes: list[Pod] = []
+        self.prefills: list[Pod] = []
+        self.policy = KvAware(self.index, COSTS, **options)
+
+    def add(self, pods: list[Pod], cached: int, requests: int, tokens: int, **state) -> Pod:
+        """cached: how many blocks of every prompt it has."""
+        slot = len(self.decodes) + len(self.prefills)
+        fields = {"block_size": BLOCK, "prefill_rate": 1000.0, "num_blocks": 1000, "token_bytes": 10, **state}
+        load = {"requests": InFlight(reported=requests), "prefill_tokens": InFlight(reported=tokens)}
+        pods.append(Pod(f"pod-{slot}", slot=slot, **load, **fields))
+        self.index.gain(slot, range(cached))
+        return pods[-1]
+
+    def decode(self, cached: int = 0, requests: int = 0, tokens: int = 0, **state) -> Pod:
+        return self.add(self.decodes, cached, requests, tokens, **state)
+
+    def prefill(self, cached: int = 0, tokens: int = 0, **state) -> Pod:
+        return self.add(self.prefills, cached, 0, tokens, **state)
+
+    def choose(self, num_tokens: int, session: str = "") -> Choice:
+        demand = Demand(num_tokens, keys=lambda size: range((num_tokens - 1) // size), session=session)
+        return self.policy.choose(demand, [Group(self.decodes, self.prefills)])
+
+
+def test_ttft_is_the_sum_of_its_parts():
+    fleet = Fleet(local_prefill=False)
+    fleet.decode(cached=5, requests=10)
+    fleet.prefill(cached=2, tokens=300)
+    choice = fleet.choose(100)
+    # (300 + 80) / 1000, 50 tokens of 10 bytes at 1 MB/s, the hand-over itself and ten requests.
+    assert choice.ttft == pytest.approx(0.38 + 0.0005 + 0.01 + 0.02)
+    assert choice.num_cached == 20
+
+
+def test_a_prompt_waits_for_blocks_of_a_full_pod():
+    fleet = Fleet()
+    fleet.decode(num_blocks=100, blocks_held=95)
+    empty = fleet.decode(num_blocks=100, blocks_held=80, requests=50)
+    assert fleet.choose(100).decode is empty
+
+
+def test_the_pod_with_the_prefix_is_worth_a_queue():
+    fleet = Fleet(stay_margin=0, local_prefill=False)
+    fleet.decode()
+    idle, holder = fleet.prefill(), fleet.prefill(cached=50, tokens=490)
+    assert fleet.choose(1000).prefills == [holder, idle]
+    holder.prefill_tokens.report(600)
+    assert fleet.choose(1000).prefills == [idle, holder]
+
+
+@pytest.mark.parametrize(
+    ("cached", "queued", "stays"), [(90, 500, True), (90, 600, True), (90, 1500, False), (70, 800, False)]
+)
+def test_it_stays_where_most_is_cached_within_the_margin(cached, queued, stays):
+    fleet = Fleet(stay_margin=0.5, local_prefill=False)
+    fleet.decode()
+    # Alone it takes 0.5 s here, so that the margin is about 0.25 s.
+    fleet.prefill(prefill_rate=2000.0)
+    holder = fleet.prefill(cached=cached, tokens=queued)
+    assert (fleet.choose(1000).prefills[0] is holder) == stays
+
+
+def test_others_are_asked_when_the_pod_with_the_prefix_fails():
+    fleet = Fleet(local_prefill=False)
+    fleet.decode()
+    near, far = fleet.prefill(tokens=1000), fleet.prefill(tokens=2000)
+    holder = fleet.prefill(cached=100)
+    assert fleet.choose(1000).prefills == [holder, near, far]
+
+
+def test_a_decode_pod_prefills_what_is_not_worth_a_hand_over():
+    fleet = Fleet()
+    decode, prefill = fleet.decode(), fleet.prefill()
+    assert fleet.choose(5).prefills == []
+    prefill.prefill_tokens.report(10_000)
+    assert fleet.choose(2000).prefills == []
+    # Now what decodes there would wait too long.
+    prefill.prefill_tokens.report(4000)
+    decode.requests.report(200)
+    assert fleet.choose(2000).prefills == [prefill]
+
+
+@pytest.mark.parametrize("state", [{"local_prefill": False}, {"prefill_rate": 0.0}])
+def test_no_local_prefill_where_it_is_not_allowed_or_cannot_be_predicted(state):
+    fleet = Fleet(local_prefill=state.pop("local_prefill", True))
+    fleet.decode(**state)
+    prefill = fleet.prefill(tokens=10_000)
+    assert fleet.choose(5).prefills == [prefill]
+
+
+def test_without_prefill_pods_the_prefix_still_counts():
+    fleet = Fleet()
+    fleet.decode()
+    holder = fleet.decode(cached=50, requests=20)
+    choice = fleet.choose(1000)
+    assert (choice.decode, choice.prefills, choice.num_cached) == (holder, [], 500)
+
+
+def test_a_session_breaks_ties_always_in_the_same_way():
+    def chosen(names: Sequence[str]) -> dict[str, str]:
+        fleet = Fleet()
+        for name in names:
+            fleet.decode().address = name
+        return {session: fleet.choose(10, session).decode.address for session in map(str, range(200))}
+
+    names = [f"10.0.0.{number}:9000" for number in range(8)]
+    before = chosen(names)
+    assert set(before.values()) == set(names)
+    assert chosen(names[::-1]) == before
+    after = chosen(names[1:])
+    assert all(after[session] == name for session, name in before.items() if name != names[0])
+
+
+def test_any_text_may_name_a_session():
+    fleet = Fleet()
+    pods = [fleet.decode(), fleet.decode()]
+    assert fleet.choose(10, "\ud800").decode in pods
+
+
+def test_a_session_is_no_more_than_a_tie_breaker():
+    fleet = Fleet()
+    for _ in range(4):
+        fleet.decode()
+    first = fleet.choose(10, "mine").decode
+    first.requests.report(5)
+    assert fleet.choose(10, "mine").decode is not first
+
+
+PODS = st.tuples(st.integers(0, 40), st.integers(0, 30), st.integers(0, 3000), st.sampled_from([0.0, 500.0, 20_000.0]))
+
+
+@given(st.lists(PODS, min_size=1, max_size=5), st.lists(PODS, max_size=5), st.integers(1, 400))
+def test_without_a_margin_no_pair_is_better(decodes, prefills, num_tokens):
+    fleet = Fleet(stay_margin=0)
+    for cached, requests, tokens, rate in decodes:
+        fleet.decode(cached, requests, tokens, prefill_rate=rate)
+    for cached, _, tokens, rate in prefills:
+        fleet.prefill(cached, tokens, prefill_rate=rate)
+    blocks = (num_tokens - 1) // BLOCK
+    missing = {
+        pod.slot: num_tokens - min(cached, blocks) * BLOCK
+        for pod, (cached, *_) in zip(fleet.decodes + fleet.prefills, decodes + prefills, strict=True)
+    }
+    times = []
+    for decode in fleet.decodes:
+        left = missing[decode.slot]
+        wait = COSTS.decode_wait(decode, left)
+        local = COSTS.local_prefill(decode, left) if prefills else COSTS.prefill(decode, left)
+        times += [] if local is None else [wait + local]
+        times += [
+            COSTS.prefill(prefill, missing[prefill.slot]) + COSTS.transfer(decode, left) + wait
+            for prefill in fleet.prefills
+        ]
+    choice = fleet.choose(num_tokens)
+    # Predictions within a tick are equal, once for the prefill pod and once for the pair.
+    assert min(times) - 1e-9 <= choice.ttft <= min(times) + 2 * TICK_S
+    if fleet.prefills:
+        by = choice.prefills[0] if choice.prefills else choice.decode
+        assert choice.num_cached == num_tokens - missing[by.slot]
