@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import cast
 
@@ -16,11 +17,16 @@ from .block_pool import BlockPool
 from .config import ConfigError, EngineConfig
 from .cuda_runner import CudaRunner
 from .delta import Delta, Load, Reservation
+from .grammars import GrammarError, Grammars
 from .loading import Progress
+from .matcher import Matcher
 from .model_config import ModelConfig, load_model_config
 from .runner import Choice, Launched, Runner, find_device
+from .sampling import Grammar
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State, Step
+
+_GRAMMAR_POLL_S = 0.001
 
 
 class Export(msgspec.Struct):
@@ -38,6 +44,7 @@ class StepResult(msgspec.Struct):
     deltas: list[Delta] = []
     reservations: list[Reservation] = []
     exports: list[Export] = []
+    rejections: list[tuple[int, str, str]] = []  # (id, field, what is wrong with it), of requests that were added
 
 
 class _Import(msgspec.Struct):
@@ -92,6 +99,8 @@ class Engine:
         self._generations = 0
         self._sequences: dict[int, list[Sequence]] = {}
         self._imports: dict[int, _Import] = {}
+        self._grammars = Grammars(Path(config.model), model.vocab_size)
+        self._compiling: list[tuple[Sequence, Future[Matcher]]] = []
         self._in_flight: deque[tuple[Step, Launched]] = deque()
         self._exported: dict[int, int] = {}  # the first token that has not been handed out
         self._layers_out = 0  # of the oldest step's exports, how many layers have been handed out
@@ -125,7 +134,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._in_flight)
+        return self.scheduler.has_work or bool(self._in_flight or self._compiling)
 
     def request_error(self, request: Request) -> tuple[str, str] | None:
         """Return (field, message) when the request can never run here, else None."""
@@ -157,7 +166,11 @@ class Engine:
         )
         self._arrivals += 1
         self._sequences[request.id] = [sequence]
-        self.scheduler.add(sequence)
+        if request.sampling.grammar is None:
+            self.scheduler.add(sequence)
+        else:
+            sequence.state = State.COMPILING
+            self._compiling.append((sequence, self._grammars.compile(request.sampling.grammar)))
 
     def abort(self, id: int, choice: int | None = None) -> None:
         """End a request, exported or not, or one choice of it, and free its blocks. Unknown ids are ignored."""
@@ -175,13 +188,15 @@ class Engine:
         meanwhile: called again and again while these are not there; it may do anything with the engine but step.
         """
         result = StepResult()
+        if self._compiling:
+            self._take_compiled(result)
         if self._in_flight and self.scheduler.host_bound:
             self._collect(result)
         waiting_imports = len(self.scheduler.importing)
         step = self.scheduler.schedule()
         for sequence in self.scheduler.importing[waiting_imports:]:
             result.reservations.append(self._reserve(sequence))
-        result.progress = bool(step.sequences or result.reservations or self._in_flight)
+        result.progress = bool(step.sequences or result.reservations or self._in_flight or self._compiling)
         if step.sequences:
             self._in_flight.append((step, self.runner.launch(step)))
         if len(self._in_flight) > self.runner.depth or not step.sequences:
@@ -189,6 +204,31 @@ class Engine:
                 meanwhile()
             self._collect(result)
         return result
+
+    def _take_compiled(self, result: StepResult) -> None:
+        """Let the scheduler know the requests whose grammar is compiled, and refuse those where that failed."""
+        idle = not (self.scheduler.has_work or self._in_flight)
+        wait([future for _, future in self._compiling], _GRAMMAR_POLL_S if idle else 0, FIRST_COMPLETED)
+        compiling, self._compiling = self._compiling, []
+        for sequence, future in compiling:
+            if sequence.state is State.FINISHED:
+                continue
+            if not future.done():
+                self._compiling.append((sequence, future))
+                continue
+            try:
+                self._match(sequence, future)
+            except GrammarError as error:
+                grammar = cast(Grammar, sequence.sampling.grammar)
+                result.rejections.append((sequence.request.id, grammar.field, str(error)))
+                self._finish(sequence)
+
+    def _match(self, sequence: Sequence, compiled: Future[Matcher]) -> None:
+        """Give a sequence its matcher and queue it. Raises GrammarError when it cannot have one."""
+        sequence.matcher = compiled.result().copy()
+        if not sequence.matcher.follow(sequence.tokens, sequence.prompt_len):
+            raise GrammarError("the tokens that are there already do not follow it")
+        self.scheduler.add(sequence)
 
     def _collect(self, result: StepResult) -> None:
         """Wait for the oldest step and note what it brought."""
@@ -274,7 +314,7 @@ class Engine:
         prefilling = [s for s in (*self.scheduler.running, *waiting) if not s.request.imports_kv]
         return Load(
             running=len(self.scheduler.running),
-            waiting=len(waiting),
+            waiting=len(waiting) + len(self._compiling),
             blocks_held=self.pool.num_held,
             blocks_cached=self.pool.num_cached,
             queued_prefill_tokens=sum(len(s.tokens) - s.computed for s in prefilling if s.computed + 1 < len(s.tokens)),
@@ -326,7 +366,7 @@ class Engine:
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
             self.scheduler.start(choice)
-            if choice.finish_reason():
+            if choice.finish_reason() in (FinishReason.STOP, FinishReason.LENGTH):
                 self._finish(choice)
 
     def _fork(self, sequence: Sequence, tokens: list[int]) -> None:
