@@ -7,6 +7,7 @@ from typing import Any
 from baton_gateway.chat_shape import ChatShape
 from baton_gateway.errors import bad_request
 from baton_gateway.gateway import Gateway
+from baton_gateway.grammar import grammar_of
 from baton_gateway.model import ServedModel
 from baton_gateway.protocol import ChatCompletionRequest, Message
 from baton_gateway.record import RequestRecord
@@ -37,6 +38,7 @@ async def chat_completion(gateway: Gateway, request: ChatCompletionRequest, reco
     """Answer a chat request. Raises ApiError for what cannot be answered."""
     model = gateway.model
     gateway.check_model(request.model)
+    grammar = grammar_of(request, gateway.settings)
     text = chat_prompt(
         model,
         request.messages,
@@ -56,6 +58,7 @@ async def chat_completion(gateway: Gateway, request: ChatCompletionRequest, reco
         max_tokens=output_budget(len(prompt), asked, limits, "messages"),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar,
     )
     shape = ChatShape(
         id=f"chatcmpl-{record.request_id}",

@@ -96,10 +96,32 @@ class Message(RequestModel):
         return self
 
 
-class ResponseFormat(RequestModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+JsonSchema = dict[str, Any] | bool
 
+
+class NamedSchema(RequestModel):
+    name: Annotated[str, Field(min_length=1)]
+    schema_: JsonSchema = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: NamedSchema | None = None
+
+
+Choices = Annotated[list[str], Field(min_length=1)]
+
+
+class StructuredOutputs(RequestModel):
+    """One of several ways to say what the output must look like."""
+
+    json_: JsonSchema | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
 
 
 class GenerationRequest(RequestModel):
@@ -142,7 +164,11 @@ class GenerationRequest(RequestModel):
     add_special_tokens: bool | None = None
 
     response_format: ResponseFormat | None = None
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -154,10 +180,6 @@ class GenerationRequest(RequestModel):
             raise bad_request("'best_of' other than 'n' is not supported.", "best_of")
         if self.truncate_prompt_tokens == 0:
             raise bad_request("'truncate_prompt_tokens' must be -1 or at least 1.", "truncate_prompt_tokens")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise bad_request("'response_format' other than text is not supported.", "response_format")
-        if self.structured_outputs is not None:
-            raise bad_request("'structured_outputs' is not supported.", "structured_outputs")
         return self
 
     @property

@@ -220,7 +220,7 @@ class Engine:
                 self._match(sequence, future)
             except GrammarError as error:
                 grammar = cast(Grammar, sequence.sampling.grammar)
-                result.rejections.append((sequence.request.id, grammar.field, str(error)))
+                result.rejections.append((sequence.request.id, grammar.field, f"The grammar cannot be used: {error}"))
                 self._finish(sequence)
 
     def _match(self, sequence: Sequence, compiled: Future[Matcher]) -> None:
