@@ -15,8 +15,9 @@ from .sampling import Grammar, GrammarKind
 _MOST_COMPILED = 128
 # The library follows references between rules by recursion, about 4 KB for each, and a grammar has room for thousands.
 _STACK_BYTES = 256 << 20
-# A lexer's states take up to 2 KB each. What a grammar's error says may not hold the text that led to it.
-_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+# Items bound the time of a mask: with as many as this, all of them ambiguous, about 10 ms. A lexer's states take up to
+# 2 KB each. What an error says may not hold the text that led to it.
+_LIMITS = LLParserLimits(max_items_in_row=1000, max_lexer_states=50_000, verbose_errors=False)
 _LONGEST_MESSAGE = 300
 # A weak model that has begun with white space may never end it. This is enough to indent a deep value.
 _SPACE = r"[ \t\r\n]{1,32}"

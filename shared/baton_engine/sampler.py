@@ -1,8 +1,8 @@
 """From logits to tokens.
 
 The order is OpenAI's and vLLM's: allowed and banned tokens, bias, penalties, grammar; temperature, min_p, top_k, top_p;
-then the Gumbel-max trick with noise that depends on (seed, position, choice) alone, so that a token does not change with
-the batch around it, with the pod, or after a restart.
+then the Gumbel-max trick with noise that depends on (seed, position, choice) alone, so that a token does not change
+with the batch around it, with the pod, or after a restart.
 """
 
 import msgspec
