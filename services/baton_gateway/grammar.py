@@ -4,14 +4,15 @@ import json
 from typing import Any
 
 from baton_gateway.errors import bad_request
-from baton_gateway.protocol import GenerationRequest
+from baton_gateway.protocol import ChatCompletionRequest, GenerationRequest, NamedTool, Tool
 from baton_gateway.settings import GatewaySettings
 from baton_proto import serving_pb2 as pb
 
 
 def grammar_of(request: GenerationRequest, settings: GatewaySettings) -> pb.Grammar | None:
     """Return what the output must follow, if anything. Raises ApiError naming the field that cannot be served."""
-    given = [*_response_format(request), *_structured_outputs(request), *_guided(request)]
+    # Where the answer must be a call it has no content that the other fields could be about.
+    given = _tool_calls(request) or [*_response_format(request), *_structured_outputs(request), *_guided(request)]
     if len(given) > 1:
         one, other = given[0].param, given[1].param
         raise bad_request(f"'{one}' and '{other}' exclude each other.", other)
@@ -19,7 +20,7 @@ def grammar_of(request: GenerationRequest, settings: GatewaySettings) -> pb.Gram
         if len(grammar.text) > settings.max_grammar_chars:
             most = settings.max_grammar_chars
             raise bad_request(f"'{grammar.param}' has more than {most} characters.", grammar.param)
-        if grammar.kind == pb.Grammar.KIND_JSON_SCHEMA:
+        if grammar.kind in (pb.Grammar.KIND_JSON_SCHEMA, pb.Grammar.KIND_TOOL_CALLS):
             _check_schema(grammar, settings.max_schema_depth)
         return grammar
     return None
@@ -59,6 +60,22 @@ def _structured_outputs(request: GenerationRequest) -> list[pb.Grammar]:
             "structured_outputs",
         )
     return grammars
+
+
+def _tool_calls(request: GenerationRequest) -> list[pb.Grammar]:
+    if not isinstance(request, ChatCompletionRequest) or request.tool_choice in (None, "none", "auto"):
+        return []
+    schemas = {tool.function.name: _parameters(tool) for tool in request.tools or ()}
+    if isinstance(request.tool_choice, NamedTool):
+        return [json_grammar(schemas[request.tool_choice.name], "tools")]
+    parallel = request.parallel_tool_calls is not False
+    text = json.dumps({"functions": schemas, "parallel": parallel}, ensure_ascii=False)
+    return [pb.Grammar(kind=pb.Grammar.KIND_TOOL_CALLS, text=text, param="tools")]
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which are an object even where it does not say so."""
+    return {"type": "object", **(tool.function.parameters or {})}
 
 
 def _guided(request: GenerationRequest) -> list[pb.Grammar]:

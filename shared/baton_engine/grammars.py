@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -98,12 +99,25 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.CHOICE:
             texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text)]
             return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        case GrammarKind.TOOL_CALLS:
+            return LLMatcher.grammar_from_lark(_tool_calls(**json.loads(grammar.text)))
         case kind:
             raise ValueError(f"kind {kind} is unknown to this version")
 
 
 def _json(schema: str) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _SPACE})
+
+
+def _tool_calls(functions: dict[str, Any], parallel: bool) -> str:
+    """Return a grammar for calls of functions as serving.proto describes them."""
+    rules = ['start: "[" call (", " call)* "]"' if parallel else 'start: "[" call "]"']
+    rules.append("call: " + " | ".join(f"call{index}" for index in range(len(functions))))
+    for index, (name, schema) in enumerate(functions.items()):
+        head = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        guided = json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
+        rules += [f'call{index}: {head} arguments{index} "}}"', f"arguments{index}: %json {guided}"]
+    return "\n".join(rules)
 
 
 def _shorten(message: str) -> str:

@@ -19,6 +19,7 @@ class GrammarKind(enum.IntEnum):
     REGEX = 3
     EBNF = 4
     CHOICE = 5
+    TOOL_CALLS = 6
 
 
 class Grammar(msgspec.Struct, frozen=True):

@@ -86,12 +86,14 @@ class Grammar(_message.Message):
         KIND_REGEX: _ClassVar[Grammar.Kind]
         KIND_EBNF: _ClassVar[Grammar.Kind]
         KIND_CHOICE: _ClassVar[Grammar.Kind]
+        KIND_TOOL_CALLS: _ClassVar[Grammar.Kind]
     KIND_UNSPECIFIED: Grammar.Kind
     KIND_JSON_SCHEMA: Grammar.Kind
     KIND_JSON_OBJECT: Grammar.Kind
     KIND_REGEX: Grammar.Kind
     KIND_EBNF: Grammar.Kind
     KIND_CHOICE: Grammar.Kind
+    KIND_TOOL_CALLS: Grammar.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]

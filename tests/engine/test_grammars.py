@@ -145,6 +145,32 @@ def test_the_other_kinds(llama: Path, kind: GrammarKind, text: Any, pattern: str
         assert transcript.reasons[request.id, 0] is FinishReason.STOP
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_of_functions(llama: Path, parallel: bool) -> None:
+    functions = {
+        "pick": {
+            "type": "object",
+            "properties": {"color": {"$ref": "#/$defs/color"}},
+            "required": ["color"],
+            "additionalProperties": False,
+            "$defs": {"color": {"enum": ["red", "green"], "description": '} quoted " \n'}},
+        },
+        "wait": {"type": "object", "properties": {}, "additionalProperties": False},
+    }
+    rule = grammar(GrammarKind.TOOL_CALLS, {"functions": functions, "parallel": parallel})
+    counts = set()
+    transcript = run(make_engine(llama), *(constrained(id, grammar=rule) for id in range(20)))
+    for key, tokens in transcript.tokens.items():
+        if transcript.reasons[key] is FinishReason.STOP:
+            calls = json.loads(text_of(tokens))
+            counts.add(len(calls))
+            for call in calls:
+                assert set(call) == {"name", "arguments"}
+                jsonschema.validate(call["arguments"], functions[call["name"]])
+    assert min(counts) == 1
+    assert (max(counts) > 1) == parallel
+
+
 def test_any_json_object(llama: Path) -> None:
     rule = grammar(GrammarKind.JSON_OBJECT, "")
     transcript = run(make_engine(llama), *(constrained(id, grammar=rule, max_tokens=300) for id in range(20)))

@@ -21,6 +21,10 @@ def _nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def _tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 BOTH = [
     case("n", {"n": 0}),
     case("n", {"n": 129}),
@@ -88,6 +92,8 @@ BOTH = [
     case("structured_outputs.choice[0]", {"structured_outputs": {"choice": [1]}}),
     case("structured_outputs.regex", {"structured_outputs": {"regex": 5}}),
     case("structured_outputs.json", {"structured_outputs": {"json": "{"}}),
+    case("structured_outputs.json", {"structured_outputs": {"json": 5}}),
+    case("guided_json", {"guided_json": [1]}),
     case("structured_outputs.json", {"structured_outputs": {"json": "[1]"}}),
     case("structured_outputs.grammar", {"structured_outputs": {"grammar": "x" * 70_000}}),
     case("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
@@ -110,8 +116,17 @@ CHAT = [
     case("logprobs", {"logprobs": 3}),
     case("max_tokens", {"max_tokens": 0}),
     case("max_completion_tokens", {"max_completion_tokens": 0}),
-    case("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    case("tools", {"tools": [_tool("f"), _tool("f")]}),
+    case("tools", {"tools": "f"}),
+    case("tools[0].type", {"tools": [{"type": "custom", "function": {"name": "f"}}]}),
+    case("tools[0].function.name", {"tools": [_tool("no spaces, please")]}),
+    case("tools[0].function.parameters", {"tools": [_tool("f", parameters="x")]}),
+    case("tools", {"tools": [_tool("f", parameters=_nested(65))], "tool_choice": "required"}),
     case("tool_choice", {"tool_choice": "required"}),
+    case("tool_choice", {"tool_choice": "banana", "tools": [_tool("f")]}),
+    case("tool_choice", {"tool_choice": {"type": "function"}, "tools": [_tool("f")]}),
+    case("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [_tool("f")]}),
+    case("parallel_tool_calls", {"parallel_tool_calls": "no"}),
     case("functions", {"functions": []}),
     case("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
     case("chat_template_kwargs", {"chat_template_kwargs": {"messages": []}}),
