@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import cast
 
@@ -14,19 +13,16 @@ from baton_common.block_hash import root_hash
 from baton_common.extent import Extent, Missing
 
 from .block_pool import BlockPool
+from .compiling import Compiling
 from .config import ConfigError, EngineConfig
 from .cuda_runner import CudaRunner
 from .delta import Delta, Load, Reservation
-from .grammars import GrammarError, Grammars
+from .grammars import Grammars
 from .loading import Progress
-from .matcher import Matcher
 from .model_config import ModelConfig, load_model_config
 from .runner import Choice, Launched, Runner, find_device
-from .sampling import Grammar
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State, Step
-
-_GRAMMAR_POLL_S = 0.001
 
 
 class Export(msgspec.Struct):
@@ -99,8 +95,7 @@ class Engine:
         self._generations = 0
         self._sequences: dict[int, list[Sequence]] = {}
         self._imports: dict[int, _Import] = {}
-        self._grammars = Grammars(Path(config.model), model.vocab_size)
-        self._compiling: list[tuple[Sequence, Future[Matcher]]] = []
+        self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._in_flight: deque[tuple[Step, Launched]] = deque()
         self._exported: dict[int, int] = {}  # the first token that has not been handed out
         self._layers_out = 0  # of the oldest step's exports, how many layers have been handed out
@@ -169,8 +164,7 @@ class Engine:
         if request.sampling.grammar is None:
             self.scheduler.add(sequence)
         else:
-            sequence.state = State.COMPILING
-            self._compiling.append((sequence, self._grammars.compile(request.sampling.grammar)))
+            self._compiling.add(sequence, request.sampling.grammar)
 
     def abort(self, id: int, choice: int | None = None) -> None:
         """End a request, exported or not, or one choice of it, and free its blocks. Unknown ids are ignored."""
@@ -189,7 +183,7 @@ class Engine:
         """
         result = StepResult()
         if self._compiling:
-            self._take_compiled(result)
+            self._take_compiled(result.rejections)
         if self._in_flight and self.scheduler.host_bound:
             self._collect(result)
         waiting_imports = len(self.scheduler.importing)
@@ -204,31 +198,6 @@ class Engine:
                 meanwhile()
             self._collect(result)
         return result
-
-    def _take_compiled(self, result: StepResult) -> None:
-        """Let the scheduler know the requests whose grammar is compiled, and refuse those where that failed."""
-        idle = not (self.scheduler.has_work or self._in_flight)
-        wait([future for _, future in self._compiling], _GRAMMAR_POLL_S if idle else 0, FIRST_COMPLETED)
-        compiling, self._compiling = self._compiling, []
-        for sequence, future in compiling:
-            if sequence.state is State.FINISHED:
-                continue
-            if not future.done():
-                self._compiling.append((sequence, future))
-                continue
-            try:
-                self._match(sequence, future)
-            except GrammarError as error:
-                grammar = cast(Grammar, sequence.sampling.grammar)
-                result.rejections.append((sequence.request.id, grammar.field, f"The grammar cannot be used: {error}"))
-                self._finish(sequence)
-
-    def _match(self, sequence: Sequence, compiled: Future[Matcher]) -> None:
-        """Give a sequence its matcher and queue it. Raises GrammarError when it cannot have one."""
-        sequence.matcher = compiled.result().copy()
-        if not sequence.matcher.follow(sequence.tokens, sequence.prompt_len):
-            raise GrammarError("the tokens that are there already do not follow it")
-        self.scheduler.add(sequence)
 
     def _collect(self, result: StepResult) -> None:
         """Wait for the oldest step and note what it brought."""
@@ -378,6 +347,16 @@ class Engine:
             choice.tokens.append(token)
             choice.num_tokens = max(choice.num_tokens, len(choice.tokens))
         self._sequences[sequence.request.id] = group
+
+    def _take_compiled(self, rejections: list[tuple[int, str, str]]) -> None:
+        """Queue the requests whose grammar is compiled by now, and refuse those where that failed."""
+        for sequence, problem in self._compiling.take(idle=not (self.scheduler.has_work or self._in_flight)):
+            grammar = sequence.sampling.grammar
+            if problem and grammar is not None:
+                rejections.append((sequence.request.id, grammar.field, problem))
+                self._finish(sequence)
+            else:
+                self.scheduler.add(sequence)
 
     def _append(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """Note the tokens sampled for a sequence, forking it at its first; end what they end."""

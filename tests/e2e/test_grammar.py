@@ -62,3 +62,29 @@ async def test_a_schema_that_cannot_be_served_is_refused(stack: Stack) -> None:
         assert error["param"] == "response_format.json_schema.schema"
         assert "poem" in error["message"]
     await stack.idle()
+
+
+async def test_a_call_is_made_where_one_is_required(stack: Stack) -> None:
+    tool: Any = {"type": "function", "function": {"name": "store", "parameters": SCHEMA}}
+    required: Any = "required"
+    named: Any = {"type": "function", "function": {"name": "store"}}
+    for choice in (required, named):
+        asked: dict[str, Any] = {
+            "model": stack.model,
+            "messages": [{"role": "user", "content": "Store a thing."}],
+            "tools": [tool],
+            "tool_choice": choice,
+            "parallel_tool_calls": False,
+            "temperature": 1,
+            "seed": 5,
+            "max_tokens": 400,
+        }
+        answer = await stack.client().chat.completions.create(**asked)
+        [call] = answer.choices[0].message.tool_calls or []
+        assert answer.choices[0].finish_reason == "tool_calls"
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        async with stack.client().chat.completions.stream(**asked) as stream:
+            streamed = await stream.get_final_completion()
+        [same] = streamed.choices[0].message.tool_calls or []
+        assert (same.function.name, same.function.arguments) == ("store", call.function.arguments)
+    await stack.idle()
