@@ -29,9 +29,14 @@ class Matcher:
         return followed
 
     @property
+    def failed(self) -> bool:
+        """Whether the output does not follow the grammar, or following it took too much."""
+        return self._state.is_error()
+
+    @property
     def complete(self) -> bool:
         """Whether nothing can follow."""
-        return self._state.is_stopped() and not self._state.is_error()
+        return self._state.is_stopped() and not self.failed
 
     def allowed(self, ends: Iterable[int]) -> np.ndarray:
         """Return [vocab] bool: the tokens that may follow. ends: those that end a text, allowed when it may end."""

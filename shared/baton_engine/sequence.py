@@ -147,6 +147,8 @@ class Sequence:
     def finish_reason(self) -> FinishReason:
         """Return whether the newest token ends the sequence."""
         length = len(self.tokens)
+        if self.matcher is not None and self.matcher.failed:
+            return FinishReason.ERROR
         # Where a grammar has come to its end, min_tokens cannot prolong it.
         if self.tokens[-1] in self._stops and (
             length - self.prompt_len >= self.sampling.min_tokens or self.matcher is not None

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+from llguidance import LLParserLimits
 
 from baton_engine.delta import Delta
 from baton_engine.engine import Engine
@@ -81,6 +82,41 @@ def test_every_output_is_valid_and_the_requests_beside_it_do_not_notice(llama: P
     assert len({text_of(tokens) for (id, _), tokens in transcript.tokens.items() if id < SEEDS}) > 2.5 * SEEDS
     for key, tokens in alone.tokens.items():
         assert transcript.tokens[key] == tokens
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "anyOf": [
+                {"type": "integer"},
+                {"type": "null"},
+                {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+            ]
+        },
+        {"type": "number", "minimum": -3, "exclusiveMaximum": 2.5},
+        {"type": "string", "format": "date"},
+        {"type": "string", "minLength": 3, "maxLength": 5},
+        {
+            "type": "object",
+            "properties": {"value": {"const": {"a": [1, "é\n"]}}, "next": {"$ref": "#/$defs/leaf"}},
+            "required": ["value"],
+            "additionalProperties": False,
+            "$defs": {"leaf": {"type": "array", "prefixItems": [{"enum": ["x", None, 1.5]}], "items": False}},
+        },
+        {"type": "object", "additionalProperties": {"type": "integer", "maximum": 9, "minimum": 0}, "maxProperties": 2},
+        {"allOf": [{"type": "integer", "minimum": 10}, {"maximum": 20}]},
+    ],
+    ids=["anyOf", "number", "date", "length", "ref", "map", "allOf"],
+)
+def test_schemas_of_many_kinds(llama: Path, schema: dict[str, Any]) -> None:
+    rule = grammar(GrammarKind.JSON_SCHEMA, schema)
+    transcript = run(make_engine(llama, num_blocks=600), *(constrained(id, grammar=rule) for id in range(20)))
+    for key, tokens in transcript.tokens.items():
+        # Numbers and keys may be as long as they like.
+        if transcript.reasons[key] is FinishReason.STOP:
+            jsonschema.validate(json.loads(text_of(tokens)), schema)
+    assert sum(reason is FinishReason.STOP for reason in transcript.reasons.values()) >= 15
 
 
 def test_through_preemption(llama: Path) -> None:
@@ -259,6 +295,13 @@ def test_a_grammar_that_becomes_too_complex_is_an_error(llama: Path) -> None:
     # Each further letter can be read in ever more ways.
     rule = grammar(GrammarKind.EBNF, 'start: x\nx: x x | "a" | x x x')
     transcript = run(make_engine(llama), constrained(0, grammar=rule, max_tokens=450, eos_token_ids=[]))
+    assert transcript.reasons[0, 0] is FinishReason.ERROR
+
+
+def test_a_mask_that_takes_too_much_is_an_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_engine.grammars._LIMITS", LLParserLimits(step_lexer_fuel=20, verbose_errors=False))
+    rule = grammar(GrammarKind.REGEX, "([a-z]{3,9}|[a-f0-9]{2,20}(xy|z)*){1,9}")
+    transcript = run(make_engine(llama), constrained(0, grammar=rule))
     assert transcript.reasons[0, 0] is FinishReason.ERROR
 
 
