@@ -9,6 +9,7 @@ from baton_gateway.choice import Choice, Piece
 from baton_gateway.logprobs import chat_logprobs, prompt_logprobs
 from baton_gateway.shapes import Envelope
 from baton_gateway.tokenizer import ModelTokenizer
+from baton_gateway.tool_calls import ToolCalls, all_calls
 from baton_proto import serving_pb2 as pb
 
 encode = msgspec.json.encode
@@ -28,8 +29,13 @@ class ChatShape:
         token_ids: bool,
         logprobs: bool,
         prompt_logprobs: bool,
+        calls: bool = False,
+        called: str | None = None,
     ) -> None:
-        """token_ids, logprobs, prompt_logprobs: whether the client asked for them."""
+        """token_ids, logprobs, prompt_logprobs: whether the client asked for them.
+
+        calls: the text consists of calls of functions, or of the arguments of the one that is `called`.
+        """
         self._fields = {"id": id, "object": "chat.completion", "created": created, "model": model}
         self._envelope = Envelope(id, "chat.completion.chunk", created, model)
         self._tokenizer = tokenizer
@@ -37,6 +43,9 @@ class ChatShape:
         self._token_ids = token_ids
         self._logprobs = logprobs
         self._prompt_logprobs = prompt_logprobs
+        self._reads_calls = calls
+        self._called = called
+        self._calls: dict[int, ToolCalls] = {}  # of each choice of a stream
 
     def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> bytes:
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
@@ -48,18 +57,28 @@ class ChatShape:
             return b""
         logprobs = encode(chat_logprobs(piece.logprobs, self._tokenizer)) if self._logprobs else b"null"
         token_ids = b',"token_ids":' + encode(piece.token_ids) if self._token_ids else b""
-        choice = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}' % (
-            index,
-            encode(piece.text),
-            logprobs,
-            token_ids,
-        )
+        if not self._reads_calls:
+            return self._delta(index, b'{"content":%b}' % encode(piece.text), usage, logprobs, token_ids)
+        if index not in self._calls:
+            self._calls[index] = ToolCalls(self._called)
+        # One event for each: clients merge what has the same index in two events, but not within one.
+        deltas = [b'{"tool_calls":[%b]}' % encode(delta) for delta in self._calls[index].push(piece.text)]
+        if not deltas and not piece.logprobs and not token_ids:
+            return b""
+        *first, last = deltas or [b"{}"]
+        events = [self._delta(index, delta, usage) for delta in first]
+        return b"".join([*events, self._delta(index, last, usage, logprobs, token_ids)])
+
+    def _delta(
+        self, index: int, delta: bytes, usage: bytes | None, logprobs: bytes = b"null", token_ids: bytes = b""
+    ) -> bytes:
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}' % (index, delta, logprobs, token_ids)
         return self._envelope.event(choice, usage)
 
     def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
         event = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
             index,
-            encode(choice.finish_reason),
+            encode(self._finish_reason(choice)),
             encode(choice.stop_reason),
         )
         return self._envelope.event(event, usage)
@@ -82,13 +101,19 @@ class ChatShape:
         return encode(answer)
 
     def _choice(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if self._reads_calls:
+            message |= {"content": None, "tool_calls": all_calls(piece.text, self._called)}
         fields: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "message": message,
             "logprobs": chat_logprobs(piece.logprobs, self._tokenizer) if self._logprobs else None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(choice),
             "stop_reason": choice.stop_reason,
         }
         if self._token_ids:
             fields["token_ids"] = piece.token_ids
         return fields
+
+    def _finish_reason(self, choice: Choice) -> str | None:
+        return "tool_calls" if self._reads_calls and choice.finish_reason == "stop" else choice.finish_reason

@@ -95,11 +95,12 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """Write `messages` as a prompt.
 
         continue_final_message: leave the last message open, so that the model goes on with it.
-        variables: more variables for the template.
+        variables: more variables for the template. tools: what the model may call.
         Raises ApiError when the template refuses the messages.
         """
         if reserved := RESERVED.intersection(variables):
@@ -110,15 +111,21 @@ class ChatTemplate:
             if not isinstance(final, str):
                 raise bad_request("The final message has no content to continue.", "continue_final_message")
             messages[-1] = messages[-1] | {"content": final + CONTINUE_TAG}
-        prompt = self._render(messages, add_generation_prompt, variables)
+        prompt = self._render(messages, add_generation_prompt, variables, tools)
         return _cut_at_tag(prompt, str(final)) if continue_final_message else prompt
 
-    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None,
+    ) -> str:
         try:
             return self._template.render(
                 **{**self._tokens, **variables},
                 messages=messages,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )

@@ -5,6 +5,7 @@ import time
 from baton_gateway.completion_shape import CompletionShape, EchoedPrompt
 from baton_gateway.errors import bad_request
 from baton_gateway.gateway import Gateway
+from baton_gateway.grammar import grammar_of
 from baton_gateway.pods import Limits
 from baton_gateway.protocol import CompletionRequest, Prompt
 from baton_gateway.record import RequestRecord
@@ -21,6 +22,7 @@ async def completion(gateway: Gateway, request: CompletionRequest, record: Reque
     gateway.check_model(request.model, record)
     if len(request.prompt) > gateway.settings.max_prompts:
         raise bad_request(f"At most {gateway.settings.max_prompts} prompts are allowed.", "prompt")
+    grammar = grammar_of(request, gateway.settings)
     limits = gateway.limits()
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     prompts = [await _tokenize(prompt, request, asked, model.tokenizer, limits) for prompt in request.prompt]
@@ -33,6 +35,7 @@ async def completion(gateway: Gateway, request: CompletionRequest, record: Reque
             max_tokens=max(output_budget(len(prompt.token_ids), asked, limits, "prompt"), 1),
             logprobs=request.logprobs,
             prompt_logprobs=_prompt_logprobs(request),
+            grammar=grammar,
         )
         for prompt in prompts
     ]

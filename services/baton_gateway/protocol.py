@@ -3,9 +3,10 @@
 Every optional field may also be null, which means the same as leaving it out.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from baton_gateway.errors import bad_request
 
@@ -69,6 +70,28 @@ def _flatten_content(value: Any) -> str | None:
     return "\n".join(texts)
 
 
+def _check_schema(value: Any) -> Any:
+    if not isinstance(value, dict | bool):
+        raise ValueError("must be a JSON schema")
+    return value
+
+
+def _check_schema_or_text(value: Any) -> Any:
+    return value if isinstance(value, str) else _check_schema(value)
+
+
+def _read_tool_choice(value: Any) -> Any:
+    if value in ("none", "auto", "required"):
+        return value
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError("must be 'none', 'auto', 'required' or an object that names a function")
+    return NamedTool(function["name"])
+
+
+# A plain union of types would make the type that did not fit a part of the path of an error.
+JsonSchema = Annotated[dict[str, Any] | bool, PlainValidator(_check_schema)]
+JsonSchemaOrText = Annotated[dict[str, Any] | bool | str, PlainValidator(_check_schema_or_text)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -96,10 +119,50 @@ class Message(RequestModel):
         return self
 
 
-class ResponseFormat(RequestModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class NamedSchema(RequestModel):
+    name: Annotated[str, Field(min_length=1)]
+    schema_: JsonSchema = Field(alias="schema")
+    strict: bool | None = None
 
+
+class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: NamedSchema | None = None
+
+
+Choices = Annotated[list[str], Field(min_length=1)]
+
+
+class StructuredOutputs(RequestModel):
+    """One of several ways to say what the output must look like."""
+
+    json_: JsonSchemaOrText | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
+class Function(RequestModel):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestModel):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+@dataclass(frozen=True)
+class NamedTool:
+    """The one function that is to be called."""
+
+    name: str
 
 
 class GenerationRequest(RequestModel):
@@ -142,7 +205,11 @@ class GenerationRequest(RequestModel):
     add_special_tokens: bool | None = None
 
     response_format: ResponseFormat | None = None
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -154,10 +221,6 @@ class GenerationRequest(RequestModel):
             raise bad_request("'best_of' other than 'n' is not supported.", "best_of")
         if self.truncate_prompt_tokens == 0:
             raise bad_request("'truncate_prompt_tokens' must be -1 or at least 1.", "truncate_prompt_tokens")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise bad_request("'response_format' other than text is not supported.", "response_format")
-        if self.structured_outputs is not None:
-            raise bad_request("'structured_outputs' is not supported.", "structured_outputs")
         return self
 
     @property
@@ -190,8 +253,11 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: (
+        Annotated[Literal["none", "auto", "required"] | NamedTool, PlainValidator(_read_tool_choice)] | None
+    ) = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -200,12 +266,20 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
     def _served(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
-        if self.tool_choice in ("none", "auto"):
-            self.tool_choice = None
-        for name in ("tools", "tool_choice", "functions", "function_call", "audio"):
+        self._check_tools()
+        for name in ("functions", "function_call", "audio"):
             if getattr(self, name) is not None:
                 raise bad_request(f"'{name}' is not supported.", name)
         return self
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise bad_request("Two functions of 'tools' have the same name.", "tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
+            raise bad_request("'tool_choice' names a function that is not among 'tools'.", "tool_choice")
+        if self.tool_choice == "required" and not names:
+            raise bad_request("'tool_choice' needs 'tools'.", "tool_choice")
 
 
 class CompletionRequest(GenerationRequest):

@@ -25,6 +25,7 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    grammar: pb.Grammar | None,
 ) -> pb.SamplingParams:
     """Resolve a request. Raises ApiError for token ids outside the vocabulary and for contradictions."""
     defaults = model.defaults
@@ -46,11 +47,13 @@ def sampling_params(
         allowed_token_ids=request.allowed_token_ids,
         bad_words=_bad_words(request.bad_words or [], model.tokenizer),
         stop_token_ids=request.stop_token_ids,
-        eos_token_ids=() if request.ignore_eos else model.eos_token_ids,
+        # What follows a grammar has no other way to end where more could follow.
+        eos_token_ids=() if request.ignore_eos and grammar is None else model.eos_token_ids,
         seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
         n=request.choices,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 

@@ -53,6 +53,10 @@ class GatewaySettings(BaseSettings):
     """Largest request body in bytes."""
     max_prompts: int = Field(default=256, gt=0)
     """Most prompts in one completions request."""
+    max_grammar_chars: int = Field(default=65_536, gt=0, le=65_536)
+    """Longest JSON schema, regular expression, grammar or list of choices that an answer must follow, in characters."""
+    max_schema_depth: int = Field(default=64, gt=0)
+    """Levels of nesting that a JSON schema may have."""
     max_unread_tokens: int = Field(default=16_384, gt=0)
     """Tokens a client may leave unread before its request is cancelled."""
     request_timeout_s: float = Field(default=3600, gt=0)

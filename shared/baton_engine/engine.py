@@ -13,9 +13,11 @@ from baton_common.block_hash import root_hash
 from baton_common.extent import Extent, Missing
 
 from .block_pool import BlockPool
+from .compiling import Compiling
 from .config import ConfigError, EngineConfig
 from .cuda_runner import CudaRunner
 from .delta import Delta, Load, Reservation
+from .grammars import Grammars
 from .loading import Progress
 from .model_config import ModelConfig, load_model_config
 from .runner import Choice, Launched, Runner, find_device
@@ -38,6 +40,7 @@ class StepResult(msgspec.Struct):
     deltas: list[Delta] = []
     reservations: list[Reservation] = []
     exports: list[Export] = []
+    rejections: list[tuple[int, str, str]] = []  # (id, field, what is wrong with it), of requests that were added
 
 
 class _Import(msgspec.Struct):
@@ -92,6 +95,7 @@ class Engine:
         self._generations = 0
         self._sequences: dict[int, list[Sequence]] = {}
         self._imports: dict[int, _Import] = {}
+        self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._in_flight: deque[tuple[Step, Launched]] = deque()
         self._exported: dict[int, int] = {}  # the first token that has not been handed out
         self._layers_out = 0  # of the oldest step's exports, how many layers have been handed out
@@ -125,7 +129,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._in_flight)
+        return self.scheduler.has_work or bool(self._in_flight or self._compiling)
 
     def request_error(self, request: Request) -> tuple[str, str] | None:
         """Return (field, message) when the request can never run here, else None."""
@@ -157,7 +161,10 @@ class Engine:
         )
         self._arrivals += 1
         self._sequences[request.id] = [sequence]
-        self.scheduler.add(sequence)
+        if request.sampling.grammar is None:
+            self.scheduler.add(sequence)
+        else:
+            self._compiling.add(sequence, request.sampling.grammar)
 
     def abort(self, id: int, choice: int | None = None) -> None:
         """End a request, exported or not, or one choice of it, and free its blocks. Unknown ids are ignored."""
@@ -175,13 +182,15 @@ class Engine:
         meanwhile: called again and again while these are not there; it may do anything with the engine but step.
         """
         result = StepResult()
+        if self._compiling:
+            self._take_compiled(result.rejections)
         if self._in_flight and self.scheduler.host_bound:
             self._collect(result)
         waiting_imports = len(self.scheduler.importing)
         step = self.scheduler.schedule()
         for sequence in self.scheduler.importing[waiting_imports:]:
             result.reservations.append(self._reserve(sequence))
-        result.progress = bool(step.sequences or result.reservations or self._in_flight)
+        result.progress = bool(step.sequences or result.reservations or self._in_flight or self._compiling)
         if step.sequences:
             self._in_flight.append((step, self.runner.launch(step)))
         if len(self._in_flight) > self.runner.depth or not step.sequences:
@@ -274,7 +283,7 @@ class Engine:
         prefilling = [s for s in (*self.scheduler.running, *waiting) if not s.request.imports_kv]
         return Load(
             running=len(self.scheduler.running),
-            waiting=len(waiting),
+            waiting=len(waiting) + len(self._compiling),
             blocks_held=self.pool.num_held,
             blocks_cached=self.pool.num_cached,
             queued_prefill_tokens=sum(len(s.tokens) - s.computed for s in prefilling if s.computed + 1 < len(s.tokens)),
@@ -326,7 +335,7 @@ class Engine:
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
             self.scheduler.start(choice)
-            if choice.finish_reason():
+            if choice.finish_reason() in (FinishReason.STOP, FinishReason.LENGTH):
                 self._finish(choice)
 
     def _fork(self, sequence: Sequence, tokens: list[int]) -> None:
@@ -338,6 +347,16 @@ class Engine:
             choice.tokens.append(token)
             choice.num_tokens = max(choice.num_tokens, len(choice.tokens))
         self._sequences[sequence.request.id] = group
+
+    def _take_compiled(self, rejections: list[tuple[int, str, str]]) -> None:
+        """Queue the requests whose grammar is compiled by now, and refuse those where that failed."""
+        for sequence, problem in self._compiling.take(idle=not (self.scheduler.has_work or self._in_flight)):
+            grammar = sequence.sampling.grammar
+            if problem and grammar is not None:
+                rejections.append((sequence.request.id, grammar.field, problem))
+                self._finish(sequence)
+            else:
+                self.scheduler.add(sequence)
 
     def _append(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """Note the tokens sampled for a sequence, forking it at its first; end what they end."""

@@ -228,7 +228,10 @@ class Runner:
             if not step.samples[index]:
                 continue
             choices = range(sequence.choice, sequence.choice + sequence.width)
-            draws += [Draw(sequence.sampling, sequence.tokens, sequence.prompt_len, len(rows), c) for c in choices]
+            draws += [
+                Draw(sequence.sampling, sequence.tokens, sequence.prompt_len, len(rows), choice, sequence.matcher)
+                for choice in choices
+            ]
             rows.append(batch.starts[index + 1] - 1)
             owners += [index] * len(choices)
         results: list[list[Choice]] = [[] for _ in step.sequences]

@@ -1,8 +1,8 @@
 """From logits to tokens.
 
-The order is OpenAI's and vLLM's: allowed and banned tokens, bias, penalties; temperature, min_p, top_k, top_p; then
-the Gumbel-max trick with noise that depends on (seed, position, choice) alone, so that a token does not change with the
-batch around it, with the pod, or after a restart.
+The order is OpenAI's and vLLM's: allowed and banned tokens, bias, penalties, grammar; temperature, min_p, top_k, top_p;
+then the Gumbel-max trick with noise that depends on (seed, position, choice) alone, so that a token does not change
+with the batch around it, with the pod, or after a restart.
 """
 
 import msgspec
@@ -11,6 +11,7 @@ import torch
 from baton_kernels.philox import gumbel_noise
 from baton_kernels.thresholds import thresholds_reference
 
+from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
 
 _OFF = float("-inf")
@@ -24,6 +25,7 @@ class Draw(msgspec.Struct):
     prompt_len: int
     row: int
     choice: int
+    matcher: Matcher | None = None  # has read all of the output
 
 
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
@@ -45,6 +47,21 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
 
 def _edit(scores: torch.Tensor, draw: Draw) -> None:
     """Apply what depends on the tokens so far to one row [vocab], in place."""
+    if draw.matcher is None:
+        _edit_by_request(scores, draw)
+        return
+    params = draw.params
+    allowed = draw.matcher.allowed((*params.eos_token_ids, *params.stop_token_ids))
+    banned = ~torch.from_numpy(allowed).to(scores.device)
+    scores.masked_fill_(banned, _OFF)
+    by_grammar = scores.clone()
+    _edit_by_request(scores, draw)
+    if not (scores > _OFF).any():
+        # What the request leaves out must not lead out of the grammar.
+        scores.copy_(by_grammar)
+
+
+def _edit_by_request(scores: torch.Tensor, draw: Draw) -> None:
     params = draw.params
     output = draw.tokens[draw.prompt_len :]
     if params.allowed_token_ids:

@@ -1,11 +1,33 @@
 """What decides a request's tokens, once its prompt is given."""
 
+import enum
 import math
 
 import msgspec
 
 GREEDY_BELOW = 1e-5
 _HOTTEST = 3e38
+# Bounds how deep the rules of one can refer to others.
+MOST_GRAMMAR_CHARS = 1 << 16
+
+
+class GrammarKind(enum.IntEnum):
+    """As baton.v1.Grammar.Kind."""
+
+    JSON_SCHEMA = 1
+    JSON_OBJECT = 2
+    REGEX = 3
+    EBNF = 4
+    CHOICE = 5
+    TOOL_CALLS = 6
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What the output must follow. Mirrors baton.v1.Grammar."""
+
+    kind: int  # of GrammarKind, or one that only a later version knows
+    text: str
+    field: str = "grammar"  # of the client's request, for errors
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:
@@ -57,13 +80,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def edits_logits(self) -> bool:
         """Whether the choice of a greedy token needs more than the model's own logits."""
         return bool(
-            self.has_penalties or self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens
+            self.has_penalties
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_words
+            or self.min_tokens
+            or self.grammar
         )
 
     @property
     def needs_host(self) -> bool:
         """Whether the host must see each step's logits before the next step."""
-        return self.prompt_logprobs is not None
+        return self.prompt_logprobs is not None or self.grammar is not None
 
     def error(self, vocab_size: int) -> tuple[str, str] | None:
         """Return (field, what is wrong with it), or None when an engine with this vocabulary can run it."""
@@ -90,6 +118,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             outside = [token for token in ids if not 0 <= token < vocab_size]
             if outside:
                 return field, f"token id {outside[0]} is outside the vocabulary of {vocab_size}"
+        if self.grammar is not None and len(self.grammar.text) > MOST_GRAMMAR_CHARS:
+            return self.grammar.field, f"must have at most {MOST_GRAMMAR_CHARS} characters"
         return None
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from baton_common.block_hash import block_hash
 
+from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
 
 
@@ -43,6 +44,7 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class State(enum.Enum):
+    COMPILING = enum.auto()  # its grammar; the scheduler does not know it yet
     WAITING = enum.auto()  # holds no blocks
     IMPORTING = enum.auto()  # holds the prompt's blocks, KV under way from another pod
     RUNNING = enum.auto()
@@ -57,7 +59,8 @@ class Sequence:
     on the device and not read yet. `computed` counts the tokens whose KV is in `blocks`, including those of the steps
     now on their way; `cached` those that were there when it was admitted; `remembered` the blocks that the prefix cache
     knows. `row` is its place among the running ones, -1 when it does not run, and `admissions` how often it has been
-    given blocks. `order` says who goes first: smaller is more urgent.
+    given blocks. `order` says who goes first: smaller is more urgent. `matcher` follows the output through the grammar,
+    if there is one.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.state = State.WAITING
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.matcher: Matcher | None = None
         self._block_size = block_size
         self._hashes = [root]
         self._stops = frozenset((*sampling.eos_token_ids, *sampling.stop_token_ids))
@@ -100,6 +104,7 @@ class Sequence:
         other.blocks = list(self.blocks)
         other.state = self.state
         other._hashes = list(self._hashes)
+        other.matcher = self.matcher.copy() if self.matcher is not None else None
         return other
 
     @property
@@ -142,8 +147,18 @@ class Sequence:
     def finish_reason(self) -> FinishReason:
         """Return whether the newest token ends the sequence."""
         length = len(self.tokens)
-        if self.tokens[-1] in self._stops and length - self.prompt_len >= self.sampling.min_tokens:
+        if self.matcher is not None and self.matcher.failed:
+            return FinishReason.ERROR
+        # Where a grammar has come to its end, min_tokens cannot prolong it.
+        if self.tokens[-1] in self._stops and (
+            length - self.prompt_len >= self.sampling.min_tokens or self.matcher is not None
+        ):
             return FinishReason.STOP
+        if self.matcher is not None:
+            if not self.matcher.follow(self.tokens, self.prompt_len):
+                return FinishReason.ERROR
+            if self.matcher.complete:
+                return FinishReason.STOP
         return FinishReason.LENGTH if length >= self.most_tokens else _GOES_ON
 
 

@@ -3,7 +3,7 @@
 from typing import cast
 
 from baton_engine.delta import Delta
-from baton_engine.sampling import SamplingParams, TokenLogprobs
+from baton_engine.sampling import Grammar, SamplingParams, TokenLogprobs
 from baton_engine.sequence import FinishReason
 from baton_proto import serving_pb2 as pb
 
@@ -28,7 +28,12 @@ def sampling_from_wire(wire: pb.SamplingParams) -> SamplingParams:
         n=wire.n,
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,
         prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+        grammar=_grammar_from_wire(wire.grammar) if wire.HasField("grammar") else None,
     )
+
+
+def _grammar_from_wire(wire: pb.Grammar) -> Grammar:
+    return Grammar(wire.kind, wire.text, wire.param)
 
 
 def delta_to_wire(delta: Delta, handle: int, disaggregated: bool) -> pb.Delta:
@@ -38,6 +43,9 @@ def delta_to_wire(delta: Delta, handle: int, disaggregated: bool) -> pb.Delta:
         wire.logprobs.extend(_logprobs_to_wire(entry) for entry in delta.logprobs)
     if delta.finish_reason:
         wire.finish_reason = _reason(delta.finish_reason)
+        if delta.finish_reason is FinishReason.ERROR:
+            wire.failure.code = pb.Failure.CODE_INVALID
+            wire.failure.message = "The grammar became too complex, or allows no token that the model has."
     if delta.stop_token_id is not None:
         wire.stop_token_id = delta.stop_token_id
     if delta.cached_tokens is not None:

@@ -90,6 +90,9 @@ class EngineLoop:
             progress = result.progress
             mover.output.deltas += result.deltas
             mover.output.reservations += result.reservations
+            for id, param, message in result.rejections:
+                mover.output.rejections.append(Rejected(id, param, message))
+                mover.drop(id)
             for export in result.exports:
                 mover.put(export)
             mover.pack()

@@ -12,7 +12,7 @@ from baton_engine.sequence import Request
 
 from .harness import Transcript
 
-_MOST_STEPS = 2_000
+_MOST_STEPS = 6_000
 
 
 class Piece(msgspec.Struct):

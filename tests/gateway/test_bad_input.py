@@ -14,6 +14,17 @@ def case(param: str | None, fields: dict[str, Any]) -> Any:
     return pytest.param(param, fields, id=f"{next(iter(fields))}={json.dumps(next(iter(fields.values())))[:30]}")
 
 
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+def _tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
 BOTH = [
     case("n", {"n": 0}),
     case("n", {"n": 129}),
@@ -55,10 +66,38 @@ BOTH = [
     case("stream_options.include_usage", {"stream_options": {"include_usage": 1}, "stream": True}),
     case("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
     case("truncate_prompt_tokens", {"truncate_prompt_tokens": 100000}),
-    case("response_format", {"response_format": {"type": "json_object"}}),
-    case("response_format", {"response_format": {"type": "json_schema"}}),
+    case("response_format", {"response_format": "json"}),
+    case("response_format", {"response_format": {"type": "structural_tag"}}),
+    case("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+    case(
+        "response_format.json_schema.schema",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+    ),
+    case(
+        "response_format.json_schema.schema",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": _nested(65)}}},
+    ),
+    case(
+        "response_format.json_schema.schema",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": "x" * 70_000}}}},
+    ),
+    case(
+        "structured_outputs.regex",
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}},
+    ),
     case("response_format.type", {"response_format": {"type": "poem"}}),
-    case("structured_outputs", {"structured_outputs": {"choice": ["a"]}}),
+    case("structured_outputs", {"structured_outputs": {}}),
+    case("structured_outputs", {"structured_outputs": {"regex": "x", "choice": ["a"]}}),
+    case("structured_outputs.choice", {"structured_outputs": {"choice": []}}),
+    case("structured_outputs.choice[0]", {"structured_outputs": {"choice": [1]}}),
+    case("structured_outputs.regex", {"structured_outputs": {"regex": 5}}),
+    case("structured_outputs.json", {"structured_outputs": {"json": "{"}}),
+    case("structured_outputs.json", {"structured_outputs": {"json": 5}}),
+    case("guided_json", {"guided_json": [1]}),
+    case("structured_outputs.json", {"structured_outputs": {"json": "[1]"}}),
+    case("structured_outputs.grammar", {"structured_outputs": {"grammar": "x" * 70_000}}),
+    case("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
+    case("guided_regex", {"guided_json": {}, "guided_regex": "x"}),
     case("priority", {"priority": 2**40}),
     case("model", {"model": None}),
     case("model", {"model": 7}),
@@ -77,8 +116,17 @@ CHAT = [
     case("logprobs", {"logprobs": 3}),
     case("max_tokens", {"max_tokens": 0}),
     case("max_completion_tokens", {"max_completion_tokens": 0}),
-    case("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+    case("tools", {"tools": [_tool("f"), _tool("f")]}),
+    case("tools", {"tools": "f"}),
+    case("tools[0].type", {"tools": [{"type": "custom", "function": {"name": "f"}}]}),
+    case("tools[0].function.name", {"tools": [_tool("no spaces, please")]}),
+    case("tools[0].function.parameters", {"tools": [_tool("f", parameters="x")]}),
+    case("tools", {"tools": [_tool("f", parameters=_nested(65))], "tool_choice": "required"}),
     case("tool_choice", {"tool_choice": "required"}),
+    case("tool_choice", {"tool_choice": "banana", "tools": [_tool("f")]}),
+    case("tool_choice", {"tool_choice": {"type": "function"}, "tools": [_tool("f")]}),
+    case("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [_tool("f")]}),
+    case("parallel_tool_calls", {"parallel_tool_calls": "no"}),
     case("functions", {"functions": []}),
     case("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
     case("chat_template_kwargs", {"chat_template_kwargs": {"messages": []}}),

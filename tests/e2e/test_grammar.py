@@ -1,0 +1,90 @@
+"""Output that must follow a grammar, through gateway, prefill and decode pod, from a model with random weights."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest_asyncio
+
+from .conftest import LOOP
+from .stack import Stack
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"enum": ["small", "large"]},
+        "count": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["name", "size", "count"],
+    "additionalProperties": False,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope=LOOP)
+async def stack(llama: Path) -> AsyncIterator[Stack]:
+    stack = await Stack.start(llama)
+    yield stack
+    await stack.stop()
+
+
+def named(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+
+
+async def test_every_answer_is_valid(stack: Stack) -> None:
+    async def ask(seed: int) -> None:
+        answer = await stack.client().chat.completions.create(
+            model=stack.model,
+            messages=[{"role": "user", "content": f"Thing {seed}, and some words to compute."}],
+            temperature=1,
+            seed=seed,
+            n=3,
+            max_tokens=400,
+            response_format=named(SCHEMA),  # type: ignore[arg-type]
+        )
+        for choice in answer.choices:
+            assert choice.finish_reason == "stop"
+            jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
+
+    await asyncio.gather(*(ask(seed) for seed in range(10)))
+    await stack.idle()
+
+
+async def test_a_schema_that_cannot_be_served_is_refused(stack: Stack) -> None:
+    for stream in (False, True):
+        response = await stack.complete("hi", response_format=named({"type": "poem"}), stream=stream)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "response_format.json_schema.schema"
+        assert "poem" in error["message"]
+    await stack.idle()
+
+
+async def test_a_call_is_made_where_one_is_required(stack: Stack) -> None:
+    tool: Any = {"type": "function", "function": {"name": "store", "parameters": SCHEMA}}
+    required: Any = "required"
+    named: Any = {"type": "function", "function": {"name": "store"}}
+    for choice in (required, named):
+        asked: dict[str, Any] = {
+            "model": stack.model,
+            "messages": [{"role": "user", "content": "Store a thing."}],
+            "tools": [tool],
+            "tool_choice": choice,
+            "parallel_tool_calls": False,
+            "temperature": 1,
+            "seed": 5,
+            "max_tokens": 400,
+        }
+        answer = await stack.client().chat.completions.create(**asked)
+        [call] = answer.choices[0].message.tool_calls or []
+        assert answer.choices[0].finish_reason == "tool_calls"
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        async with stack.client().chat.completions.stream(**asked) as stream:
+            streamed = await stream.get_final_completion()
+        [same] = streamed.choices[0].message.tool_calls or []
+        assert (same.function.name, same.function.arguments) == ("store", call.function.arguments)
+    await stack.idle()

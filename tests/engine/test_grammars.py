@@ -1,0 +1,358 @@
+"""Output that must follow a grammar, from a model with random weights, which would not follow any by itself."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from llguidance import LLParserLimits
+
+from baton_engine.delta import Delta
+from baton_engine.engine import Engine
+from baton_engine.sampling import MOST_GRAMMAR_CHARS, Grammar, GrammarKind
+from baton_engine.sequence import FinishReason, Request
+from tests.models import END, make_tokenizer
+
+from .handover import Pair
+from .harness import Transcript, assert_idle, finish, generate, make_engine, make_prompt, make_request
+from .test_cuda_runner import pretend
+
+TOKENIZER = make_tokenizer()
+EOS = TOKENIZER.convert_tokens_to_ids(END)
+SEEDS = 50
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 3},
+        "home": {
+            "type": "object",
+            "properties": {"zip": {"type": "string", "pattern": "^[0-9]{5}$"}, "here": {"type": "boolean"}},
+            "required": ["zip", "here"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "age", "tags", "home"],
+    "additionalProperties": False,
+}
+
+
+def grammar(kind: GrammarKind, text: Any) -> Grammar:
+    return Grammar(kind, text if isinstance(text, str) else json.dumps(text), "response_format")
+
+
+def constrained(id: int, length: int = 20, **fields: Any) -> Request:
+    """Return a request for JSON under SCHEMA."""
+    defaults = {"max_tokens": 400, "temperature": 1.0, "seed": id, "eos_token_ids": [EOS]}
+    rule = grammar(GrammarKind.JSON_SCHEMA, SCHEMA)
+    return make_request(id, make_prompt(length, seed=id), **{**defaults, "grammar": rule, **fields})
+
+
+def free(id: int, **fields: Any) -> Request:
+    return make_request(id, make_prompt(20, seed=id), 40, temperature=1.0, seed=id, **fields)
+
+
+def text_of(tokens: list[int]) -> str:
+    return str(TOKENIZER.decode(tokens, skip_special_tokens=True))
+
+
+def assert_valid(transcript: Transcript, keys: set[tuple[int, int]]) -> None:
+    assert set(transcript.tokens) >= keys
+    for key in keys:
+        assert transcript.reasons[key] is FinishReason.STOP, key
+        jsonschema.validate(json.loads(text_of(transcript.tokens[key])), SCHEMA)
+
+
+def run(engine: Engine, *requests: Request) -> Transcript:
+    transcript = generate(engine, list(requests))
+    assert_idle(engine)
+    return transcript
+
+
+def test_every_output_is_valid_and_the_requests_beside_it_do_not_notice(llama: Path) -> None:
+    engine = make_engine(llama, num_blocks=1500)
+    beside = [free(1000 + id, n=2, logprobs=2) for id in range(5)]
+    alone = run(make_engine(llama, num_blocks=1500), *beside)
+    transcript = run(engine, *(constrained(id, n=3) for id in range(SEEDS)), *beside)
+    assert_valid(transcript, {(id, choice) for id in range(SEEDS) for choice in range(3)})
+    assert len({text_of(tokens) for (id, _), tokens in transcript.tokens.items() if id < SEEDS}) > 2.5 * SEEDS
+    for key, tokens in alone.tokens.items():
+        assert transcript.tokens[key] == tokens
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {
+            "anyOf": [
+                {"type": "integer"},
+                {"type": "null"},
+                {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+            ]
+        },
+        {"type": "number", "minimum": -3, "exclusiveMaximum": 2.5},
+        {"type": "string", "format": "date"},
+        {"type": "string", "minLength": 3, "maxLength": 5},
+        {
+            "type": "object",
+            "properties": {"value": {"const": {"a": [1, "é\n"]}}, "next": {"$ref": "#/$defs/leaf"}},
+            "required": ["value"],
+            "additionalProperties": False,
+            "$defs": {"leaf": {"type": "array", "prefixItems": [{"enum": ["x", None, 1.5]}], "items": False}},
+        },
+        {"type": "object", "additionalProperties": {"type": "integer", "maximum": 9, "minimum": 0}, "maxProperties": 2},
+        {"allOf": [{"type": "integer", "minimum": 10}, {"maximum": 20}]},
+    ],
+    ids=["anyOf", "number", "date", "length", "ref", "map", "allOf"],
+)
+def test_schemas_of_many_kinds(llama: Path, schema: dict[str, Any]) -> None:
+    rule = grammar(GrammarKind.JSON_SCHEMA, schema)
+    transcript = run(make_engine(llama, num_blocks=600), *(constrained(id, grammar=rule) for id in range(20)))
+    for key, tokens in transcript.tokens.items():
+        # Numbers and keys may be as long as they like.
+        if transcript.reasons[key] is FinishReason.STOP:
+            jsonschema.validate(json.loads(text_of(tokens)), schema)
+    assert sum(reason is FinishReason.STOP for reason in transcript.reasons.values()) >= 15
+
+
+def test_through_preemption(llama: Path) -> None:
+    requests = [constrained(id, length=10) for id in range(SEEDS)]
+    expected = run(make_engine(llama, num_blocks=3000, block_size=4), *requests).tokens
+    engine = make_engine(llama, block_size=4, num_blocks=300, max_model_len=512)
+    transcript = run(engine, *requests)
+    assert engine.load().preemptions > 3
+    assert transcript.tokens == expected
+    assert_valid(transcript, {(id, 0) for id in range(SEEDS)})
+
+
+def test_through_a_continuation(llama: Path) -> None:
+    whole = run(make_engine(llama, num_blocks=1500), *(constrained(id, n=2) for id in range(SEEDS)))
+    going_on = []
+    for id, choice in whole.tokens:
+        old, tokens = constrained(id), whole.tokens[id, choice]
+        done = (id * 7 + choice) % len(tokens)
+        going_on.append(msgspec.structs.replace(old, id=2 * id + choice, output=tokens[:done], choice=choice))
+    rest = run(make_engine(llama, num_blocks=1500), *going_on)
+    for (id, choice), tokens in whole.tokens.items():
+        assert rest.tokens[2 * id + choice, choice] == tokens
+        assert rest.reasons[2 * id + choice, choice] is FinishReason.STOP
+
+
+def test_through_a_hand_over(llama: Path) -> None:
+    requests = [constrained(id, n=3) for id in range(SEEDS)]
+    pair = Pair(make_engine(llama, num_blocks=1500), make_engine(llama, num_blocks=1500), seed=3)
+    for request in requests:
+        pair.add(request)
+    transcript = pair.run()
+    assert_valid(transcript, {(id, choice) for id in range(SEEDS) for choice in range(3)})
+    assert transcript.tokens == run(make_engine(llama, num_blocks=1500), *requests).tokens
+    for engine in (pair.prefill, pair.decode):
+        assert_idle(engine)
+
+
+def test_on_a_gpu_too(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [constrained(id) for id in range(5)]
+    expected = run(make_engine(llama), *requests, free(9)).tokens
+    pretend(monkeypatch)
+    engine = make_engine(llama, max_num_batched_tokens=32)
+    assert run(engine, *requests, free(9)).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "pattern"),
+    [
+        (GrammarKind.REGEX, "[a-c]{2,5}x", "[a-c]{2,5}x"),
+        (GrammarKind.CHOICE, ["yes", "no", 'a "quoted" | word', "line\nbreak", "naïve 日本"], None),
+        (GrammarKind.EBNF, 'start: "<" word ("," word)* ">"\nword: /[a-f]{1,4}/', r"<[a-f]{1,4}(,[a-f]{1,4})*>"),
+        (GrammarKind.EBNF, 'root ::= "<" [0-9] [0-9]? ">"', "<[0-9]{1,2}>"),
+    ],
+    ids=["regex", "choice", "lark", "gbnf"],
+)
+def test_the_other_kinds(llama: Path, kind: GrammarKind, text: Any, pattern: str | None) -> None:
+    requests = [constrained(id, grammar=grammar(kind, text)) for id in range(20)]
+    transcript = run(make_engine(llama), *requests)
+    for request in requests:
+        said = text_of(transcript.tokens[request.id, 0])
+        assert said in text if pattern is None else re.fullmatch(pattern, said)
+        assert transcript.reasons[request.id, 0] is FinishReason.STOP
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_of_functions(llama: Path, parallel: bool) -> None:
+    functions = {
+        "pick": {
+            "type": "object",
+            "properties": {"color": {"$ref": "#/$defs/color"}},
+            "required": ["color"],
+            "additionalProperties": False,
+            "$defs": {"color": {"enum": ["red", "green"], "description": '} quoted " \n'}},
+        },
+        "wait": {"type": "object", "properties": {}, "additionalProperties": False},
+    }
+    rule = grammar(GrammarKind.TOOL_CALLS, {"functions": functions, "parallel": parallel})
+    counts = set()
+    transcript = run(make_engine(llama), *(constrained(id, grammar=rule) for id in range(20)))
+    for key, tokens in transcript.tokens.items():
+        if transcript.reasons[key] is FinishReason.STOP:
+            calls = json.loads(text_of(tokens))
+            counts.add(len(calls))
+            for call in calls:
+                assert set(call) == {"name", "arguments"}
+                jsonschema.validate(call["arguments"], functions[call["name"]])
+    assert min(counts) == 1
+    assert (max(counts) > 1) == parallel
+
+
+def test_any_json_object(llama: Path) -> None:
+    rule = grammar(GrammarKind.JSON_OBJECT, "")
+    transcript = run(make_engine(llama), *(constrained(id, grammar=rule, max_tokens=300) for id in range(20)))
+    ended = [key for key, reason in transcript.reasons.items() if reason is FinishReason.STOP]
+    assert ended
+    for key in ended:
+        assert isinstance(json.loads(text_of(transcript.tokens[key])), dict)
+
+
+def test_the_end_comes_only_where_the_grammar_has_one(llama: Path) -> None:
+    rule = grammar(GrammarKind.REGEX, "(abc)+")
+    biased = {"logit_bias": {EOS: 100.0}}
+    said = run(make_engine(llama), constrained(0, grammar=rule, **biased)).tokens[0, 0]
+    assert (text_of(said), said[-1]) == ("abc", EOS)
+    # Without an end token it goes on for as long as it may.
+    endless = run(make_engine(llama), constrained(0, grammar=rule, eos_token_ids=[], max_tokens=30, **biased))
+    assert endless.reasons[0, 0] is FinishReason.LENGTH
+    assert re.match("(abc)+", text_of(endless.tokens[0, 0]))
+
+
+def test_the_end_of_a_grammar_comes_before_min_tokens(llama: Path) -> None:
+    rule = grammar(GrammarKind.REGEX, "abc|x?")
+    for id in range(10):
+        transcript = run(make_engine(llama), constrained(id, grammar=rule, min_tokens=50, max_tokens=60))
+        assert text_of(transcript.tokens[id, 0]) in ("abc", "x", "")
+        assert transcript.reasons[id, 0] is FinishReason.STOP
+
+
+def test_penalties_bias_and_bans_choose_among_what_the_grammar_allows(llama: Path) -> None:
+    a, b = TOKENIZER.convert_tokens_to_ids(["a", "b"])
+    rule = grammar(GrammarKind.REGEX, "[ab]{8}")
+    for fields, expected in (
+        ({"bad_words": [[a]]}, "bbbbbbbb"),
+        ({"logit_bias": {a: 100.0}}, "aaaaaaaa"),
+        ({"allowed_token_ids": [b]}, "bbbbbbbb"),
+    ):
+        request = constrained(0, grammar=rule, **fields)
+        assert text_of(run(make_engine(llama), request).tokens[0, 0]) == expected
+    # A ban on all that the grammar allows gives way.
+    request = constrained(0, grammar=rule, allowed_token_ids=[EOS])
+    assert re.fullmatch("[ab]{8}", text_of(run(make_engine(llama), request).tokens[0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (GrammarKind.JSON_SCHEMA, "no JSON", "expected"),
+        (GrammarKind.JSON_SCHEMA, {"type": "poem"}, "poem"),
+        (GrammarKind.JSON_SCHEMA, {"$ref": "https://example.com/schema"}, "example.com"),
+        (GrammarKind.JSON_SCHEMA, '{"items":' * 5_000 + "{}" + "}" * 5_000, "recursion"),
+        (GrammarKind.REGEX, "[0-9", "unclosed"),
+        (GrammarKind.REGEX, "(" * 30_000 + "a" + ")" * 30_000, "regex"),
+        (GrammarKind.EBNF, "start: nothing", "nothing"),
+        (GrammarKind.EBNF, "root ::= (", ""),
+        (99, "", "kind 99"),
+    ],
+)
+def test_a_bad_grammar_is_refused_by_its_field(llama: Path, kind: GrammarKind, text: Any, words: str) -> None:
+    engine = make_engine(llama)
+    for id in (0, 1):
+        request = constrained(id, grammar=grammar(kind, text))
+        assert engine.request_error(request) is None
+        engine.add(request)
+    rejections: list[tuple[int, str, str]] = []
+    while engine.has_work:
+        rejections += engine.step().rejections
+    assert [(id, field) for id, field, _ in rejections] == [(0, "response_format"), (1, "response_format")]
+    for _, _, message in rejections:
+        assert words in message
+        assert len(message) < 400
+    assert_idle(engine)
+
+
+def test_a_long_grammar_is_refused_and_a_deep_one_is_not(llama: Path) -> None:
+    engine = make_engine(llama)
+    request = constrained(0, grammar=grammar(GrammarKind.REGEX, "a" * (MOST_GRAMMAR_CHARS + 1)))
+    error = engine.request_error(request)
+    assert error is not None
+    assert error[0] == "response_format"
+    rules = [f"a{index}: a{index + 1}" for index in range(4_000)]
+    deep = grammar(GrammarKind.EBNF, "\n".join(["start: a0", *rules, 'a4000: "b"']))
+    assert text_of(run(engine, constrained(0, grammar=deep)).tokens[0, 0]) == "b"
+
+
+def test_a_grammar_that_becomes_too_complex_is_an_error(llama: Path) -> None:
+    # Each further letter can be read in ever more ways.
+    rule = grammar(GrammarKind.EBNF, 'start: x\nx: x x | "a" | x x x')
+    transcript = run(make_engine(llama), constrained(0, grammar=rule, max_tokens=450, eos_token_ids=[]))
+    assert transcript.reasons[0, 0] is FinishReason.ERROR
+
+
+def test_a_mask_that_takes_too_much_is_an_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_engine.grammars._LIMITS", LLParserLimits(step_lexer_fuel=20, verbose_errors=False))
+    rule = grammar(GrammarKind.REGEX, "([a-z]{3,9}|[a-f0-9]{2,20}(xy|z)*){1,9}")
+    transcript = run(make_engine(llama), constrained(0, grammar=rule))
+    assert transcript.reasons[0, 0] is FinishReason.ERROR
+
+
+def test_steps_go_on_while_a_grammar_is_compiled(llama: Path) -> None:
+    engine = make_engine(llama, num_blocks=600)
+    engine.add(free(0))
+    transcript = Transcript()
+    transcript.take(engine.step().deltas)
+    big = {
+        "type": "object",
+        "properties": {f"p{index}": {"type": "string", "pattern": f"^[a-z]{{1,{index + 1}}}$"} for index in range(200)},
+    }
+    engine.add(constrained(1, grammar=grammar(GrammarKind.JSON_SCHEMA, big), max_tokens=20))
+    deltas: list[Delta] = []
+    while not any(delta.id == 1 for delta in deltas):
+        deltas += engine.step().deltas
+    assert [delta.id for delta in deltas].index(1) > 1
+    transcript.take(deltas)
+    finish(engine, transcript)
+    assert_idle(engine)
+
+
+def test_a_request_can_leave_while_its_grammar_is_compiled(llama: Path) -> None:
+    engine = make_engine(llama)
+    engine.add(constrained(0))
+    engine.abort(0)
+    engine.add(constrained(1))
+    transcript = Transcript()
+    finish(engine, transcript)
+    assert {id for id, _ in transcript.tokens} == {1}
+    assert_idle(engine)
+
+
+def test_a_beginning_that_does_not_follow_the_grammar_is_refused(llama: Path) -> None:
+    engine = make_engine(llama)
+    engine.add(constrained(0, output=[EOS]))
+    rejections: list[tuple[int, str, str]] = []
+    while engine.has_work:
+        rejections += engine.step().rejections
+    assert [(id, field) for id, field, _ in rejections] == [(0, "response_format")]
+
+
+def test_a_model_without_a_tokenizer_takes_no_grammar(llama: Path, tmp_path: Path) -> None:
+    for file in llama.iterdir():
+        if file.name != "tokenizer.json":
+            (tmp_path / file.name).symlink_to(file)
+    engine = make_engine(tmp_path)
+    engine.add(constrained(0))
+    result = engine.step()
+    while engine.has_work:
+        result = engine.step()
+    [(_, field, message)] = result.rejections
+    assert field == "response_format"
+    assert "tokenizer" in message
