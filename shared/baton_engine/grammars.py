@@ -16,7 +16,7 @@ from .sampling import Grammar, GrammarKind
 _MOST_COMPILED = 128
 # The library follows references between rules by recursion, about 4 KB for each, and a grammar has room for thousands.
 _STACK_BYTES = 256 << 20
-# Items bound the time of a mask: with as many as this, all of them ambiguous, about 10 ms. A lexer's states take up to
+# Items bound the time of a mask: with as many as this, all of them ambiguous, some 30 ms. A lexer's states take up to
 # 2 KB each. What an error says may not hold the text that led to it.
 _LIMITS = LLParserLimits(max_items_in_row=1000, max_lexer_states=50_000, verbose_errors=False)
 _LONGEST_MESSAGE = 300
@@ -97,8 +97,9 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.EBNF:
             return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
         case GrammarKind.CHOICE:
-            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text)]
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+            texts = [json.dumps(text) for text in json.loads(grammar.text)]
+            # As one terminal it is up to the lexer, which has room for more of them than the parser.
+            return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(texts))
         case GrammarKind.TOOL_CALLS:
             return LLMatcher.grammar_from_lark(_tool_calls(**json.loads(grammar.text)))
         case kind:

@@ -88,3 +88,38 @@ async def test_a_call_is_made_where_one_is_required(stack: Stack) -> None:
         [same] = streamed.choices[0].message.tool_calls or []
         assert (same.function.name, same.function.arguments) == ("store", call.function.arguments)
     await stack.idle()
+
+
+async def test_an_answer_goes_on_when_its_decode_pod_is_killed(llama: Path) -> None:
+    colors = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 100, "maxItems": 100}
+    asked: dict[str, Any] = {
+        "prompt": "Colors:",
+        "temperature": 1,
+        "seed": 3,
+        "max_tokens": 1900,
+        "structured_outputs": {"json": colors},
+    }
+    stack = await Stack.start(llama, "--decode", "2")
+    try:
+        whole = (await stack.complete(**asked)).json()["choices"][0]
+        assert whole["finish_reason"] == "stop"
+        text, reasons, killed = "", [], 0
+        body = {"model": stack.model, "stream": True, **asked}
+        async with stack.http.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                [choice] = json.loads(line.removeprefix("data: "))["choices"]
+                text += choice["text"]
+                reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+                if len(text) > 100 and not killed:
+                    for pod, process in zip(stack.pods("decode"), stack.processes("decode"), strict=True):
+                        if (await pod.load()).running:
+                            process.kill()
+                            killed += 1
+        assert (killed, reasons) == (1, ["stop"])
+        assert text == whole["text"]
+        jsonschema.validate(json.loads(text), colors)
+        assert await stack.metric("baton_gateway_resumed_streams_total") == 1
+    finally:
+        await stack.stop()

@@ -166,7 +166,7 @@ def test_on_a_gpu_too(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("kind", "text", "pattern"),
     [
         (GrammarKind.REGEX, "[a-c]{2,5}x", "[a-c]{2,5}x"),
-        (GrammarKind.CHOICE, ["yes", "no", 'a "quoted" | word', "line\nbreak", "naïve 日本"], None),
+        (GrammarKind.CHOICE, ["yes", "no", 'a "quoted" | word', "line\nbreak", "naïve 日本 🎊", "\x7f\t"], None),
         (GrammarKind.EBNF, 'start: "<" word ("," word)* ">"\nword: /[a-f]{1,4}/', r"<[a-f]{1,4}(,[a-f]{1,4})*>"),
         (GrammarKind.EBNF, 'root ::= "<" [0-9] [0-9]? ">"', "<[0-9]{1,2}>"),
     ],
@@ -214,6 +214,14 @@ def test_any_json_object(llama: Path) -> None:
     assert ended
     for key in ended:
         assert isinstance(json.loads(text_of(transcript.tokens[key])), dict)
+
+
+def test_thousands_of_choices(llama: Path) -> None:
+    choices = [f"w{index}" for index in range(5_000)]
+    transcript = run(
+        make_engine(llama), *(constrained(id, grammar=grammar(GrammarKind.CHOICE, choices)) for id in range(5))
+    )
+    assert {text_of(tokens) for tokens in transcript.tokens.values()} <= set(choices)
 
 
 def test_the_end_comes_only_where_the_grammar_has_one(llama: Path) -> None:
