@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from .grammars import GrammarError, Grammars
+from .grammars import Grammars
 from .matcher import Matcher
 from .sampling import Grammar
 from .sequence import Sequence, State
@@ -41,10 +41,10 @@ class Compiling:
 
 def _start(sequence: Sequence, compiled: Future[Matcher]) -> str:
     """Give a sequence its matcher, or return why it can have none."""
-    try:
-        sequence.matcher = compiled.result().copy()
-    except GrammarError as error:
+    error = compiled.exception()
+    if error is not None:
         return f"The grammar cannot be used: {error}."
+    sequence.matcher = compiled.result().copy()
     # What another engine has generated is read first.
     if not sequence.matcher.follow(sequence.tokens, sequence.prompt_len):
         return "The tokens that are there already do not follow the grammar."

@@ -77,7 +77,7 @@ def _thread() -> ThreadPoolExecutor:
 def _load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
     path = folder / "tokenizer.json"
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         # Which tokens end a text is up to each request: any token without a text of its own stands for them here.
         end = min(token["id"] for token in json.loads(text)["added_tokens"] if token["special"])
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=end)
