@@ -55,7 +55,13 @@ class Pods:
             self._start("prefill", model, prefill, common, "0,1"),
             self._start("decode", model, decode, [*common, "--kv-transport", transport], "1,0"),
             self._start(
-                "gateway", model, self.handing_over, [*gateway, "--prefill-addresses", f"{HOST}:{prefill}"], "", "pd"
+                "gateway",
+                model,
+                self.handing_over,
+                # It is about hand-overs, also where the decode pod would be faster.
+                [*gateway, "--prefill-addresses", f"{HOST}:{prefill}", "--no-local-prefill"],
+                "",
+                "pd",
             ),
             self._start("gateway", model, self.alone, gateway, "", "alone"),
         ]
