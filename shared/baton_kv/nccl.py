@@ -32,7 +32,7 @@ class NcclError(RuntimeError):
 
 
 class _UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]
+    _fields_ = [("internal", ctypes.c_byte * UNIQUE_ID_BYTES)]  # not c_char, which would end with the first zero
 
 
 class _Config(ctypes.Structure):
@@ -134,7 +134,11 @@ class Communicator:
             began = time.monotonic()
             with self._lock:
                 code = _library().ncclCommInitRankConfig(
-                    ctypes.byref(self._handle), 2, _UniqueId(unique_id), self._rank, ctypes.byref(config)
+                    ctypes.byref(self._handle),
+                    2,
+                    _UniqueId.from_buffer_copy(unique_id),
+                    self._rank,
+                    ctypes.byref(config),
                 )
                 self._finish(code, _SETUP_S)
             # The first message makes the connection.
@@ -153,7 +157,7 @@ class Communicator:
                 raise NcclError("closed")
             size = values.numel() * values.element_size()
             code = call(values.data_ptr(), size, _BYTES, 1 - self._rank, self._handle, self.stream.cuda_stream)
-            self._finish(code, _CALL_S)
+            self._finish(code, _CALL_S if self.up else _SETUP_S)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self.stream)
             return event
