@@ -12,21 +12,9 @@ import pytest
 
 from baton_engine.model_config import parse_model_config
 
+from .conftest import CONFIG
+
 FOLDER = Path(__file__).parents[2] / "loadtest"
-CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
 # Answers everything at once, but for many requests of one length, on which it breaks.
 STAND_IN = """
 from types import SimpleNamespace
@@ -42,14 +30,6 @@ class LLM:
             raise MemoryError("too many")
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * p.max_tokens)]) for p in params]
 """
-
-
-@pytest.fixture
-def shape(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
 
 
 @pytest.fixture(autouse=True)

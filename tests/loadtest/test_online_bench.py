@@ -6,17 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from .test_engine_bench import CONFIG, FOLDER
-
-
-@pytest.fixture
-def shape(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
+from .test_engine_bench import FOLDER
 
 
 def test_every_load_is_answered_and_every_row_printed(shape: Path) -> None:
