@@ -122,6 +122,12 @@ def _prefill_kernel(
     tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
+def queries_per_tile(head_dim: int, element_size: int) -> int:
+    """Return the block_queries that is fastest where there are many; element_size is in bytes."""
+    # Twice as many no longer fit the registers of wider heads, nor the shared memory in float32.
+    return 128 if head_dim <= 128 and element_size == 2 else 64
+
+
 def prefill_tiles(
     starts: list[int], block_queries: int, which: Iterable[int] | None = None
 ) -> tuple[list[int], list[int]]:
@@ -150,7 +156,7 @@ def prefill_attention(
     block_queries: int = 64,
     block_keys: int = 64,
     num_warps: int = 4,
-    num_stages: int = 3,
+    num_stages: int = 2,
     uniform: bool = False,
 ) -> torch.Tensor:
     """As paged_attention_reference, for the sequences that have tiles; the rows of others are left alone.

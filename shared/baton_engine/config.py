@@ -4,7 +4,7 @@ import msgspec
 
 GPU_MEMORY_UTILIZATION = 0.92
 EXPORT_FRACTION = 0.75
-CHUNK_MS = 14.0
+CHUNK_MS = 28.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # None = what the model was made for
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
-    chunk_ms: float = CHUNK_MS  # of prompts beside decodes, up to three times that when many are queued; 0 = any
+    chunk_ms: float = CHUNK_MS  # of prompts beside decodes, longer when many are queued; 0 = any
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs
     deterministic: bool = False  # a token does not depend on the batch around it, at a cost

@@ -43,8 +43,8 @@ class WorkerSettings(BaseSettings):
     max_num_seqs: int = Field(default=0, ge=0)
     """Sequences that one engine step computes at most; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
-    """On GPU, how long the prompts in a step may keep its decodes waiting, in ms; up to three times that while many are
-    queued; 0 = as long as --max-num-batched-tokens take."""
+    """On GPU, how long the prompts in a step may keep its decodes waiting, in ms; twice that while several are
+    queued, and a 24th of what all that are queued take when that is more; 0 = as long as --max-num-batched-tokens take."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False

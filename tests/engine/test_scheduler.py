@@ -275,37 +275,45 @@ def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Sche
     assert sequence.computed == 19
 
 
-def test_beside_decodes_prompts_are_computed_in_small_chunks_unless_many_wait() -> None:
-    scheduler = Scheduler(
-        BlockPool(400), block_size=4, max_num_batched_tokens=100, max_num_seqs=9, max_export_blocks=32, chunk_tokens=10
+def small_chunks() -> Scheduler:
+    return Scheduler(
+        BlockPool(900), block_size=4, max_num_batched_tokens=100, max_num_seqs=20, max_export_blocks=32, chunk_tokens=10
     )
+
+
+def test_beside_decodes_prompts_are_computed_in_small_chunks_unless_many_wait() -> None:
+    scheduler = small_chunks()
     decoding = add(scheduler, 0, 3)
-    prompt = add(scheduler, 1, 120)
+    prompt = add(scheduler, 1, 110)
     # Nothing decodes yet, so nothing is kept waiting.
     assert computed(scheduler.schedule()) == [(decoding, 3), (prompt, 97)]
     read(decoding, 9)
-    late = add(scheduler, 2, 61)
-    # 23 + 61 are queued, which is three times 28.
-    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 23), (late, 5)]
+    late = add(scheduler, 2, 21)
+    # 13 + 21 are queued, which is twice 17.
+    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 13), (late, 4)]
     read(decoding, 9)
     read(prompt, 9)
     # It does not slow down before all are done.
-    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 1), (late, 28)]
-    read(decoding, 9)
-    read(prompt, 9)
-    for arrival in range(3, 6):
-        add(scheduler, arrival, 200)
-    # However many wait, three times 10 are the most.
-    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 1), (late, 28), (scheduler.running[-1], 2)]
+    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 1), (late, 17)]
+
+
+@pytest.mark.parametrize(("waiting", "chunk"), [(1, 20), (4, 20), (5, 25), (12, 60), (40, 100)])
+def test_the_more_prompts_wait_the_larger_are_chunks_within_the_budget(waiting: int, chunk: int) -> None:
+    """Of 120 tokens each: up to twice 10 at a time, or as many as let all be done in 24 steps."""
+    scheduler = small_chunks()
+    add(scheduler, 0, 3)
+    scheduler.schedule()
+    read(scheduler.running[0], 9)
+    for arrival in range(1, waiting + 1):
+        add(scheduler, arrival, 120)
+    assert sum(scheduler.schedule().counts) == min(1 + chunk, 100)
 
 
 def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:
-    scheduler = Scheduler(
-        BlockPool(400), block_size=4, max_num_batched_tokens=100, max_num_seqs=9, max_export_blocks=32, chunk_tokens=10
-    )
+    scheduler = small_chunks()
     decoding = add(scheduler, 0, 3)
     counts = []
-    for length in (0, 60, 0, 0, 0, 30):
+    for length in (0, 40, 0, 0, 15, 0):
         if length:
             add(scheduler, len(counts), length)
         counts.append(scheduler.schedule().counts)
@@ -313,7 +321,7 @@ def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:
             if sequence.pending:
                 read(sequence, 9)
     assert decoding.output_len == 6
-    assert counts == [[3], [1, 20], [1, 20], [1, 20], [1, 1], [1, 1, 10]]
+    assert counts == [[3], [1, 20], [1, 20], [1, 1], [1, 1, 10], [1, 1, 5]]
 
 
 def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> None:

@@ -93,16 +93,19 @@ def test_prefill(
     device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype
 ) -> None:
     from baton_kernels.paged_attention import paged_attention_reference
-    from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
+    from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 
     case, how = Case(heads, kv_heads, dim, page, device, dtype), variant(kind, heads, dim, device)
     # A whole prompt of one token, a whole one, a chunk after a prefix, and a chunk longer than a tile.
-    starts = [0, 1, 17, 47, 127]
+    starts = [0, 1, 17, 47, 187]
     q = torch.randn(starts[-1], heads, dim, dtype=dtype, device=device)
     expected = case.expected(q, starts, how)
     where = torch.tensor(starts, dtype=torch.int32, device=device)
-    sequences, rows = (torch.tensor(x, dtype=torch.int32, device=device) for x in prefill_tiles(starts, 64))
-    out = prefill_attention(q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how)
+    queries = queries_per_tile(dim, q.element_size())
+    sequences, rows = (torch.tensor(x, dtype=torch.int32, device=device) for x in prefill_tiles(starts, queries))
+    out = prefill_attention(
+        q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how, block_queries=queries
+    )
     assert relative_error(out.cpu(), expected) < (1e-5 if dtype == torch.float32 else 2e-3)
     plain = paged_attention_reference(
         q.float(), case.keys.float(), case.values.float(), case.tables, case.lengths, where, how

@@ -9,11 +9,9 @@ from baton_engine.kv_cache import KvCache
 from baton_engine.transfer import to_device
 from baton_kernels.decode_attention import MOST_SPLITS, decode_attention
 from baton_kernels.paged_attention import AttentionVariant
-from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
+from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 
 from .backend import AttentionBatch
-
-_QUERIES = 64
 
 
 class TritonPaged:
@@ -33,7 +31,10 @@ class TritonPaged:
     ) -> None:
         self._cache = cache
         self._deterministic = deterministic
-        scale = cache.data.shape[-1] ** -0.5
+        head_dim = cache.data.shape[-1]
+        scale = head_dim**-0.5
+        # Where single tokens take such a tile too, a smaller one wastes less.
+        self._queries = 64 if deterministic else queries_per_tile(head_dim, cache.data.element_size())
         self._variants = [AttentionVariant(scale, window=window or 0) for window in sliding_windows]
         self._decodes = 0
         self._splits = 1
@@ -55,7 +56,7 @@ class TritonPaged:
         if self._deterministic:
             self._decodes = 0
         self._splits = self.splits_for(max(self._decodes, 1))
-        tiles = prefill_tiles(batch.starts, _QUERIES, range(self._decodes, sequences))
+        tiles = prefill_tiles(batch.starts, self._queries, range(self._decodes, sequences))
         width = max(len(table) for table in batch.tables)
         tables = np.zeros((sequences, width), dtype=np.int32)
         for row, table in zip(tables, batch.tables, strict=True):
@@ -84,7 +85,7 @@ class TritonPaged:
         if self._tiles is not None:
             prefill_attention(
                 q, keys, values, self._tables, self._lengths, self._starts, self._tiles, variant,
-                out=out, block_queries=_QUERIES, uniform=self._deterministic,
+                out=out, block_queries=self._queries, uniform=self._deterministic,
             )  # fmt: skip
 
 
