@@ -15,7 +15,6 @@ _MOST_PATIENCE = 2
 _MOST_STEPS = 24
 
 
-
 class Scheduler:
     """Waiting and running sequences over a block pool, the most urgent first.
 
