@@ -7,9 +7,10 @@ from .block_pool import BlockPool
 from .sequence import Sequence, State, Step
 
 _ORDER = attrgetter("order")
-# Beside decodes, prompts that are queued get so many steps if decodes wait at most so many times as long, and never more
-# steps than _MOST_STEPS: who waits for a second gains little from short gaps between tokens. From arrivals, measured and
-# simulated, at a half to all of what a device can carry: with smaller chunks prompts wait, and with larger ones decodes.
+# Beside decodes, prompts that are queued get so many steps if decodes wait at most so many times as long, and never
+# more steps than _MOST_STEPS: who waits for a second gains little from short gaps between tokens. From arrivals,
+# measured and simulated, at a half to all of what a device can carry: with smaller chunks prompts wait, and with larger
+# ones decodes.
 _STEPS_TO_CATCH_UP = 2
 _MOST_PATIENCE = 2
 _MOST_STEPS = 24

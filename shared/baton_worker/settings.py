@@ -44,7 +44,8 @@ class WorkerSettings(BaseSettings):
     """Sequences that one engine step computes at most; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
     """On GPU, how long the prompts in a step may keep its decodes waiting, in ms; twice that while several are
-    queued, and a 24th of what all that are queued take when that is more; 0 = as long as --max-num-batched-tokens take."""
+    queued, and a 24th of what all that are queued take when that is more; 0 = as long as --max-num-batched-tokens
+    take."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False
