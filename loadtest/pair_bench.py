@@ -2,7 +2,8 @@
 
 Usage: pair_bench.py [--repeats N] [--out FILE], on a machine with two GPUs. Two processes, one for each GPU, with a KV
 cache of the Llama-3.1-8B shape and what an engine process moves KV with: gather, checksum, announcement, NCCL,
-checksum, scatter. Plain NCCL is torch.distributed's, one message of the size at a time. Medians; a table, and JSON.
+checksum, scatter; and the same without checksums. Plain NCCL is torch.distributed's, one message of the size at a time.
+Medians; a table, and JSON.
 """
 
 import argparse
@@ -23,14 +24,16 @@ from bench_table import aligned, figure
 from baton_common.extent import Extent
 from baton_engine.engine import Export
 from baton_engine.kv_cache import KvCache
+from baton_kv.nccl import warm_up
 from baton_kv.staging import StagingArena
 from baton_worker.kv_mover import KvMover
 from baton_worker.messages import Output, ReceivePiece, SendPiece
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 64
 TOKEN_BYTES = LAYERS * 2 * HEADS * HEAD_DIM * 2
-LENGTHS = (128, 512, 1024, 4000, 8192)
+LENGTHS = (128, 512, 1024, 4000, 8192, 16384)
 PAIR = 1
+MEMORY = {"slots, once": "slot_bytes", "the pair": "pair_bytes"}
 
 
 class CacheOnly:
@@ -68,18 +71,25 @@ class CacheOnly:
 
 
 def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
-    """One end; rank 0 sends. Orders are ("plain", bytes, repeats) and ("pair", tokens, repeats), answers seconds."""
+    """One end; rank 0 sends. Orders are ("plain", bytes, repeats), ("pair", tokens, repeats) and
+    ("unchecked", tokens, repeats), answers seconds."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     engine = CacheOnly(device)
-    mover = KvMover(engine, *(StagingArena.create_file("bench") for _ in range(2)))  # type: ignore[arg-type]
+    mover = KvMover(engine, *(StagingArena.create_file("bench") for _ in range(2)), True)  # type: ignore[arg-type]
+    warm_up(device)
+    meet(peer)
+    used = memory(device)
     began = time.perf_counter()
-    free = torch.cuda.mem_get_info(device)[0]
     connect(rank, mover, peer)
-    orders.send({"setup_s": time.perf_counter() - began, "pair_bytes": free - torch.cuda.mem_get_info(device)[0]})
+    seconds = time.perf_counter() - began
+    slots, pair = (after - before for before, after in zip(used, memory(device), strict=True))
+    orders.send({"setup_s": seconds, "slot_bytes": slots, "pair_bytes": pair})
     torch.distributed.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     while (order := orders.recv()) is not None:
         kind, size, repeats = order
+        if kind != "plain":
+            mover.use_pair(PAIR, check=kind == "pair")
         move = plain if kind == "plain" else through_pair
         orders.send([move(rank, size, engine, mover, peer) for _ in range(repeats)])
     torch.distributed.destroy_process_group()
@@ -89,6 +99,13 @@ def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
     else:
         ours = float(engine.runner.cache.data[:, :, engine.blocks[: 4000 // BLOCK_SIZE]].double().sum())
         orders.send(ours == peer.recv())
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """Return the bytes of the device that torch holds, and those that others do."""
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    return held, total - free - held
 
 
 def connect(rank: int, mover: KvMover, peer: Connection) -> None:
@@ -101,7 +118,6 @@ def connect(rank: int, mover: KvMover, peer: Connection) -> None:
         mover.settle()
         if mover.output.pairs_lost:
             raise RuntimeError(mover.output.pairs_lost[0].reason)
-    mover.use_pair(PAIR)
     mover.output = Output()
 
 
@@ -174,24 +190,25 @@ def main() -> None:
     ours = [pipe[0] for pipe in orders]
     setup = [pipe.recv() for pipe in ours]
     report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "setup": setup, "rows": []}
-    slowest, memory = max(end["setup_s"] for end in setup), [end["pair_bytes"] >> 20 for end in setup]
-    print(f"pair set up in {slowest:.2f} s; memory {memory} MiB")
-    lines = [["", "plain NCCL", "", "hand-over", "", "of plain"]]
+    slowest = max(end["setup_s"] for end in setup)
+    print(f"pair set up in {slowest:.2f} s, NCCL's first message included; MiB of memory at sender and receiver:")
+    print(", ".join(f"{what} {[end[key] >> 20 for end in setup]}" for what, key in MEMORY.items()))
+    lines = [["", "plain NCCL", "", "hand-over", "", "of plain", "unchecked", "", "of plain"]]
     for tokens in LENGTHS:
         size = tokens * TOKEN_BYTES
         seconds = {}
-        for kind, amount in (("plain", size), ("pair", tokens)):
+        for kind, amount in (("plain", size), ("pair", tokens), ("unchecked", tokens)):
             for pipe in ours:
                 pipe.send((kind, amount, arguments.repeats))
             # The first ones warm up. The receiver has it all when the sender has been told.
             seconds[kind] = statistics.median(max(pair) for pair in zip(*(p.recv() for p in ours), strict=True))
         report["rows"].append({"tokens": tokens, "bytes": size, **seconds})
         rates = {kind: size / value / 1e9 for kind, value in seconds.items()}
-        lines.append(
-            [f"{tokens} tokens, {size >> 20} MiB"]
-            + [text for k in ("plain", "pair") for text in (f"{figure(seconds[k] * 1e3)} ms", f"{rates[k]:.0f} GB/s")]
-            + [f"{rates['pair'] / rates['plain']:.0%}"]
-        )
+        line = [f"{tokens} tokens, {size >> 20} MiB"]
+        for kind, rate in rates.items():
+            line += [f"{figure(seconds[kind] * 1e3)} ms", f"{rate:.0f} GB/s"]
+            line += [f"{rate / rates['plain']:.0%}"] if kind != "plain" else []
+        lines.append(line)
     for pipe in ours:
         pipe.send(None)
     report["equal"] = ours[1].recv()

@@ -1,6 +1,6 @@
 """Prefill and decode on a GPU each, beside the decode pod alone: what a hand-over adds, as a client sees it.
 
-Usage: pd_bench.py SHAPE_DIR [--transport nccl|tcp|grpc] [--out FILE]. One prefill pod, one decode pod, and two
+Usage: pd_bench.py SHAPE_DIR [--transport auto|tcp|grpc] [--out FILE]. One prefill pod, one decode pod, and two
 gateways before the latter: one hands prompts over, for the other the decode pod prefills by itself. Random weights,
 prefix caches off, temperature 0.6. On a machine without GPUs both pods share the CPU.
 
@@ -28,6 +28,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from bench_table import aligned, figure
 from client import Answer, Load, drive
 from engine_bench import setting
@@ -79,12 +80,13 @@ class Pods:
 
     def wait_until_ready(self, transport: str) -> None:
         """Raises RuntimeError when they do not get ready."""
+        awaits_pair = transport == "auto" and torch.cuda.device_count() > 1
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and all(process.poll() is None for process in self._processes):
             with contextlib.suppress(OSError):
                 for port in (self.handing_over, self.alone):
                     urllib.request.urlopen(f"http://{HOST}:{port}/ready", timeout=2).read()
-                if transport != "nccl" or self.events("decode", "paired", "transport_fallback"):
+                if not awaits_pair or self.events("decode", "paired", "transport_fallback"):
                     return
             time.sleep(0.2)
         ends = (f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log"))
@@ -186,7 +188,7 @@ def seconds_between(first: dict[str, Any], second: dict[str, Any]) -> float:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", type=Path, metavar="SHAPE_DIR")
-    parser.add_argument("--transport", default="nccl", choices=["nccl", "tcp", "grpc", "auto"])
+    parser.add_argument("--transport", default="auto", choices=["auto", "tcp", "grpc"])
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/pd/pd_bench.json"), help="logs go beside it")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=6.0, help="of hand-overs beside answers")

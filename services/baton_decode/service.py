@@ -69,9 +69,15 @@ class DecodeService(DecodeServicer):
         self._engine = engine
         ready = engine.ready
         self._tickets = TicketBook(epoch)
-        gpu_piece_bytes = ready.gpu_slot_bytes if settings.kv_transport == "nccl" else 0
-        self._layout = Layout(ready.num_layers, ready.num_kv_heads, ready.head_bytes, ready.slot_bytes, gpu_piece_bytes)
-        self._hello = kv.Hello(epoch=epoch, fingerprint=ready.fingerprint, gpu_piece_bytes=gpu_piece_bytes)
+        self._layout = Layout(
+            ready.num_layers, ready.num_kv_heads, ready.head_bytes, ready.slot_bytes, ready.gpu_slot_bytes
+        )
+        self._hello = kv.Hello(
+            epoch=epoch,
+            fingerprint=ready.fingerprint,
+            gpu_piece_bytes=ready.gpu_slot_bytes,
+            gpu_unchecked=not settings.kv_gpu_checksum,
+        )
         self._ids = itertools.count(1)
         self._pair_numbers = itertools.count(1)
         self._live: dict[int, _Live] = {}
@@ -367,8 +373,9 @@ class DecodeService(DecodeServicer):
                 self._give_up(ticket, "a piece was sent over a lost pair")
             return
         header = piece.header
+        checksum = header.gpu_checksum if self._settings.kv_gpu_checksum else None
         target = (ticket.request, ticket.generation, piece.extent) if ticket is not None else (0, 0, None)
-        self._engine.send(ReceivePiece(link.pair, header.gpu_bytes, header.gpu_checksum, *target))
+        self._engine.send(ReceivePiece(link.pair, header.gpu_bytes, checksum, *target))
 
     def pair_changed(self, link: PrefillLink, pair: kv.GpuPair) -> None:
         if pair.WhichOneof("state") == "id":

@@ -12,8 +12,14 @@ class DecodeSettings(WorkerSettings):
 
     local_prefill_tokens: int = Field(default=0, ge=0)
     """Prompts of at most so many tokens are prefilled here rather than handed over."""
-    kv_transport: Literal["auto", "nccl", "tcp", "grpc"] = "auto"
-    """How KV comes from prefill pods: over a TCP connection of its own, over gRPC, or the first of these that works;
-    nccl: from GPU to GPU once that is set up, and as with auto where it cannot be."""
+    kv_transport: Literal["auto", "tcp", "grpc"] = "auto"
+    """How KV comes from prefill pods: over a TCP connection of its own, over gRPC, or (auto) the first that works of
+    from GPU to GPU over NCCL, TCP and gRPC."""
+    kv_gpu_checksum: bool = True
+    """Check KV that has come from GPU to GPU before it is used, as all else is."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """How long a prefill pod keeps finished KV for this pod without hearing from it."""
+
+    @property
+    def gpu_pairs(self) -> bool:
+        return self.kv_transport == "auto"

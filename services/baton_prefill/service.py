@@ -94,7 +94,7 @@ class PrefillService(PrefillServicer):
             welcome.bulk_port, welcome.bulk_token = self._bulk.port, session.token
         session.control.put_nowait(kv.PrefillToDecode(welcome=welcome))
         if 0 < self._engine.ready.gpu_slot_bytes <= first.hello.gpu_piece_bytes:
-            session.pair_opened = True
+            session.pair_opened, session.gpu_checked = True, not first.hello.gpu_unchecked
             self._engine.send(OpenPair(session.id))
         sending = asyncio.create_task(session.control.get())
         lost = asyncio.create_task(session.lost.wait())
@@ -183,9 +183,11 @@ class PrefillService(PrefillServicer):
     def _to_wire(self, session: Session, packed: PackedPiece) -> tuple[kv.PieceHeader, memoryview]:
         ticket = packed.export.ticket
         header = make_header(session.epoch, ticket.ticket_id, ticket.generation, packed.extent)
-        if packed.checksum is None:
+        if not packed.on_gpu:
             return header, self._engine.exports.slot(packed.slot, self._size(packed))
-        header.gpu_bytes, header.gpu_checksum = self._size(packed), packed.checksum
+        header.gpu_bytes = self._size(packed)
+        if packed.checksum is not None:
+            header.gpu_checksum = packed.checksum
         return header, memoryview(b"")
 
     def _size(self, packed: PackedPiece) -> int:
@@ -305,7 +307,7 @@ class PrefillService(PrefillServicer):
         """One end of a session's pair is up; with both, KV goes over it."""
         session.pair_ends_up += 1
         if session.pair_ends_up == 2:
-            self._engine.send(UsePair(session.id))
+            self._engine.send(UsePair(session.id, session.gpu_checked))
 
     def _send_piece(self, piece: Piece) -> None:
         owner = self._owners.get(piece.id)
@@ -313,4 +315,4 @@ class PrefillService(PrefillServicer):
             self._engine.send(FreeSlot(piece.slot, piece.on_gpu))
             return
         session, export = owner
-        session.pieces.put_nowait(PackedPiece(export, piece.extent, piece.slot, piece.checksum))
+        session.pieces.put_nowait(PackedPiece(export, piece.extent, piece.slot, piece.on_gpu, piece.checksum))

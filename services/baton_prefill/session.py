@@ -29,6 +29,7 @@ class Session:
         self.closed = False
         self.pair_opened = False  # from this GPU to the decode pod's
         self.pair_ends_up = 0  # of that connection
+        self.gpu_checked = True  # whether what goes over it has a checksum
         self.exports: dict[int, Export] = {}  # by ticket id
         self.control: asyncio.Queue[kv.PrefillToDecode] = asyncio.Queue()
         self.pieces: asyncio.Queue[PackedPiece] = asyncio.Queue()
@@ -43,13 +44,10 @@ class Session:
 
 
 class PackedPiece(msgspec.Struct):
-    """Part of an export's KV in a staging slot; with a checksum, in one of the GPU."""
+    """Part of an export's KV in a staging slot, on the host or the GPU."""
 
     export: Export
     extent: Extent
     slot: int
+    on_gpu: bool
     checksum: int | None
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.checksum is not None

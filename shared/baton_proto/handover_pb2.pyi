@@ -24,14 +24,16 @@ class DecodeToPrefill(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cancel: _Optional[_Union[TicketRef, _Mapping]] = ..., ack: _Optional[_Union[TicketRef, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes")
+    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes", "gpu_unchecked")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     GPU_PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_UNCHECKED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     fingerprint: str
     gpu_piece_bytes: int
-    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ...) -> None: ...
+    gpu_unchecked: bool
+    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ..., gpu_unchecked: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "session", "bulk_port", "bulk_token")

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
 from baton_engine.engine import Engine
 from baton_engine.fingerprint import layout_fingerprint
+from baton_engine.runner import find_device
+from baton_kv import nccl
 
 from .channel import EngineEnd
 from .kv_mover import KvMover
@@ -54,10 +57,10 @@ _POLL_S = 0.0002
 class EngineLoop:
     """Commands in, steps, outputs out, until the other end closes."""
 
-    def __init__(self, channel: EngineEnd, engine: Engine, export_fd: int, import_fd: int) -> None:
+    def __init__(self, channel: EngineEnd, engine: Engine, start: Start) -> None:
         self._channel = channel
         self._engine = engine
-        self._mover = KvMover(engine, export_fd, import_fd)
+        self._mover = KvMover(engine, start.export_fd, start.import_fd, start.gpu_pairs)
         self._load_due = 0.0
 
     def ready(self) -> Ready:
@@ -155,8 +158,8 @@ class EngineLoop:
                 mover.open_pair(pair)
             case JoinPair(pair, unique_id):
                 mover.join_pair(pair, unique_id)
-            case UsePair(pair):
-                mover.use_pair(pair)
+            case UsePair(pair, check):
+                mover.use_pair(pair, check)
             case ClosePair(pair):
                 mover.close_pair(pair)
             case Start():
@@ -185,11 +188,14 @@ def main() -> None:
         raise RuntimeError(f"expected Start, got {start!r}")
     configure_logging(start.service, start.log_level)
     try:
+        if start.gpu_pairs and nccl.available(device := find_device(start.config.device)):
+            # Beside the weights; what it takes of the device is then part of what the KV cache leaves.
+            threading.Thread(target=nccl.warm_up, args=(device,), daemon=True).start()
         engine = Engine(start.config, lambda what, done, total: channel.send(Progress(what, done, total)))
     except ConfigError as error:
         channel.send(Refused(str(error)))
         return
-    loop = EngineLoop(channel, engine, start.export_fd, start.import_fd)
+    loop = EngineLoop(channel, engine, start)
     # What lives now lives as long as the process: the collector need not walk it between steps.
     gc.freeze()
     channel.send(loop.ready())

@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 _LEAST_SLOT_BYTES = 4 << 20
 _NUM_SLOTS = 8
-# Between GPUs what a message costs beside its bytes is worth tens of megabytes.
-_GPU_SLOT_BYTES = 64 << 20
-_NUM_GPU_SLOTS = 4
+# Between GPUs the work of the host for a message is worth more than a hundred megabytes.
+_GPU_SLOT_BYTES = 256 << 20
+_NUM_GPU_SLOTS = 3
 
 
 class KvMover:
     """What it has to say is put into `output`."""
 
-    def __init__(self, engine: Engine, export_fd: int, import_fd: int) -> None:
+    def __init__(self, engine: Engine, export_fd: int, import_fd: int, gpu_pairs: bool) -> None:
         self.output = Output()
         self._engine = engine
         cache = engine.runner.cache
@@ -44,14 +44,14 @@ class KvMover:
         self._copies = CopyStream(device)
         # What is written to blocks keeps its place among the steps that use them.
         self._scatters = CopyStream(device, own=False)
-        self._pairs = Pairs(device)
+        self._pairs = Pairs(device, gpu_pairs)
         self._outgoing, self._landing = (GpuSlots(_NUM_GPU_SLOTS, gpu_slot_bytes, device) for _ in range(2))
         size = engine.config.block_size
         layer_bytes = cache.token_bytes // len(cache.data)
         self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // layer_bytes, size)
         self._gpu_queue = ExportQueue(_NUM_GPU_SLOTS, gpu_slot_bytes // layer_bytes, size)
         self._lanes: dict[int, int] = {}  # of exporting requests
-        self._gpu_lanes: set[int] = set()
+        self._gpu_lanes: dict[int, bool] = {}  # and whether their pieces go with a checksum
         self._arriving: deque[ReceivePiece] = deque()  # announced, but there is no slot for them
         if device.type == "cuda":
             _pin(self.exports)
@@ -94,7 +94,6 @@ class KvMover:
 
     def pack(self) -> None:
         """Put KV that is complete into free slots."""
-        cache = self._engine.runner.cache
         while (taken := self._queue.take()) is not None:
             export, slot = taken
             extent = export.extent
@@ -102,18 +101,23 @@ class KvMover:
             piece = Piece(export.id, extent, slot)
             self._copies.run(partial(self._gather, export.blocks, extent, view), partial(self._packed, piece))
         while (taken := self._gpu_queue.take()) is not None:
-            export, slot = taken
-            extent = export.extent
-            view = self._outgoing.view(slot, self._shape(extent), cache.data.dtype)
-            sums: list[torch.Tensor] = []
-            self._copies.run(
-                lambda export=export, extent=extent, view=view, sums=sums: sums.append(  # type: ignore[misc]
-                    to_host(cache.gather(export.blocks, extent, view, check=True))
-                ),
-                lambda export=export, extent=extent, slot=slot, sums=sums: self._packed(  # type: ignore[misc]
-                    Piece(export.id, extent, slot, int(sums[0]))
-                ),
-            )
+            self._pack_on_gpu(*taken)
+
+    def _pack_on_gpu(self, export: Export, slot: int) -> None:
+        cache, extent = self._engine.runner.cache, export.extent
+        check = self._gpu_lanes.get(self._lanes.get(export.id, 0), True)
+        view = self._outgoing.view(slot, self._shape(extent), cache.data.dtype)
+        sums: list[torch.Tensor] = []
+
+        def gather() -> None:
+            total = cache.gather(export.blocks, extent, view, check)
+            if check:
+                sums.append(to_host(total))
+
+        def then() -> None:
+            self._packed(Piece(export.id, extent, slot, on_gpu=True, checksum=int(sums[0]) if check else None))
+
+        self._copies.run(gather, then)
 
     def send(self, command: SendPiece) -> None:
         view = self._outgoing.bytes(command.slot, command.size)
@@ -165,19 +169,20 @@ class KvMover:
         if not received or piece.extent is None:
             self._landing.free(slot)
             return
-        cache = self._engine.runner.cache
-        extent = piece.extent
-        view = self._landing.view(slot, self._shape(extent), cache.data.dtype)
+        view = self._landing.view(slot, self._shape(piece.extent), self._engine.runner.cache.data.dtype)
+        scatter = partial(self._import, piece.id, piece.generation, piece.extent, view)
+        free = partial(self._landing.free, slot)
+        if piece.checksum is None:
+            self._scatters.run(scatter, free)
+            return
         sums: list[torch.Tensor] = []
 
         def then() -> None:
-            if int(sums[0]) != piece.checksum:
+            if int(sums[0]) == piece.checksum:
+                self._scatters.run(scatter, free)
+            else:
                 self.output.damaged.append(Imported(piece.id, piece.generation))
-                self._landing.free(slot)
-                return
-            self._scatters.run(
-                partial(self._import, piece.id, piece.generation, extent, view), partial(self._landing.free, slot)
-            )
+                free()
 
         self._copies.run(lambda: sums.append(to_host(checksum(view))), then)
 
@@ -204,12 +209,12 @@ class KvMover:
         except RuntimeError as error:
             self.output.pairs_lost.append(PairLost(pair, str(error)))
 
-    def use_pair(self, pair: int) -> None:
-        """From now on exports of the lane of this number go over its pair."""
-        self._gpu_lanes.add(pair)
+    def use_pair(self, pair: int, check: bool) -> None:
+        """From now on exports of the lane of this number go over its pair; check: with a checksum."""
+        self._gpu_lanes[pair] = check
 
     def close_pair(self, pair: int) -> None:
-        self._gpu_lanes.discard(pair)
+        self._gpu_lanes.pop(pair, None)
         for export in self._gpu_queue.take_lane(pair):
             self._queue.put(pair, export)
         self._pairs.close(pair)

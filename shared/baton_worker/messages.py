@@ -16,6 +16,7 @@ class Start(msgspec.Struct, tag=True):
     log_level: str
     export_fd: int
     import_fd: int
+    gpu_pairs: bool = False  # whether KV may go from GPU to GPU, if there are any
 
 
 class Add(msgspec.Struct, tag=True):
@@ -52,7 +53,7 @@ class ReceivePiece(msgspec.Struct, tag=True):
 
     pair: int
     size: int
-    checksum: int
+    checksum: int | None = None  # None = unknown, and not to be checked
     id: int = 0
     generation: int = 0
     extent: Extent | None = None
@@ -72,9 +73,10 @@ class JoinPair(msgspec.Struct, tag=True):
 
 
 class UsePair(msgspec.Struct, tag=True):
-    """Both ends are up."""
+    """Both ends are up. check: whether pieces go with a checksum."""
 
     pair: int
+    check: bool = True
 
 
 class ClosePair(msgspec.Struct, tag=True):
@@ -155,16 +157,13 @@ class Rejected(msgspec.Struct, array_like=True):
 
 
 class Piece(msgspec.Struct, array_like=True):
-    """Part of an exporting request's KV, packed into an export slot; with a checksum, into one of the GPU."""
+    """Part of an exporting request's KV, packed into an export slot, on the host or the GPU."""
 
     id: int
     extent: Extent
     slot: int
-    checksum: int | None = None
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.checksum is not None
+    on_gpu: bool = False
+    checksum: int | None = None  # of one on the GPU, if the pair wants it
 
 
 class Imported(msgspec.Struct, array_like=True):

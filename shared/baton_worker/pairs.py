@@ -16,6 +16,10 @@ _TRANSFER_S = 5.0
 Then = Callable[[bool], None]
 
 
+class OnItsWay(Protocol):
+    def query(self) -> bool: ...
+
+
 class Link(Protocol):
     """What Communicator is; in tests another."""
 
@@ -23,9 +27,9 @@ class Link(Protocol):
     up: bool
     gone: bool
 
-    def send(self, values: torch.Tensor) -> torch.cuda.Event: ...
+    def send(self, values: torch.Tensor) -> OnItsWay: ...
 
-    def receive(self, values: torch.Tensor) -> torch.cuda.Event: ...
+    def receive(self, values: torch.Tensor) -> OnItsWay: ...
 
     def check(self) -> None: ...
 
@@ -33,7 +37,7 @@ class Link(Protocol):
 
 
 class _Transfer(msgspec.Struct):
-    over: torch.cuda.Event
+    over: OnItsWay
     deadline: float
     then: Then
 
@@ -47,8 +51,8 @@ class _Pair(msgspec.Struct):
 class Pairs:
     """Each pair has a number of its pod's; one end opens it and sends, the other joins with the id that this gave."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.offered = available(device)
+    def __init__(self, device: torch.device, wanted: bool) -> None:
+        self.offered = wanted and available(device)
         self._device = device
         self._pairs: dict[int, _Pair] = {}
         self._closing: list[_Pair] = []
@@ -90,9 +94,9 @@ class Pairs:
         lost: dict[int, str] = {}
         for number, pair in list(self._pairs.items()):
             link = pair.link
-            while pair.transfers and pair.transfers[0].over.query():  # type: ignore[no-untyped-call]
-                pair.transfers.popleft().then(True)
             link.check()
+            while pair.transfers and pair.transfers[0].over.query():
+                pair.transfers.popleft().then(True)
             if pair.transfers and time.monotonic() > pair.transfers[0].deadline:
                 link.failure = link.failure or "a transfer does not end"
             if link.failure is not None:

@@ -76,7 +76,7 @@ class WorkerServer:
     async def run(self) -> None:
         settings = self._settings
         name = pb.Role.Name(self._role).removeprefix("ROLE_").lower()
-        engine = await EngineClient.start(settings.engine_config(), name, settings.log_level)
+        engine = await EngineClient.start(settings.engine_config(), name, settings.log_level, settings.gpu_pairs)
         service = self._make_service(engine, self._epoch)
         health = HealthServicer()
         server = grpc.aio.server(options=channel_options(engine.ready.slot_bytes))

@@ -64,6 +64,11 @@ class WorkerSettings(BaseSettings):
     """Least level that is logged."""
 
     @property
+    def gpu_pairs(self) -> bool:
+        """Whether KV may go from GPU to GPU."""
+        return True
+
+    @property
     def model_name(self) -> str:
         return self.served_model_name or self.model.resolve().name
 

@@ -1,10 +1,9 @@
-"""KV from GPU to GPU, with sockets in place of NCCL (paired/sitecustomize.py): whatever happens to the connection
-between two engines, answers are right, nothing stays behind, and KV goes on by another way."""
+"""KV from GPU to GPU, with sockets in place of NCCL where there are no GPUs (paired/sitecustomize.py): whatever happens
+to the connection between two engines, answers are right, nothing stays behind, and KV goes on by another way."""
 
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +17,13 @@ from .workers import Worker
 PATH = os.pathsep.join([str(Path(__file__).parent / "paired"), os.environ.get("PYTHONPATH", "")])
 
 
-async def start_pair(start_worker: StartWorker, fault: str = "", **flags: Any) -> tuple[Worker, Worker]:
+async def start_pair(start_worker: StartWorker, fault: str = "", checks: bool = True) -> tuple[Worker, Worker]:
     """Start a prefill and a decode pod whose engines can be a pair."""
-    env = {"PYTHONPATH": PATH}
+    env = {"PYTHONPATH": PATH, "PAIR_FAULT": fault, "BATON_KV_GPU_CHECKSUM": str(checks)}
     return await asyncio.gather(
-        start_worker("prefill", env={**env, "PAIR_FAULT": fault}, max_num_batched_tokens=48, **flags),
-        start_worker("decode", env=env, kv_transport="nccl"),
+        # Each with a GPU of its own, where there are two; NCCL wants to see the other's, too.
+        start_worker("prefill", env={**env, "CUDA_VISIBLE_DEVICES": "0,1"}, max_num_batched_tokens=48),
+        start_worker("decode", env={**env, "CUDA_VISIBLE_DEVICES": "1,0"}),
     )
 
 
@@ -44,8 +44,9 @@ def assert_right(folder: Path, prompt: list[int], answer: Answer, other_pod: boo
     assert answer.prompt.disaggregated == other_pod
 
 
-async def test_kv_goes_from_engine_to_engine(llama: Path, start_worker: StartWorker) -> None:
-    prefill, decode = await start_pair(start_worker)
+@pytest.mark.parametrize("checks", [True, False])
+async def test_kv_goes_from_engine_to_engine(llama: Path, start_worker: StartWorker, checks: bool) -> None:
+    prefill, decode = await start_pair(start_worker, checks=checks)
     async with DecodeClient(decode) as client:
         await paired(client, prefill, decode)
         prompts = [make_prompt(length, seed=length) for length in (3, 48, 150, 700)]
@@ -80,8 +81,9 @@ async def test_a_damaged_piece_is_refused(llama: Path, start_worker: StartWorker
         await paired(client, prefill, decode)
         assert_right(llama, prompt, await client.ask(prompt, prefill), other_pod=False)
         events = (await decode.load()).handover_events
-        # What was on its way behind it may find its ticket closed.
-        assert {**events, "refused_ticket": 0} == {"refused_checksum": 1, "failed": 1, "refused_ticket": 0}
+        # What was on its way behind it may find its ticket closed, or its blocks given back.
+        events = {name: count for name, count in events.items() if name not in ("refused_ticket", "refused_stale")}
+        assert events == {"refused_checksum": 1, "failed": 1}
         again = make_prompt(150, seed=2)
         assert_right(llama, again, await client.ask(again, prefill))
     await asyncio.gather(prefill.idle(), decode.idle())
@@ -102,8 +104,8 @@ async def test_the_connection_is_lost(llama: Path, start_worker: StartWorker, fa
         after = make_prompt(400, seed=4)
         assert_right(llama, after, await client.ask(after, prefill))
     await asyncio.gather(prefill.idle(), decode.idle())
-    # By each connection that was made: a link that was lost too is made anew, with another one.
-    assert sent(prefill) in (2, 4)
+    # Two by each connection before its fault: a link that was lost too is made anew, with another one.
+    assert 2 <= sent(prefill) <= 4
 
 
 async def test_without_a_connection_kv_comes_as_before(llama: Path, start_worker: StartWorker) -> None:

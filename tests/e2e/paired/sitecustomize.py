@@ -1,7 +1,8 @@
 """Lets engines on CPU be pairs of GPUs: Python loads this at its start from PYTHONPATH. Sockets stand in for NCCL, with
 its manners: messages pair up in order, a size that does not match is an error, a lost peer ends everything.
 
-PAIR_FAULT: "break:N", "stall:N" or "damage:N" does that to the N-th message, "refuse" to the connection.
+PAIR_FAULT: "break:N", "stall:N" or "damage:N" does that to the N-th message that is sent, "refuse" to the connection.
+On a machine with two GPUs it is done to NCCL.
 """
 
 import contextlib
@@ -131,14 +132,48 @@ def make_unique_id() -> bytes:
     return str(port).encode().ljust(128, b"\0")
 
 
+def faulty_nccl() -> Any:
+    """Return NCCL's Communicator with the fault, and a word on each message sent."""
+    from baton_kv.nccl import Communicator, NcclError
+
+    class Faulty(Communicator):
+        def __init__(self, rank: int, unique_id: bytes, device: Any) -> None:
+            self._fault, _, number = os.environ.get("PAIR_FAULT", "").partition(":")
+            self._left = int(number or 0)
+            super().__init__(rank, unique_id, device)
+
+        def send(self, values: Any) -> Any:
+            if not self.up:  # the first message, by which the connection is made
+                if self._fault == "refuse":
+                    raise NcclError("refused for a test")
+                return super().send(values)
+            self._left -= 1
+            if self._left == 0 and self._fault == "break":
+                raise NcclError("broken for a test")
+            if self._left == 0 and self._fault == "stall":
+                return Event()
+            if self._left == 0 and self._fault == "damage":
+                values[len(values) // 3] ^= 4
+            transfer = super().send(values)
+            print(json.dumps({"event": "sent_to_pair", "bytes": len(values)}), flush=True)
+            return transfer
+
+    return Faulty
+
+
 if "baton_worker.engine_process" in sys.orig_argv:
+    import torch
+
     from baton_kernels.blocks import checksum_reference
     from baton_worker import kv_mover, pairs
 
-    patches: Any = [
-        (pairs, {"available": lambda device: True, "make_unique_id": make_unique_id, "Communicator": SocketLink}),
-        (kv_mover, {"checksum": checksum_reference}),
+    replacements: Any = [
+        (pairs, "available", lambda device: True),
+        (pairs, "make_unique_id", make_unique_id),
+        (pairs, "Communicator", SocketLink),
+        (kv_mover, "checksum", checksum_reference),
     ]
-    for module, replacements in patches:
-        for name, value in replacements.items():
-            setattr(module, name, value)
+    if torch.cuda.is_available():
+        replacements = [(pairs, "Communicator", faulty_nccl())]
+    for module, name, value in replacements:
+        setattr(module, name, value)
