@@ -55,7 +55,8 @@ def _slots(cache: torch.Tensor, table: torch.Tensor, first_token: int, count: in
     return table[positions // size] * size + positions % size
 
 
-@triton.jit
+# One compiled kernel serves all pieces: compilation would halt a service for half a second.
+@triton.jit(do_not_specialize=["first_token", "num_tokens", "first_plane"])
 def _move_kernel(
     cache, table, packed, checksum, first_token, num_tokens, first_plane, cache_blocks,
     cache_words, first_word, words,
@@ -81,7 +82,7 @@ def _move_kernel(
         tl.atomic_add(checksum, tl.sum(tl.where(inside, product & 0xFFFFFFFF, 0)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words"])
 def _checksum_kernel(packed, checksum, words, WORDS: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     values = tl.load(packed + at, mask=at < words, other=0)

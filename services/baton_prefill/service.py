@@ -308,6 +308,8 @@ class PrefillService(PrefillServicer):
         session.pair_ends_up += 1
         if session.pair_ends_up == 2:
             self._engine.send(UsePair(session.id, session.gpu_checked))
+            extra = {"event": "paired", "transport": "nccl", "epoch": session.epoch}
+            log.info("KV for the decode pod of epoch %d goes from GPU to GPU from now on", session.epoch, extra=extra)
 
     def _send_piece(self, piece: Piece) -> None:
         owner = self._owners.get(piece.id)

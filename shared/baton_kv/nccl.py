@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from functools import cache
 from typing import Any
 
@@ -27,6 +28,9 @@ _CALL_S = 2.0
 _POLL_S = 0.002
 _SPIN_S = 0.001  # what NCCL has taken is queued some 100 us later; a sleep would make that milliseconds
 _FIRST_BYTES = 1 << 20
+# A piece takes milliseconds; after so long its peer is gone, and the pod's link is about to notice it, too.
+TRANSFER_S = 5.0
+_WATCH_S = 0.5
 
 
 class NcclError(RuntimeError):
@@ -142,6 +146,7 @@ class Communicator:
         self._closed = threading.Event()
         self._lock = threading.Lock()  # NCCL allows one call at a time for a communicator
         self._taken: Transfer | None = None  # the last call's, while NCCL has not queued it
+        self._under_way: deque[tuple[float, Transfer]] = deque()
         threading.Thread(target=self._set_up, args=(unique_id,), daemon=True).start()
 
     def send(self, values: torch.Tensor) -> Transfer:
@@ -154,11 +159,14 @@ class Communicator:
 
     def check(self) -> None:
         """Note how far NCCL is, and a failure that it has found by itself; transfers end only by this."""
-        if self.up and self.failure is None:
+        # Whoever holds the lock is ending it.
+        if self.up and self.failure is None and self._lock.acquire(blocking=False):
             try:
                 self._has_queued()
             except NcclError as error:
                 self.failure = str(error)
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """End it and whatever is on its way, which is over when it is `gone`."""
@@ -169,19 +177,36 @@ class Communicator:
     def _set_up(self, unique_id: bytes) -> None:
         try:
             torch.cuda.set_device(self._device)
-            deadline = time.monotonic() + _SETUP_S
+            began = time.monotonic()
+            deadline = began + _SETUP_S
             with self._lock:
                 _check(_init(self._handle, 2, unique_id, self._rank, blocking=False))
                 self._finish(deadline)
+            initialized = time.monotonic()
             # The first message makes the connection.
             first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8, device=self._device)
             torch.cuda.current_stream().synchronize()
             transfer = self.receive(first) if self._rank else self.send(first)
-            while not (self._has_queued() and transfer.query()):
+            while not transfer.query():
+                with self._lock:
+                    self._has_queued()
                 self._wait(deadline)
+            self._under_way.clear()
             self.up = not self._closed.is_set()
+            seconds = {"init_s": initialized - began, "first_message_s": time.monotonic() - initialized}
+            log.info("connected to the other GPU: %s", seconds, extra={"event": "gpus_connected", **seconds})
+            self._watch()
         except (NcclError, OSError, RuntimeError) as error:
             self.failure = str(error)
+
+    def _watch(self) -> None:
+        """End it when a transfer does not end: whoever should notice may be waiting for the device, and so for that."""
+        while not self._closed.wait(_WATCH_S):
+            while self._under_way and self._under_way[0][1].query():
+                self._under_way.popleft()
+            if self._under_way and time.monotonic() > self._under_way[0][0] + _WATCH_S:
+                self.failure = "a transfer does not end"
+                self.close()
 
     def _transfer(self, call: Any, values: torch.Tensor) -> Transfer:
         with self._lock:
@@ -191,6 +216,7 @@ class Communicator:
             size = values.numel() * values.element_size()
             _check(call(values.data_ptr(), size, _BYTES, 1 - self._rank, self._handle, self.stream.cuda_stream))
             transfer = self._taken = Transfer()
+            self._under_way.append((time.monotonic() + TRANSFER_S, transfer))
             return transfer
 
     def _finish(self, deadline: float) -> None:

@@ -56,6 +56,7 @@ class KvMover:
         if device.type == "cuda":
             _pin(self.exports)
             _pin(self._imports)
+            self._load_kernels()
 
     @property
     def gpu_slot_bytes(self) -> int:
@@ -71,6 +72,18 @@ class KvMover:
     def busy(self) -> bool:
         """Whether `settle` may have something to do without a command."""
         return self._copies.busy or self._scatters.busy or self._pairs.busy
+
+    def _load_kernels(self) -> None:
+        """At its first use a kernel is compiled, and its loading waits for all that the device is at."""
+        cache = self._engine.runner.cache
+        layers, _, _, _, heads, _ = cache.data.shape
+        one = Extent(first_token=0, num_tokens=1, first_layer=0, num_layers=layers, first_head=0, num_heads=heads)
+        values = torch.empty(self._shape(one), dtype=cache.data.dtype, device=cache.data.device)
+        for check in (True, False):
+            cache.gather([0], one, values, check)
+        checksum(values)
+        cache.scatter([0], one, values)
+        torch.cuda.synchronize()
 
     # Exports
 

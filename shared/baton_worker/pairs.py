@@ -8,10 +8,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from baton_kv.nccl import Communicator, NcclError, available, make_unique_id
-
-# A piece takes milliseconds; after so long its peer is gone, and the pod's link is about to notice it, too.
-_TRANSFER_S = 5.0
+from baton_kv.nccl import TRANSFER_S, Communicator, NcclError, available, make_unique_id
 
 Then = Callable[[bool], None]
 
@@ -125,4 +122,4 @@ class Pairs:
             pair.link.failure = pair.link.failure or str(error)
             then(False)
         else:
-            pair.transfers.append(_Transfer(over, time.monotonic() + _TRANSFER_S, then))
+            pair.transfers.append(_Transfer(over, time.monotonic() + TRANSFER_S, then))

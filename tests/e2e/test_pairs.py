@@ -29,7 +29,7 @@ async def start_pair(start_worker: StartWorker, fault: str = "", checks: bool = 
 
 async def paired(client: DecodeClient, prefill: Worker, decode: Worker) -> None:
     await client.introduce(prefill)
-    await decode.process.logged("paired")
+    await asyncio.gather(decode.process.logged("paired"), prefill.process.logged("paired"))
 
 
 def sent(prefill: Worker) -> int:

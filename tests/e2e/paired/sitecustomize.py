@@ -134,6 +134,8 @@ def make_unique_id() -> bytes:
 
 def faulty_nccl() -> Any:
     """Return NCCL's Communicator with the fault, and a word on each message sent."""
+    import torch
+
     from baton_kv.nccl import Communicator, NcclError
 
     class Faulty(Communicator):
@@ -154,6 +156,7 @@ def faulty_nccl() -> Any:
                 return Event()
             if self._left == 0 and self._fault == "damage":
                 values[len(values) // 3] ^= 4
+                torch.cuda.synchronize()
             transfer = super().send(values)
             print(json.dumps({"event": "sent_to_pair", "bytes": len(values)}), flush=True)
             return transfer
