@@ -2,11 +2,14 @@
 
 import heapq
 import itertools
-from collections import OrderedDict, deque
+from bisect import insort
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from baton_common.set_changes import SetChanges
+from baton_engine.scheduler import STRETCH
 
 
 class Clock:
@@ -53,6 +56,7 @@ class Work:
     finished: Callable[[], None] = lambda: None
     cached: int | None = None  # tokens, once it has begun
     left: int = field(init=False)  # tokens to prefill
+    due: int = 0  # its place in a pod's queue
 
     def __post_init__(self) -> None:
         self.left = self.num_tokens
@@ -85,12 +89,13 @@ class Cache:
 
 
 class SimPod:
-    """Prompts one after the other in chunks, beside all decodes."""
+    """Prompts one after the other in chunks, beside all decodes; shorter ones overtake as in the engine."""
 
     def __init__(self, clock: Clock, speed: Speed, block_size: int, num_blocks: int) -> None:
         self.cache = Cache(num_blocks)
         self.decoding: list[Work] = []
-        self.queue: deque[Work] = deque()
+        self.queue: list[Work] = []
+        self._admitted_tokens = 0
         self._clock = clock
         self._speed = speed
         self._block_size = block_size
@@ -102,7 +107,8 @@ class SimPod:
 
     def prefill(self, work: Work) -> None:
         """Compute a prompt, then generate its output, of which the first token comes with the prompt."""
-        self.queue.append(work)
+        work.due = self._admitted_tokens + STRETCH * work.num_tokens
+        insort(self.queue, work, key=attrgetter("due"))
         self._step()
 
     def decode(self, work: Work) -> None:
@@ -130,13 +136,13 @@ class SimPod:
             if work.cached is None:
                 work.cached = self.cache.match(work.keys) * self._block_size
                 work.left = work.num_tokens - work.cached
+                self._admitted_tokens += work.num_tokens
             count = min(work.left, budget)
             budget -= count
             chunks.append((work, count))
         return chunks
 
     def _end_step(self, decodes: Sequence[Work], chunks: Sequence[tuple[Work, int]]) -> None:
-        self._busy = False
         for work in decodes:
             work.output -= 1
             if not work.output:
@@ -145,11 +151,12 @@ class SimPod:
         for work, count in chunks:
             work.left -= count
             if not work.left:
-                self.queue.popleft()
+                self.queue.remove(work)
                 self.cache.put(work.keys)
                 work.prefilled()
                 work.output -= 1
                 self._goes_on(work)
+        self._busy = False
         self._step()
 
     def _goes_on(self, work: Work) -> None:

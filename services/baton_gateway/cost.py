@@ -20,10 +20,13 @@ class CostModel:
     # A second of delay to one running decode counts as so many seconds of TTFT.
     decode_delay: float = 0.4
 
+    def prefill_rate(self, pod: Pod) -> float:
+        """Return how many prompt tokens a pod computes in a second."""
+        return pod.prefill_rate or pod.learned_rate or self.default_prefill_rate
+
     def prefill(self, pod: Pod, num_tokens: int) -> float:
         """Return the time until a pod has computed so many tokens of a new prompt, behind what is queued there."""
-        rate = pod.prefill_rate or pod.learned_rate or self.default_prefill_rate
-        return (pod.prefill_tokens.load + num_tokens) / rate
+        return (pod.prefill_tokens.load + num_tokens) / self.prefill_rate(pod)
 
     def transfer(self, pod: Pod, num_tokens: int) -> float:
         """Return the time in which a decode pod gets the KV of so many tokens from another pod."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import grpc.aio
 
+from baton_gateway.admission import Admission
 from baton_gateway.cost import CostModel
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.demand import Demand
@@ -22,6 +23,8 @@ from baton_proto import serving_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+_LET_IN_S = 0.05
+
 
 class Fleet:
     """Watches every pod, keeps a link to every decode pod, and chooses pods for requests."""
@@ -33,12 +36,21 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._was_ready = False
         self._index = PrefixIndex(settings.prefix_index_entries)
+        costs = CostModel(transfer_rate=settings.kv_transfer_rate)
         self.draining = False
         self.router = Router(
             [Pod(address, connected=False) for address in settings.decode_addresses],
             [Pod(address) for address in settings.prefill_addresses],
-            _policy(settings, self._index),
+            _policy(settings, self._index, costs),
             time.monotonic,
+        )
+        self.admission = Admission(
+            self.router,
+            self._index,
+            costs,
+            most_waiting=settings.max_waiting_requests,
+            pod_queue_s=settings.pod_queue_s,
+            ttft_slo_s=settings.ttft_slo_s,
         )
 
     def start(self) -> None:
@@ -47,6 +59,7 @@ class Fleet:
             self._links[pod.address] = DecodeLink(pod, channel, self._readiness_changed)
         for pod in self.router.prefills:
             self._watch(pod, pb.ROLE_PREFILL)
+        self._tasks.append(asyncio.create_task(self._keep_letting_in()))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -102,13 +115,19 @@ class Fleet:
             link.introduce([partner.address for partner in self.router.partners(link.pod)])
         self._readiness_changed(pod)
 
+    async def _keep_letting_in(self) -> None:
+        """Pods may get room by what other gateways' requests leave, and by time."""
+        while True:
+            await asyncio.sleep(_LET_IN_S)
+            self.admission.let_in()
+
     def _readiness_changed(self, _pod: Pod) -> None:
         if self.router.ready and not self._was_ready:
             self._was_ready = True
             log.info("ready", extra={"event": "ready"})
 
 
-def _policy(settings: GatewaySettings, index: PrefixIndex) -> Policy:
+def _policy(settings: GatewaySettings, index: PrefixIndex, costs: CostModel) -> Policy:
     match settings.routing_policy:
         case "random":
             return Random()
@@ -117,5 +136,4 @@ def _policy(settings: GatewaySettings, index: PrefixIndex) -> Policy:
         case "least_loaded":
             return LeastLoaded()
         case "kv_aware":
-            costs = CostModel(transfer_rate=settings.kv_transfer_rate)
             return KvAware(index, costs, settings.stay_margin, settings.local_prefill)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from baton_gateway.choice import Choice
 from baton_gateway.errors import model_not_allowed, overloaded, unknown_model
 from baton_gateway.fleet import Fleet
-from baton_gateway.generation import Generation
+from baton_gateway.generation import Generation, Patience
 from baton_gateway.limits.redis_store import RedisLimits, connect
 from baton_gateway.metrics import Metrics
 from baton_gateway.model import ServedModel
@@ -88,10 +88,15 @@ class Gateway:
         generation = Generation(
             self.fleet,
             submits,
-            settings.max_unread_tokens,
-            settings.max_lost_pods,
-            settings.resume_timeout_s,
+            Patience(
+                unread_tokens=settings.max_unread_tokens,
+                losses=settings.max_lost_pods,
+                queue_s=settings.queue_timeout_s,
+                resume_s=settings.resume_timeout_s,
+            ),
             record.session or request.user or "",
+            record.identity.name if record.identity else "",
+            record.identity.tenant.weight if record.identity else 1.0,
         )
         choices = [self._choice(request, params, silent) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from baton_gateway.admission import Ask
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.demand import Demand
 from baton_gateway.errors import ApiError, bad_request, internal_error, overloaded
@@ -20,6 +22,21 @@ class ClientGoneError(Exception):
     """The client closed its connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """What a generation puts up with.
+
+    unread_tokens: more of them waiting to be read end it. losses: after more pods lost with a choice it fails, as it
+    may be what kills them. queue_s: how long it waits for its turn. resume_s: how long a choice waits when no pod is
+    left to go on.
+    """
+
+    unread_tokens: int
+    losses: int
+    queue_s: float
+    resume_s: float
+
+
 class Generation:
     """One or more prompts on the pods, their tokens gathered in one place.
 
@@ -30,37 +47,53 @@ class Generation:
         self,
         fleet: Fleet,
         submits: Sequence[pb.Submit],
-        max_unread_tokens: int,
-        max_losses: int,
-        max_wait_s: float,
+        patience: Patience,
         session: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> None:
-        """max_unread_tokens: more tokens than that waiting to be read end the generation.
-
-        max_losses: after more pods lost with a choice it fails, as it may be what kills them.
-        max_wait_s: how long a choice waits when no pod is left to go on. session: as Demand has it.
-        """
-        self.max_losses = max_losses
-        self.max_wait_s = max_wait_s
+        """session: as Demand has it. weight: of the tenant, when it takes turns with others."""
+        self.patience = patience
         self.session = session
         self._n = submits[0].sampling.n
-        self._max_unread = max_unread_tokens
+        self._admission = fleet.admission
         self._unread = 0
         self._arrived: list[tuple[int, pb.Delta]] = []
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._prompts = [_Prompt(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
+        self._ask = Ask(
+            [prompt.demand(prompt.submit) for prompt in self._prompts],
+            self._come_in,
+            self.fail,
+            tenant,
+            weight,
+            submits[0].priority,
+        )
+        self._waiting: asyncio.TimerHandle | None = None
         self.retries = 0  # prompts sent once more before anything of them came
         self.resumes = 0  # choices that went on on another pod
 
     def start(self) -> None:
-        """Send every prompt to a decode pod. Raises ApiError when there is none."""
+        """Send every prompt to a decode pod as soon as its turn has come; `read` raises what prevents that."""
+        self._waiting = asyncio.get_running_loop().call_later(self.patience.queue_s, self._wait_no_more)
+        self._admission.ask(self._ask)
+
+    def _come_in(self) -> None:
+        self._leave_queue()
         try:
             for prompt in self._prompts:
                 prompt.start()
-        except ApiError:
-            self.close()
-            raise
+        except ApiError as error:
+            self.fail(error)
+
+    def _wait_no_more(self) -> None:
+        self.fail(overloaded("The server is busy: the request has waited for too long. Try again later."))
+
+    def _leave_queue(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
     async def read(self, timeout_s: float) -> list[tuple[int, pb.Delta]]:
         """Wait for tokens, and return all that came, each with the number of its choice; none after `timeout_s`.
@@ -97,13 +130,16 @@ class Generation:
 
     def close(self) -> None:
         """Cancel what still runs."""
+        if self._waiting is not None:
+            self._leave_queue()
+            self._admission.withdraw(self._ask)
         for prompt in self._prompts:
             prompt.cancel()
 
     def put(self, choice: int, delta: pb.Delta) -> None:
         self._arrived.append((choice, delta))
         self._unread += len(delta.token_ids)
-        if self._unread > self._max_unread:
+        if self._unread > self.patience.unread_tokens:
             # What was not read is lost to the client anyway: give its memory back with the pod's blocks.
             self._arrived.clear()
             self.fail(ApiError(408, "The stream was read too slowly.", code="slow_reader"))
@@ -125,20 +161,22 @@ class _Prompt:
         self._journal: list[list[int]] = [[] for _ in range(submit.sampling.n)]
         self._fingerprint: str | None = None  # of the pods that began
         self._fleet = fleet
-        self._submit = submit
+        self.submit = submit
+
+    def demand(self, submit: pb.Submit) -> Demand:
+        known = [*submit.prompt_token_ids, *submit.continuation.token_ids]
+        return Demand.of(known, len(submit.prompt_token_ids) + submit.sampling.max_tokens, self._generation.session)
 
     def start(self) -> None:
         """Send the prompt to a decode pod. Raises ApiError when there is none."""
-        leg = _Leg(self, self._submit, range(self._submit.sampling.n), self._generation.max_wait_s)
+        leg = _Leg(self, self.submit, range(self.submit.sampling.n), self._generation.patience.resume_s)
         self._legs.update(dict.fromkeys(leg.choices, leg))
         leg.start()
 
     def dispatch(self, submit: pb.Submit, avoid: Sequence[str]) -> tuple[Route, DecodeLink]:
         """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
         same = self._fingerprint if any(self._journal) else None
-        known = [*submit.prompt_token_ids, *submit.continuation.token_ids]
-        most = len(submit.prompt_token_ids) + submit.sampling.max_tokens
-        route, link = self._fleet.dispatch(Demand.of(known, most, self._generation.session), avoid, same)
+        route, link = self._fleet.dispatch(self.demand(submit), avoid, same)
         self._fingerprint = route.decode.fingerprint
         return route, link
 
@@ -168,7 +206,7 @@ class _Prompt:
 
     def go_on(self, leg: "_Leg", otherwise: ApiError) -> None:
         """Let the choices of a leg that has ended early go on elsewhere, each from its last token."""
-        if leg.losses > self._generation.max_losses:
+        if leg.losses > self._generation.patience.losses:
             self.fail(otherwise)
             return
         if any(self._journal):
@@ -176,7 +214,7 @@ class _Prompt:
             successors = [leg.successor(self._continuation(choice), [choice]) for choice in sorted(leg.choices)]
         else:
             self._generation.retries += 1
-            successors = [leg.successor(self._submit, leg.choices)]
+            successors = [leg.successor(self.submit, leg.choices)]
         for successor in successors:
             self._legs.update(dict.fromkeys(successor.choices, successor))
         for successor in successors:
@@ -184,7 +222,7 @@ class _Prompt:
 
     def _continuation(self, choice: int) -> pb.Submit:
         submit = pb.Submit()
-        submit.CopyFrom(self._submit)
+        submit.CopyFrom(self.submit)
         submit.continuation.choice = choice
         submit.continuation.token_ids[:] = self._journal[choice]
         submit.sampling.n = 1

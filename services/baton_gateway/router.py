@@ -11,12 +11,15 @@ from baton_gateway.policies import Choice, Group, Policy
 class Route:
     """A decision, and the charge it put on its pods; each part is given back once."""
 
-    def __init__(self, choice: Choice, demand: Demand, clock: Callable[[], float]) -> None:
-        """clock: returns seconds."""
+    def __init__(
+        self, choice: Choice, demand: Demand, clock: Callable[[], float], freed: Callable[[], None] = lambda: None
+    ) -> None:
+        """clock: returns seconds. freed: called when some of the charge has been given back."""
         self.decode = choice.decode
         self.prefills = choice.prefills
         self._waiting = list(choice.prefills)  # prefill pods that have not failed
         self._clock = clock
+        self._freed = freed
         self._sent_at = clock()
         self._num_tokens = demand.num_tokens
         self._tried: list[Breaker] = []
@@ -93,9 +96,12 @@ class Route:
         self._charges.append((work, amount))
 
     def _release(self, first: int) -> None:
-        for work, amount in self._charges[first:]:
+        released = self._charges[first:]
+        for work, amount in released:
             work.charge(-amount)
         del self._charges[first:]
+        if released:
+            self._freed()
 
 
 class Router:
@@ -107,6 +113,7 @@ class Router:
         """clock: returns seconds that never go back."""
         self.decodes = decodes
         self.prefills = prefills
+        self.freed: Callable[[], None] = lambda: None  # called when a pod has less to do
         self._policy = policy
         self._clock = clock
         for slot, pod in enumerate((*decodes, *prefills)):
@@ -119,7 +126,7 @@ class Router:
         one; others serve other weights.
         """
         groups = self._groups(demand, avoid, fingerprint)
-        return Route(self._policy.choose(demand, groups), demand, self._clock) if groups else None
+        return Route(self._policy.choose(demand, groups), demand, self._clock, self.freed) if groups else None
 
     def partners(self, decode: Pod) -> list[Pod]:
         """Return the prefill pods that may work with a decode pod."""

@@ -59,6 +59,16 @@ class GatewaySettings(BaseSettings):
     """Levels of nesting that a JSON schema may have."""
     max_unread_tokens: int = Field(default=16_384, gt=0)
     """Tokens a client may leave unread before its request is cancelled."""
+    ttft_slo_s: float = Field(default=30, gt=0)
+    """Seconds within which a request should have its first token: one that is predicted to wait for longer is refused
+    at once, with the time after which to try again."""
+    pod_queue_s: float = Field(default=0.5, ge=0)
+    """Seconds of prefill that a pod may have queued when it gets another request; until then requests wait in the
+    gateway, where tenants take turns by their weights."""
+    queue_timeout_s: float = Field(default=60, gt=0)
+    """Seconds a request may wait there."""
+    max_waiting_requests: int = Field(default=1024, ge=0)
+    """Requests that may wait there; beyond, the tenant with the most to do there loses its newest."""
     request_timeout_s: float = Field(default=3600, gt=0)
     """Seconds a request may take in all."""
     max_lost_pods: int = Field(default=5, ge=0)

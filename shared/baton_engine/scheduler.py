@@ -14,6 +14,9 @@ _ORDER = attrgetter("order")
 _STEPS_TO_CATCH_UP = 2
 _MOST_PATIENCE = 2
 _MOST_STEPS = 24
+# Shorter prompts overtake a longer one until so many times its tokens have been admitted since it came. One that came
+# just before is otherwise worth a hundred short ones' wait.
+STRETCH = 4
 
 
 class Scheduler:
@@ -53,6 +56,7 @@ class Scheduler:
         self._max_export_blocks = max_export_blocks
         self._chunk_tokens = chunk_tokens
         self._burst_chunk = chunk_tokens  # for the prompts that are queued now
+        self._admitted_tokens = 0  # of prompts, since the start
         self._free_rows = list(reversed(range(max_num_seqs)))
 
     @property
@@ -61,6 +65,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
+        if sequence.due < 0:
+            sequence.due = self._admitted_tokens + STRETCH * len(sequence.tokens)
         insort(self.waiting, sequence, key=_ORDER)
         self._note(sequence)
 
@@ -121,6 +127,7 @@ class Scheduler:
             budget = min(budget, len(decodes) + self._prompt_tokens(chunks))
         for sequence in chunks:
             if sequence.state is running:
+                self._admit(step, budget, sequence)
                 self._schedule_chunk(sequence, step, budget)
         self._admit(step, budget)
         return step
@@ -170,16 +177,20 @@ class Scheduler:
         if count > 0:
             step.put(sequence, count)
 
-    def _admit(self, step: Step, budget: int) -> None:
+    def _admit(self, step: Step, budget: int, before: Sequence | None = None) -> None:
+        """Admit what is more urgent than `before` while there is room in the step."""
         if not self.waiting:
             return
         rows = self._max_num_seqs - sum(sequence.width for sequence in (*self.running, *self.importing))
         while self.waiting and step.num_tokens < budget:
             sequence = self.waiting[0]
+            if before is not None and sequence.order > before.order:
+                return
             rows -= sequence.width
             if sequence.pending or rows < 0 or self._exports_too_much(sequence) or not self._take_blocks(sequence):
                 return
             del self.waiting[0]
+            self._admitted_tokens += len(sequence.tokens)
             if sequence.request.imports_kv:
                 self.host_bound.discard(sequence)
                 sequence.state = State.IMPORTING

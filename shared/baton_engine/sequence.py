@@ -59,8 +59,9 @@ class Sequence:
     on the device and not read yet. `computed` counts the tokens whose KV is in `blocks`, including those of the steps
     now on their way; `cached` those that were there when it was admitted; `remembered` the blocks that the prefix cache
     knows. `row` is its place among the running ones, -1 when it does not run, and `admissions` how often it has been
-    given blocks. `order` says who goes first: smaller is more urgent. `matcher` follows the output through the grammar,
-    if there is one.
+    given blocks. `due` is where its prompt stands in the scheduler's queue, negative before it has been there, and
+    `order` says who goes first: smaller is more urgent. `matcher` follows the output through the grammar, if there is
+    one.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Sequence:
         self.sampling = sampling
         self.arrival = arrival
         self.choice = choice
-        self.order = request.priority, arrival, choice
+        self.due = -1
         self.prompt_len = len(request.prompt)
         self.given_len = self.prompt_len + len(request.output)
         self.most_tokens = min(self.prompt_len + sampling.max_tokens, max_model_len)
@@ -96,6 +97,7 @@ class Sequence:
     def fork(self, choice: int) -> "Sequence":
         """Return a sequence for another choice, of the same tokens and blocks; the caller counts the references."""
         other = Sequence(self.request, self.arrival, self._hashes[0], self._block_size, self.most_tokens, choice)
+        other.due = self.due
         other.tokens = list(self.tokens)
         other.num_tokens = len(other.tokens)
         other.computed = self.computed
@@ -106,6 +108,10 @@ class Sequence:
         other._hashes = list(self._hashes)
         other.matcher = self.matcher.copy() if self.matcher is not None else None
         return other
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        return self.request.priority, self.due, self.arrival, self.choice
 
     @property
     def output_len(self) -> int:

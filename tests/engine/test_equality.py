@@ -126,7 +126,7 @@ def test_chunks_of_one_token_beside_others(llama: Path, budget: int) -> None:
     prompts = [make_prompt(length, seed=7) for length in (budget - 1, 20, 10, 1, 9)]
     engine = make_engine(llama, block_size=4, max_num_batched_tokens=budget, enable_prefix_caching=False)
     for id, prompt in enumerate(prompts):
-        engine.add(make_request(id, prompt, 8))
+        engine.add(make_request(id, prompt, 8, priority=id))
     counts: list[list[int]] = []
     schedule = engine.scheduler.schedule
 

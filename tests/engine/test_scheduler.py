@@ -264,9 +264,38 @@ def test_decodes_come_before_chunks_and_chunks_before_newcomers(scheduler: Sched
     step = scheduler.schedule()
     assert computed(step) == [(decoding, 3), (prefilling, 5)]
     read(decoding, 9)
-    newcomer = add(scheduler, 2, 5, priority=-1)
+    newcomer = add(scheduler, 2, 40)
     assert computed(scheduler.schedule()) == [(decoding, 1), (prefilling, 7)]
     assert newcomer.state is State.WAITING
+
+
+@pytest.mark.parametrize(("length", "priority"), [(5, 0), (40, -1)])
+def test_shorter_and_more_urgent_newcomers_come_before_the_rest_of_a_prompt(
+    scheduler: Scheduler, length: int, priority: int
+) -> None:
+    prefilling = add(scheduler, 0, 30)
+    assert computed(scheduler.schedule()) == [(prefilling, 8)]
+    newcomer = add(scheduler, 1, length, priority=priority)
+    counts = [(newcomer, min(length, 8)), (prefilling, 8 - length)]
+    assert computed(scheduler.schedule()) == [pair for pair in counts if pair[1] > 0]
+
+
+def test_shorter_prompts_do_not_overtake_for_ever() -> None:
+    """Only until four times what a prompt itself has has been admitted since it came."""
+    scheduler = Scheduler(
+        BlockPool(900), block_size=4, max_num_batched_tokens=10, max_num_seqs=200, max_export_blocks=32
+    )
+    long = add(scheduler, 0, 60)
+    overtaking = 0
+    for arrival in range(1, 60):
+        short = add(scheduler, arrival, 10)
+        scheduler.schedule()
+        if long.computed:
+            break
+        assert short.computed == 10
+        scheduler.remove(short)
+        overtaking += 1
+    assert overtaking == (4 * 60 - 4 * 10) // 10
 
 
 def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Scheduler) -> None:
@@ -289,12 +318,11 @@ def test_beside_decodes_prompts_are_computed_in_small_chunks_unless_many_wait() 
     assert computed(scheduler.schedule()) == [(decoding, 3), (prompt, 97)]
     read(decoding, 9)
     late = add(scheduler, 2, 21)
-    # 13 + 21 are queued, which is twice 17.
-    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 13), (late, 4)]
+    # 13 + 21 are queued, which is twice 17; the shorter prompt goes first.
+    assert computed(scheduler.schedule()) == [(decoding, 1), (late, 17)]
     read(decoding, 9)
-    read(prompt, 9)
     # It does not slow down before all are done.
-    assert computed(scheduler.schedule()) == [(decoding, 1), (prompt, 1), (late, 17)]
+    assert computed(scheduler.schedule()) == [(decoding, 1), (late, 4), (prompt, 13)]
 
 
 @pytest.mark.parametrize(("waiting", "chunk"), [(1, 20), (4, 20), (5, 25), (12, 60), (40, 100)])

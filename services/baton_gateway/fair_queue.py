@@ -1,0 +1,118 @@
+"""Requests that wait their turn, so that no tenant makes the others wait for what it alone has asked for."""
+
+import itertools
+from collections import deque
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class _Waiting(Generic[Item]):
+    __slots__ = ("cost", "item", "start")
+
+    def __init__(self, start: float, cost: float, item: Item) -> None:
+        self.start = start
+        self.cost = cost
+        self.item = item
+
+
+class _Line(Generic[Item]):
+    """What one tenant waits for at one priority, in the order in which it came."""
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.waiting: deque[_Waiting[Item]] = deque()
+        self.finish = 0.0  # the virtual time at which its last request would be served
+
+    @property
+    def backlog(self) -> float:
+        return sum(entry.cost for entry in self.waiting) / self.weight
+
+
+class FairQueue(Generic[Item]):
+    """Start-time fair queueing (Goyal, Vin and Cheng, IEEE/ACM Transactions on Networking 5(5), 1997) over tenants, the
+    more urgent priorities first.
+
+    Of a capacity that all want, each tenant with requests waiting gets a share by its weight, whatever the others send,
+    and what one leaves the others have. When the queue is full, the tenant with the longest line gives way.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: requests that may wait."""
+        self._most = most
+        self._lines: dict[tuple[int, str], _Line[Item]] = {}  # by priority and tenant
+        self._now: dict[int, float] = {}  # virtual time by priority
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, tenant: str, item: Item, cost: float, weight: float = 1.0, priority: int = 0) -> Item | None:
+        """Let an item wait; return the one that has to leave because there is no room, maybe this one itself.
+
+        cost: what it takes to serve it, in any unit. priority: less is more urgent.
+        """
+        line = self._lines.setdefault((priority, tenant), _Line(weight))
+        line.weight = weight
+        start = max(self._now.get(priority, 0.0), line.finish)
+        line.finish = start + cost / weight
+        line.waiting.append(_Waiting(start, cost, item))
+        self._length += 1
+        return self._push_out() if self._length > self._most else None
+
+    def pop(self) -> Item | None:
+        """Return whose turn it is, None if nobody waits."""
+        if not self._length:
+            return None
+        key = min(self._waiting(), key=lambda key: (key[0], self._lines[key].waiting[0].start, key[1]))
+        entry = self._lines[key].waiting.popleft()
+        self._now[key[0]] = entry.start
+        self._left(key)
+        return entry.item
+
+    def remove(self, tenant: str, item: Item, priority: int = 0) -> bool:
+        """Take an item out that waits no longer; return whether it did. Its place falls to its tenant's next ones."""
+        line = self._lines.get((priority, tenant))
+        entry = next((entry for entry in line.waiting if entry.item is item), None) if line is not None else None
+        if line is None or entry is None:
+            return False
+        index = line.waiting.index(entry)
+        del line.waiting[index]
+        for later in itertools.islice(line.waiting, index, None):
+            later.start -= entry.cost / line.weight
+        line.finish -= entry.cost / line.weight
+        self._left((priority, tenant))
+        return True
+
+    def ahead(self, tenant: str, cost: float, weight: float = 1.0, priority: int = 0) -> float:
+        """Return the cost of what would be served before a new request, if nothing more came."""
+        line = self._lines.get((priority, tenant))
+        start = max(self._now.get(priority, 0.0), line.finish if line is not None else 0.0)
+        return sum(
+            entry.cost
+            for (other, _), line in self._lines.items()
+            for entry in line.waiting
+            if other < priority or (other == priority and entry.start <= start)
+        )
+
+    def _waiting(self) -> list[tuple[int, str]]:
+        return [key for key, line in self._lines.items() if line.waiting]
+
+    def _push_out(self) -> Item:
+        """Take the newest of the longest line of the least urgent priority."""
+        key = max(self._waiting(), key=lambda key: (key[0], self._lines[key].backlog))
+        line = self._lines[key]
+        entry = line.waiting.pop()
+        line.finish = entry.start
+        self._left(key)
+        return entry.item
+
+    def _left(self, key: tuple[int, str]) -> None:
+        self._length -= 1
+        line = self._lines[key]
+        if not self._length:
+            self._lines.clear()
+            self._now.clear()
+        # One that was served beyond the time of the others must not be forgotten: it would begin anew before them.
+        elif not line.waiting and line.finish <= self._now.get(key[0], 0.0):
+            del self._lines[key]
