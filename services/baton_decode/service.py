@@ -54,7 +54,8 @@ class _Live(msgspec.Struct):
     prefills: list[str]  # addresses of prefill pods that have not been tried
     ticket: int | None = None
     link: PrefillLink | None = None
-    started: bool = False  # the first tokens are known
+    handed_tokens: int = 0  # of this ticket
+    started_at: float | None = None  # when the first tokens were known; in the event loop's seconds
     kv_complete: bool = False
     heard_at: float = 0.0  # when something of the hand-over last came; in the event loop's seconds
 
@@ -65,6 +66,7 @@ class DecodeService(DecodeServicer):
     def __init__(self, settings: DecodeSettings, engine: EngineClient, epoch: int) -> None:
         self.draining = False
         self.events: Counter[str] = Counter()
+        self.handed_over_tokens, self.exposed_handover_s = 0, 0.0
         self._settings = settings
         self._engine = engine
         ready = engine.ready
@@ -250,6 +252,7 @@ class DecodeService(DecodeServicer):
         ticket = self._tickets.open(reservation.id, reservation.generation, extent)
         live.ticket = ticket.id
         live.link = self._link(live.prefills.pop(0))
+        live.handed_tokens = reservation.num_tokens
         live.heard_at = asyncio.get_running_loop().time()
         live.link.send(
             kv.DecodeToPrefill(
@@ -290,7 +293,9 @@ class DecodeService(DecodeServicer):
 
     def _end_handover(self, live: _Live) -> None:
         """Acknowledge a hand-over when KV and first tokens are both there."""
-        if live.kv_complete and live.started:
+        if live.kv_complete and live.started_at is not None:
+            self.handed_over_tokens += live.handed_tokens
+            self.exposed_handover_s += asyncio.get_running_loop().time() - live.started_at
             self._close_ticket(live, "ack")
 
     def _close_ticket(self, live: _Live, verdict: str) -> None:
@@ -322,12 +327,12 @@ class DecodeService(DecodeServicer):
     def first_tokens(self, message: kv.FirstTokens) -> None:
         ticket = self._tickets.get(message.ticket_id)
         live = self._live.get(ticket.request) if ticket is not None else None
-        if ticket is None or live is None or live.started:
+        if ticket is None or live is None or live.started_at is not None:
             return
         if [len(delta.token_ids) for delta in message.deltas] != [1] * live.submit.sampling.n:
             self._give_up(ticket, "the first tokens are not one per choice")
             return
-        live.started = True
+        live.started_at = asyncio.get_running_loop().time()
         self._note_arrival(ticket)
         for delta in message.deltas:
             delta.handle = live.submit.handle
@@ -451,7 +456,7 @@ class DecodeService(DecodeServicer):
     def _stalled(self, live: _Live) -> bool:
         """Whether the prefill pod has computed all and yet, for the time of a lease, sent nothing of the rest."""
         silence_s = asyncio.get_running_loop().time() - live.heard_at
-        return (live.started or live.kv_complete) and silence_s > self._settings.lease_seconds
+        return (live.started_at is not None or live.kv_complete) and silence_s > self._settings.lease_seconds
 
     async def _renew(self) -> None:
         """Keep the leases of open tickets, so that KV waits while this pod is busy; give up the stalled ones."""

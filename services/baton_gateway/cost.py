@@ -13,7 +13,7 @@ class CostModel:
     """
 
     default_prefill_rate: float = 10_000.0  # of pods that have not measured theirs, until one is seen
-    transfer_rate: float = 2e9
+    transfer_rate: float = 2e9  # to a decode pod that has not handed over anything yet
     handover_s: float = 0.003  # of a hand-over, whatever its size
     request_s: float = 0.001  # what each request that decodes there adds to the wait of a new one
     turnover_s: float = 10.0  # in which a full pod gets all its blocks back
@@ -29,7 +29,9 @@ class CostModel:
         return (pod.prefill_tokens.load + num_tokens) / self.prefill_rate(pod)
 
     def transfer(self, pod: Pod, num_tokens: int) -> float:
-        """Return the time in which a decode pod gets the KV of so many tokens from another pod."""
+        """Return how much later than its first token a decode pod has the KV of so many tokens from another pod."""
+        if pod.handover_token_s is not None:
+            return num_tokens * pod.handover_token_s
         return self.handover_s + num_tokens * pod.token_bytes / self.transfer_rate
 
     def decode_wait(self, pod: Pod, num_tokens: int) -> float:

@@ -57,6 +57,9 @@ class Pod:
     prefill_rate: float = 0.0  # tokens a second, as the pod has measured it; 0 = not measured
     learned_rate: float = 0.0  # the same, as seen from here; 0 = nothing seen yet
     token_bytes: int = 0  # of KV; 0 = not told
+    handed_over_tokens: int = 0  # in its last report, likewise the next
+    exposed_handover_s: float = 0.0
+    handover_token_s: float | None = None  # what handing a token's KV over adds to a prefill, of late; None = unknown
     requests: InFlight = field(default_factory=InFlight)  # those that decode there
     prefill_tokens: InFlight = field(default_factory=InFlight)  # those waiting for prefill
     breaker: Breaker = field(default_factory=Breaker)
@@ -66,14 +69,22 @@ class Pod:
     def live(self) -> bool:
         return self.reporting and self.connected and not self.draining
 
+    def note_handovers(self, tokens: int, exposed_s: float) -> None:
+        """Note what the pod reports of hand-overs since its start."""
+        new, seconds = tokens - self.handed_over_tokens, exposed_s - self.exposed_handover_s
+        if new >= LEAST_TOKENS_TO_LEARN:
+            self.handed_over_tokens, self.exposed_handover_s = tokens, exposed_s
+            self.handover_token_s = _learned(self.handover_token_s, seconds / new)
+
     def learn_rate(self, num_tokens: int, seconds: float) -> None:
         """Note that a prompt had its first token after so long, with so many tokens to compute, its own included."""
         if num_tokens < LEAST_TOKENS_TO_LEARN or seconds <= 0:
             return
-        rate = num_tokens / seconds
-        self.learned_rate = (
-            rate if not self.learned_rate else self.learned_rate + _NEWEST_SHARE * (rate - self.learned_rate)
-        )
+        self.learned_rate = _learned(self.learned_rate or None, num_tokens / seconds)
+
+
+def _learned(known: float | None, new: float) -> float:
+    return new if known is None else known + _NEWEST_SHARE * (new - known)
 
 
 @dataclass(frozen=True, slots=True)

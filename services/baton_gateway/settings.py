@@ -92,7 +92,7 @@ class GatewaySettings(BaseSettings):
     """A prompt stays on a pod that has most of it cached unless that is predicted to take longer than elsewhere by more
     than this share."""
     kv_transfer_rate: float = Field(default=2e9, gt=0)
-    """Bytes of KV a second from a prefill to a decode pod, for predictions."""
+    """Bytes of KV a second from a prefill to a decode pod, as predicted until that has reported how long it takes."""
     prefix_index_entries: int = Field(default=4_000_000, gt=0)
     """Most cached blocks, over all pods, that the gateway keeps track of; each takes about 200 bytes."""
     session_header: str = "x-session-id"

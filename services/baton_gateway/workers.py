@@ -123,6 +123,7 @@ class Watcher:
             pod.requests.report(load.running + load.waiting)
             pod.prefill_tokens.report(load.queued_prefill_tokens)
             pod.blocks_held = load.blocks_held
+            pod.note_handovers(load.handed_over_tokens, load.exposed_handover_s)
         if report.HasField("cache"):
             self._take_cache(report.cache)
         if report.HasField("info") or pod.live != was:
@@ -143,6 +144,7 @@ class Watcher:
         if pod.epoch != info.epoch:
             # Another process: what the one before did wrong, and how fast it was, says nothing of it.
             pod.epoch, pod.breaker, pod.learned_rate = info.epoch, Breaker(), 0.0
+            pod.handed_over_tokens, pod.exposed_handover_s, pod.handover_token_s = 0, 0.0, None
         pod.revision = info.revision
         pod.fingerprint = info.fingerprint
         pod.max_model_len = info.max_model_len

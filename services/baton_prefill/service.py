@@ -39,6 +39,7 @@ class PrefillService(PrefillServicer):
         """Raises ConfigError when the port for KV is taken."""
         self.draining = False
         self.events: Counter[str] = Counter()
+        self.handed_over_tokens, self.exposed_handover_s = 0, 0.0  # the decode pods know
         self._engine = engine
         self._epoch = epoch
         self._ids = itertools.count(1)

@@ -36,6 +36,8 @@ class Service(Protocol):
 
     draining: bool
     events: Counter[str]  # as WorkerLoad.handover_events
+    handed_over_tokens: int
+    exposed_handover_s: float
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the role's gRPC services."""
@@ -160,6 +162,8 @@ class WorkerServer:
             prefix_hits=load.prefix_hits,
             draining=service.draining,
             handover_events=service.events,
+            handed_over_tokens=service.handed_over_tokens,
+            exposed_handover_s=service.exposed_handover_s,
         )
 
 

@@ -37,11 +37,11 @@ def sent(prefill: Worker) -> int:
     return sum(line.get("event") == "sent_to_pair" for line in prefill.process.lines)
 
 
-def assert_right(folder: Path, prompt: list[int], answer: Answer, other_pod: bool = True) -> None:
+def assert_right(folder: Path, prompt: list[int], answer: Answer, other_pod: bool | None = True) -> None:
     for tokens in answer.tokens.values():
         assert tokens == reference_choices(folder, prompt, tokens)
     assert answer.prompt is not None
-    assert answer.prompt.disaggregated == other_pod
+    assert other_pod is None or answer.prompt.disaggregated == other_pod
 
 
 @pytest.mark.parametrize("checks", [True, False])
@@ -57,7 +57,10 @@ async def test_kv_goes_from_engine_to_engine(llama: Path, start_worker: StartWor
     await asyncio.gather(prefill.idle(), decode.idle())
     # A piece for each chunk of 48 tokens at least, as they share steps.
     assert sent(prefill) >= 901 // 48
-    assert (await decode.load()).handover_events == {}
+    load = await decode.load()
+    assert load.handover_events == {}
+    assert load.handed_over_tokens == 901
+    assert 0 < load.exposed_handover_s < 60
 
 
 async def test_requests_end_while_pieces_are_under_way(llama: Path, start_worker: StartWorker) -> None:
@@ -79,7 +82,8 @@ async def test_a_damaged_piece_is_refused(llama: Path, start_worker: StartWorker
     prompt = make_prompt(150, seed=1)
     async with DecodeClient(decode) as client:
         await paired(client, prefill, decode)
-        assert_right(llama, prompt, await client.ask(prompt, prefill), other_pod=False)
+        # The prefill pod may have told the first token before that was noticed.
+        assert_right(llama, prompt, await client.ask(prompt, prefill), other_pod=None)
         events = (await decode.load()).handover_events
         # What was on its way behind it may find its ticket closed, or its blocks given back.
         events = {name: count for name, count in events.items() if name not in ("refused_ticket", "refused_stale")}

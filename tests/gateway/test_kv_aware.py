@@ -56,6 +56,19 @@ def test_ttft_is_the_sum_of_its_parts():
     assert choice.num_cached == 20
 
 
+def test_hand_overs_are_expected_to_take_what_they_have_taken():
+    fleet = Fleet(local_prefill=False)
+    decode = fleet.decode()
+    fleet.prefill()
+    decode.note_handovers(40, 9.0)
+    # Too few tokens to say anything: they count with the next ones.
+    assert fleet.choose(100).ttft == pytest.approx(0.1 + 0.001 + 0.01)
+    decode.note_handovers(1000, 2.0)
+    assert fleet.choose(100).ttft == pytest.approx(0.1 + 100 * 0.002)
+    decode.note_handovers(2000, 2.0)
+    assert fleet.choose(100).ttft == pytest.approx(0.1 + 100 * 0.0016)
+
+
 def test_a_prompt_waits_for_blocks_of_a_full_pod():
     fleet = Fleet()
     fleet.decode(num_blocks=100, blocks_held=95)
