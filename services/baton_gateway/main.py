@@ -10,6 +10,7 @@ from prometheus_client import start_http_server
 
 from baton_common.logging import configure_logging
 from baton_gateway.app import create_app
+from baton_gateway.certificate import Certificate
 from baton_gateway.gateway import Gateway
 from baton_gateway.model import load_model
 from baton_gateway.server import GatewayServer, ServerConfig, listen
@@ -38,8 +39,14 @@ def main(settings: GatewaySettings) -> None:
             start_http_server(settings.metrics_port, settings.host, gateway.metrics.registry)
         except OSError as error:
             _fail(f"cannot listen on metrics port {settings.metrics_port}: {error.strerror}")
+    certificate = None
+    if settings.tls_cert_file is not None and settings.tls_key_file is not None:
+        try:
+            certificate = Certificate(settings.tls_cert_file, settings.tls_key_file)
+        except OSError as error:  # ssl's errors are, too
+            _fail(f"cannot use {settings.tls_cert_file} with {settings.tls_key_file}: {error}")
     log.info("listening", extra={"event": "listening", "port": server_socket.getsockname()[1]})
-    GatewayServer(gateway, ServerConfig(gateway, create_app(gateway))).run([server_socket])
+    GatewayServer(gateway, ServerConfig(gateway, create_app(gateway), certificate)).run([server_socket])
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:

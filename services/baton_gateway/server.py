@@ -11,18 +11,20 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from baton_gateway.certificate import Certificate
 from baton_gateway.errors import ApiError, bad_request
 from baton_gateway.gateway import Gateway
 
 MAX_HEAD_BYTES = 64 * 1024
 # A refused body may still be on its way: read it that long, so that the client sees the refusal and not a reset.
 LINGER_S = 5.0
+TICKS_PER_LOOK = 100  # at the certificate; uvicorn ticks ten times a second
 
 
 class ServerConfig(uvicorn.Config):
     """uvicorn's settings and the time limit for a request's headers, in seconds."""
 
-    def __init__(self, gateway: Gateway, app: FastAPI) -> None:
+    def __init__(self, gateway: Gateway, app: FastAPI, certificate: Certificate | None = None) -> None:
         super().__init__(
             app,
             http=GatewayProtocol,
@@ -37,6 +39,12 @@ class ServerConfig(uvicorn.Config):
             timeout_graceful_shutdown=gateway.settings.shutdown_grace_s,
         )
         self.head_timeout_s = gateway.settings.head_timeout_s
+        self.certificate = certificate
+
+    def load(self) -> None:
+        super().load()
+        if self.certificate is not None:
+            self.ssl = self.certificate.context
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -128,6 +136,12 @@ class GatewayServer(uvicorn.Server):
         if not self.force_exit:
             await asyncio.sleep(self._gateway.settings.drain_delay_s)
         await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        assert isinstance(self.config, ServerConfig)
+        if self.config.certificate is not None and counter % TICKS_PER_LOOK == 0:
+            self.config.certificate.follow()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

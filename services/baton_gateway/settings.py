@@ -37,6 +37,10 @@ class GatewaySettings(BaseSettings):
     """Port to listen on."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Port for /metrics alone. 0: /metrics is served on the main port."""
+    tls_cert_file: Path | None = None
+    """PEM file with a certificate and its chain, to speak TLS without a proxy in front; read again when it changes."""
+    tls_key_file: Path | None = None
+    """PEM file with its private key."""
     api_keys: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
     """Keys separated by commas; when there are any, every /v1 route asks for one of them."""
     tenants_file: Path | None = None
@@ -135,6 +139,8 @@ class GatewaySettings(BaseSettings):
             raise ValueError(f"model: {self.model} is not a folder")
         if not self.decode_addresses:
             raise ValueError("decode_addresses: at least one decode pod is needed")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file: give both or none")
         if not self.served_model_name:
             self.served_model_name = self.model.resolve().name
         return self

@@ -13,6 +13,7 @@ import httpx
 import openai
 
 from baton_gateway.app import create_app
+from baton_gateway.certificate import Certificate
 from baton_gateway.gateway import Gateway
 from baton_gateway.model import load_model
 from baton_gateway.server import GatewayServer, ServerConfig, listen
@@ -66,7 +67,13 @@ class Stack:
 
 @asynccontextmanager
 async def running(
-    model: Path, decodes: Sequence[FakePod], prefills: Sequence[FakePod] = (), *, wait: bool = True, **settings: Any
+    model: Path,
+    decodes: Sequence[FakePod],
+    prefills: Sequence[FakePod] = (),
+    *,
+    wait: bool = True,
+    certificate: Certificate | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Stack]:
     """Run a gateway for these pods, which must have started.
 
@@ -82,7 +89,7 @@ async def running(
     gateway = Gateway(gateway_settings, load_model(gateway_settings))
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = GatewayServer(gateway, ServerConfig(gateway, create_app(gateway)))
+    server = GatewayServer(gateway, ServerConfig(gateway, create_app(gateway), certificate))
     task = asyncio.create_task(server.serve([listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
         stack = Stack(gateway, server, list(decodes), list(prefills), port, http)
