@@ -29,8 +29,10 @@ from baton_gateway.protocol import (
 )
 from baton_gateway.quota import expected_tokens
 from baton_gateway.record import SCOPE_KEY, RequestRecord
+from baton_gateway.response_request import ResponseRequest
+from baton_gateway.responses import as_chat, response
 
-BODIES = (ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+BODIES = (ChatCompletionRequest, CompletionRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest)
 SCHEMA_REF = "#/components/schemas/{model}"
 
 M = TypeVar("M", bound=BaseModel)
@@ -97,6 +99,13 @@ def _api_routes(gateway: Gateway) -> APIRouter:
         body, record = await read(request, CompletionRequest), _record(request)
         await reserve(record, body)
         return await completion(gateway, body, record)
+
+    @router.post("/v1/responses", openapi_extra=_body_of(ResponseRequest))
+    async def responses(request: Request) -> Response:
+        body, record = await read(request, ResponseRequest), _record(request)
+        chat = as_chat(body)
+        await reserve(record, chat)
+        return await response(gateway, body, chat, record)
 
     @router.get("/v1/models")
     async def models(request: Request) -> Response:

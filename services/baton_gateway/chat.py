@@ -2,18 +2,20 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from baton_gateway.chat_shape import ChatShape
 from baton_gateway.errors import bad_request
 from baton_gateway.gateway import Gateway
-from baton_gateway.grammar import grammar_of
+from baton_gateway.grammar import CHAT_FORMAT, FormatFields, grammar_of
 from baton_gateway.model import ServedModel
-from baton_gateway.protocol import ChatCompletionRequest, Message, NamedTool, Tool
+from baton_gateway.protocol import ChatCompletionRequest, Message, Tool
 from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply
 from baton_gateway.sampling import fit_prompt, output_budget, sampling_params
 from baton_gateway.tool_calls import with_parsed_arguments
+from baton_proto import serving_pb2 as pb
 
 
 def chat_prompt(
@@ -23,10 +25,14 @@ def chat_prompt(
     continue_final_message: bool | None,
     variables: dict[str, Any] | None,
     tools: Sequence[Tool] | None = None,
+    param: str = "messages",
 ) -> str:
-    """Write a conversation as the model's prompt. Raises ApiError when its template cannot."""
+    """Write a conversation as the model's prompt. Raises ApiError when its template cannot.
+
+    param: the field that holds the conversation.
+    """
     if model.template is None:
-        raise bad_request("This model has no chat template; use /v1/completions.", "messages")
+        raise bad_request("This model has no chat template; use /v1/completions.", param)
     continues = bool(continue_final_message)
     return model.template.render(
         [with_parsed_arguments(message.model_dump()) for message in messages],
@@ -34,14 +40,32 @@ def chat_prompt(
         continue_final_message=continues,
         variables=variables or {},
         tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+        param=param,
     )
 
 
-async def chat_completion(gateway: Gateway, request: ChatCompletionRequest, record: RequestRecord) -> Reply:
-    """Answer a chat request. Raises ApiError for what cannot be answered."""
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """What a chat asks of the pods."""
+
+    prompt: list[int]
+    sampling: pb.SamplingParams
+
+
+async def prepare_chat(
+    gateway: Gateway,
+    request: ChatCompletionRequest,
+    record: RequestRecord,
+    param: str = "messages",
+    format_fields: FormatFields = CHAT_FORMAT,
+) -> PreparedChat:
+    """Turn a chat into tokens and parameters. Raises ApiError for what cannot be answered.
+
+    param, format_fields: what the client calls the fields that an error may be about.
+    """
     model = gateway.model
     gateway.check_model(request.model, record)
-    grammar = grammar_of(request, gateway.settings)
+    grammar = grammar_of(request, gateway.settings, format_fields)
     text = chat_prompt(
         model,
         request.messages,
@@ -49,32 +73,38 @@ async def chat_completion(gateway: Gateway, request: ChatCompletionRequest, reco
         request.continue_final_message,
         request.chat_template_kwargs,
         None if request.tool_choice == "none" else request.tools,
+        param,
     )
     # A template writes the special tokens itself.
     token_ids = await model.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
     limits = gateway.limits()
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    prompt = fit_prompt(token_ids, request, asked, limits, "messages")
-    params = sampling_params(
+    prompt = fit_prompt(token_ids, request, asked, limits, param)
+    sampling = sampling_params(
         request,
         model,
         limits,
-        max_tokens=output_budget(len(prompt), asked, limits, "messages"),
+        max_tokens=output_budget(len(prompt), asked, limits, param),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
     )
-    called = request.tool_choice.name if isinstance(request.tool_choice, NamedTool) else None
+    return PreparedChat(prompt, sampling)
+
+
+async def chat_completion(gateway: Gateway, request: ChatCompletionRequest, record: RequestRecord) -> Reply:
+    """Answer a chat request. Raises ApiError for what cannot be answered."""
+    chat = await prepare_chat(gateway, request, record)
     shape = ChatShape(
         id=f"chatcmpl-{record.request_id}",
         created=int(time.time()),
-        model=model.name,
-        tokenizer=model.tokenizer,
-        prompt_token_ids=prompt,
+        model=gateway.model.name,
+        tokenizer=gateway.model.tokenizer,
+        prompt_token_ids=chat.prompt,
         token_ids=bool(request.return_token_ids),
         logprobs=bool(request.logprobs),
         prompt_logprobs=request.prompt_logprobs is not None,
-        calls=request.tool_choice == "required" or called is not None,
-        called=called,
+        calls=request.must_call,
+        called=request.called,
     )
-    return gateway.reply(request, [prompt], [params], shape, record)
+    return gateway.reply(request, [chat.prompt], [chat.sampling], shape, record)

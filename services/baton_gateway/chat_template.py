@@ -96,11 +96,13 @@ class ChatTemplate:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         tools: list[dict[str, Any]] | None = None,
+        param: str = "messages",
     ) -> str:
         """Write `messages` as a prompt.
 
         continue_final_message: leave the last message open, so that the model goes on with it.
         variables: more variables for the template. tools: what the model may call.
+        param: the request field that an error is about.
         Raises ApiError when the template refuses the messages.
         """
         if reserved := RESERVED.intersection(variables):
@@ -111,7 +113,7 @@ class ChatTemplate:
             if not isinstance(final, str):
                 raise bad_request("The final message has no content to continue.", "continue_final_message")
             messages[-1] = messages[-1] | {"content": final + CONTINUE_TAG}
-        prompt = self._render(messages, add_generation_prompt, variables, tools)
+        prompt = self._render(messages, add_generation_prompt, variables, tools, param)
         return _cut_at_tag(prompt, str(final)) if continue_final_message else prompt
 
     def _render(
@@ -120,6 +122,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
         tools: list[dict[str, Any]] | None,
+        param: str,
     ) -> str:
         try:
             return self._template.render(
@@ -130,7 +133,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as e:
-            raise bad_request(f"The chat template refused the messages: {e}", "messages") from None
+            raise bad_request(f"The chat template refused the messages: {e}", param) from None
 
 
 def _cut_at_tag(prompt: str, final: str) -> str:

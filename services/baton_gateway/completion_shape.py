@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from baton_gateway.choice import Choice, Piece
+from baton_gateway.errors import ApiError
 from baton_gateway.logprobs import completion_logprobs, prompt_logprobs
 from baton_gateway.shapes import Envelope
 from baton_gateway.tokenizer import ModelTokenizer
@@ -76,8 +77,11 @@ class CompletionShape:
         )
         return self._envelope.event(event, usage)
 
-    def usage_chunk(self, usage: bytes) -> bytes:
-        return self._envelope.event(b"", usage)
+    def ending(self, usage: dict[str, Any] | None) -> bytes:
+        return self._envelope.ending(usage)
+
+    def failure(self, error: ApiError) -> bytes:
+        return self._envelope.failure(error)
 
     def body(
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]

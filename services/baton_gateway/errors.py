@@ -1,6 +1,6 @@
 """The one error form of the API, and what turns other errors into it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -81,15 +81,19 @@ def internal_error() -> ApiError:
     return ApiError(500, "The server failed on this request.", type="server_error", code="internal_error")
 
 
-def from_validation(error: ValidationError) -> ApiError:
-    """Report the first thing pydantic found, with the path of the field as `param`."""
+def from_validation(error: ValidationError, above: Sequence[Any] = ()) -> ApiError:
+    """Report the first thing pydantic found, with the path of the field as `param`.
+
+    above: the location in the body of what was validated.
+    """
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     kind, message = first["type"], first["msg"]
     if kind == "json_invalid":
         return bad_request(f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}.")
-    if not first["loc"]:
+    location = (*above, *first["loc"])
+    if not location:
         return bad_request("The body must be a JSON object.")
-    param = field_path(first["loc"])
+    param = field_path(location)
     if kind == "missing":
         return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     return bad_request(f"Invalid value for '{param}': {message.removeprefix('Value error, ')}.", param)

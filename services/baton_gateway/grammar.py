@@ -1,18 +1,36 @@
 """What an answer must look like, from the fields by which clients say so to the one form that pods know."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from baton_gateway.errors import bad_request
-from baton_gateway.protocol import ChatCompletionRequest, GenerationRequest, NamedTool, Tool
+from baton_gateway.protocol import ChatCompletionRequest, GenerationRequest, Tool
 from baton_gateway.settings import GatewaySettings
 from baton_proto import serving_pb2 as pb
 
 
-def grammar_of(request: GenerationRequest, settings: GatewaySettings) -> pb.Grammar | None:
+@dataclass(frozen=True, slots=True)
+class FormatFields:
+    """What clients call the fields that say the format of an answer."""
+
+    format: str
+    schema: str
+
+
+CHAT_FORMAT = FormatFields("response_format", "response_format.json_schema.schema")
+
+
+def grammar_of(
+    request: GenerationRequest, settings: GatewaySettings, fields: FormatFields = CHAT_FORMAT
+) -> pb.Grammar | None:
     """Return what the output must follow, if anything. Raises ApiError naming the field that cannot be served."""
     # Where the answer must be a call it has no content that the other fields could be about.
-    given = _tool_calls(request) or [*_response_format(request), *_structured_outputs(request), *_guided(request)]
+    given = _tool_calls(request) or [
+        *_response_format(request, fields),
+        *_structured_outputs(request),
+        *_guided(request),
+    ]
     if len(given) > 1:
         one, other = given[0].param, given[1].param
         raise bad_request(f"'{one}' and '{other}' exclude each other.", other)
@@ -32,17 +50,17 @@ def json_grammar(schema: Any, param: str) -> pb.Grammar:
     return pb.Grammar(kind=pb.Grammar.KIND_JSON_SCHEMA, text=text, param=param)
 
 
-def _response_format(request: GenerationRequest) -> list[pb.Grammar]:
+def _response_format(request: GenerationRequest, fields: FormatFields) -> list[pb.Grammar]:
     given = request.response_format
     if given is None or given.type == "text":
         return []
     if given.type == "json_object":
-        return [pb.Grammar(kind=pb.Grammar.KIND_JSON_OBJECT, param="response_format")]
+        return [pb.Grammar(kind=pb.Grammar.KIND_JSON_OBJECT, param=fields.format)]
     if given.type == "structural_tag":
         raise bad_request("'response_format' of type structural_tag is not supported.", "response_format")
     if given.json_schema is None:
         raise bad_request("'response_format' of type json_schema needs 'json_schema'.", "response_format.json_schema")
-    return [json_grammar(given.json_schema.schema_, "response_format.json_schema.schema")]
+    return [json_grammar(given.json_schema.schema_, fields.schema)]
 
 
 def _structured_outputs(request: GenerationRequest) -> list[pb.Grammar]:
@@ -63,11 +81,11 @@ def _structured_outputs(request: GenerationRequest) -> list[pb.Grammar]:
 
 
 def _tool_calls(request: GenerationRequest) -> list[pb.Grammar]:
-    if not isinstance(request, ChatCompletionRequest) or request.tool_choice in (None, "none", "auto"):
+    if not isinstance(request, ChatCompletionRequest) or not request.must_call:
         return []
     schemas = {tool.function.name: _parameters(tool) for tool in request.tools or ()}
-    if isinstance(request.tool_choice, NamedTool):
-        return [json_grammar(schemas[request.tool_choice.name], "tools")]
+    if request.called is not None:
+        return [json_grammar(schemas[request.called], "tools")]
     parallel = request.parallel_tool_calls is not False
     text = json.dumps({"functions": schemas, "parallel": parallel}, ensure_ascii=False)
     return [pb.Grammar(kind=pb.Grammar.KIND_TOOL_CALLS, text=text, param="tools")]

@@ -3,6 +3,7 @@
 Every optional field may also be null, which means the same as leaving it out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -54,8 +55,8 @@ def _all_ids(values: list[Any]) -> bool:
     return all(type(value) is int for value in values)
 
 
-def _flatten_content(value: Any) -> str | None:
-    """Join the text parts of a message by newlines."""
+def flatten_content(value: Any, kinds: Sequence[str]) -> str | None:
+    """Join the text parts of a message, which are of these types, by newlines."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -63,11 +64,15 @@ def _flatten_content(value: Any) -> str | None:
     texts = []
     for part in value:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
-        kind = part.get("type", "text") if isinstance(part, dict) else "text"
-        if kind not in ("text", "input_text") or not isinstance(text, str):
-            raise ValueError("only parts of type 'text' are served by this model")
+        kind = part.get("type", kinds[0]) if isinstance(part, dict) else kinds[0]
+        if kind not in kinds or not isinstance(text, str):
+            raise ValueError(f"only parts of type {' or '.join(map(repr, kinds))} are served by this model")
         texts.append(text)
     return "\n".join(texts)
+
+
+def _flatten_chat_content(value: Any) -> str | None:
+    return flatten_content(value, ("text", "input_text"))
 
 
 def _check_schema(value: Any) -> Any:
@@ -92,6 +97,7 @@ def _read_tool_choice(value: Any) -> Any:
 # A plain union of types would make the type that did not fit a part of the path of an error.
 JsonSchema = Annotated[dict[str, Any] | bool, PlainValidator(_check_schema)]
 JsonSchemaOrText = Annotated[dict[str, Any] | bool | str, PlainValidator(_check_schema_or_text)]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -110,7 +116,7 @@ class Message(RequestModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | None, BeforeValidator(_flatten_content)] = None
+    content: Annotated[str | None, BeforeValidator(_flatten_chat_content)] = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -145,7 +151,7 @@ class StructuredOutputs(RequestModel):
 
 
 class Function(RequestModel):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -165,15 +171,11 @@ class NamedTool:
     name: str
 
 
-class GenerationRequest(RequestModel):
-    """What chat and completions share."""
+class SamplingRequest(RequestModel):
+    """What all generation endpoints share."""
 
     model: str
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: (
         Annotated[list[str], Field(max_length=MAX_STOPS), BeforeValidator(_as_list), AfterValidator(_check_stops)]
@@ -198,14 +200,25 @@ class GenerationRequest(RequestModel):
     skip_special_tokens: bool | None = None
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+
+    structured_outputs: StructuredOutputs | None = None
+
+
+class GenerationRequest(SamplingRequest):
+    """What chat and completions share."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
 
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchemaOrText | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
@@ -271,6 +284,16 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
             if getattr(self, name) is not None:
                 raise bad_request(f"'{name}' is not supported.", name)
         return self
+
+    @property
+    def called(self) -> str | None:
+        """The one function that must be called."""
+        return self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer consists of calls of functions."""
+        return self.tool_choice == "required" or self.called is not None
 
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]

@@ -27,7 +27,6 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
 ERROR_WRITE_TIMEOUT_S = 5.0
 CLIENT_CLOSED_REQUEST = 499
 
@@ -36,7 +35,7 @@ CLIENT_CLOSED_REQUEST = 499
 class ReplyOptions:
     """How an answer is sent. Times in seconds.
 
-    usage: a last chunk tells the usage. running_usage: every chunk tells it so far.
+    usage: a stream's end tells the usage. running_usage: every chunk tells it so far.
     """
 
     stream: bool
@@ -127,9 +126,7 @@ class Reply(Response):
             if not pieces:
                 parts.append(PING)
             if not self._open:
-                if options.usage:
-                    parts.append(shape.usage_chunk(msgspec.json.encode(self._usage().as_dict())))
-                parts.append(DONE)
+                parts.append(shape.ending(self._usage().as_dict() if options.usage else None))
             await self._send_part(send, b"".join(parts))
 
     async def _send_part(self, send: Send, data: bytes) -> None:
@@ -145,8 +142,7 @@ class Reply(Response):
         self._record.error = error.code or error.type
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ERROR_WRITE_TIMEOUT_S):
-                event = b"data: " + error.body() + b"\n\n"
-                await send({"type": "http.response.body", "body": event, "more_body": False})
+                await send({"type": "http.response.body", "body": self._shape.failure(error), "more_body": False})
 
     async def _collect(self, send: Send) -> None:
         collected: list[list[Piece]] = [[] for _ in self._choices]

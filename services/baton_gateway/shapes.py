@@ -1,4 +1,4 @@
-"""What the two generation endpoints have in common in how an answer is written."""
+"""What the generation endpoints have in common in how an answer is written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,10 @@ from typing import Any, Protocol
 import msgspec
 
 from baton_gateway.choice import Choice, Piece
+from baton_gateway.errors import ApiError
 from baton_proto import serving_pb2 as pb
+
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(slots=True)
@@ -45,8 +48,12 @@ class Shape(Protocol):
         """Return the event that ends a choice."""
         ...
 
-    def usage_chunk(self, usage: bytes) -> bytes:
-        """Return the event that tells the usage of the whole answer."""
+    def ending(self, usage: dict[str, Any] | None) -> bytes:
+        """Return the end of a stream. usage: of the whole answer, where it is to be told."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the end of a stream that cannot go on."""
         ...
 
     def body(
@@ -57,7 +64,7 @@ class Shape(Protocol):
 
 
 class Envelope:
-    """The members that all chunks of an answer share, written once."""
+    """The events of a chat or a completion: the members that all chunks share are written once."""
 
     def __init__(self, id: str, object: str, created: int, model: str) -> None:
         fields = {"id": id, "object": object, "created": created, "model": model}
@@ -68,3 +75,9 @@ class Envelope:
         if usage is None:
             return b"%b%b]%b}\n\n" % (self._start, choice, extra)
         return b'%b%b]%b,"usage":%b}\n\n' % (self._start, choice, extra, usage)
+
+    def ending(self, usage: dict[str, Any] | None) -> bytes:
+        return DONE if usage is None else self.event(b"", msgspec.json.encode(usage)) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"

@@ -45,6 +45,10 @@ class Stack:
     def ids(self, text: str) -> list[int]:
         return self.gateway.model.tokenizer.encode_now(text, add_special_tokens=False)
 
+    def prompt(self, number: int = 0) -> str:
+        """Return the text of the pod's prompt of that number."""
+        return self.gateway.model.tokenizer.decode(self.pod.jobs[number].prompt, skip_special_tokens=False)
+
     def client(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
 
@@ -57,6 +61,9 @@ class Stack:
     async def chat(self, text: str = "hello", **fields: Any) -> httpx.Response:
         messages = [{"role": "user", "content": text}]
         return await self.http.post("/v1/chat/completions", json={"model": "tiny", "messages": messages, **fields})
+
+    async def respond(self, input: Any = "hello", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/responses", json={"model": "tiny", "input": input, **fields})
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for something only the gateway's own state tells."""
@@ -126,6 +133,23 @@ def events(response: httpx.Response) -> list[Any]:
     assert lines[-1] == "data: [DONE]"
     assert all(line.startswith("data: {") for line in lines[:-1])
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def response_events(response: httpx.Response) -> list[Any]:
+    """Return the events of a stream of /v1/responses, which are numbered and named twice; keepalives are left out."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.text.endswith("\n\n")
+    read = []
+    for block in response.text.removesuffix("\n\n").split("\n\n"):
+        if block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert event["sequence_number"] == len(read)
+        read.append(event)
+    return read
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

@@ -149,11 +149,79 @@ COMPLETIONS = [
     case("suffix", {"suffix": "the end"}),
     case("max_tokens", {"max_tokens": 2**40}),
 ]
+RESPONSES = [
+    case("input", {"input": None}),
+    case("input", {"input": []}),
+    case("input", {"input": 5}),
+    case("input[0]", {"input": ["hi"]}),
+    case("input[1].type", {"input": [*USER, {"type": "reasoning", "summary": []}]}),
+    case("input[0].type", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
+    case("input[0].type", {"input": [{"type": 5}]}),
+    case("input[0].role", {"input": [{"content": "hi"}]}),
+    case("input[0].role", {"input": [{"role": "tool", "content": "hi"}]}),
+    case("input[0].content", {"input": [{"role": "user"}]}),
+    case("input[0].content", {"input": [{"role": "user", "content": None}]}),
+    case("input[0].content", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+    case("input[0].content", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}),
+    case("input[0].call_id", {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}),
+    case("input[0].arguments", {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": {}}]}),
+    case("input[0].output", {"input": [{"type": "function_call_output", "call_id": "1", "output": 5}]}),
+    case("instructions", {"instructions": ["be kind"]}),
+    case("max_output_tokens", {"max_output_tokens": 0}),
+    case("input", {"max_output_tokens": 100_000}),
+    case("input", {"input": "hi " * 1000}),
+    case("temperature", {"temperature": 2.1}),
+    case("top_p", {"top_p": -1}),
+    case("top_k", {"top_k": 1.5}),
+    case("min_tokens", {"min_tokens": 20, "max_output_tokens": 10}),
+    case("logit_bias", {"logit_bias": {"600": 1}}),
+    case("top_logprobs", {"top_logprobs": 21}),
+    case("include[0]", {"include": ["everything"]}),
+    case("text.format.type", {"text": {"format": {"type": "poem"}}}),
+    case("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "s"}}}),
+    case("text.format.name", {"text": {"format": {"type": "json_schema", "schema": {}}}}),
+    case("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "s", "schema": 5}}}),
+    case("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "s", "schema": _nested(65)}}}),
+    case(
+        "structured_outputs.regex", {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "x"}}
+    ),
+    case("tools[0].type", {"tools": [{"type": "web_search"}]}),
+    case("tools[0].name", {"tools": [{"type": "function"}]}),
+    case("tools[0].name", {"tools": [_tool("f")]}),
+    case("tools[0].parameters", {"tools": [{"type": "function", "name": "f", "parameters": "x"}]}),
+    case("tools", {"tools": [{"type": "function", "name": "f"}] * 2}),
+    case("tool_choice", {"tool_choice": "required"}),
+    case("tool_choice", {"tool_choice": {"type": "function", "name": "g"}}),
+    case("tool_choice", {"tool_choice": {"type": "function"}}),
+    case("tool_choice", {"tool_choice": {"type": "file_search"}}),
+    case("parallel_tool_calls", {"parallel_tool_calls": "no"}),
+    case("stream", {"stream": "yes"}),
+    case("stream_options", {"stream_options": {"include_obfuscation": False}}),
+    case("truncation", {"truncation": "middle"}),
+    case("store", {"store": "no"}),
+    case("metadata.a", {"metadata": {"a": 1}}),
+    case("metadata", {"metadata": {str(key): "" for key in range(17)}}),
+    case("safety_identifier", {"safety_identifier": "x" * 65}),
+    case("background", {"background": True}),
+    case("previous_response_id", {"previous_response_id": "resp_1"}),
+    case("conversation", {"conversation": {"id": "conv_1"}}),
+    case("prompt", {"prompt": {"id": "pmpt_1"}}),
+    case("model", {"model": None}),
+]
 
 
 @pytest.mark.parametrize(("param", "fields"), BOTH + CHAT)
 async def test_chat(stack: Stack, param: str, fields: dict[str, Any]):
     response = await stack.chat(**fields)
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert error["type"] == "invalid_request_error"
+    assert not stack.pod.jobs
+
+
+@pytest.mark.parametrize(("param", "fields"), RESPONSES)
+async def test_responses(stack: Stack, param: str, fields: dict[str, Any]):
+    response = await stack.respond(**{"input": "hi", **fields})
     error = error_of(response)
     assert (response.status_code, error["param"]) == (400, param), error
     assert error["type"] == "invalid_request_error"

@@ -1,8 +1,11 @@
 """The official OpenAI client, unchanged."""
 
 import asyncio
+import json
+from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from baton_proto import serving_pb2 as pb
@@ -11,6 +14,8 @@ from .fake_worker import failing, say
 from .harness import Stack, pods, running
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+CALLS = '[{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "weather", "arguments": {}}]'
 
 
 async def test_async_chat(stack: Stack):
@@ -68,6 +73,58 @@ async def test_strict_validation(stack: Stack):
     stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
     assert {chunk.object async for chunk in stream} == {"chat.completion.chunk"}
     assert (await client.completions.create(model="tiny", prompt="hello", logprobs=1)).object == "text_completion"
+
+
+async def test_responses(stack: Stack) -> None:
+    stack.pod.script = say(stack.ids("lazy fox"))
+    client = stack.client(_strict_response_validation=True)
+    answer = await client.responses.create(model="tiny", input="hi")
+    assert answer.output_text == "lazy fox"
+    assert answer.id == f"resp_{answer._request_id}"
+    stream = await client.responses.create(model="tiny", input="hi", stream=True)
+    assert "".join([e.delta async for e in stream if e.type == "response.output_text.delta"]) == "lazy fox"
+    async with client.responses.stream(model="tiny", input="hi") as helper:
+        assert [e.type async for e in helper][-1] == "response.completed"
+        assert (await helper.get_final_response()).output_text == "lazy fox"
+
+
+class Place(pydantic.BaseModel):
+    city: str
+
+
+async def test_parsed_responses(stack: Stack) -> None:
+    stack.pod.script = say(stack.ids('{"city": "Rome"}'))
+    client = stack.client(_strict_response_validation=True)
+    answer = await client.responses.parse(model="tiny", input="hi", text_format=Place)
+    assert answer.output_parsed == Place(city="Rome")
+    async with client.responses.stream(model="tiny", input="hi", text_format=Place) as stream:
+        assert (await stream.get_final_response()).output_parsed == Place(city="Rome")
+    schemas = [json.loads(job.submit.sampling.grammar.text) for job in stack.pod.jobs]
+    assert schemas[0] == schemas[1]
+    assert set(schemas[0]["properties"]) == {"city"}
+
+
+async def test_output_given_back_as_input(stack: Stack) -> None:
+    stack.pod.script = say(stack.ids(CALLS), step=5)
+    client = stack.client(_strict_response_validation=True)
+    turns: list[Any] = [{"role": "user", "content": "hi"}]
+    asked: dict[str, Any] = {"model": "tiny", "tools": [WEATHER]}
+    async with client.responses.stream(**asked, input=turns, tool_choice="required") as stream:
+        answer = await stream.get_final_response()
+    turns += answer.output
+    turns += [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
+        for item in answer.output
+        if item.type == "function_call"
+    ]
+    assert len(turns) == 5
+    stack.pod.script = say(stack.ids("lazy fox"))
+    answer = await client.responses.create(**asked, input=turns)
+    assert answer.output_text == "lazy fox"
+    assert stack.prompt(1).count("sunny") == 2
+    turns += [*answer.output, {"role": "user", "content": "thanks"}]
+    await client.responses.create(**asked, input=turns)
+    assert "lazy fox" in stack.prompt(2)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +185,7 @@ async def test_keys(model_folder, caplog):
             ("GET", "/v1/models/tiny"),
             ("POST", "/v1/completions"),
             ("POST", "/v1/chat/completions"),
+            ("POST", "/v1/responses"),
             ("POST", "/tokenize"),
             ("POST", "/detokenize"),
         ]:

@@ -92,7 +92,10 @@ async def test_a_long_text_is_tokenized_off_the_loop(stack: Stack):
 
 async def test_the_description_has_the_bodies(stack: Stack):
     schema = (await stack.http.get("/openapi.json")).json()
-    body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body == {"$ref": "#/components/schemas/ChatCompletionRequest"}
-    assert "temperature" in schema["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    for path, name in (("chat/completions", "ChatCompletionRequest"), ("responses", "ResponseRequest")):
+        body = schema["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": f"#/components/schemas/{name}"}
+        assert "temperature" in schema["components"]["schemas"][name]["properties"]
+    items = schema["components"]["schemas"]["ResponseRequest"]["properties"]["input"]
+    assert {"$ref": "#/components/schemas/FunctionCallOutput"} in items["anyOf"][1]["items"]["anyOf"]
     assert (await stack.http.get("/docs")).status_code == 200

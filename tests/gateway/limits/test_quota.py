@@ -79,6 +79,30 @@ async def test_what_was_not_used_comes_back(tmp_path: Path, model_folder: Path) 
         assert int(second.headers["x-ratelimit-remaining-tokens"]) == pytest.approx(500 - used - 403, abs=10)
 
 
+async def test_a_response_is_counted_as_a_chat_is(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"tokens_per_minute": 500}}) as it:
+        stack, headers = it.stacks[0], {"authorization": f"Bearer {it.keys['a']}"}
+        bodies: dict[str, Any] = {
+            "responses": {"model": "tiny", "input": "hello", "max_output_tokens": 400},
+            "chat/completions": {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "hello"}],
+                "max_completion_tokens": 400,
+            },
+        }
+        before, left = 500, {}
+        for path, body in bodies.items():
+            answer = await stack.http.post(f"/v1/{path}", json=body, headers=headers)
+            left[path] = before - int(answer.headers["x-ratelimit-remaining-tokens"])
+            before -= answer.json()["usage"]["total_tokens"]
+            await stack.until(lambda: not stack.gateway.quota._settling)
+        assert left["responses"] == pytest.approx(left["chat/completions"], abs=10)
+        refused = await stack.http.post(
+            "/v1/responses", json=bodies["responses"] | {"input": "x" * 999}, headers=headers
+        )
+        assert refused.status_code == 429
+
+
 async def test_more_tokens_than_the_limit_are_never_allowed(tmp_path: Path, model_folder: Path) -> None:
     async with house(tmp_path, model_folder, {"a": {"tokens_per_minute": 50}}) as it:
         answer = await it.ask("a", max_tokens=60)

@@ -1,0 +1,94 @@
+"""Answers of /v1/responses."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from baton_gateway.choice import Choice, Piece
+from baton_gateway.errors import ApiError
+from baton_gateway.response_output import Ending, Event, Output
+from baton_proto import serving_pb2 as pb
+
+
+class ResponseShape:
+    """Writes a response, whole or as the events of the official API, whose stream has no [DONE]."""
+
+    def __init__(self, response: dict[str, Any], output: Output) -> None:
+        """response: its members that are known beforehand."""
+        self._response = {
+            **response,
+            "status": "in_progress",
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+        }
+        self._output = output
+        self._events = 0
+
+    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> bytes:
+        return self._lifecycle("created") + self._lifecycle("in_progress") + self._write(self._output.begin())
+
+    def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
+        return self._write(self._output.push(piece))
+
+    def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
+        return self._write(self._finish(choice))
+
+    def ending(self, usage: dict[str, Any] | None) -> bytes:
+        assert usage is not None
+        self._response["usage"] = _usage(usage)
+        return self._lifecycle(self._response["status"])
+
+    def failure(self, error: ApiError) -> bytes:
+        # A keepalive may have begun the stream before there was anything to tell.
+        opening = b"" if self._events else self.opening(0, pb.PromptInfo(), None)
+        events = self._write(self._output.end("incomplete"))
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+        failed = {"code": code, "message": error.message}
+        self._response |= {"status": "failed", "error": failed, "output": self._output.items}
+        return opening + events + self._lifecycle("failed")
+
+    def body(
+        self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
+    ) -> bytes:
+        [(choice, piece)] = answers
+        self._output.push(piece)
+        self._finish(choice)
+        self._response["usage"] = _usage(usage)
+        return msgspec.json.encode(self._response)
+
+    def _finish(self, choice: Choice) -> Sequence[Event]:
+        """End the output and set the status that it gives the response."""
+        status: Ending = "incomplete" if choice.finish_reason == "length" else "completed"
+        events = self._output.end(status)
+        self._response |= {"status": status, "output": self._output.items}
+        if status == "incomplete":
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self._response["completed_at"] = int(time.time())
+        return events
+
+    def _lifecycle(self, name: str) -> bytes:
+        return self._write([{"type": f"response.{name}", "response": self._response}])
+
+    def _write(self, events: Iterable[Event]) -> bytes:
+        written = []
+        for event in events:
+            data = msgspec.json.encode({**event, "sequence_number": self._events})
+            written.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data))
+            self._events += 1
+        return b"".join(written)
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        # What is written to the prefix cache is not counted for a request; clients insist on the member.
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }
