@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt $(wildcard services/*/__init__.py shared/*/__init__.py kernels/*/__init__.py)
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
+# schemathesis brings dozens of packages that nothing else needs, so it has an environment of its own.
+CONFORMANCE := .venv-conformance
 SOURCES := services shared kernels
 # A variable because a comma would split the argument of `call`.
 RUN_EXTRAS := gateway,worker
@@ -13,16 +15,23 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test chaos check lint bench proto clean
+.PHONY: help up test fuzz conformance chaos check lint bench proto clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
 
 test: $(DEV)  ## Run the tests; ARGS='tests/cli -x' adds arguments of pytest
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(DEV)  ## Ten times the odd bodies that `make test` sends to the gateway (FUZZ_SEED=N repeats a run)
+	@export FUZZ_BODIES=$${FUZZ_BODIES:-200000} FUZZ_SEED=$${FUZZ_SEED:-$$RANDOM}; echo "FUZZ_SEED=$$FUZZ_SEED"; \
+		exec $(BIN)/python -m pytest tests/gateway/fuzz $(ARGS)
+
+conformance: $(RUN) $(CONFORMANCE)/.installed  ## 2,000 requests made from OpenAI's specification: OPENAPI=FILE
+	@exec $(CONFORMANCE)/bin/python -m tests.conformance --baton $(BIN)/baton $(ARGS) $(OPENAPI)
 
 chaos: $(DEV)  ## Two thousand faults on a fleet under load (CHAOS_SEED=N repeats a run)
 	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s tests/chaos/test_chaos.py $(ARGS)
@@ -42,8 +51,8 @@ proto: $(DEV)  ## Generate the code of shared/baton_proto again
 	@$(BIN)/python -m grpc_tools.protoc -Ishared --python_out=shared --pyi_out=shared --grpc_python_out=shared \
 		shared/baton_proto/*.proto
 
-clean:  ## Remove the virtual environment, caches and build output
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean:  ## Remove the virtual environments, caches and build output
+	@rm -rf $(VENV) $(CONFORMANCE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
 
 # Quiet but alive: one line per package instead of pip's several; warnings and errors come on stderr.
@@ -62,3 +71,9 @@ $(RUN): $(INPUTS)
 $(DEV): $(INPUTS)
 	$(call install,dev)
 	@touch $(RUN) $@
+
+$(CONFORMANCE)/.installed: tests/conformance/requirements.txt
+	@echo "Installing schemathesis into $(CONFORMANCE)"
+	@test -x $(CONFORMANCE)/bin/pip || $(PYTHON) -m venv $(CONFORMANCE)
+	@$(CONFORMANCE)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<
+	@touch $@

@@ -10,11 +10,14 @@ from baton_gateway.errors import ApiError, from_validation
 
 M = TypeVar("M", bound=BaseModel)
 
+MAX_LENGTH_DIGITS = 19
+
 
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
     """Read a body of at most `limit` bytes, within `timeout_s`. Raises ApiError 413 or 408 otherwise."""
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
+    # Python reads no number of thousands of digits.
+    if declared.isdecimal() and (len(declared) > MAX_LENGTH_DIGITS or int(declared) > limit):
         raise _too_large(limit)
     body = bytearray()
     try:

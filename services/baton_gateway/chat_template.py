@@ -125,15 +125,21 @@ class ChatTemplate:
         param: str,
     ) -> str:
         try:
+            # One mapping and no keyword arguments: a variable of any name, even `self`, is none of the method's own.
             return self._template.render(
-                **{**self._tokens, **variables},
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
+                {
+                    **self._tokens,
+                    **variables,
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as e:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as e:
             raise bad_request(f"The chat template refused the messages: {e}", param) from None
+        except RecursionError:
+            raise bad_request("The messages are nested too deep for the chat template.", param) from None
 
 
 def _cut_at_tag(prompt: str, final: str) -> str:

@@ -105,6 +105,6 @@ def field_path(location: Iterable[Any]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        else:
+        elif part != "[key]":  # the key of a mapping is at fault: it is in the path already
             path += f".{part}" if path else str(part)
     return path

@@ -19,6 +19,8 @@ from baton_gateway.shapes import Shape
 from baton_gateway.tenants import Tenants
 from baton_proto import serving_pb2 as pb
 
+MOST_PRIORITY = 2**31 - 1
+
 
 class Gateway:
     """One model, the pods that serve it, and what is measured."""
@@ -79,7 +81,7 @@ class Gateway:
                 request_id=record.request_id,
                 prompt_token_ids=prompt,
                 sampling=params,
-                priority=(request.priority or 0) + (record.identity.tenant.priority if record.identity else 0),
+                priority=_priority(request, record),
             )
             for prompt, params in zip(prompts, sampling, strict=True)
         ]
@@ -123,3 +125,9 @@ class Gateway:
             keepalive_s=self.settings.keepalive_s,
             timeout_s=self.settings.request_timeout_s,
         )
+
+
+def _priority(request: GenerationRequest, record: RequestRecord) -> int:
+    """Return the request's priority on top of its tenant's, within what the wire can carry."""
+    priority = (request.priority or 0) + (record.identity.tenant.priority if record.identity else 0)
+    return min(max(priority, -MOST_PRIORITY), MOST_PRIORITY)

@@ -3,6 +3,7 @@
 Every optional field may also be null, which means the same as leaving it out.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +16,8 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 Prompt = str | list[int]
 
@@ -32,10 +35,10 @@ def _check_stops(stops: list[str]) -> list[str]:
 def _integer_keys(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    try:
-        return {int(key): bias for key, bias in value.items()}
-    except ValueError:
-        raise ValueError("keys must be token ids") from None
+    # Python's int() would take more than digits: "1_0", " 1", digits of other scripts.
+    if not all(_TOKEN_ID.fullmatch(key) for key in value):
+        raise ValueError("keys must be token ids")
+    return {int(key): bias for key, bias in value.items()}
 
 
 def _split_prompts(value: Any) -> list[Prompt]:
@@ -120,7 +123,7 @@ class Message(RequestModel):
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        if self.content is None and self.role != "assistant":
+        if self.content is None and self.role not in ("assistant", "function"):
             raise ValueError(f"a message of role '{self.role}' needs content")
         return self
 

@@ -4,6 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+
+from baton_gateway.body import read_body
+from baton_gateway.errors import ApiError
 
 from .harness import Stack, error_of
 
@@ -53,7 +57,12 @@ BOTH = [
     case("stop_token_ids", {"stop_token_ids": [600]}),
     case("logit_bias", {"logit_bias": {"a": 1}}),
     case("logit_bias", {"logit_bias": {"1.5": 1}}),
+    case("logit_bias", {"logit_bias": {"-1": 1}}),
+    case("logit_bias", {"logit_bias": {"1_0": 1}}),
+    case("logit_bias", {"logit_bias": {" 1": 1}}),
+    case("logit_bias", {"logit_bias": {"\u0661": 1}}),
     case("logit_bias", {"logit_bias": {"600": 1}}),
+    case("logit_bias[5000000000]", {"logit_bias": {"5000000000": 1}}),
     case("logit_bias", {"logit_bias": [1]}),
     case("allowed_token_ids", {"allowed_token_ids": []}),
     case("allowed_token_ids", {"allowed_token_ids": [10**6]}),
@@ -315,6 +324,17 @@ async def test_framework_errors_have_the_same_form(stack: Stack, method: str, pa
     assert response.headers["x-request-id"]
     if status == 405:
         assert response.headers["allow"]
+
+
+@pytest.mark.parametrize(("length", "status"), [(b"9" * 5000, 413), (b"101", 413), (b"\xb2", 400), (b"-1", 400)])
+async def test_lengths_that_int_does_not_read(stack: Stack, length: bytes, status: int):
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "headers": [(b"content-length", length)]}
+    with pytest.raises(ApiError) as caught:
+        await read_body(Request(scope, receive), 100, 1)
+    assert caught.value.status == status
 
 
 async def test_a_crash_has_the_same_form_and_logs_no_content(stack: Stack, monkeypatch, caplog):

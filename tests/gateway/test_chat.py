@@ -52,6 +52,12 @@ async def test_parts_of_text_are_joined(stack: Stack):
     assert job.prompt == stack.ids("<|begin|><|system|>s<|end|>\n<|user|>one\ntwo<|end|>\n<|assistant|>")
 
 
+@pytest.mark.parametrize("role", ["assistant", "function"])
+async def test_messages_that_need_no_content(stack: Stack, role: str):
+    messages = [{"role": "user", "content": "hi"}, {"role": role, "name": "f", "content": None}]
+    assert (await stack.chat(messages=messages)).status_code == 200
+
+
 async def test_continuing_the_final_message(stack: Stack):
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "The answer"}]
     await stack.chat(messages=messages, continue_final_message=True)

@@ -1,6 +1,7 @@
 """Chat templates render as transformers renders them."""
 
 import json
+import sys
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -101,6 +102,29 @@ def test_a_request_may_not_replace_what_the_gateway_gives():
         ChatTemplate("", {}).render(
             [{"role": "user"}], add_generation_prompt=True, continue_final_message=False, variables={"messages": []}
         )
+
+
+def test_a_variable_may_have_any_other_name():
+    variables = {"self": "a", "args": "b", "kwargs": "c", "": "d"}
+    template = ChatTemplate("{{ args }}{{ kwargs }}{{ messages[0].content }}", {})
+    messages = [{"role": "user", "content": "x"}]
+    options = {"add_generation_prompt": True, "continue_final_message": False}
+    assert template.render(messages, **options, variables=variables) == "bcx"
+
+
+def test_nesting_that_no_template_can_write():
+    deep: list[object] = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    template = ChatTemplate("{{ messages[0].tool_calls | tojson }}", {})
+    with pytest.raises(ApiError) as caught:
+        template.render(
+            [{"role": "assistant", "tool_calls": deep}],
+            add_generation_prompt=True,
+            continue_final_message=False,
+            variables={},
+        )
+    assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
 def test_continuing_needs_the_message_in_the_prompt():

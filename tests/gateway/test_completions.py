@@ -1,11 +1,14 @@
 """/v1/completions: what is asked of the pod, and the shape of what comes back."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import LENGTH, say
-from .harness import Stack, error_of, events
+from .harness import Stack, error_of, events, pods, running
 
 
 async def test_the_whole_answer(stack: Stack):
@@ -64,6 +67,20 @@ async def test_defaults_come_from_the_generation_config(stack: Stack):
     assert list(sampling.eos_token_ids) == [stack.gateway.model.tokenizer.token_id("<|end|>"), 77]
     assert not sampling.HasField("logprobs")
     assert not sampling.HasField("prompt_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("tenant", "asked", "sent"), [(10, 2**31 - 1, 2**31 - 1), (-10, -(2**31), 1 - 2**31), (10, 5, 15)]
+)
+async def test_priorities_add_up_within_bounds(
+    tmp_path: Path, model_folder: Path, tenant: int, asked: int, sent: int
+) -> None:
+    tenants = tmp_path / "tenants.json"
+    tenants.write_text(json.dumps({"tenants": {"default": {"priority": tenant}}}))
+    async with pods() as decodes, running(model_folder, decodes, tenants_file=tenants, api_keys=["sk"]) as stack:
+        stack.http.headers["authorization"] = "Bearer sk"
+        assert (await stack.complete(priority=asked)).status_code == 200
+        assert (await stack.pod.job()).submit.priority == sent
 
 
 async def test_every_sampling_field_reaches_the_pod(stack: Stack):

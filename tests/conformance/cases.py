@@ -1,0 +1,98 @@
+"""Requests made from OpenAI's specification, such as fit it and such as do not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import Case, GenerationMode
+
+from .local_baton import MODEL_NAME
+
+# Of a hundred cases. Chat has the largest schemas, and cases of it take a quarter of a second to make.
+SHARES = {
+    ("/chat/completions", "post"): 40,
+    ("/completions", "post"): 50,
+    ("/models/{model}", "get"): 8,
+    ("/models", "get"): 2,
+}
+MOST_TOKENS = 8
+MOST_CHOICES = 8
+# Refused as a whole by Baton: in every request, they would hide whatever else it holds.
+REFUSED = ("functions", "function_call", "audio", "best_of", "suffix")
+SMALLEST_VOCABULARY = 256
+UNTOUCHED = 5  # one case in so many is sent as it was made
+
+
+def for_each_case(spec: dict[str, Any], count: int, number: int, test: Callable[[Case, str, str, str], None]) -> None:
+    """Call `test(case, path, method, mode)` for so many cases; the same number makes the same cases.
+
+    Half of the cases of an operation fit the specification, the others do not.
+    """
+    schema = schemathesis.openapi.from_dict(spec)
+    for (path, method), share in SHARES.items():
+        for mode in GenerationMode:
+            _for_each(schema[path][method], mode, count * share // 200, number, test, path, method)
+
+
+def _for_each(operation: Any, mode: GenerationMode, count: int, number: int, test: Any, path: str, method: str) -> None:
+    made = 0
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy(generation_mode=mode))
+    def run(case: Case) -> None:
+        nonlocal made
+        made += 1
+        if made % UNTOUCHED:
+            _fit(case)
+            if mode.is_positive and isinstance(case.body, dict):
+                case.body.update({name: _usable(name, value) for name, value in case.body.items()})
+        test(case, path, method, mode.value)
+
+    run()
+
+
+def _fit(case: Case) -> None:
+    """Let a case be about this server: its model, what it serves, and few tokens."""
+    if "model" in case.path_parameters and isinstance(case.path_parameters["model"], str):
+        case.path_parameters["model"] = MODEL_NAME
+    body = case.body
+    if not isinstance(body, dict):
+        return
+    if isinstance(body.get("model"), str):
+        body["model"] = MODEL_NAME
+    for name in REFUSED:
+        body.pop(name, None)
+    limits = ("max_tokens", "max_completion_tokens") if "messages" in body else ("max_tokens",)
+    for name in limits:
+        if type(body.get(name, 0)) is int:
+            body[name] = min(max(body.get(name, MOST_TOKENS), 1), MOST_TOKENS)
+    if type(body.get("n")) is int:
+        body["n"] = min(body["n"], MOST_CHOICES)
+    if body.get("stream") is not True:
+        body.pop("stream_options", None)
+
+
+def _usable(name: str, value: Any) -> Any:
+    """Return a value in place of one that fits the specification but no model, or no server that is strict."""
+    match name, value:
+        case _, float() if value.is_integer():  # an integer to JSON Schema, but to no server
+            return int(value)
+        case "prompt", list():
+            return [_usable(name, item) for item in value] or "a"
+        case "prompt", int():
+            return value % SMALLEST_VOCABULARY
+        case "prompt" | "stop", "":
+            return "a"
+        case "stop", list():
+            return [_usable(name, item) for item in value]
+        case "logit_bias", dict():
+            return {str(token_id): max(min(bias, 100), -100) for token_id, bias in enumerate(value.values())}
+    return value
