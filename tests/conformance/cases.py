@@ -1,5 +1,6 @@
 """Requests made from OpenAI's specification, such as fit it and such as do not."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def for_each_case(spec: dict[str, Any], count: int, number: int, test: Callable[
     schema = schemathesis.openapi.from_dict(spec)
     for (path, method), share in SHARES.items():
         for mode in GenerationMode:
-            _for_each(schema[path][method], mode, count * share // 200, number, test, path, method)
+            _for_each(schema[path][method], mode, math.ceil(count * share / 200), number, test, path, method)
 
 
 def _for_each(operation: Any, mode: GenerationMode, count: int, number: int, test: Any, path: str, method: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Message
 
 ERROR_KEYS = {"message", "type", "param", "code"}
 DONE = "data: [DONE]\n\n"
+LAST_RESPONSE_EVENT = re.compile(r"event: response\.(completed|incomplete)\ndata: .*\n\n\Z")
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Answer:
             self.error()
         elif self.headers.get(b"content-type", b"").startswith(b"text/event-stream"):
             text = self.body.decode()
-            assert text.endswith(DONE)
+            assert text.endswith(DONE) or LAST_RESPONSE_EVENT.search(text)
             assert 'data: {"error"' not in text
 
 

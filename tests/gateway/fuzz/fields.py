@@ -48,6 +48,12 @@ _TEMPLATE: dict[str, tuple[str, ...]] = {
     "chat_template_kwargs": (OBJECT,),
 }
 
+# Of these, those that /v1/responses has not, or has by another name.
+_NO_RESPONSE = {
+    *("add_special_tokens", "best_of", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "max_tokens"),
+    *("n", "prompt_logprobs", "response_format", "return_token_ids", "truncate_prompt_tokens"),
+}
+
 # By path. No type means that the field is refused whatever it holds.
 FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "/v1/chat/completions": {
@@ -73,6 +79,29 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "echo": (BOOL,),
         "suffix": (STRING,),
     },
+    "/v1/responses": {
+        **{name: types for name, types in _GENERATION.items() if name not in _NO_RESPONSE},
+        "model": (STRING,),
+        "input": (STRING, ARRAY),
+        "instructions": (STRING,),
+        "max_output_tokens": (INT,),
+        "top_logprobs": (INT,),
+        "include": (ARRAY,),
+        "text": (OBJECT,),
+        "tools": (ARRAY,),
+        "tool_choice": (STRING, OBJECT),
+        "parallel_tool_calls": (BOOL,),
+        "truncation": (STRING,),
+        "store": (BOOL,),
+        "metadata": (OBJECT,),
+        "safety_identifier": (STRING,),
+        "prompt_cache_key": (STRING,),
+        "chat_template_kwargs": (OBJECT,),
+        "background": (BOOL,),
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+    },
     "/tokenize": {
         **_TEMPLATE,
         "model": (STRING,),
@@ -86,6 +115,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
 REQUIRED = {
     "/v1/chat/completions": {"model", "messages"},
     "/v1/completions": {"model", "prompt"},
+    "/v1/responses": {"model", "input"},
     "/tokenize": set(),
     "/detokenize": {"tokens"},
 }
@@ -97,6 +127,7 @@ def least_body(path: str) -> dict[str, Any]:
     return {
         "/v1/chat/completions": {"model": "tiny", "messages": user, "max_tokens": 2},
         "/v1/completions": {"model": "tiny", "prompt": "hello", "max_tokens": 2},
+        "/v1/responses": {"model": "tiny", "input": "hello", "max_output_tokens": 2},
         "/tokenize": {"prompt": "hello"},
         "/detokenize": {"tokens": [1, 2]},
     }[path]
@@ -114,6 +145,12 @@ _MESSAGES = [
     },
     {"role": "tool", "tool_call_id": "c", "content": "7"},
 ]
+_ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+    {"type": "function_call_output", "call_id": "c", "output": "7"},
+]
+_FLAT_TOOLS = [{"type": "function", "name": "f", "description": "d", "parameters": _SCHEMA, "strict": True}]
 _SAMPLING = {
     "max_tokens": 2,
     "min_tokens": 1,
@@ -181,6 +218,34 @@ VALID: dict[str, list[dict[str, Any]]] = {
         {"model": "tiny", "prompt": "x", "max_tokens": 2, "guided_regex": "[a-z]+"},
         {"model": "tiny", "prompt": "x", "max_tokens": 2, "structured_outputs": {"grammar": 'start: "a"'}},
         {"model": "tiny", "prompt": "x", "max_tokens": 2, "response_format": {"type": "json_object"}},
+    ],
+    "/v1/responses": [
+        {
+            "model": "tiny",
+            "input": _ITEMS,
+            "instructions": "be brief",
+            "max_output_tokens": 2,
+            "top_p": 0.9,
+            "store": True,
+        },
+        {
+            "model": "tiny",
+            "input": "hi",
+            "max_output_tokens": 2,
+            "stream": True,
+            "top_logprobs": 2,
+            "include": ["message.output_text.logprobs"],
+            "metadata": {"a": "b"},
+            "truncation": "auto",
+            "safety_identifier": "u",
+        },
+        {"model": "tiny", "input": _ITEMS, "max_output_tokens": 2, "tools": _FLAT_TOOLS, "tool_choice": "required"},
+        {
+            "model": "tiny",
+            "input": _ITEMS[:1],
+            "max_output_tokens": 2,
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": _SCHEMA, "strict": True}},
+        },
     ],
     "/tokenize": [
         {"model": "tiny", "prompt": "hello", "add_special_tokens": False, "return_token_strs": True},
