@@ -36,18 +36,23 @@ class CompletionShape:
         tokenizer: ModelTokenizer,
         prompts: Sequence[EchoedPrompt],
         n: int,
+        kept: int,
         skip_special_tokens: bool,
         echo: bool,
         token_ids: bool,
         logprobs: bool,
         prompt_logprobs: bool,
     ) -> None:
-        """n: choices of each prompt. token_ids, logprobs, prompt_logprobs: whether the client asked for them."""
+        """n: choices of each prompt; kept: how many of them are answered, those with the likeliest tokens.
+
+        token_ids, logprobs, prompt_logprobs: whether the client asked for them.
+        """
         self._fields = {"id": id, "object": "text_completion", "created": created, "model": model}
         self._envelope = Envelope(id, "text_completion", created, model)
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._n = n
+        self._kept = kept
         self._skip_special_tokens = skip_special_tokens
         self._echo = echo
         self._token_ids = token_ids
@@ -86,10 +91,14 @@ class CompletionShape:
     def body(
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
     ) -> bytes:
-        choices = [
-            self._choice(index, choice, piece, prompts[index // self._n])
-            for index, (choice, piece) in enumerate(answers)
-        ]
+        choices: list[dict[str, Any]] = []
+        for number, prompt in enumerate(prompts):
+            group = answers[number * self._n : (number + 1) * self._n]
+            if self._kept < self._n:
+                group = sorted(group, key=_mean_logprob, reverse=True)[: self._kept]
+            for choice, piece in group:
+                fields = self._choice(number * self._n, choice, piece, prompt)
+                choices.append({**fields, "index": len(choices)})
         return encode({**self._fields, "choices": choices, "usage": usage})
 
     def _event(self, index: int, piece: Piece, *, first_is_empty: bool, extra: bytes, usage: bytes | None) -> bytes:
@@ -151,3 +160,8 @@ class CompletionShape:
             offsets.append(length)
             length += len(detokenizer.push((token_id,)))
         return offsets
+
+
+def _mean_logprob(answer: tuple[Choice, Piece]) -> float:
+    logprobs = [token.logprob for token in answer[1].logprobs]
+    return sum(logprobs) / max(len(logprobs), 1)

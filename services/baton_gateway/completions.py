@@ -33,7 +33,7 @@ async def completion(gateway: Gateway, request: CompletionRequest, record: Reque
             model,
             limits,
             max_tokens=max(output_budget(len(prompt.token_ids), asked, limits, "prompt"), 1),
-            logprobs=request.logprobs,
+            logprobs=0 if request.logprobs is None and request.selects else request.logprobs,
             prompt_logprobs=_prompt_logprobs(request),
             grammar=grammar,
         )
@@ -46,6 +46,7 @@ async def completion(gateway: Gateway, request: CompletionRequest, record: Reque
         tokenizer=model.tokenizer,
         prompts=prompts,
         n=request.choices,
+        kept=request.n or 1,
         skip_special_tokens=request.skip_special_tokens is not False,
         echo=bool(request.echo),
         token_ids=bool(request.return_token_ids),

@@ -36,7 +36,7 @@ def _integer_keys(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     # Python's int() would take more than digits: "1_0", " 1", digits of other scripts.
-    if not all(_TOKEN_ID.fullmatch(key) for key in value):
+    if not all(isinstance(key, int) or _TOKEN_ID.fullmatch(key) for key in value):
         raise ValueError("keys must be token ids")
     return {int(key): bias for key, bias in value.items()}
 
@@ -212,7 +212,7 @@ class GenerationRequest(SamplingRequest):
     """What chat and completions share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
 
@@ -233,8 +233,6 @@ class GenerationRequest(SamplingRequest):
             raise bad_request("'stream_options' needs 'stream' to be true.", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise bad_request("'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise bad_request("'best_of' other than 'n' is not supported.", "best_of")
         if self.truncate_prompt_tokens == 0:
             raise bad_request("'truncate_prompt_tokens' must be -1 or at least 1.", "truncate_prompt_tokens")
         return self
@@ -280,6 +278,8 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
 
     @model_validator(mode="after")
     def _served(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise bad_request("'best_of' other than 'n' is only for completions.", "best_of")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
         self._check_tools()
@@ -320,7 +320,20 @@ class CompletionRequest(GenerationRequest):
     def _served(self) -> Self:
         if self.suffix:
             raise bad_request("'suffix' is not supported.", "suffix")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise bad_request("'best_of' must not be less than 'n'.", "best_of")
+        if self.stream and self.selects:
+            raise bad_request("The best of several choices cannot be streamed.", "best_of")
         return self
+
+    @property
+    def choices(self) -> int:
+        return self.best_of or self.n or 1
+
+    @property
+    def selects(self) -> bool:
+        """Whether some of the choices are left out of the answer."""
+        return self.choices > (self.n or 1)
 
 
 class TokenizeRequest(RequestModel):

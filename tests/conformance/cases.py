@@ -20,7 +20,7 @@ SHARES = {
 MOST_TOKENS = 8
 MOST_CHOICES = 8
 # Refused as a whole by Baton: in every request, they would hide whatever else it holds.
-REFUSED = ("functions", "function_call", "audio", "best_of", "suffix")
+REFUSED = ("functions", "function_call", "audio", "suffix")
 SMALLEST_VOCABULARY = 256
 UNTOUCHED = 5  # one case in so many is sent as it was made
 

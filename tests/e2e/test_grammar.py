@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 import pytest_asyncio
 
 from .conftest import LOOP
@@ -22,6 +23,50 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "size", "count"],
     "additionalProperties": False,
 }
+_WORD = {"type": "string", "maxLength": 5}
+SCHEMAS: list[dict[str, Any]] = [
+    SCHEMA,
+    {
+        "type": "object",
+        "properties": {"points": {"type": "array", "items": {"$ref": "#/$defs/point"}, "minItems": 1, "maxItems": 3}},
+        "required": ["points"],
+        "additionalProperties": False,
+        "$defs": {
+            "point": {
+                "type": "object",
+                "properties": {axis: {"type": "integer", "minimum": -99, "maximum": 99} for axis in "xy"},
+                "required": ["x", "y"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    {
+        "type": "object",
+        "properties": {"value": {"anyOf": [{"type": "boolean"}, {"type": "null"}, _WORD]}, "label": {"const": "é\n"}},
+        "required": ["value", "label"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {"day": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}$"}, "maybe": _WORD},
+        "required": ["day"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {
+            "at": {
+                "type": "object",
+                "properties": {"in": _WORD},
+                "required": ["in"],
+                "additionalProperties": False,
+            }
+        },
+        "required": ["at"],
+        "additionalProperties": False,
+        "maxProperties": 1,
+    },
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope=LOOP)
@@ -35,22 +80,35 @@ def named(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
 
 
-async def test_every_answer_is_valid(stack: Stack) -> None:
-    async def ask(seed: int) -> None:
+@pytest.mark.parametrize("schema", SCHEMAS)
+async def test_every_answer_is_valid(stack: Stack, schema: dict[str, Any]) -> None:
+    """As text and as a call, 40 of each schema."""
+    tool: Any = {"type": "function", "function": {"name": "store", "parameters": schema}}
+    ways: list[dict[str, Any]] = [
+        {"response_format": named(schema)},
+        {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False},
+        {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "store"}}},
+    ]
+
+    async def ask(seed: int, n: int, way: dict[str, Any]) -> int:
+        messages: Any = [{"role": "user", "content": f"Thing {seed}, and some words to compute."}]
         answer = await stack.client().chat.completions.create(
-            model=stack.model,
-            messages=[{"role": "user", "content": f"Thing {seed}, and some words to compute."}],
-            temperature=1,
-            seed=seed,
-            n=3,
-            max_tokens=400,
-            response_format=named(SCHEMA),  # type: ignore[arg-type]
+            model=stack.model, messages=messages, temperature=1, seed=seed, n=n, max_tokens=600, **way
         )
         for choice in answer.choices:
-            assert choice.finish_reason == "stop"
-            jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
+            text = choice.message.content
+            if "tools" in way:
+                assert choice.finish_reason == "tool_calls"
+                [call] = choice.message.tool_calls or []
+                assert call.type == "function"
+                text = call.function.arguments
+            else:
+                assert choice.finish_reason == "stop"
+            jsonschema.validate(json.loads(text or ""), schema)
+        return len(answer.choices)
 
-    await asyncio.gather(*(ask(seed) for seed in range(10)))
+    asked = [ask(seed, n, way) for n, way in zip((4, 2, 2), ways, strict=True) for seed in range(5)]
+    assert sum(await asyncio.gather(*asked)) == 40
     await stack.idle()
 
 

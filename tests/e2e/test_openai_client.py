@@ -1,5 +1,6 @@
 """The official client against a Baton that serves the demo model."""
 
+import statistics
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -157,3 +158,30 @@ async def test_without_a_right_key(demo: Stack, key: str) -> None:
 
 async def test_nothing_is_left(demo: Stack) -> None:
     await demo.idle()
+
+
+async def test_the_best_of_several_completions(demo: Stack) -> None:
+    """Those with the highest mean log probability of a token, of the same that are answered when all are asked for."""
+    ask: dict[str, Any] = {
+        "model": demo.model,
+        "prompt": ["Baton is", "A prefill pod"],
+        "seed": 5,
+        "temperature": 2,
+        "max_tokens": 12,
+    }
+    everything = await demo.client().completions.create(**ask, n=5, logprobs=0)
+    best = await demo.client().completions.create(**ask, n=2, best_of=5)
+    expected = []
+    for first in (0, 5):
+        means = {}
+        for choice in everything.choices[first : first + 5]:
+            assert choice.logprobs is not None
+            assert choice.logprobs.token_logprobs
+            means[choice.text] = statistics.mean(choice.logprobs.token_logprobs)
+        assert len(set(means.values())) == 5
+        expected += sorted(means, key=lambda text: means[text], reverse=True)[:2]
+    assert [choice.text for choice in best.choices] == expected
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert all(choice.logprobs is None for choice in best.choices)
+    # What was generated has to be paid for.
+    assert best.usage == everything.usage

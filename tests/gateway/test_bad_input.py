@@ -34,7 +34,9 @@ BOTH = [
     case("n", {"n": 129}),
     case("n", {"n": "two"}),
     case("n", {"n": True}),
-    case("best_of", {"best_of": 3}),
+    case("best_of", {"best_of": 0}),
+    case("best_of", {"best_of": 2, "n": 3}),
+    case("best_of", {"best_of": 2, "stream": True}),
     case("temperature", {"temperature": -0.1}),
     case("temperature", {"temperature": 2.1}),
     case("temperature", {"temperature": "hot"}),
@@ -112,6 +114,7 @@ BOTH = [
     case("model", {"model": 7}),
 ]
 CHAT = [
+    case("best_of", {"best_of": 3}),
     case("messages", {"messages": []}),
     case("messages", {"messages": "hi"}),
     case("messages[0]", {"messages": ["hi"]}),

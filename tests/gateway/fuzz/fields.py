@@ -232,6 +232,7 @@ VALID: dict[str, list[dict[str, Any]]] = {
             "model": "tiny",
             "input": "hi",
             "max_output_tokens": 2,
+            **{name: value for name, value in _SAMPLING.items() if name not in _NO_RESPONSE},
             "stream": True,
             "top_logprobs": 2,
             "include": ["message.output_text.logprobs"],
