@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import signal
 import sys
 import time
 from collections import Counter
@@ -31,6 +32,8 @@ def main() -> int:
     failures: dict[str, str] = {}
     digest = hashlib.sha256()
     started = time.monotonic()
+    # Else nobody would stop Baton when this is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
     with local_baton(options.baton) as address, requests.Session() as session:
 

@@ -22,7 +22,7 @@ MOST_CHOICES = 8
 # Refused as a whole by Baton: in every request, they would hide whatever else it holds.
 REFUSED = ("functions", "function_call", "audio", "suffix")
 SMALLEST_VOCABULARY = 256
-UNTOUCHED = 5  # one case in so many is sent as it was made
+UNTOUCHED = 5  # one case in so many is sent as it was made, but for its length
 
 
 def for_each_case(spec: dict[str, Any], count: int, number: int, test: Callable[[Case, str, str, str], None]) -> None:
@@ -55,13 +55,26 @@ def _for_each(operation: Any, mode: GenerationMode, count: int, number: int, tes
             _fit(case)
             if mode.is_positive and isinstance(case.body, dict):
                 case.body.update({name: _usable(name, value) for name, value in case.body.items()})
+        _bound(case.body)
         test(case, path, method, mode.value)
 
     run()
 
 
+def _bound(body: Any) -> None:
+    """Let a body ask for few tokens, so that none takes minutes."""
+    if not isinstance(body, dict):
+        return
+    limits = ("max_tokens", "max_completion_tokens") if "messages" in body else ("max_tokens",)
+    for name in limits:
+        if body.get(name) is None or type(body[name]) is int:
+            body[name] = min(max(body.get(name) or MOST_TOKENS, 1), MOST_TOKENS)
+    if type(body.get("n")) is int:
+        body["n"] = min(body["n"], MOST_CHOICES)
+
+
 def _fit(case: Case) -> None:
-    """Let a case be about this server: its model, what it serves, and few tokens."""
+    """Let a case be about this server: its model, and what it serves."""
     if "model" in case.path_parameters and isinstance(case.path_parameters["model"], str):
         case.path_parameters["model"] = MODEL_NAME
     body = case.body
@@ -71,12 +84,6 @@ def _fit(case: Case) -> None:
         body["model"] = MODEL_NAME
     for name in REFUSED:
         body.pop(name, None)
-    limits = ("max_tokens", "max_completion_tokens") if "messages" in body else ("max_tokens",)
-    for name in limits:
-        if type(body.get(name, 0)) is int:
-            body[name] = min(max(body.get(name, MOST_TOKENS), 1), MOST_TOKENS)
-    if type(body.get("n")) is int:
-        body["n"] = min(body["n"], MOST_CHOICES)
     if body.get("stream") is not True:
         body.pop("stream_options", None)
 
