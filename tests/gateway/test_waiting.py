@@ -1,0 +1,86 @@
+"""Requests that wait in the gateway because pods have enough to do, as a client sees it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from baton_proto import serving_pb2 as pb
+
+from .harness import Stack, error_of, pods, running
+
+RATE = 10_000  # tokens a second, as long as the pod has told none
+
+
+@asynccontextmanager
+async def busy(model: Path, seconds: float, **settings: Any) -> AsyncIterator[Stack]:
+    """Run a gateway whose only pod has prompts for so many seconds queued."""
+    async with pods() as decodes, running(model, decodes, **settings) as stack:
+        await queue(stack, seconds)
+        yield stack
+
+
+async def queue(stack: Stack, seconds: float) -> None:
+    """Let the pod report so much."""
+    tokens = int(seconds * RATE)
+    stack.pod.load = pb.WorkerLoad(queued_prefill_tokens=tokens)
+    [pod] = stack.gateway.fleet.router.decodes
+    await stack.until(lambda: pod.prefill_tokens.reported == tokens)
+
+
+async def begin(stack: Stack, **fields: Any) -> "asyncio.Task[httpx.Response]":
+    """Send a request, and return when it waits."""
+    before = stack.gateway.fleet.admission.waiting
+    task = asyncio.create_task(stack.complete(**fields))
+    await stack.until(lambda: stack.gateway.fleet.admission.waiting == before + 1)
+    return task
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_is_sent_when_the_pod_has_less_to_do(model_folder: Path, stream: bool):
+    async with busy(model_folder, seconds=5) as stack:
+        task = await begin(stack, stream=stream)
+        await asyncio.sleep(0.2)
+        assert not stack.pod.jobs
+        await queue(stack, 0)
+        assert (await task).status_code == 200
+        assert len(stack.pod.jobs) == 1
+
+
+async def test_who_would_wait_too_long_is_told_when_to_come_again(model_folder: Path):
+    async with busy(model_folder, seconds=20, ttft_slo_s=8) as stack:
+        response = await stack.complete(stream=True)
+        assert response.status_code == 503
+        assert error_of(response)["code"] == "server_is_overloaded"
+        assert 11 <= int(response.headers["retry-after"]) <= 13
+        assert not stack.pod.jobs
+
+
+async def test_nobody_waits_longer_than_may_be(model_folder: Path):
+    async with busy(model_folder, seconds=5, queue_timeout_s=0.3) as stack:
+        response = await (await begin(stack))
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert stack.gateway.fleet.admission.waiting == 0
+
+
+async def test_a_client_that_leaves_waits_no_longer(model_folder: Path):
+    async with busy(model_folder, seconds=5) as stack:
+        task = await begin(stack)
+        task.cancel()
+        await stack.until(lambda: stack.gateway.fleet.admission.waiting == 0)
+        await queue(stack, 0)
+        assert (await stack.complete()).status_code == 200
+        assert len(stack.pod.jobs) == 1
+
+
+async def test_the_newest_leaves_when_too_many_wait(model_folder: Path):
+    async with busy(model_folder, seconds=5, max_waiting_requests=1) as stack:
+        first = await begin(stack)
+        assert (await stack.complete()).status_code == 503
+        await queue(stack, 0)
+        assert (await first).status_code == 200
