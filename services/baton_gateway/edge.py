@@ -78,6 +78,7 @@ class Edge:
             "key": record.identity.key if record.identity is not None else None,
             "duration_ms": _ms(record.started, time.monotonic()),
             "ttft_ms": _ms(record.started, record.first_token),
+            "queued_ms": None if record.queued_s is None else round(record.queued_s * 1000, 1),
             "stream": record.stream,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,

@@ -29,7 +29,7 @@ class Gateway:
         self.settings = settings
         self.model = model
         self.fleet = Fleet(settings)
-        self.metrics = Metrics(self.fleet.live_pods)
+        self.metrics = Metrics(self.fleet.live_pods, lambda: self.fleet.admission.waiting)
         redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)

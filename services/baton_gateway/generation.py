@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -71,11 +72,14 @@ class Generation:
             submits[0].priority,
         )
         self._waiting: asyncio.TimerHandle | None = None
+        self.asked_at = 0.0  # when it wanted to be sent to pods, and when it was; of the monotonic clock
+        self.sent_at: float | None = None
         self.retries = 0  # prompts sent once more before anything of them came
         self.resumes = 0  # choices that went on on another pod
 
     def start(self) -> None:
         """Send every prompt to a decode pod as soon as its turn has come; `read` raises what prevents that."""
+        self.asked_at = time.monotonic()
         self._waiting = asyncio.get_running_loop().call_later(self.patience.queue_s, self._wait_no_more)
         self._admission.ask(self._ask)
 
@@ -84,6 +88,7 @@ class Generation:
         try:
             for prompt in self._prompts:
                 prompt.start()
+            self.sent_at = time.monotonic()
         except ApiError as error:
             self.fail(error)
 

@@ -22,13 +22,25 @@ E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60
 class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
-    def __init__(self, live_pods: Callable[[], dict[str, int]]) -> None:
-        """live_pods: returns the number of live pods by role."""
+    def __init__(self, live_pods: Callable[[], dict[str, int]], waiting: Callable[[], int]) -> None:
+        """live_pods: returns the number of live pods by role. waiting: returns how many requests wait for a turn."""
         self.registry = CollectorRegistry()
         registry = self.registry
         prefix = "baton_gateway_"
         self._requests = Counter(prefix + "requests", "HTTP requests.", ["route", "status"], registry=registry)
         self.in_flight = Gauge(prefix + "requests_in_flight", "HTTP requests being answered.", registry=registry)
+        Gauge(prefix + "requests_waiting", "Requests that wait for their turn.", registry=registry).set_function(
+            waiting
+        )
+        self._queue = Histogram(
+            prefix + "queue_seconds",
+            "How long requests waited for their turn.",
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self._refusals = Counter(
+            prefix + "refused_requests", "Requests refused with 429 or 503.", ["reason", "tenant"], registry=registry
+        )
         self._ttft = Histogram(
             prefix + "time_to_first_token_seconds",
             "From a request's arrival to its first token.",
@@ -65,6 +77,10 @@ class Metrics:
         """Count a request that has ended."""
         self._requests.labels(record.route, str(record.status)).inc()
         self._e2e.labels(record.route).observe(time.monotonic() - record.started)
+        if record.queued_s is not None:
+            self._queue.observe(record.queued_s)
+        if record.status in (429, 503) and record.identity is not None:
+            self._refusals.labels(record.error or "", record.identity.name).inc()
         if record.first_token is not None:
             self._ttft.observe(record.first_token - record.started)
         self._prompt_tokens.inc(record.prompt_tokens)

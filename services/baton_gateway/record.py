@@ -22,6 +22,7 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None
+    queued_s: float | None = None  # how long it waited for its turn
     stream: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -12,6 +12,7 @@ import pytest
 from baton_proto import serving_pb2 as pb
 
 from .harness import Stack, error_of, pods, running
+from .test_observability import metrics
 
 RATE = 10_000  # tokens a second, as long as the pod has told none
 
@@ -84,3 +85,22 @@ async def test_the_newest_leaves_when_too_many_wait(model_folder: Path):
         assert (await stack.complete()).status_code == 503
         await queue(stack, 0)
         assert (await first).status_code == 200
+
+
+async def test_waiting_is_measured(model_folder: Path):
+    async with busy(model_folder, seconds=5) as stack:
+        task = await begin(stack)
+        prefix = "baton_gateway_"
+        assert (await metrics(stack))[prefix + "requests_waiting", ()] == 1
+        await queue(stack, 50)
+        refused = await stack.complete()
+        await queue(stack, 0)
+        assert (refused.status_code, (await task).status_code) == (503, 200)
+        seen = await metrics(stack)
+    reason = (("reason", "server_is_overloaded"), ("tenant", "default"))
+    assert seen[prefix + "refused_requests_total", reason] == 1
+    assert seen[prefix + "requests_waiting", ()] == 0
+    assert seen[prefix + "queue_seconds_count", ()] == 1
+    assert 0 < seen[prefix + "queue_seconds_sum", ()] < 10
+    # Nobody computed the prompt that was refused.
+    assert seen[prefix + "prompt_tokens_total", ()] == len(stack.pod.jobs[0].prompt)

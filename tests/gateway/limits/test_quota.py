@@ -14,6 +14,7 @@ import yaml
 
 from baton_gateway.keys import make_key
 from baton_gateway.quota import duration
+from baton_proto import serving_pb2 as pb
 from tests.gateway.fake_worker import FakePod, hang
 from tests.gateway.harness import Stack, pods, running
 
@@ -50,6 +51,22 @@ async def house(
             for _ in range(gateways)
         ]
         yield House(stacks, {name: text for name, (text, _) in made.items()})
+
+
+async def test_what_is_refused_for_our_own_sake_costs_no_tokens(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"tokens_per_minute": 100}}, ttft_slo_s=1) as it:
+        [stack] = it.stacks
+        first = await it.ask("a")
+        [pod] = stack.gateway.fleet.router.decodes
+        stack.pod.load = pb.WorkerLoad(queued_prefill_tokens=10**6)
+        await stack.until(lambda: pod.prefill_tokens.reported)
+        assert (await it.ask("a")).status_code == 503
+        stack.pod.load = pb.WorkerLoad()
+        await stack.until(lambda: not pod.prefill_tokens.reported)
+        later = await it.ask("a")
+        left = [int(answer.headers["x-ratelimit-remaining-tokens"]) for answer in (first, later)]
+        # What the first one took, but for what has leaked away meanwhile.
+        assert left[0] - left[1] <= 7
 
 
 async def test_requests_per_minute(tmp_path: Path, model_folder: Path) -> None:
