@@ -61,11 +61,12 @@ class Admission:
 
     def ask(self, ask: Ask) -> None:
         """Let a request in, have it wait for its turn, or refuse it because that would take too long."""
-        if not self._queue and self._has_room():
+        pods = self._router.prefilling()
+        # Without pods it learns that by coming in.
+        if not pods or (not self._queue and self._has_room(pods)):
             ask.come_in()
             return
         missing = sum(map(self._missing, ask.demands))
-        pods = self._prefilling()
         rate = sum(map(self._costs.prefill_rate, pods))
         ahead = self._queue.ahead(ask.tenant, missing, ask.weight, ask.priority)
         wait = (ahead + sum(pod.prefill_tokens.load for pod in pods)) / rate
@@ -88,28 +89,21 @@ class Admission:
             return
         self._letting_in = True
         try:
-            while self._queue and self._has_room():
+            while self._queue and self._has_room(self._router.prefilling()):
                 ask = self._queue.pop()
                 assert ask is not None
                 ask.come_in()
         finally:
             self._letting_in = False
 
-    def _has_room(self) -> bool:
-        pods = self._prefilling()
+    def _has_room(self, pods: Sequence[Pod]) -> bool:
         return not pods or any(self._costs.prefill(pod, 0) <= self._pod_queue_s for pod in pods)
-
-    def _prefilling(self) -> list[Pod]:
-        """Return the pods that prefill; none when nothing can be served."""
-        if not any(pod.live for pod in self._router.decodes):
-            return []
-        return [pod for pod in self._router.prefills if pod.live] or [pod for pod in self._router.decodes if pod.live]
 
     def _missing(self, demand: Demand) -> int:
         """Return the tokens of a prompt that no pod has cached."""
         cached = [
             blocks * size
-            for size in {pod.block_size for pod in self._prefilling()} - {0}
+            for size in {pod.block_size for pod in self._router.prefilling()} - {0}
             for blocks in self._index.match(demand.keys(size)).values()
         ]
         return demand.num_tokens - max(cached, default=0)

@@ -132,6 +132,15 @@ class Router:
         """Return the prefill pods that may work with a decode pod."""
         return [pod for pod in self.prefills if pod.live and pod.revision == decode.revision]
 
+    def prefilling(self) -> list[Pod]:
+        """Return the pods that may prefill a new request; none when nothing can be served."""
+        now = self._clock()
+        decodes = [pod for pod in self.decodes if pod.live]
+        if not decodes:
+            return []
+        prefills = [pod for pod in self.prefills if pod.live and pod.breaker.allows(now)]
+        return prefills or [pod for pod in decodes if pod.breaker.allows(now)] or decodes
+
     @property
     def ready(self) -> bool:
         """A decode pod is live and, where there are prefill pods at all, one of the same revision is too."""

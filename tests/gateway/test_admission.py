@@ -161,6 +161,16 @@ def test_when_too_many_wait_the_longest_line_gives_way() -> None:
     assert calm in door.inside
 
 
+def test_a_pod_that_fails_has_no_room() -> None:
+    door = Door(prefills=2)
+    broken = door.pods[0]
+    while broken.breaker.allows(0.0):
+        broken.breaker.fail(0.0)
+    for _ in range(3):
+        door.come(300)
+    assert door.inside == [0]
+
+
 def test_who_leaves_is_forgotten() -> None:
     door = Door()
     for _ in range(3):
@@ -177,11 +187,13 @@ def test_without_pods_requests_come_in_to_be_told_so() -> None:
     door.come(1000)
     for pod in (*door.router.decodes, *door.router.prefills):
         pod.reporting = False
-    door.routes.pop(0)
     called = []
+    demands = door.asks[1].demands
+    # One that comes now, and the one that has waited.
+    door.admission.ask(Ask(demands, lambda: called.append(2), lambda _error: None))
     door.asks[1].come_in = lambda: called.append(1)
     door.admission.let_in()
-    assert called == [1]
+    assert called == [2, 1]
 
 
 class Cluster:
