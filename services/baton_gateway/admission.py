@@ -32,7 +32,7 @@ class Ask:
 
 
 class Admission:
-    """Keeps what is queued for prefill on pods short, because a pod serves in the order of arrival, whoever it is."""
+    """Keeps what is queued for prefill on pods short, because a pod knows no tenants."""
 
     def __init__(
         self,

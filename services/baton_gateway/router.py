@@ -57,6 +57,7 @@ class Route:
         if disaggregated == bool(self._waiting):
             self._succeeded(self.prefilling.breaker)
             self.prefilling.learn_rate(self._queued, self._clock() - self._sent_at)
+        self._freed()
 
     def decode_failed(self) -> None:
         """The decode pod was lost or refused."""
@@ -69,6 +70,7 @@ class Route:
         for breaker in self._tried:
             breaker.release()
         self._tried.clear()
+        self._freed()
 
     def _succeeded(self, breaker: Breaker) -> None:
         breaker.succeed()
@@ -96,12 +98,9 @@ class Route:
         self._charges.append((work, amount))
 
     def _release(self, first: int) -> None:
-        released = self._charges[first:]
-        for work, amount in released:
+        for work, amount in self._charges[first:]:
             work.charge(-amount)
         del self._charges[first:]
-        if released:
-            self._freed()
 
 
 class Router:

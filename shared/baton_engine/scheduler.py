@@ -14,8 +14,8 @@ _ORDER = attrgetter("order")
 _STEPS_TO_CATCH_UP = 2
 _MOST_PATIENCE = 2
 _MOST_STEPS = 24
-# Shorter prompts overtake a longer one until so many times its tokens have been admitted since it came. One that came
-# just before is otherwise worth a hundred short ones' wait.
+# Shorter prompts overtake a longer one until about so many times its tokens have been admitted since it came: in order
+# of arrival alone, all of them would wait for the whole of it.
 STRETCH = 4
 
 
