@@ -96,11 +96,11 @@ def make_unique_id() -> bytes:
 
 def warm_up(device: torch.device) -> None:
     """Let NCCL find out about the machine, which takes a second and otherwise falls to the first communicator."""
-    torch.cuda.set_device(device)
     handle = ctypes.c_void_p()
     try:
-        _check(_init(handle, 1, make_unique_id(), 0, blocking=True))
-        _check(_library().ncclCommAbort(handle))
+        with torch.cuda.device(device):
+            _check(_init(handle, 1, make_unique_id(), 0, blocking=True))
+            _check(_library().ncclCommAbort(handle))
     except NcclError as error:
         log.warning("NCCL cannot be used: %s", error, extra={"event": "nccl_failed"})
 

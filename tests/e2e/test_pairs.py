@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton_engine.model_config import load_model_config
 from tests.models import reference_choices
 
 from .conftest import StartWorker
@@ -32,9 +33,14 @@ async def paired(client: DecodeClient, prefill: Worker, decode: Worker) -> None:
     await asyncio.gather(decode.process.logged("paired"), prefill.process.logged("paired"))
 
 
-def sent(prefill: Worker) -> int:
-    """Return how many pieces the prefill engine has sent to the other."""
-    return sum(line.get("event") == "sent_to_pair" for line in prefill.process.lines)
+def sent(prefill: Worker) -> list[int]:
+    """Return the bytes of each message that the prefill engine has sent to the other."""
+    return [line["bytes"] for line in prefill.process.lines if line.get("event") == "sent_to_pair"]
+
+
+def kv_bytes(folder: Path, tokens: int) -> int:
+    config = load_model_config(folder)
+    return tokens * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
 
 
 def assert_right(folder: Path, prompt: list[int], answer: Answer, other_pod: bool | None = True) -> None:
@@ -55,8 +61,9 @@ async def test_kv_goes_from_engine_to_engine(llama: Path, start_worker: StartWor
             await answer.finished()
             assert_right(llama, prompt, answer)
     await asyncio.gather(prefill.idle(), decode.idle())
-    # A piece for each chunk of 48 tokens at least, as they share steps.
-    assert sent(prefill) >= 901 // 48
+    # All KV, in several pieces for a long prompt: how many, says the speed of the engine.
+    assert sum(sent(prefill)) == kv_bytes(llama, 901)
+    assert len(sent(prefill)) > len(prompts)
     load = await decode.load()
     assert load.handover_events == {}
     assert load.handed_over_tokens == 901
@@ -93,23 +100,23 @@ async def test_a_damaged_piece_is_refused(llama: Path, start_worker: StartWorker
     await asyncio.gather(prefill.idle(), decode.idle())
 
 
-@pytest.mark.parametrize(("fault", "told"), [("break:3", False), ("stall:3", True)])
-async def test_the_connection_is_lost(llama: Path, start_worker: StartWorker, fault: str, told: bool) -> None:
-    """told: whether the prefill pod had computed all, and told the first token, when that was noticed."""
+@pytest.mark.parametrize("fault", ["break:3", "stall:3"])
+async def test_the_connection_is_lost(llama: Path, start_worker: StartWorker, fault: str) -> None:
     prefill, decode = await start_pair(start_worker, fault)
     prompt = make_prompt(400, seed=3)
     async with DecodeClient(decode) as client:
         await paired(client, prefill, decode)
         answer = await client.submit(prompt, prefill)
         await answer.finished(timeout_s=20)
-        assert_right(llama, prompt, answer, other_pod=told)
+        # By then the prefill pod may have computed all, and told the first token.
+        assert_right(llama, prompt, answer, other_pod=None)
         line = await decode.process.logged("transport_fallback")
         assert prefill.address in line["message"]
         after = make_prompt(400, seed=4)
         assert_right(llama, after, await client.ask(after, prefill))
     await asyncio.gather(prefill.idle(), decode.idle())
     # Two by each connection before its fault: a link that was lost too is made anew, with another one.
-    assert 2 <= sent(prefill) <= 4
+    assert 2 <= len(sent(prefill)) <= 4
 
 
 async def test_without_a_connection_kv_comes_as_before(llama: Path, start_worker: StartWorker) -> None:
