@@ -46,7 +46,7 @@ def test_any_part_of_the_cache_makes_the_round_trip(device: torch.device, dtype:
             gather_kv_reference(copy, table, first, layers, heads, again)
             assert torch.equal(again, packed)
             # Nothing else was written.
-            assert copy.abs().double().sum() == pytest.approx(packed.abs().double().sum().item())
+            assert copy.abs().double().sum().item() == pytest.approx(packed.abs().double().sum().item())
 
 
 def test_checksum_sees_a_flipped_bit_and_swapped_words(device: torch.device) -> None:
