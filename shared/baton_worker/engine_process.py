@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -189,8 +188,8 @@ def main() -> None:
     configure_logging(start.service, start.log_level)
     try:
         if start.gpu_pairs and nccl.available(device := find_device(start.config.device)):
-            # Beside the weights; what it takes of the device is then part of what the KV cache leaves.
-            threading.Thread(target=nccl.warm_up, args=(device,), daemon=True).start()
+            # Before the engine: its KV cache leaves room for what this takes, and no CUDA graph is being captured.
+            nccl.warm_up(device)
         engine = Engine(start.config, lambda what, done, total: channel.send(Progress(what, done, total)))
     except ConfigError as error:
         channel.send(Refused(str(error)))
