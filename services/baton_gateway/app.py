@@ -15,10 +15,11 @@ from starlette.responses import JSONResponse, Response
 
 from baton_gateway.auth import Authenticator
 from baton_gateway.body import parse_body, read_body
+from baton_gateway.catalog import Model
 from baton_gateway.chat import chat_completion, chat_prompt
 from baton_gateway.completions import completion
 from baton_gateway.edge import Edge
-from baton_gateway.errors import ApiError, bad_request
+from baton_gateway.errors import ApiError, bad_request, overloaded
 from baton_gateway.gateway import Gateway
 from baton_gateway.protocol import (
     ChatCompletionRequest,
@@ -67,68 +68,75 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 def _api_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter()
-    settings, model = gateway.settings, gateway.model
+    settings = gateway.settings
     created = int(time.time())
 
     async def read(request: Request, kind: type[M]) -> M:
         return parse_body(await read_body(request, settings.max_body_bytes, settings.body_timeout_s), kind)
 
-    async def reserve(record: RequestRecord, body: GenerationRequest) -> None:
-        gateway.check_model(body.model, record)
+    async def admit(record: RequestRecord, body: GenerationRequest) -> Model:
+        model = gateway.find(body.model, record)
         assert record.identity is not None
         record.reservation = await gateway.quota.reserve(record.identity, expected_tokens(body))
+        return model
 
-    def card() -> dict[str, Any]:
+    def card(model: Model, record: RequestRecord) -> dict[str, Any] | None:
+        """Describe a model; None when no pod serves it, as whoever sees it may use it."""
+        length = None if gateway.draining else model.max_model_len(record.identity)
+        if length is None:
+            return None
         return {
             "id": model.name,
             "object": "model",
             "created": created,
             "owned_by": "baton",
-            # A model that no pod serves is not listed: who sees it may use it.
-            "max_model_len": gateway.limits().max_model_len,
+            "max_model_len": length,
         }
 
     @router.post("/v1/chat/completions", openapi_extra=_body_of(ChatCompletionRequest))
     async def chat_completions(request: Request) -> Response:
         body, record = await read(request, ChatCompletionRequest), _record(request)
-        await reserve(record, body)
-        return await chat_completion(gateway, body, record)
+        return await chat_completion(gateway, await admit(record, body), body, record)
 
     @router.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
         body, record = await read(request, CompletionRequest), _record(request)
-        await reserve(record, body)
-        return await completion(gateway, body, record)
+        return await completion(gateway, await admit(record, body), body, record)
 
     @router.post("/v1/responses", openapi_extra=_body_of(ResponseRequest))
     async def responses(request: Request) -> Response:
         body, record = await read(request, ResponseRequest), _record(request)
         chat = as_chat(body)
-        await reserve(record, chat)
-        return await response(gateway, body, chat, record)
+        return await response(gateway, await admit(record, chat), body, chat, record)
 
     @router.get("/v1/models")
     async def models(request: Request) -> Response:
-        identity = _record(request).identity
-        mine = identity is None or identity.may_use(model.name)
-        return JSONResponse({"object": "list", "data": [card()] if mine else []})
+        record = _record(request)
+        mine = [model for model in gateway.catalog if model.open_to(record.identity)]
+        cards = [found for model in mine if (found := card(model, record)) is not None]
+        if mine and not cards:
+            raise overloaded("No model is served now.")
+        return JSONResponse({"object": "list", "data": cards})
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str, request: Request) -> Response:
-        gateway.check_model(name, _record(request))
-        return JSONResponse(card())
+        record = _record(request)
+        found = card(gateway.find(name, record), record)
+        if found is None:
+            raise overloaded("The model is not served now.")
+        return JSONResponse(found)
 
     @router.post("/tokenize", openapi_extra=_body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         body = await read(request, TokenizeRequest)
-        gateway.check_model(body.model, _record(request))
-        return await _tokenize(gateway, body)
+        record = _record(request)
+        return await _tokenize(gateway.find(body.model, record), body, record)
 
     @router.post("/detokenize", openapi_extra=_body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read(request, DetokenizeRequest)
-        gateway.check_model(body.model, _record(request))
-        return JSONResponse({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        model = gateway.find(body.model, _record(request))
+        return JSONResponse({"prompt": model.served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
     return router
 
@@ -143,7 +151,7 @@ def _probe_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> Response:
-        return Response(status_code=200 if gateway.fleet.ready else 503)
+        return Response(status_code=200 if gateway.ready else 503)
 
     if not gateway.settings.metrics_port:
 
@@ -154,13 +162,13 @@ def _probe_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
-    model = gateway.model
+async def _tokenize(model: Model, body: TokenizeRequest, record: RequestRecord) -> Response:
+    served = model.served
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either 'prompt' or 'messages'.", "prompt")
     if body.messages is not None:
         text = chat_prompt(
-            model,
+            served,
             body.messages,
             body.add_generation_prompt,
             body.continue_final_message,
@@ -169,14 +177,13 @@ async def _tokenize(gateway: Gateway, body: TokenizeRequest) -> Response:
     else:
         text = body.prompt or ""
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-    tokens = await model.tokenizer.encode(text, special)
-    limits = gateway.fleet.limits()
+    tokens = await served.tokenizer.encode(text, special)
     return JSONResponse(
         {
             "count": len(tokens),
-            "max_model_len": None if limits is None else limits.max_model_len,
+            "max_model_len": model.max_model_len(record.identity),
             "tokens": tokens,
-            "token_strs": [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
+            "token_strs": [served.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
         }
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton_gateway.catalog import Model, Pool
 from baton_gateway.chat_shape import ChatShape
 from baton_gateway.errors import bad_request
 from baton_gateway.gateway import Gateway
@@ -13,7 +14,7 @@ from baton_gateway.model import ServedModel
 from baton_gateway.protocol import ChatCompletionRequest, Message, Tool
 from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply
-from baton_gateway.sampling import fit_prompt, output_budget, sampling_params
+from baton_gateway.sampling import fit_prompt, output_budget, prompt_length, sampling_params
 from baton_gateway.tool_calls import with_parsed_arguments
 from baton_proto import serving_pb2 as pb
 
@@ -48,12 +49,14 @@ def chat_prompt(
 class PreparedChat:
     """What a chat asks of the pods."""
 
+    pool: Pool
     prompt: list[int]
     sampling: pb.SamplingParams
 
 
 async def prepare_chat(
     gateway: Gateway,
+    model: Model,
     request: ChatCompletionRequest,
     record: RequestRecord,
     param: str = "messages",
@@ -63,11 +66,10 @@ async def prepare_chat(
 
     param, format_fields: what the client calls the fields that an error may be about.
     """
-    model = gateway.model
-    gateway.check_model(request.model, record)
+    served = model.served
     grammar = grammar_of(request, gateway.settings, format_fields)
     text = chat_prompt(
-        model,
+        served,
         request.messages,
         request.add_generation_prompt,
         request.continue_final_message,
@@ -76,30 +78,33 @@ async def prepare_chat(
         param,
     )
     # A template writes the special tokens itself.
-    token_ids = await model.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-    limits = gateway.limits()
+    token_ids = await served.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+    pool = gateway.pool(model, record, prompt_length(request, token_ids))
+    limits = pool.limits()
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     prompt = fit_prompt(token_ids, request, asked, limits, param)
     sampling = sampling_params(
         request,
-        model,
+        served,
         limits,
         max_tokens=output_budget(len(prompt), asked, limits, param),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
     )
-    return PreparedChat(prompt, sampling)
+    return PreparedChat(pool, prompt, sampling)
 
 
-async def chat_completion(gateway: Gateway, request: ChatCompletionRequest, record: RequestRecord) -> Reply:
+async def chat_completion(
+    gateway: Gateway, model: Model, request: ChatCompletionRequest, record: RequestRecord
+) -> Reply:
     """Answer a chat request. Raises ApiError for what cannot be answered."""
-    chat = await prepare_chat(gateway, request, record)
+    chat = await prepare_chat(gateway, model, request, record)
     shape = ChatShape(
         id=f"chatcmpl-{record.request_id}",
         created=int(time.time()),
-        model=gateway.model.name,
-        tokenizer=gateway.model.tokenizer,
+        model=model.name,
+        tokenizer=model.served.tokenizer,
         prompt_token_ids=chat.prompt,
         token_ids=bool(request.return_token_ids),
         logprobs=bool(request.logprobs),
@@ -107,4 +112,4 @@ async def chat_completion(gateway: Gateway, request: ChatCompletionRequest, reco
         calls=request.must_call,
         called=request.called,
     )
-    return gateway.reply(request, [chat.prompt], [chat.sampling], shape, record)
+    return gateway.reply(model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record)

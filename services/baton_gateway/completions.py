@@ -2,35 +2,39 @@
 
 import time
 
+from baton_gateway.catalog import Model
 from baton_gateway.completion_shape import CompletionShape, EchoedPrompt
 from baton_gateway.errors import bad_request
 from baton_gateway.gateway import Gateway
 from baton_gateway.grammar import grammar_of
-from baton_gateway.pods import Limits
 from baton_gateway.protocol import CompletionRequest, Prompt
 from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply
-from baton_gateway.sampling import fit_prompt, output_budget, sampling_params
+from baton_gateway.sampling import fit_prompt, output_budget, prompt_length, sampling_params
 from baton_gateway.tokenizer import ModelTokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
 
-async def completion(gateway: Gateway, request: CompletionRequest, record: RequestRecord) -> Reply:
+async def completion(gateway: Gateway, model: Model, request: CompletionRequest, record: RequestRecord) -> Reply:
     """Answer a completions request. Raises ApiError for what cannot be answered."""
-    model = gateway.model
-    gateway.check_model(request.model, record)
+    tokenizer = model.served.tokenizer
     if len(request.prompt) > gateway.settings.max_prompts:
         raise bad_request(f"At most {gateway.settings.max_prompts} prompts are allowed.", "prompt")
     grammar = grammar_of(request, gateway.settings)
-    limits = gateway.limits()
+    tokenized = [await _tokenize(prompt, request, tokenizer) for prompt in request.prompt]
+    pool = gateway.pool(model, record, prompt_length(request, *tokenized))
+    limits = pool.limits()
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    prompts = [await _tokenize(prompt, request, asked, model.tokenizer, limits) for prompt in request.prompt]
+    prompts = [
+        _echoed(prompt, token_ids, fit_prompt(token_ids, request, asked, limits, "prompt"), request, tokenizer)
+        for prompt, token_ids in zip(request.prompt, tokenized, strict=True)
+    ]
     # A pod generates at least one token; a request for none gets its prompt scored and that token dropped.
     sampling = [
         sampling_params(
             request,
-            model,
+            model.served,
             limits,
             max_tokens=max(output_budget(len(prompt.token_ids), asked, limits, "prompt"), 1),
             logprobs=0 if request.logprobs is None and request.selects else request.logprobs,
@@ -43,7 +47,7 @@ async def completion(gateway: Gateway, request: CompletionRequest, record: Reque
         id=f"cmpl-{record.request_id}",
         created=int(time.time()),
         model=model.name,
-        tokenizer=model.tokenizer,
+        tokenizer=tokenizer,
         prompts=prompts,
         n=request.choices,
         kept=request.n or 1,
@@ -53,17 +57,20 @@ async def completion(gateway: Gateway, request: CompletionRequest, record: Reque
         logprobs=request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,
     )
-    return gateway.reply(request, [prompt.token_ids for prompt in prompts], sampling, shape, record, silent=asked == 0)
+    token_ids = [prompt.token_ids for prompt in prompts]
+    return gateway.reply(model, pool, request, token_ids, sampling, shape, record, silent=asked == 0)
 
 
-async def _tokenize(
-    prompt: Prompt, request: CompletionRequest, asked: int, tokenizer: ModelTokenizer, limits: Limits
-) -> EchoedPrompt:
+async def _tokenize(prompt: Prompt, request: CompletionRequest, tokenizer: ModelTokenizer) -> list[int]:
     if isinstance(prompt, str):
-        token_ids = await tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens is not False)
-    else:
-        token_ids = prompt
-    fitted = fit_prompt(token_ids, request, asked, limits, "prompt")
+        return await tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens is not False)
+    return prompt
+
+
+def _echoed(
+    prompt: Prompt, token_ids: list[int], fitted: list[int], request: CompletionRequest, tokenizer: ModelTokenizer
+) -> EchoedPrompt:
+    """Return a prompt, cut to `fitted`, with its text where that is part of the answer."""
     if not request.echo:
         return EchoedPrompt(fitted)
     if isinstance(prompt, str) and len(fitted) == len(token_ids):

@@ -74,6 +74,8 @@ class Edge:
             "method": scope["method"] if record.route != "unmatched" else None,
             "route": record.route,
             "status": record.status,
+            "model": record.model,
+            "pool": record.pool,
             "tenant": record.identity.name if record.identity is not None else None,
             "key": record.identity.key if record.identity is not None else None,
             "duration_ms": _ms(record.started, time.monotonic()),

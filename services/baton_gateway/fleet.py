@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import grpc.aio
 
@@ -29,7 +29,8 @@ _LET_IN_S = 0.05
 class Fleet:
     """Watches every pod, keeps a link to every decode pod, and chooses pods for requests."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, decodes: Sequence[str], prefills: Sequence[str]) -> None:
+        """decodes, prefills: addresses."""
         self._settings = settings
         self._links: dict[str, DecodeLink] = {}
         self._channels: list[grpc.aio.Channel] = []
@@ -37,10 +38,9 @@ class Fleet:
         self._was_ready = False
         self._index = PrefixIndex(settings.prefix_index_entries)
         costs = CostModel(transfer_rate=settings.kv_transfer_rate)
-        self.draining = False
         self.router = Router(
-            [Pod(address, connected=False) for address in settings.decode_addresses],
-            [Pod(address) for address in settings.prefill_addresses],
+            [Pod(address, connected=False) for address in decodes],
+            [Pod(address) for address in prefills],
             _policy(settings, self._index, costs),
             time.monotonic,
         )
@@ -71,7 +71,7 @@ class Fleet:
 
     @property
     def ready(self) -> bool:
-        return not self.draining and self.router.ready
+        return self.router.ready
 
     def limits(self) -> Limits | None:
         """Return what every live decode pod can take; None when none is live."""

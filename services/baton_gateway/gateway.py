@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
+from baton_gateway.catalog import Catalog, Model, Pool
 from baton_gateway.choice import Choice
-from baton_gateway.errors import model_not_allowed, overloaded, unknown_model
-from baton_gateway.fleet import Fleet
+from baton_gateway.errors import overloaded
 from baton_gateway.generation import Generation, Patience
 from baton_gateway.limits.redis_store import RedisLimits, connect
 from baton_gateway.metrics import Metrics
-from baton_gateway.model import ServedModel
-from baton_gateway.pods import Limits
 from baton_gateway.protocol import GenerationRequest
 from baton_gateway.quota import Quota
 from baton_gateway.record import RequestRecord
@@ -23,47 +21,50 @@ MOST_PRIORITY = 2**31 - 1
 
 
 class Gateway:
-    """One model, the pods that serve it, and what is measured."""
+    """The models, the pods that serve them, and what is measured."""
 
-    def __init__(self, settings: GatewaySettings, model: ServedModel) -> None:
+    def __init__(self, settings: GatewaySettings, catalog: Catalog) -> None:
         self.settings = settings
-        self.model = model
-        self.fleet = Fleet(settings)
-        self.metrics = Metrics(self.fleet.live_pods, lambda: self.fleet.admission.waiting)
+        self.catalog = catalog
+        self.draining = False
+        self.metrics = Metrics(catalog)
         redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
         self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)
 
     def start(self) -> None:
-        self.fleet.start()
+        self.catalog.start()
         self.tenants.start()
         self.quota.start()
 
     async def stop(self) -> None:
-        await self.fleet.stop()
+        await self.catalog.stop()
         await self.tenants.stop()
         await self.quota.stop()
-        self.model.tokenizer.close()
 
-    def check_model(self, name: str | None, record: RequestRecord) -> None:
-        """Raises ApiError when there is no such model, or the key of the request may not use it."""
-        if name is not None and name != self.model.name:
-            raise unknown_model(name)
-        if record.identity is not None and not record.identity.may_use(self.model.name):
-            raise model_not_allowed(self.model.name)
+    @property
+    def ready(self) -> bool:
+        return not self.draining and self.catalog.ready
 
-    def limits(self) -> Limits:
-        """Return what the live pods can take. Raises ApiError 503 when nothing new is taken."""
-        if self.fleet.draining:
+    def find(self, name: str | None, record: RequestRecord) -> Model:
+        """Return a model. Raises ApiError when there is none of that name, or the key of the request may not use it."""
+        model = self.catalog.find(name, record.identity)
+        record.model = model.name
+        return model
+
+    def pool(self, model: Model, record: RequestRecord, prompt_tokens: int) -> Pool:
+        """Return the pool for a request. Raises ApiError 503 when nothing new is taken."""
+        if self.draining:
             raise overloaded("The server is shutting down.")
-        limits = self.fleet.limits()
-        if limits is None:
-            raise overloaded("No decode pod is available now.")
-        return limits
+        pool = model.pool(record.identity, prompt_tokens)
+        record.pool = pool.spec.name
+        return pool
 
     def reply(
         self,
+        model: Model,
+        pool: Pool,
         request: GenerationRequest,
         prompts: Sequence[list[int]],
         sampling: Sequence[pb.SamplingParams],
@@ -88,7 +89,7 @@ class Gateway:
         record.prompt_tokens = sum(map(len, prompts))
         settings = self.settings
         generation = Generation(
-            self.fleet,
+            pool.fleet,
             submits,
             Patience(
                 unread_tokens=settings.max_unread_tokens,
@@ -100,19 +101,9 @@ class Gateway:
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
         )
-        choices = [self._choice(request, params, silent) for params in sampling for _ in range(request.choices)]
+        choices = [_choice(model, request, params, silent) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)
         return Reply(generation, choices, shape, options, record, self.metrics, request.choices)
-
-    def _choice(self, request: GenerationRequest, params: pb.SamplingParams, silent: bool) -> Choice:
-        return Choice(
-            self.model.tokenizer.detokenizer(request.skip_special_tokens is not False),
-            stops=request.stop or (),
-            stop_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
-            include_stop=bool(request.include_stop_str_in_output),
-            min_tokens=params.min_tokens,
-            silent=silent,
-        )
 
     def _reply_options(self, request: GenerationRequest) -> ReplyOptions:
         usage = request.stream_options is not None and bool(request.stream_options.include_usage)
@@ -125,6 +116,17 @@ class Gateway:
             keepalive_s=self.settings.keepalive_s,
             timeout_s=self.settings.request_timeout_s,
         )
+
+
+def _choice(model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool) -> Choice:
+    return Choice(
+        model.served.tokenizer.detokenizer(request.skip_special_tokens is not False),
+        stops=request.stop or (),
+        stop_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
+        include_stop=bool(request.include_stop_str_in_output),
+        min_tokens=params.min_tokens,
+        silent=silent,
+    )
 
 
 def _priority(request: GenerationRequest, record: RequestRecord) -> int:

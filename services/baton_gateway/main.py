@@ -5,14 +5,15 @@ import socket
 import sys
 from typing import NoReturn
 
-import jinja2
 from prometheus_client import start_http_server
 
 from baton_common.logging import configure_logging
 from baton_gateway.app import create_app
+from baton_gateway.catalog import load_catalog
 from baton_gateway.certificate import Certificate
 from baton_gateway.gateway import Gateway
-from baton_gateway.model import load_model
+from baton_gateway.model import ModelError
+from baton_gateway.models_file import ModelsFileError
 from baton_gateway.server import GatewayServer, ServerConfig, listen
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.tenants import TenantsError
@@ -27,13 +28,11 @@ def main(settings: GatewaySettings) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server_socket = _listen(settings)
     try:
-        gateway = Gateway(settings, load_model(settings))
+        gateway = Gateway(settings, load_catalog(settings))
     except TenantsError as error:
         _fail(f"cannot use the tenants: {error}")
-    except (OSError, ValueError, jinja2.TemplateError) as error:
-        _fail(f"cannot load the model from {settings.model}: {error}")
-    except Exception as error:  # the tokenizers library raises nothing narrower
-        _fail(f"cannot load the tokenizer from {settings.model}: {error}")
+    except (ModelError, ModelsFileError) as error:
+        _fail(str(error))
     if settings.metrics_port:
         try:
             start_http_server(settings.metrics_port, settings.host, gateway.metrics.registry)

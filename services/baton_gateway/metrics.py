@@ -1,12 +1,13 @@
 """Prometheus metrics of the gateway. Labels take few values: a client cannot make new ones."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton_gateway.catalog import Catalog
 from baton_gateway.record import RequestRecord
 
 TTFT_BUCKETS = (
@@ -22,16 +23,12 @@ E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60
 class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
-    def __init__(self, live_pods: Callable[[], dict[str, int]], waiting: Callable[[], int]) -> None:
-        """live_pods: returns the number of live pods by role. waiting: returns how many requests wait for a turn."""
+    def __init__(self, catalog: Catalog) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         prefix = "baton_gateway_"
         self._requests = Counter(prefix + "requests", "HTTP requests.", ["route", "status"], registry=registry)
         self.in_flight = Gauge(prefix + "requests_in_flight", "HTTP requests being answered.", registry=registry)
-        Gauge(prefix + "requests_waiting", "Requests that wait for their turn.", registry=registry).set_function(
-            waiting
-        )
         self._queue = Histogram(
             prefix + "queue_seconds",
             "How long requests waited for their turn.",
@@ -71,7 +68,7 @@ class Metrics:
         self._resumes = Counter(
             prefix + "resumed_streams", "Choices continued on another decode pod.", registry=registry
         )
-        registry.register(_LivePods(live_pods))
+        registry.register(_Pools(catalog))
 
     def finished(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
@@ -90,12 +87,18 @@ class Metrics:
         self._resumes.inc(record.resumes)
 
 
-class _LivePods(Collector):
-    def __init__(self, live_pods: Callable[[], dict[str, int]]) -> None:
-        self._live_pods = live_pods
+class _Pools(Collector):
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
 
     def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily("baton_gateway_live_pods", "Pods that take requests.", labels=["role"])
-        for role, count in self._live_pods().items():
-            family.add_metric([role], count)
-        yield family
+        labels = ["model", "pool"]
+        waiting = GaugeMetricFamily(
+            "baton_gateway_requests_waiting", "Requests that wait for their turn.", labels=labels
+        )
+        live = GaugeMetricFamily("baton_gateway_live_pods", "Pods that take requests.", labels=[*labels, "role"])
+        for model, pool in self._catalog.pools:
+            waiting.add_metric([model, pool.spec.name], pool.fleet.admission.waiting)
+            for role, count in pool.fleet.live_pods().items():
+                live.add_metric([model, pool.spec.name, role], count)
+        return [waiting, live]

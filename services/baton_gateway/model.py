@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import msgspec
 
 from baton_gateway.chat_template import ChatTemplate, find_chat_template, special_tokens
-from baton_gateway.settings import GatewaySettings
+from baton_gateway.models_file import ModelSpec
 from baton_gateway.tokenizer import ModelTokenizer
 
 
@@ -33,23 +34,34 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
 
 
-def load_model(settings: GatewaySettings) -> ServedModel:
-    """Read tokenizer, chat template and defaults. Raises OSError or ValueError when the folder lacks or breaks one."""
-    folder = settings.model
+class ModelError(ValueError):
+    """A model's folder lacks something, or it cannot be used; the message says where and what."""
+
+
+def load_model(spec: ModelSpec, tokenizer_threads: int) -> ServedModel:
+    """Read tokenizer, chat template and defaults. Raises ModelError."""
+    try:
+        return _load(spec, tokenizer_threads)
+    except (OSError, ValueError, jinja2.TemplateError) as error:
+        raise ModelError(f"cannot load the model from {spec.folder}: {error}") from None
+
+
+def _load(spec: ModelSpec, tokenizer_threads: int) -> ServedModel:
+    folder = spec.folder
     config = _read_json(folder / "config.json")
     generation_config = _read_json(folder / "generation_config.json")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     tokens = special_tokens(tokenizer_config)
-    tokenizer = ModelTokenizer(folder, settings.tokenizer_threads)
-    if settings.chat_template is not None:
-        source: str | None = settings.chat_template.read_text(encoding="utf-8")
+    tokenizer = ModelTokenizer(folder, tokenizer_threads)
+    if spec.chat_template is not None:
+        source: str | None = spec.chat_template.read_text(encoding="utf-8")
     else:
         source = find_chat_template(folder, tokenizer_config)
     return ServedModel(
-        name=settings.served_model_name,
+        name=spec.name,
         tokenizer=tokenizer,
         template=None if source is None else ChatTemplate(source, tokens),
-        defaults=_sampling_defaults(generation_config) if settings.use_generation_config else SamplingDefaults(),
+        defaults=_sampling_defaults(generation_config) if spec.use_generation_config else SamplingDefaults(),
         eos_token_ids=_eos_token_ids(config, generation_config, tokenizer, tokens),
     )
 

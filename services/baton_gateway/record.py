@@ -19,6 +19,8 @@ class RequestRecord:
     request_id: str
     session: str = ""
     route: str = "unmatched"
+    model: str | None = None
+    pool: str | None = None
     started: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None

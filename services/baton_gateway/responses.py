@@ -3,9 +3,11 @@
 import time
 from typing import Any
 
+from baton_gateway.catalog import Model
 from baton_gateway.chat import prepare_chat
 from baton_gateway.gateway import Gateway
 from baton_gateway.grammar import FormatFields
+from baton_gateway.model import ServedModel
 from baton_gateway.protocol import (
     ChatCompletionRequest,
     Function,
@@ -50,17 +52,17 @@ def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
 
 
 async def response(
-    gateway: Gateway, request: ResponseRequest, chat: ChatCompletionRequest, record: RequestRecord
+    gateway: Gateway, model: Model, request: ResponseRequest, chat: ChatCompletionRequest, record: RequestRecord
 ) -> Reply:
     """Answer a request, given also as a chat. Raises ApiError for what cannot be answered."""
-    prepared = await prepare_chat(gateway, chat, record, "input", TEXT_FORMAT)
+    prepared = await prepare_chat(gateway, model, chat, record, "input", TEXT_FORMAT)
     output: Output
     if chat.must_call:
         output = CallsOutput(chat.called)
     else:
-        output = MessageOutput(f"msg_{record.request_id}", gateway.model.tokenizer, request.logprobs)
-    shape = ResponseShape(_described(gateway, request, record), output)
-    return gateway.reply(chat, [prepared.prompt], [prepared.sampling], shape, record)
+        output = MessageOutput(f"msg_{record.request_id}", model.served.tokenizer, request.logprobs)
+    shape = ResponseShape(_described(model.served, request, record), output)
+    return gateway.reply(model, prepared.pool, chat, [prepared.prompt], [prepared.sampling], shape, record)
 
 
 def _messages(request: ResponseRequest) -> list[Message]:
@@ -101,15 +103,15 @@ def _chat_tool_choice(request: ResponseRequest) -> Any:
     return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
 
 
-def _described(gateway: Gateway, request: ResponseRequest, record: RequestRecord) -> dict[str, Any]:
+def _described(model: ServedModel, request: ResponseRequest, record: RequestRecord) -> dict[str, Any]:
     """Return the members of a response that tell what was asked for, with the defaults that hold here."""
-    defaults, choice = gateway.model.defaults, request.tool_choice
+    defaults, choice = model.defaults, request.tool_choice
     text_format = (request.text.format if request.text is not None else None) or TextFormat(type="text")
     described = {
         "id": f"resp_{record.request_id}",
         "object": "response",
         "created_at": int(time.time()),
-        "model": gateway.model.name,
+        "model": model.name,
         "background": False,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,

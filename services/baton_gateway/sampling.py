@@ -57,6 +57,12 @@ def sampling_params(
     )
 
 
+def prompt_length(request: GenerationRequest, *prompts: Sequence[int]) -> int:
+    """Return how many tokens of the longest prompt are wanted."""
+    longest, keep = max(map(len, prompts), default=0), request.truncate_prompt_tokens
+    return min(longest, keep) if keep is not None and keep > 0 else longest
+
+
 def fit_prompt(
     token_ids: list[int], request: GenerationRequest, asked: int | None, limits: Limits, param: str
 ) -> list[int]:

@@ -129,7 +129,7 @@ class GatewayServer(uvicorn.Server):
         self._gateway = gateway
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._gateway.fleet.draining = True
+        self._gateway.draining = True
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from baton_gateway.models_file import ModelSpec, PoolSpec, check_addresses, read_models
 from baton_gateway.policies import PolicyName
 
 CommaSeparated = Annotated[list[str], NoDecode]
@@ -23,7 +24,7 @@ class GatewaySettings(BaseSettings):
         extra="ignore",
     )
 
-    model: Path
+    model: Path | None = None
     """Hugging Face folder of the model: tokenizer, chat template, config.json and generation_config.json."""
     served_model_name: str = ""
     """Name clients use for the model. Empty: the name of the model folder."""
@@ -31,6 +32,8 @@ class GatewaySettings(BaseSettings):
     """Decode pods, as host:port separated by commas. At least one."""
     prefill_addresses: CommaSeparated = Field(default_factory=list)
     """Prefill pods, as host:port separated by commas. Empty: decode pods prefill for themselves."""
+    models_file: Path | None = None
+    """YAML or JSON file with several models, each with its pools of pods, in place of the settings above."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -98,7 +101,7 @@ class GatewaySettings(BaseSettings):
     kv_transfer_rate: float = Field(default=2e9, gt=0)
     """Bytes of KV a second from a prefill to a decode pod, as predicted until that has reported how long it takes."""
     prefix_index_entries: int = Field(default=4_000_000, gt=0)
-    """Most cached blocks, over all pods, that the gateway keeps track of; each takes about 200 bytes."""
+    """Most cached blocks, over all pods of a pool, that the gateway keeps track of; each takes about 200 bytes."""
     session_header: str = "x-session-id"
     """Request header that names the session of a request; equally good pods are told apart by it, or else by `user`."""
     drain_delay_s: float = Field(default=0, ge=0)
@@ -120,10 +123,7 @@ class GatewaySettings(BaseSettings):
     @field_validator("decode_addresses", "prefill_addresses")
     @classmethod
     def _addresses(cls, value: list[str]) -> list[str]:
-        for address in value:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdigit():
-                raise ValueError(f"{address!r} is not host:port")
+        check_addresses(value)
         return list(dict.fromkeys(value))
 
     @field_validator("api_keys")
@@ -135,12 +135,32 @@ class GatewaySettings(BaseSettings):
 
     @model_validator(mode="after")
     def _complete(self) -> "GatewaySettings":
-        if not self.model.is_dir():
+        if self.models_file is not None:
+            if self.model is not None or self.decode_addresses or self.prefill_addresses:
+                raise ValueError("models_file: it says all of models and pods; give no others")
+        elif self.model is None:
+            raise ValueError("model: a model is needed, or a models_file")
+        elif not self.model.is_dir():
             raise ValueError(f"model: {self.model} is not a folder")
-        if not self.decode_addresses:
+        elif not self.decode_addresses:
             raise ValueError("decode_addresses: at least one decode pod is needed")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file: give both or none")
-        if not self.served_model_name:
-            self.served_model_name = self.model.resolve().name
         return self
+
+    def model_specs(self) -> tuple[ModelSpec, ...]:
+        """Return what is served. Raises ModelsFileError."""
+        if self.models_file is not None:
+            return read_models(self.models_file)
+        assert self.model is not None
+        pool = PoolSpec(decode=tuple(self.decode_addresses), prefill=tuple(self.prefill_addresses))
+        name = self.served_model_name or self.model.resolve().name
+        return (
+            ModelSpec(
+                name=name,
+                folder=self.model,
+                chat_template=self.chat_template,
+                use_generation_config=self.use_generation_config,
+                pools=(pool,),
+            ),
+        )

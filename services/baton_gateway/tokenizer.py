@@ -18,7 +18,10 @@ class ModelTokenizer:
 
     def __init__(self, folder: Path, threads: int) -> None:
         """threads: how many long texts are tokenized at a time."""
-        self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"tokenizer.json: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._pieces = read_pieces(self._tokenizer)

@@ -252,7 +252,8 @@ class Fleet:
     async def whole(self) -> None:
         """Wait until the gateway finds every worker alive."""
         async with asyncio.timeout(_START_S):
-            while [await self.metric(f'live_pods{{role="{role}"}}') for role in ROLES] != [WORKERS_PER_ROLE] * 2:
+            pool = f'model="{MODEL_NAME}",pool="default"'
+            while [await self.metric(f'live_pods{{{pool},role="{role}"}}') for role in ROLES] != [WORKERS_PER_ROLE] * 2:
                 await asyncio.sleep(_POLL_S)
 
     async def idle(self) -> None:

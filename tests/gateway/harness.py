@@ -13,9 +13,11 @@ import httpx
 import openai
 
 from baton_gateway.app import create_app
+from baton_gateway.catalog import load_catalog
 from baton_gateway.certificate import Certificate
+from baton_gateway.fleet import Fleet
 from baton_gateway.gateway import Gateway
-from baton_gateway.model import load_model
+from baton_gateway.model import ServedModel
 from baton_gateway.server import GatewayServer, ServerConfig, listen
 from baton_gateway.settings import GatewaySettings
 from baton_proto import serving_pb2 as pb
@@ -39,15 +41,26 @@ class Stack:
         return self.decodes[0]
 
     @property
+    def model(self) -> ServedModel:
+        """The first, or only, one."""
+        return next(iter(self.gateway.catalog)).served
+
+    @property
+    def fleet(self) -> Fleet:
+        """Of the only pool."""
+        [(_, pool)] = self.gateway.catalog.pools
+        return pool.fleet
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def ids(self, text: str) -> list[int]:
-        return self.gateway.model.tokenizer.encode_now(text, add_special_tokens=False)
+        return self.model.tokenizer.encode_now(text, add_special_tokens=False)
 
     def prompt(self, number: int = 0) -> str:
         """Return the text of the pod's prompt of that number."""
-        return self.gateway.model.tokenizer.decode(self.pod.jobs[number].prompt, skip_special_tokens=False)
+        return self.model.tokenizer.decode(self.pod.jobs[number].prompt, skip_special_tokens=False)
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
@@ -74,7 +87,7 @@ class Stack:
 
 @asynccontextmanager
 async def running(
-    model: Path,
+    model: Path | None,
     decodes: Sequence[FakePod],
     prefills: Sequence[FakePod] = (),
     *,
@@ -84,16 +97,18 @@ async def running(
 ) -> AsyncIterator[Stack]:
     """Run a gateway for these pods, which must have started.
 
-    wait: until the gateway has found every one.
+    model: None when the settings have a `models_file`. wait: until the gateway has found every one.
     """
+    served: dict[str, Any] = {
+        "model": model,
+        "served_model_name": "tiny",
+        "decode_addresses": [pod.address for pod in decodes],
+        "prefill_addresses": [pod.address for pod in prefills],
+    }
     gateway_settings = GatewaySettings(
-        model=model,
-        served_model_name="tiny",
-        decode_addresses=[pod.address for pod in decodes],
-        prefill_addresses=[pod.address for pod in prefills],
-        **{"resume_timeout_s": 0.1, **settings},
+        **({} if "models_file" in settings else served), **{"resume_timeout_s": 0.1, **settings}
     )
-    gateway = Gateway(gateway_settings, load_model(gateway_settings))
+    gateway = Gateway(gateway_settings, load_catalog(gateway_settings))
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = GatewayServer(gateway, ServerConfig(gateway, create_app(gateway), certificate))
@@ -101,9 +116,10 @@ async def running(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
         stack = Stack(gateway, server, list(decodes), list(prefills), port, http)
         try:
-            found = gateway.fleet.router
+            routers = [pool.fleet.router for _, pool in gateway.catalog.pools]
+            found = [pod for router in routers for pod in (*router.decodes, *router.prefills)]
             await stack.until(lambda: server.started)
-            await stack.until(lambda: not wait or all(pod.live for pod in (*found.decodes, *found.prefills)))
+            await stack.until(lambda: not wait or all(pod.live for pod in found))
             yield stack
         finally:
             server.should_exit = True

@@ -74,7 +74,7 @@ async def test_template_variables(stack: Stack):
 
 
 async def test_logprobs(stack: Stack):
-    byte_tokens = [stack.gateway.model.tokenizer.token_id(char) for char in "ðŁ"]
+    byte_tokens = [stack.model.tokenizer.token_id(char) for char in "ðŁ"]
     ids = [*stack.ids("a"), *byte_tokens]
     stack.pod.script = say(ids)
     logprobs = (await stack.chat(logprobs=True, top_logprobs=2)).json()["choices"][0]["logprobs"]
@@ -153,7 +153,7 @@ async def test_template_file_and_neutral_defaults(tmp_path, model_folder):
 
 @pytest.mark.parametrize("special", [True, False])
 async def test_special_tokens_in_the_text(stack: Stack, special: bool):
-    begin = stack.gateway.model.tokenizer.token_id("<|begin|>")
+    begin = stack.model.tokenizer.token_id("<|begin|>")
     stack.pod.script = say([begin, *stack.ids("fox")])
     body = (await stack.chat(skip_special_tokens=special)).json()
     assert body["choices"][0]["message"]["content"] == ("fox" if special else "<|begin|>fox")

@@ -45,7 +45,7 @@ async def test_forms_of_prompts(stack: Stack, form: str):
 async def test_special_tokens_are_added_unless_told(stack: Stack):
     await stack.complete("hello")
     await stack.complete("hello", add_special_tokens=False)
-    begin = stack.gateway.model.tokenizer.token_id("<|begin|>")
+    begin = stack.model.tokenizer.token_id("<|begin|>")
     assert [job.prompt for job in stack.pod.jobs] == [[begin, *stack.ids("hello")], stack.ids("hello")]
 
 
@@ -64,7 +64,7 @@ async def test_defaults_come_from_the_generation_config(stack: Stack):
     assert sampling.temperature == pytest.approx(0.7)
     assert sampling.top_p == pytest.approx(0.9)
     assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty, sampling.n) == (40, 0, 1, 1)
-    assert list(sampling.eos_token_ids) == [stack.gateway.model.tokenizer.token_id("<|end|>"), 77]
+    assert list(sampling.eos_token_ids) == [stack.model.tokenizer.token_id("<|end|>"), 77]
     assert not sampling.HasField("logprobs")
     assert not sampling.HasField("prompt_logprobs")
 
@@ -189,7 +189,7 @@ async def test_logprobs(stack: Stack):
     ids = stack.ids("hello fox")
     stack.pod.script = say(ids)
     logprobs = (await stack.complete("x", logprobs=2)).json()["choices"][0]["logprobs"]
-    name = stack.gateway.model.tokenizer.token_text
+    name = stack.model.tokenizer.token_text
     assert logprobs["tokens"] == [name(token) for token in ids]
     assert "".join(logprobs["tokens"]) == "hello fox"
     assert logprobs["token_logprobs"] == [-1.0] * len(ids)
@@ -199,7 +199,7 @@ async def test_logprobs(stack: Stack):
 
 
 async def test_logprobs_of_parts_of_characters(stack: Stack):
-    byte_tokens = [stack.gateway.model.tokenizer.token_id(char) for char in "ðŁĺĢ"]  # 😀 in GPT-2's letters for bytes
+    byte_tokens = [stack.model.tokenizer.token_id(char) for char in "ðŁĺĢ"]  # 😀 in GPT-2's letters for bytes
     stack.pod.script = say([*stack.ids("a"), *byte_tokens, *stack.ids("b")])
     choice = (await stack.complete("x", logprobs=0)).json()["choices"][0]
     assert choice["text"] == "a😀b"
@@ -220,9 +220,9 @@ async def test_scoring_a_given_text(stack: Stack, max_tokens: int):
     assert job.submit.sampling.prompt_logprobs == 1
     (choice,) = body["choices"]
     generated = ids[:max_tokens]
-    assert choice["text"] == "hello lazy dog" + stack.gateway.model.tokenizer.decode(generated, True)
+    assert choice["text"] == "hello lazy dog" + stack.model.tokenizer.decode(generated, True)
     logprobs = choice["logprobs"]
-    assert logprobs["tokens"] == [stack.gateway.model.tokenizer.token_text(token) for token in ids + generated]
+    assert logprobs["tokens"] == [stack.model.tokenizer.token_text(token) for token in ids + generated]
     assert logprobs["token_logprobs"] == [None] + [-1.0] * (len(ids) + max_tokens - 1)
     assert logprobs["top_logprobs"][0] is None
     assert logprobs["text_offset"][-1] == len("".join(logprobs["tokens"][:-1]))
@@ -242,7 +242,7 @@ async def test_prompt_logprobs(stack: Stack):
     choice = (await stack.complete(ids, prompt_logprobs=1)).json()["choices"][0]
     first, *rest = choice["prompt_logprobs"]
     assert first is None
-    name = stack.gateway.model.tokenizer.token_text
+    name = stack.model.tokenizer.token_text
     assert rest == [{str(token): {"logprob": -1.0, "rank": 1, "decoded_token": name(token)}} for token in ids[1:]]
 
 

@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_frees_the_pod(stack: Stack, stream: bool):
     async with asyncio.timeout(5):
         await job.cancelled.wait()
     assert stack.pod.cancels == [job.submit.handle]
-    await stack.until(lambda: stack.gateway.fleet.router.decodes[0].requests.charged == 0)
+    await stack.until(lambda: stack.fleet.router.decodes[0].requests.charged == 0)
 
 
 async def test_a_client_that_leaves_while_several_prompts_run_frees_all(stack: Stack):
@@ -186,7 +186,7 @@ async def test_a_slow_reader_is_bounded(model_folder):
         async with asyncio.timeout(20):
             await job.cancelled.wait()
         writer.close()
-        await stack.until(lambda: stack.gateway.fleet.router.decodes[0].requests.charged == 0)
+        await stack.until(lambda: stack.fleet.router.decodes[0].requests.charged == 0)
 
 
 async def test_late_tokens_are_sent_together(stack: Stack):

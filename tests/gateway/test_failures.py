@@ -15,7 +15,7 @@ INVALID, UNAVAILABLE, INTERNAL = pb.Failure.CODE_INVALID, pb.Failure.CODE_UNAVAI
 
 
 def charges(stack: Stack) -> list[int]:
-    router = stack.gateway.fleet.router
+    router = stack.fleet.router
     return [pod.requests.charged + pod.prefill_tokens.charged for pod in (*router.decodes, *router.prefills)]
 
 
@@ -118,17 +118,17 @@ async def test_a_pod_that_comes_back_is_used_again(model_folder):
     async with pods() as decodes, running(model_folder, decodes) as stack:
         (pod,) = decodes
         await pod.stop()
-        await stack.until(lambda: not stack.gateway.fleet.ready)
+        await stack.until(lambda: not stack.fleet.ready)
         assert (await stack.complete()).status_code == 503
         await pod.start()
-        await stack.until(lambda: stack.gateway.fleet.ready)
+        await stack.until(lambda: stack.fleet.ready)
         assert (await stack.complete()).status_code == 200
 
 
 async def test_a_broken_stream_is_opened_again(stack: Stack):
     stack.pod.drop_streams()
-    await stack.until(lambda: not stack.gateway.fleet.ready)
-    await stack.until(lambda: stack.gateway.fleet.ready)
+    await stack.until(lambda: not stack.fleet.ready)
+    await stack.until(lambda: stack.fleet.ready)
     assert (await stack.complete()).status_code == 200
 
 
@@ -139,7 +139,7 @@ async def test_a_silent_pod_is_lost_with_its_requests(model_folder):
         await stack.pod.job()
         stack.pod.silent = True
         assert (await answer).status_code == 503
-        assert not stack.gateway.fleet.ready
+        assert not stack.fleet.ready
 
 
 async def test_a_gateway_that_stood_still_keeps_its_pods(model_folder, caplog):
@@ -162,7 +162,7 @@ async def test_a_draining_pod_gets_nothing_new_and_finishes_its_own(model_folder
         answer = asyncio.create_task(stack.complete())
         await first.job()
         first.load = pb.WorkerLoad(draining=True)
-        await stack.until(lambda: not stack.gateway.fleet.router.decodes[0].live)
+        await stack.until(lambda: not stack.fleet.router.decodes[0].live)
         for _ in range(4):
             assert (await stack.complete()).status_code == 200
         assert (len(first.jobs), len(second.jobs)) == (1, 4)
@@ -181,13 +181,13 @@ async def test_prefill_pods_of_the_revision_are_named_to_the_decode_pod(model_fo
         addresses = [job.submit.prefill_addresses[0] for job in stack.pod.jobs]
         assert sorted(addresses) == sorted([pod.address for pod in prefills] * 2)
         prefills[0].load = pb.WorkerLoad(queued_prefill_tokens=10_000)
-        await stack.until(lambda: stack.gateway.fleet.router.prefills[0].prefill_tokens.reported == 10_000)
+        await stack.until(lambda: stack.fleet.router.prefills[0].prefill_tokens.reported == 10_000)
         await stack.complete()
         assert stack.pod.jobs[-1].submit.prefill_addresses == [prefills[1].address, prefills[0].address]
         assert charges(stack) == [0, 0, 0]
         for pod in prefills:
             await pod.stop()
-        await stack.until(lambda: not stack.gateway.fleet.ready)
+        await stack.until(lambda: not stack.fleet.ready)
         assert (await stack.http.get("/ready")).status_code == 503
         assert (await stack.complete()).status_code == 200
         assert stack.pod.jobs[-1].submit.prefill_addresses == []

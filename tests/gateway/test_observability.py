@@ -37,8 +37,9 @@ async def test_metrics(model_folder):
     assert seen[prefix + "generation_tokens_total", ()] == tokens
     assert seen[prefix + "prompt_tokens_total", ()] == len(stack.pod.jobs[0].prompt)
     assert seen[prefix + "cached_prompt_tokens_total", ()] == 1
-    assert seen[prefix + "live_pods", (("role", "decode"),)] == 1
-    assert seen[prefix + "live_pods", (("role", "prefill"),)] == 0
+    pool = ("model", "tiny"), ("pool", "default")
+    assert seen[prefix + "live_pods", (*pool, ("role", "decode"))] == 1
+    assert seen[prefix + "live_pods", (*pool, ("role", "prefill"))] == 0
     assert seen[prefix + "requests_in_flight", ()] == 1
 
 
@@ -71,7 +72,7 @@ async def test_a_log_line_for_each_request(stack: Stack, caplog):
 async def test_tokenize_and_back(stack: Stack):
     text = "hello 日本 🎊"
     body = (await stack.http.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
-    begin = stack.gateway.model.tokenizer.token_id("<|begin|>")
+    begin = stack.model.tokenizer.token_id("<|begin|>")
     assert body["tokens"] == [begin, *stack.ids(text)]
     assert body["count"] == len(body["tokens"]) == len(body["token_strs"])
     assert body["max_model_len"] == stack.pod.max_model_len

@@ -108,7 +108,7 @@ async def test_a_stop_string_that_the_break_parts(model_folder):
             response = await stack.complete(TEXT, max_tokens=64, stop=["lazy dog"], add_special_tokens=False)
             assert response.json()["choices"] == whole.json()["choices"]
             assert response.json()["usage"] == whole.json()["usage"]
-            await stack.until(lambda: stack.gateway.fleet.live_pods()["decode"] == 2)
+            await stack.until(lambda: stack.fleet.live_pods()["decode"] == 2)
             assert len(first.jobs) > before
 
 
@@ -136,7 +136,7 @@ async def test_the_only_pod_comes_back_in_time(model_folder):
     async with pods() as decodes, running(model_folder, decodes, resume_timeout_s=10) as stack:
         stack.pod.script = breaking(3, "pod")
         answer = asyncio.create_task(stack.complete(TEXT, max_tokens=64, stream=True, add_special_tokens=False))
-        await stack.until(lambda: not stack.gateway.fleet.ready and stack.pod.jobs)
+        await stack.until(lambda: not stack.fleet.ready and stack.pod.jobs)
         # Whatever is new is refused at once; what was begun waits.
         assert (await stack.complete()).status_code == 503
         stack.pod.script = echo
@@ -164,12 +164,12 @@ async def test_a_client_that_leaves_while_its_stream_waits(model_folder):
     async with pods() as decodes, running(model_folder, decodes, resume_timeout_s=10) as stack:
         stack.pod.script = breaking(3, "pod")
         answer = asyncio.create_task(stack.complete(TEXT))
-        await stack.until(lambda: not stack.gateway.fleet.ready and stack.pod.jobs)
+        await stack.until(lambda: not stack.fleet.ready and stack.pod.jobs)
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
         await stack.until(lambda: "baton_gateway_requests_in_flight 0.0" in scrape(stack))
         await restarted(stack.pod)
-        await stack.until(lambda: stack.gateway.fleet.ready)
+        await stack.until(lambda: stack.fleet.ready)
         assert len(stack.pod.jobs) == 1
         assert charges(stack) == [0]
 
@@ -208,7 +208,7 @@ async def test_a_begun_stream_waits_for_the_weights_that_began_it(model_folder):
     ):
         (first,), (other,) = decodes, others
         first.script, other.load = once, pb.WorkerLoad(running=100)
-        await stack.until(lambda: stack.gateway.fleet.router.decodes[1].requests.reported)
+        await stack.until(lambda: stack.fleet.router.decodes[1].requests.reported)
         response = await stack.complete(TEXT, stream=True, max_tokens=64, add_special_tokens=False)
         assert text_of(response) == TEXT
         assert (len(first.jobs), len(other.jobs)) == (2, 0)

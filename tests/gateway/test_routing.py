@@ -28,7 +28,7 @@ async def test_a_prompt_goes_where_its_blocks_are(model_folder):
             assert asked(decodes[0]) == [prefills[1].address] * 3
             prefills[1].cache_changes.append(pb.CacheChanges(lost=KEYS))
             prefills[2].cache_changes.append(pb.CacheChanges(gained=KEYS))
-            index = stack.gateway.fleet._index
+            index = stack.fleet._index
             await stack.until(lambda: list(index.match(KEYS)) == [3])
             await stack.complete(PROMPT)
             assert asked(decodes[0])[3] == prefills[2].address
@@ -92,5 +92,5 @@ async def test_a_prefill_pod_that_does_not_deliver_is_left_out(model_folder):
         for _ in range(4 * FAILURES):
             assert (await stack.complete(PROMPT)).status_code == 200
         assert asked(stack.pod).count(bad) == FAILURES
-        router = stack.gateway.fleet.router
+        router = stack.fleet.router
         assert all(not pod.prefill_tokens.charged for pod in (*router.decodes, *router.prefills))

@@ -58,7 +58,7 @@ def test_environment(tmp_path, monkeypatch):
     settings = GatewaySettings()
     assert settings.decode_addresses == ["a:1", "b:2"]
     assert settings.prefill_addresses == []
-    assert settings.served_model_name == tmp_path.name
+    assert settings.model_specs()[0].name == tmp_path.name
     assert "k" not in repr(settings.api_keys)
 
 

@@ -28,7 +28,7 @@ async def test_a_stop_string_across_tokens_cancels_on_the_pod(stack: Stack):
     job = await stack.pod.job()
     await job.cancelled.wait()
     used = response.json()["usage"]["completion_tokens"]
-    tokenizer = stack.gateway.model.tokenizer
+    tokenizer = stack.model.tokenizer
     assert "zy do" in tokenizer.decode(ids[:used], True)
     assert "zy do" not in tokenizer.decode(ids[: used - 1], True)
 
@@ -84,7 +84,7 @@ async def test_one_choice_stops_and_the_other_goes_on(stack: Stack):
 
 
 async def test_end_of_sequence_is_counted_but_not_shown(stack: Stack):
-    end = stack.gateway.model.tokenizer.token_id("<|end|>")
+    end = stack.model.tokenizer.token_id("<|end|>")
     ids = [*stack.ids("hello"), end]
     stack.pod.script = say(ids)
     body = (await stack.complete("x", skip_special_tokens=False)).json()
@@ -100,7 +100,7 @@ async def test_stop_token_ids(stack: Stack, include: bool):
     stack.pod.script = say(ids, stop_token_id=ids[-1])
     body = (await stack.complete("x", stop_token_ids=[ids[-1]], include_stop_str_in_output=include)).json()
     (choice,) = body["choices"]
-    assert choice["text"] == stack.gateway.model.tokenizer.decode(ids if include else ids[:-1], True)
+    assert choice["text"] == stack.model.tokenizer.decode(ids if include else ids[:-1], True)
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[-1])
 
 
@@ -115,7 +115,7 @@ async def test_no_stop_string_before_min_tokens(stack: Stack):
     stack.pod.script = say(ids)
     body = (await stack.complete("x", stop="a", min_tokens=3)).json()
     text = body["choices"][0]["text"]
-    early = stack.gateway.model.tokenizer.decode(ids[:3], True)
+    early = stack.model.tokenizer.decode(ids[:3], True)
     assert text.startswith(early)
     assert "a" in early
     assert "a" not in text[len(early) :]

@@ -29,15 +29,15 @@ async def queue(stack: Stack, seconds: float) -> None:
     """Let the pod report so much."""
     tokens = int(seconds * RATE)
     stack.pod.load = pb.WorkerLoad(queued_prefill_tokens=tokens)
-    [pod] = stack.gateway.fleet.router.decodes
+    [pod] = stack.fleet.router.decodes
     await stack.until(lambda: pod.prefill_tokens.reported == tokens)
 
 
 async def begin(stack: Stack, **fields: Any) -> "asyncio.Task[httpx.Response]":
     """Send a request, and return when it waits."""
-    before = stack.gateway.fleet.admission.waiting
+    before = stack.fleet.admission.waiting
     task = asyncio.create_task(stack.complete(**fields))
-    await stack.until(lambda: stack.gateway.fleet.admission.waiting == before + 1)
+    await stack.until(lambda: stack.fleet.admission.waiting == before + 1)
     return task
 
 
@@ -66,14 +66,14 @@ async def test_nobody_waits_longer_than_may_be(model_folder: Path):
         response = await (await begin(stack))
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"
-        assert stack.gateway.fleet.admission.waiting == 0
+        assert stack.fleet.admission.waiting == 0
 
 
 async def test_a_client_that_leaves_waits_no_longer(model_folder: Path):
     async with busy(model_folder, seconds=5) as stack:
         task = await begin(stack)
         task.cancel()
-        await stack.until(lambda: stack.gateway.fleet.admission.waiting == 0)
+        await stack.until(lambda: stack.fleet.admission.waiting == 0)
         await queue(stack, 0)
         assert (await stack.complete()).status_code == 200
         assert len(stack.pod.jobs) == 1
@@ -91,7 +91,7 @@ async def test_waiting_is_measured(model_folder: Path):
     async with busy(model_folder, seconds=5) as stack:
         task = await begin(stack)
         prefix = "baton_gateway_"
-        assert (await metrics(stack))[prefix + "requests_waiting", ()] == 1
+        assert (await metrics(stack))[prefix + "requests_waiting", (("model", "tiny"), ("pool", "default"))] == 1
         await queue(stack, 50)
         refused = await stack.complete()
         await queue(stack, 0)
@@ -99,7 +99,7 @@ async def test_waiting_is_measured(model_folder: Path):
         seen = await metrics(stack)
     reason = (("reason", "server_is_overloaded"), ("tenant", "default"))
     assert seen[prefix + "refused_requests_total", reason] == 1
-    assert seen[prefix + "requests_waiting", ()] == 0
+    assert seen[prefix + "requests_waiting", (("model", "tiny"), ("pool", "default"))] == 0
     assert seen[prefix + "queue_seconds_count", ()] == 1
     assert 0 < seen[prefix + "queue_seconds_sum", ()] < 10
     # Nobody computed the prompt that was refused.

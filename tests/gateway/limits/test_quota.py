@@ -57,7 +57,7 @@ async def test_what_is_refused_for_our_own_sake_costs_no_tokens(tmp_path: Path, 
     async with house(tmp_path, model_folder, {"a": {"tokens_per_minute": 100}}, ttft_slo_s=1) as it:
         [stack] = it.stacks
         first = await it.ask("a")
-        [pod] = stack.gateway.fleet.router.decodes
+        [pod] = stack.fleet.router.decodes
         stack.pod.load = pb.WorkerLoad(queued_prefill_tokens=10**6)
         await stack.until(lambda: pod.prefill_tokens.reported)
         assert (await it.ask("a")).status_code == 503

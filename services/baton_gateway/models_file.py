@@ -1,0 +1,96 @@
+"""Which models a gateway serves, and which pods serve each, as a file says it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class PoolSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Pods, as host:port, that serve some of a model's requests.
+
+    tenants: whose; none = everybody's. max_prompt_tokens: of the prompts that they are meant for; 0 = of any length.
+    """
+
+    name: _Name = "default"
+    decode: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    prefill: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    max_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A model and its pools, of which the first that is meant for a request gets it.
+
+    name: for clients; none = the folder's.
+    """
+
+    name: str = ""
+    folder: Path
+    chat_template: Path | None = None
+    use_generation_config: bool = True
+    pools: Annotated[tuple[PoolSpec, ...], msgspec.Meta(min_length=1)]
+
+
+class ModelsFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """YAML or JSON. Paths are relative to the file."""
+
+    models: Annotated[tuple[ModelSpec, ...], msgspec.Meta(min_length=1)]
+
+
+class ModelsFileError(ValueError):
+    """The file cannot be used; the message says where and why."""
+
+
+def read_models(path: Path) -> tuple[ModelSpec, ...]:
+    """Raises ModelsFileError."""
+    try:
+        content = msgspec.yaml.decode(path.read_bytes(), type=ModelsFile, dec_hook=_path)
+    except OSError as error:
+        raise ModelsFileError(f"{path} cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ModelsFileError(f"{path}: {error}") from None
+    models = tuple(_resolved(model, path.resolve().parent) for model in content.models)
+    if twice := _twice([model.name for model in models]):
+        raise ModelsFileError(f"{path}: there are two models with the name {twice!r}")
+    for model in models:
+        where = f"{path}: model {model.name}"
+        if not model.folder.is_dir():
+            raise ModelsFileError(f"{where}: {model.folder} is not a folder")
+        if twice := _twice([pool.name for pool in model.pools]):
+            raise ModelsFileError(f"{where}: there are two pools with the name {twice!r}")
+        for pool in model.pools:
+            try:
+                check_addresses((*pool.decode, *pool.prefill))
+            except ValueError as error:
+                raise ModelsFileError(f"{where}, pool {pool.name}: {error}") from None
+    return models
+
+
+def check_addresses(addresses: Sequence[str]) -> None:
+    """Raises ValueError when one is not host:port."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"{address!r} is not host:port")
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError
+
+
+def _resolved(model: ModelSpec, base: Path) -> ModelSpec:
+    folder = base / model.folder
+    template = None if model.chat_template is None else base / model.chat_template
+    return msgspec.structs.replace(
+        model, name=model.name or folder.resolve().name, folder=folder, chat_template=template
+    )
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    return next((name for name in names if names.count(name) > 1), None)
