@@ -50,7 +50,7 @@ class Pods:
         prefill, decode, self.handing_over, self.alone = free_loopback_ports(4)
         longest = min(8192, load_model_config(model).max_position_embeddings)
         common = ["--max-model-len", str(longest), "--no-enable-prefix-caching", *flags]
-        gateway = ["--decode-addresses", f"{HOST}:{decode}"]
+        gateway = ["--admin-port", "0", "--decode-addresses", f"{HOST}:{decode}"]
         # Each sees its own GPU first and the other's too, as NCCL copies between them wants it.
         self._processes = [
             self._start("prefill", model, prefill, common, "0,1"),

@@ -19,6 +19,7 @@ class Layout:
     model: str
     served_model_name: str
     public: Address
+    admin: Address
     prefill: int = 1
     decode: int = 1
     worker_flags: Sequence[str] = ()
@@ -38,6 +39,7 @@ class Layout:
 
     def _gateway(self, decode: Sequence[Address], prefill: Sequence[Address]) -> ChildSpec:
         flags = [*self.gateway_flags, "--shutdown-grace-s", str(_DRAIN_S)]
+        flags += ["--admin-host", self.admin.host, "--admin-port", str(self.admin.port)]
         flags += ["--decode-addresses", ",".join(map(str, decode))]
         if prefill:
             flags += ["--prefill-addresses", ",".join(map(str, prefill))]
@@ -75,4 +77,5 @@ def greeting(layout: Layout) -> str:
     if layout.api_keys:
         lines.append('-H "Authorization: Bearer $BATON_API_KEY"')
     curl = " \\\n    ".join([*lines, f"-d '{body}'"])
-    return f"\nBaton is ready at {url}. Ask it something:\n\n  {curl}\n\nCtrl-C stops it.\n"
+    metrics = f"http://{layout.admin}/metrics"
+    return f"\nBaton is ready at {url}. Ask it something:\n\n  {curl}\n\nMetrics: {metrics}\nCtrl-C stops it.\n"

@@ -28,6 +28,9 @@ def up(
     ] = None,
     host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port the gateway listens on.")] = 8000,
+    admin_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Local port of metrics and probes; left out, any.")
+    ] = None,
     prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; left out, 1.")] = None,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
     aggregated: Annotated[bool, typer.Option("--aggregated", help="No prefill workers: decode does both.")] = False,
@@ -71,6 +74,7 @@ def up(
         model=str(folder),
         served_model_name=name,
         public=Address(host, port),
+        admin=Address(LOOPBACK, admin_port or free_loopback_ports(1)[0]),
         prefill=0 if aggregated else prefill or 1,
         decode=decode,
         worker_flags=level
@@ -89,6 +93,7 @@ def up(
         api_keys=_api_keys(api_key),
     )
     check_usable(layout.public)
+    check_usable(layout.admin)
     raise typer.Exit(asyncio.run(_supervise(layout, log_level or LogLevel.INFO, log_dir)))
 
 

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -152,12 +151,6 @@ def _probe_routes(gateway: Gateway) -> APIRouter:
     @router.get("/ready")
     async def ready() -> Response:
         return Response(status_code=200 if gateway.ready else 503)
-
-    if not gateway.settings.metrics_port:
-
-        @router.get("/metrics")
-        async def metrics() -> Response:
-            return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
 

@@ -15,7 +15,7 @@ from baton_gateway.record import SCOPE_KEY, RequestRecord, new_request_id
 log = logging.getLogger(__name__)
 
 # Asked for every few seconds by machines; a line for each would bury the others.
-QUIET_ROUTES = frozenset({"/health", "/live", "/ready", "/metrics"})
+QUIET_ROUTES = frozenset({"/health", "/live", "/ready"})
 
 
 class Edge:

@@ -5,8 +5,6 @@ import socket
 import sys
 from typing import NoReturn
 
-from prometheus_client import start_http_server
-
 from baton_common.logging import configure_logging
 from baton_gateway.app import create_app
 from baton_gateway.catalog import load_catalog
@@ -26,33 +24,31 @@ def main(settings: GatewaySettings) -> None:
     configure_logging("gateway", settings.log_level)
     # Its lines at this level repeat ours.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    server_socket = _listen(settings)
+    server_socket = _listen(settings.host, settings.port)
+    admin_socket = _listen(settings.admin_host or settings.host, settings.admin_port)
     try:
         gateway = Gateway(settings, load_catalog(settings))
     except TenantsError as error:
         _fail(f"cannot use the tenants: {error}")
     except (ModelError, ModelsFileError) as error:
         _fail(str(error))
-    if settings.metrics_port:
-        try:
-            start_http_server(settings.metrics_port, settings.host, gateway.metrics.registry)
-        except OSError as error:
-            _fail(f"cannot listen on metrics port {settings.metrics_port}: {error.strerror}")
     certificate = None
     if settings.tls_cert_file is not None and settings.tls_key_file is not None:
         try:
             certificate = Certificate(settings.tls_cert_file, settings.tls_key_file)
         except OSError as error:  # ssl's errors are, too
             _fail(f"cannot use {settings.tls_cert_file} with {settings.tls_key_file}: {error}")
-    log.info("listening", extra={"event": "listening", "port": server_socket.getsockname()[1]})
-    GatewayServer(gateway, ServerConfig(gateway, create_app(gateway), certificate)).run([server_socket])
+    ports = {"port": server_socket.getsockname()[1], "admin_port": admin_socket.getsockname()[1]}
+    log.info("listening", extra={"event": "listening", **ports})
+    config = ServerConfig(gateway, create_app(gateway), certificate)
+    GatewayServer(gateway, config, admin_socket).run([server_socket])
 
 
-def _listen(settings: GatewaySettings) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        return listen(settings.host, settings.port)
+        return listen(host, port)
     except OSError as error:
-        _fail(f"cannot listen on port {settings.port} of {settings.host}: {error.strerror}")
+        _fail(f"cannot listen on port {port} of {host}: {error.strerror}")
 
 
 def _fail(reason: str) -> NoReturn:

@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from baton_gateway.admin import AdminServer
 from baton_gateway.certificate import Certificate
 from baton_gateway.errors import ApiError, bad_request
 from baton_gateway.gateway import Gateway
@@ -124,9 +125,21 @@ class GatewayProtocol(HttpToolsProtocol):
 class GatewayServer(uvicorn.Server):
     """Ends on SIGTERM or SIGINT: readiness falls, new requests are refused, running ones get time to finish."""
 
-    def __init__(self, gateway: Gateway, config: ServerConfig) -> None:
+    def __init__(self, gateway: Gateway, config: ServerConfig, admin: socket.socket) -> None:
+        """admin: where operators are served meanwhile."""
         super().__init__(config)
         self._gateway = gateway
+        self._admin = admin
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        admin = AdminServer(self._gateway)
+        serving = asyncio.create_task(admin.serve([self._admin]))
+        try:
+            await super().serve(sockets)
+        finally:
+            # Until the last stream has ended operators see how that goes.
+            admin.should_exit = True
+            await serving
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._gateway.draining = True

@@ -38,8 +38,10 @@ class GatewaySettings(BaseSettings):
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on."""
-    metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Port for /metrics alone. 0: /metrics is served on the main port."""
+    admin_host: str = ""
+    """Address of the admin port. Empty: the same."""
+    admin_port: int = Field(default=9400, ge=0, le=65535)
+    """Port for operators: /metrics, /pods and the probes /live and /ready. 0: any free one."""
     tls_cert_file: Path | None = None
     """PEM file with a certificate and its chain, to speak TLS without a proxy in front; read again when it changes."""
     tls_key_file: Path | None = None

@@ -147,8 +147,9 @@ class Member:
 class Fleet:
     """All members, the gateway, and an HTTP client for it."""
 
-    def __init__(self, gateway: Process, port: int, members: list[Member]) -> None:
+    def __init__(self, gateway: Process, port: int, admin_port: int, members: list[Member]) -> None:
         self.gateway = gateway
+        self._metrics_url = f"http://127.0.0.1:{admin_port}/metrics"
         self.members = members
         self.http = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", timeout=None, limits=httpx.Limits(max_connections=None)
@@ -161,16 +162,18 @@ class Fleet:
     @classmethod
     async def start(cls, model: Path, logs: Path) -> "Fleet":
         """Start everything, and wait until it serves."""
-        ports = free_loopback_ports(2 * WORKERS_PER_ROLE + 1)
+        ports = free_loopback_ports(2 * WORKERS_PER_ROLE + 2)
+        port, admin_port = ports.pop(), ports.pop()
         members = [Member(role, index, ports.pop(), model, logs) for role in ROLES for index in range(WORKERS_PER_ROLE)]
         await asyncio.gather(*(member.start() for member in members))
         addresses = {role: ",".join(member.address for member in members if member.role == role) for role in ROLES}
         gateway = await Process.start(
             *("gateway", "--model", str(model), "--served-model-name", MODEL_NAME),
-            *("--host", "127.0.0.1", "--port", str(ports[0]), "--worker-timeout-s", str(WORKER_TIMEOUT_S)),
+            *("--host", "127.0.0.1", "--port", str(port), "--admin-port", str(admin_port)),
+            *("--worker-timeout-s", str(WORKER_TIMEOUT_S)),
             *("--decode-addresses", addresses["decode"], "--prefill-addresses", addresses["prefill"]),
         )
-        fleet = cls(gateway, ports[0], members)
+        fleet = cls(gateway, port, admin_port, members)
         try:
             await asyncio.gather(*(member.serving() for member in members))
             await fleet.whole()
@@ -260,13 +263,12 @@ class Fleet:
         """Wait until nothing is held anywhere."""
         await asyncio.gather(*(member.pod.idle() for member in self.members))
         async with asyncio.timeout(10):
-            # The question for the metrics is itself a request being answered.
-            while await self.metric("requests_in_flight") != 1:
+            while await self.metric("requests_in_flight"):
                 await asyncio.sleep(_POLL_S)
 
     async def metric(self, name: str) -> float:
         """Return the value of one of the gateway's metrics."""
-        lines = (await self.http.get("/metrics", timeout=10)).text.splitlines()
+        lines = (await self.http.get(self._metrics_url, timeout=10)).text.splitlines()
         values = [float(line.split()[1]) for line in lines if line.startswith(f"baton_gateway_{name} ")]
         return values[0] if values else 0.0
 

@@ -98,7 +98,7 @@ async def main(model: Path, logs: Path, seed: int) -> None:
         front = {
             **{"model": model, "served_model_name": MODEL_NAME, "host": "127.0.0.1", "port": _GATEWAY_PORT},
             **{"decode_addresses": decode.address, "prefill_addresses": prefill.address},
-            "worker_timeout_s": WORKER_TIMEOUT_S,
+            **{"worker_timeout_s": WORKER_TIMEOUT_S, "admin_port": 0},
         }
         outputs = [logs / f"{name}.log" for name in ("prefill", "decode", "gateway")]
         services = [

@@ -29,6 +29,7 @@ def layout(tmp_path: Path) -> Layout:
         model=str(tmp_path),
         served_model_name="name",
         public=Address("0.0.0.0", 8123),
+        admin=Address("127.0.0.1", 9123),
         prefill=1,
         decode=2,
         worker_flags=WORKER_FLAGS,
@@ -47,6 +48,7 @@ def test_the_gateway_accepts_its_flags_and_keys(layout: Layout, monkeypatch: pyt
     assert settings.prefill_addresses == ["127.0.0.1:1001"]
     assert settings.decode_addresses == ["127.0.0.1:1002", "127.0.0.1:1003"]
     assert [key.get_secret_value() for key in settings.api_keys] == ["sk-one", "sk-two"]
+    assert (settings.admin_host, settings.admin_port) == ("127.0.0.1", 9123)
     assert settings.log_level == "warning"
     assert settings.shutdown_grace_s < gateway.grace_s
 

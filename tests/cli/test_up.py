@@ -20,6 +20,8 @@ class {name}(BaseSettings):
     served_model_name: str
     host: str
     port: int
+    admin_host: str = ""
+    admin_port: int = 0
     decode_addresses: str = ""
     prefill_addresses: str = ""
     shutdown_grace_s: int = 60
@@ -97,8 +99,8 @@ def up(tmp_path: Path, start) -> Up:
     return Up(tmp_path, start)
 
 
-def port_of(flags: list[str]) -> str:
-    return flags[flags.index("--port") + 1]
+def port_of(flags: list[str], flag: str = "--port") -> str:
+    return flags[flags.index(flag) + 1]
 
 
 def curl_of(text: str) -> list[str]:
@@ -122,6 +124,7 @@ def test_runs_one_of_each_and_says_how_to_talk_to_it(up: Up, free_port: int) -> 
         *model,
         *("--port", str(free_port)),
         *("--shutdown-grace-s", "6"),
+        *("--admin-host", "127.0.0.1", "--admin-port", port_of(gateway, "--admin-port")),
         *("--decode-addresses", f"127.0.0.1:{port_of(decode)}"),
         *("--prefill-addresses", f"127.0.0.1:{port_of(prefill)}"),
         "",
@@ -129,6 +132,7 @@ def test_runs_one_of_each_and_says_how_to_talk_to_it(up: Up, free_port: int) -> 
 
     url = f"http://127.0.0.1:{free_port}"
     assert f"Baton is ready at {url}." in running.text
+    assert f"Metrics: http://127.0.0.1:{port_of(gateway, '--admin-port')}/metrics" in running.text
     curl = curl_of(running.text)
     assert curl[:4] == ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     assert curl[4] == "-d"

@@ -22,9 +22,10 @@ READY_S = 60
 class Stack:
     """Gateway, prefill and decode processes, and an HTTP client for them."""
 
-    def __init__(self, process: Process, port: int, model: str, api_key: str | None) -> None:
+    def __init__(self, process: Process, port: int, admin_port: int, model: str, api_key: str | None) -> None:
         self.process = process
         self.port = port
+        self.admin_url = f"http://127.0.0.1:{admin_port}"
         self.model = model
         self.api_key = api_key
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -33,8 +34,8 @@ class Stack:
     @classmethod
     async def start(cls, folder: Path | None, *flags: str, api_key: str | None = None) -> "Stack":
         """Run `baton up` on a free port until it is ready. folder: of the model; None = the demo model."""
-        [port] = free_loopback_ports(1)
-        args = ["up", "--port", str(port), "--served-model-name", MODEL_NAME, *flags]
+        port, admin_port = free_loopback_ports(2)
+        args = ["up", "--port", str(port), "--admin-port", str(admin_port), "--served-model-name", MODEL_NAME, *flags]
         args += ["--model", str(folder)] if folder else []
         args += ["--api-key", api_key] if api_key else []
         process = await Process.start(*args, env={"BATON_NUM_THREADS": "1"})
@@ -43,7 +44,7 @@ class Stack:
         except BaseException:
             await process.kill()
             raise
-        return cls(process, port, MODEL_NAME, api_key)
+        return cls(process, port, admin_port, MODEL_NAME, api_key)
 
     @property
     def url(self) -> str:
@@ -75,13 +76,12 @@ class Stack:
         """Wait until nothing is held anywhere."""
         await asyncio.gather(*(pod.idle() for pod in self.pods()))
         async with asyncio.timeout(10):
-            # The question for the metrics is itself a request being answered.
-            while await self.metric("baton_gateway_requests_in_flight") != 1:
+            while await self.metric("baton_gateway_requests_in_flight"):
                 await asyncio.sleep(0.05)
 
     async def metric(self, name: str) -> float:
         """Return the value of a metric of the gateway that has no labels."""
-        lines = (await self.http.get("/metrics")).text.splitlines()
+        lines = (await self.http.get(f"{self.admin_url}/metrics")).text.splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
     async def complete(self, prompt: Any, **fields: Any) -> httpx.Response:

@@ -34,6 +34,7 @@ class Stack:
     decodes: list[FakePod]
     prefills: list[FakePod]
     port: int
+    admin_port: int
     http: httpx.AsyncClient
 
     @property
@@ -61,6 +62,9 @@ class Stack:
     def prompt(self, number: int = 0) -> str:
         """Return the text of the pod's prompt of that number."""
         return self.model.tokenizer.decode(self.pod.jobs[number].prompt, skip_special_tokens=False)
+
+    async def admin(self, path: str) -> httpx.Response:
+        return await self.http.get(f"http://127.0.0.1:{self.admin_port}{path}")
 
     def client(self, **options: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
@@ -109,12 +113,12 @@ async def running(
         **({} if "models_file" in settings else served), **{"resume_timeout_s": 0.1, **settings}
     )
     gateway = Gateway(gateway_settings, load_catalog(gateway_settings))
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    server = GatewayServer(gateway, ServerConfig(gateway, create_app(gateway), certificate))
+    listener, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
+    port, admin_port = listener.getsockname()[1], admin.getsockname()[1]
+    server = GatewayServer(gateway, ServerConfig(gateway, create_app(gateway), certificate), admin)
     task = asyncio.create_task(server.serve([listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
-        stack = Stack(gateway, server, list(decodes), list(prefills), port, http)
+        stack = Stack(gateway, server, list(decodes), list(prefills), port, admin_port, http)
         try:
             routers = [pool.fleet.router for _, pool in gateway.catalog.pools]
             found = [pod for router in routers for pod in (*router.decodes, *router.prefills)]

@@ -101,7 +101,7 @@ async def test_a_request_without_tokens_moves_to_another_pod(model_folder, loss)
         assert response.json()["choices"][0]["text"] == "hello"
         assert len(second.jobs) == 1
         assert charges(stack) == [0, 0]
-        metrics = (await stack.http.get("/metrics")).text
+        metrics = (await stack.admin("/metrics")).text
         assert "baton_gateway_retries_total 1.0" in metrics
 
 

@@ -1,7 +1,5 @@
 """Metrics, log lines, /tokenize and the API description."""
 
-import socket
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from .fake_worker import say
@@ -9,7 +7,7 @@ from .harness import Stack, error_of, pods, running
 
 
 async def metrics(stack: Stack) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = (await stack.http.get("/metrics")).text
+    text = (await stack.admin("/metrics")).text
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -40,14 +38,20 @@ async def test_metrics(model_folder):
     pool = ("model", "tiny"), ("pool", "default")
     assert seen[prefix + "live_pods", (*pool, ("role", "decode"))] == 1
     assert seen[prefix + "live_pods", (*pool, ("role", "prefill"))] == 0
-    assert seen[prefix + "requests_in_flight", ()] == 1
+    assert seen[prefix + "requests_in_flight", ()] == 0
 
 
-async def test_metrics_on_their_own_port_leave_the_main_one(model_folder):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    async with pods() as decodes, running(model_folder, decodes, metrics_port=port) as stack:
-        assert (await stack.http.get("/metrics")).status_code == 404
+async def test_what_operators_see(stack: Stack):
+    await stack.complete("hello")
+    assert (await stack.admin("/live")).status_code == 200
+    assert (await stack.admin("/ready")).status_code == 200
+    [pod] = (await stack.admin("/pods")).json()["pods"]
+    expected = {"model": "tiny", "pool": "default", "role": "decode", "address": stack.pod.address, "live": True}
+    assert pod.items() >= {**expected, "revision": "r1", "requests": 0}.items()
+    assert pod["dispatched"] > 0
+    # Clients see none of it.
+    for path in ("/metrics", "/pods"):
+        assert (await stack.http.get(path)).status_code == 404
 
 
 async def test_a_log_line_for_each_request(stack: Stack, caplog):

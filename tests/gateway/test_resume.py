@@ -50,7 +50,7 @@ async def restarted(pod: FakePod) -> None:
 
 
 async def metric(stack: Stack, name: str) -> float:
-    lines = (await stack.http.get("/metrics")).text.splitlines()
+    lines = (await stack.admin("/metrics")).text.splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith(f"baton_gateway_{name} ")))
 
 

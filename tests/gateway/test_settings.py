@@ -96,7 +96,7 @@ def test_a_taken_port_is_one_line_and_a_failure(model_folder):
         port = taken.getsockname()[1]
         process = start(
             *("--model", str(model_folder), "--host", "127.0.0.1"),
-            *("--port", str(port), "--decode-addresses", "127.0.0.1:1"),
+            *("--port", str(port), "--admin-port", "0", "--decode-addresses", "127.0.0.1:1"),
         )
         _, output = process.communicate(timeout=30)
     lines = [json.loads(line) for line in output.splitlines()]
@@ -109,7 +109,7 @@ def test_a_taken_port_is_one_line_and_a_failure(model_folder):
 async def test_a_process_serves_and_ends_in_order(model_folder):
     async with pods() as (pod,):
         process = start(
-            *("--model", str(model_folder), "--host", "127.0.0.1", "--port", "0", "--log-level", "info"),
+            *("--model", str(model_folder), "--host", "127.0.0.1", "--port", "0", "--admin-port", "0"),
             *("--decode-addresses", pod.address, "--served-model-name", "tiny"),
         )
         try:
