@@ -1,0 +1,1 @@
+"""What the services have to do with the Kubernetes API."""
