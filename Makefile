@@ -7,6 +7,8 @@ RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 # schemathesis brings dozens of packages that nothing else needs, so it has an environment of its own.
 CONFORMANCE := .venv-conformance
+# Clients that want other versions of what Baton's own tests use.
+CLIENTS := .venv-clients
 SOURCES := services shared kernels
 # A variable because a comma would split the argument of `call`.
 RUN_EXTRAS := gateway,worker
@@ -15,7 +17,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test fuzz conformance chaos check lint bench proto clean
+.PHONY: help up test clients fuzz conformance chaos check lint bench proto clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +27,10 @@ up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --pref
 
 test: $(DEV)  ## Run the tests; ARGS='tests/cli -x' adds arguments of pytest
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+clients: $(RUN) $(CLIENTS)/.installed  ## Run litellm, llama-index, guidellm and aiperf against a local Baton
+	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \
+		--baton $(BIN)/baton $(ARGS)
 
 fuzz: $(DEV)  ## Ten times the odd bodies that `make test` sends to the gateway (FUZZ_SEED=N repeats a run)
 	@export FUZZ_BODIES=$${FUZZ_BODIES:-200000} FUZZ_SEED=$${FUZZ_SEED:-$$RANDOM}; echo "FUZZ_SEED=$$FUZZ_SEED"; \
@@ -52,7 +58,8 @@ proto: $(DEV)  ## Generate the code of shared/baton_proto again
 		shared/baton_proto/*.proto
 
 clean:  ## Remove the virtual environments, caches and build output
-	@rm -rf $(VENV) $(CONFORMANCE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(CONFORMANCE) $(CLIENTS) build dist
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
 
 # Quiet but alive: one line per package instead of pip's several; warnings and errors come on stderr.
@@ -76,4 +83,10 @@ $(CONFORMANCE)/.installed: tests/conformance/requirements.txt
 	@echo "Installing schemathesis into $(CONFORMANCE)"
 	@test -x $(CONFORMANCE)/bin/pip || $(PYTHON) -m venv $(CONFORMANCE)
 	@$(CONFORMANCE)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<
+	@touch $@
+
+$(CLIENTS)/.installed: tests/clients/apart/requirements.txt
+	@echo "Installing clients into $(CLIENTS)"
+	@test -x $(CLIENTS)/bin/pip || $(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<
 	@touch $@

@@ -90,10 +90,12 @@ def output_budget(prompt_tokens: int, asked: int | None, limits: Limits, param: 
     most = limits.max_model_len
     if prompt_tokens + max(asked or 0, 1) <= most:
         return asked if asked is not None else most - prompt_tokens
+    # LangChain knows a prompt that is too long by these words, LiteLLM by those before.
+    has = "is too long: it has" if prompt_tokens >= most else "has"
     wants = "" if asked is None else f" and the output {asked}"
     raise context_length_exceeded(
-        f"This model's maximum context length is {most} tokens. However, the prompt has {prompt_tokens} tokens{wants}, "
-        f"{prompt_tokens + max(asked or 0, 1)} together. Please shorten the prompt or ask for less output.",
+        f"This model's maximum context length is {most} tokens. However, the prompt {has} {prompt_tokens} tokens"
+        f"{wants}, {prompt_tokens + max(asked or 0, 1)} together. Please shorten the prompt or ask for less output.",
         param,
     )
 

@@ -17,14 +17,17 @@ END_S = 30
 
 
 @contextlib.contextmanager
-def local_baton(command: str) -> Iterator[str]:
-    """Run `baton up` until it is ready; yields the address of its gateway, and fails when a process was lost."""
+def local_baton(command: str, **env: str) -> Iterator[str]:
+    """Run `baton up` until it is ready; yields the address of its gateway, and fails when a process was lost.
+
+    env: further environment variables.
+    """
     port = _free_port()
     address = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(
         [command, "up", "--port", str(port), "--served-model-name", MODEL_NAME, "--log-level", "error"],
         stdout=sys.stderr,
-        env={**os.environ, "BATON_NUM_THREADS": "1"},
+        env={**os.environ, "BATON_NUM_THREADS": "1", **env},
         start_new_session=True,
     )
     try:
