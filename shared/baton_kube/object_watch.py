@@ -60,11 +60,11 @@ class ObjectWatch:
                     self._relist(loop)
                 self._follow(loop)
             except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
-                status = error.status if isinstance(error, ApiException) else None
+                status, why = (error.status, error.reason) if isinstance(error, ApiException) else (None, str(error))
                 if status == _GONE:  # what has changed since is not kept any more
                     self._version = ""
                     continue
-                self._note(lost=True, why=f"{status} {error.reason}" if status else str(error))
+                self._note(lost=True, why=str(why))
                 # An answer means that the server has another view than ours; without one only the way to it is broken.
                 if status is not None:
                     self._version = ""
