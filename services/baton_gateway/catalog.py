@@ -1,13 +1,15 @@
 """The models of a gateway, and which of its pods serve which requests for them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from baton_gateway.canary import Canary
 from baton_gateway.errors import model_not_allowed, overloaded, unknown_model
 from baton_gateway.fleet import Fleet
 from baton_gateway.model import ServedModel, load_model
 from baton_gateway.models_file import PoolSpec
 from baton_gateway.pods import Limits
+from baton_gateway.revision_metrics import RevisionMetrics
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.tenants import Identity
 
@@ -69,8 +71,9 @@ class Model:
 class Catalog:
     """All models, by name."""
 
-    def __init__(self, models: Iterable[Model]) -> None:
+    def __init__(self, models: Iterable[Model], revisions: RevisionMetrics) -> None:
         self._models = {model.name: model for model in models}
+        self.revisions = revisions
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -97,6 +100,11 @@ class Catalog:
             raise model_not_allowed(model.name)
         return model
 
+    def split(self, canaries: Mapping[str, Canary]) -> None:
+        """Give canaries, by the name of their model, their share from now on; the others get none."""
+        for name, pool in self.pools:
+            pool.fleet.router.canary = canaries.get(name)
+
     def start(self) -> None:
         for _, pool in self.pools:
             pool.fleet.start()
@@ -110,10 +118,12 @@ class Catalog:
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
     """Read all models. Raises ModelError."""
-    return Catalog(
+    revisions = RevisionMetrics()
+    models = [
         Model(
             load_model(spec, settings.tokenizer_threads),
-            [Pool(pool, Fleet(settings, pool.decode, pool.prefill)) for pool in spec.pools],
+            [Pool(pool, Fleet(settings, spec.name, revisions, pool.decode, pool.prefill)) for pool in spec.pools],
         )
         for spec in settings.model_specs()
-    )
+    ]
+    return Catalog(models, revisions)

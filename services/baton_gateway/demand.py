@@ -1,9 +1,13 @@
 """What a request asks of pods, as far as it matters to where it goes."""
 
+import random
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from baton_common.block_hash import block_keys
+
+_SALT = 0x5EED  # so that the lot says nothing of the pod that the session is kept on
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,15 +15,18 @@ class Demand:
     """num_tokens: of the prompt, and what is generated of it already. most_tokens: with all that may be generated.
 
     keys: for a block size, the keys of the prompt's blocks as prefix caches have them. session: what the client says
-    belongs together; empty = nothing.
+    belongs together; empty = nothing. lot: by which canaries get their share, from 0 up to but not including 1; a
+    session always draws the same.
     """
 
     num_tokens: int
     most_tokens: int = 0
     keys: Callable[[int], Iterable[int]] = lambda _block_size: ()
     session: str = ""
+    lot: float = 0.0
 
     @classmethod
     def of(cls, token_ids: Sequence[int], most_tokens: int, session: str = "") -> "Demand":
         """Return the demand of a prompt."""
-        return cls(len(token_ids), most_tokens, lambda block_size: block_keys(token_ids, block_size), session)
+        lot = zlib.crc32(session.encode(errors="replace"), _SALT) / 2**32 if session else random.random()
+        return cls(len(token_ids), most_tokens, lambda block_size: block_keys(token_ids, block_size), session, lot)

@@ -1,13 +1,12 @@
-"""All pods this gateway talks to."""
+"""All pods of a pool."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
-
-import grpc.aio
+from collections.abc import Collection, Iterable
 
 from baton_gateway.admission import Admission
+from baton_gateway.contact import Contact
 from baton_gateway.cost import CostModel
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.demand import Demand
@@ -16,9 +15,10 @@ from baton_gateway.kv_aware import KvAware
 from baton_gateway.pods import Limits, Pod
 from baton_gateway.policies import LeastLoaded, Policy, Random, RoundRobin
 from baton_gateway.prefix_index import PrefixIndex
+from baton_gateway.revision_metrics import RevisionMetrics, Run
 from baton_gateway.router import Route, Router
 from baton_gateway.settings import GatewaySettings
-from baton_gateway.workers import CHANNEL_OPTIONS, Watcher
+from baton_gateway.shadow import Shadow
 from baton_proto import serving_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -27,14 +27,24 @@ _LET_IN_S = 0.05
 
 
 class Fleet:
-    """Watches every pod, keeps a link to every decode pod, and chooses pods for requests."""
+    """Keeps in contact with every pod, and chooses pods for requests."""
 
-    def __init__(self, settings: GatewaySettings, decodes: Sequence[str], prefills: Sequence[str]) -> None:
-        """decodes, prefills: addresses."""
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        model: str,
+        revisions: RevisionMetrics,
+        decodes: Iterable[str] = (),
+        prefills: Iterable[str] = (),
+    ) -> None:
+        """decodes, prefills: addresses of those pods that are known from the start."""
         self._settings = settings
-        self._links: dict[str, DecodeLink] = {}
-        self._channels: list[grpc.aio.Channel] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._model = model
+        self._revisions = revisions
+        self._contacts: dict[int, Contact] = {}  # by slot
+        self._ending: set[asyncio.Task[None]] = set()
+        self._letting_in: asyncio.Task[None] | None = None
+        self._shadows: set[Shadow] = set()
         self._was_ready = False
         self._index = PrefixIndex(settings.prefix_index_entries)
         costs = CostModel(transfer_rate=settings.kv_transfer_rate)
@@ -54,20 +64,31 @@ class Fleet:
         )
 
     def start(self) -> None:
-        for pod in self.router.decodes:
-            channel = self._watch(pod, pb.ROLE_DECODE)
-            self._links[pod.address] = DecodeLink(pod, channel, self._readiness_changed)
-        for pod in self.router.prefills:
-            self._watch(pod, pb.ROLE_PREFILL)
-        self._tasks.append(asyncio.create_task(self._keep_letting_in()))
+        for role in (self.router.decodes, self.router.prefills):
+            for pod in role:
+                self._meet(pod, role)
+        self._letting_in = asyncio.create_task(self._keep_letting_in())
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        for link in self._links.values():
-            link.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        if self._letting_in is not None:
+            self._letting_in.cancel()
+            await asyncio.gather(self._letting_in, return_exceptions=True)
+        await asyncio.gather(*(contact.end() for contact in self._contacts.values()), *self._ending)
+
+    def follow(self, decodes: Collection[str], prefills: Collection[str]) -> None:
+        """Serve with the pods at these addresses from now on.
+
+        One that is not there any more gets nothing new, may finish what it has, and is forgotten when it falls silent.
+        """
+        for wanted, role in ((decodes, self.router.decodes), (prefills, self.router.prefills)):
+            for pod in list(role):
+                pod.listed = pod.address in wanted
+                self._forget_if_gone(self._contacts[pod.slot])
+            for address in sorted(set(wanted) - {pod.address for pod in role}):
+                pod = Pod(address, connected=role is self.router.prefills)
+                self.router.add(pod, role)
+                self._meet(pod, role)
+        self._introduce()
 
     @property
     def ready(self) -> bool:
@@ -90,41 +111,66 @@ class Fleet:
 
     def dispatch(
         self, demand: Demand, avoid: Collection[str] = (), fingerprint: str | None = None
-    ) -> tuple[Route, DecodeLink]:
+    ) -> tuple[Route, DecodeLink, Run]:
         """Choose pods, as Router.dispatch does, and charge them. Raises ApiError 503 when no decode pod is live."""
         route = self.router.dispatch(demand, avoid, fingerprint)
         if route is None:
             raise overloaded("No decode pod is available now.")
-        return route, self._links[route.decode.address]
+        return route, self._link(route), self._revisions.begin(self._model, route.decode.revision)
 
-    def _watch(self, pod: Pod, role: pb.Role) -> grpc.aio.Channel:
-        channel = grpc.aio.insecure_channel(pod.address, options=CHANNEL_OPTIONS)
-        self._channels.append(channel)
-        watcher = Watcher(pod, role, channel, self._index, self._settings.worker_timeout_s, self._reports_changed)
-        self._tasks.append(asyncio.create_task(watcher.run()))
-        return channel
+    @property
+    def shadowed(self) -> bool:
+        """Whether there is a canary that gets copies of requests."""
+        return self.router.canary is not None and self.router.canary.shadow
 
-    def _reports_changed(self, pod: Pod) -> None:
-        link = self._links.get(pod.address)
-        if link is not None and link.pod is pod:
-            if pod.reporting:
-                link.open()
-            else:
-                link.close()
-        for link in self._links.values():
+    def shadow(self, submit: pb.Submit, demand: Demand) -> None:
+        """Send a copy of a request to the canary, if it is to have this one."""
+        route = self.router.shadow(demand)
+        if route is not None:
+            run = self._revisions.begin(self._model, route.decode.revision)
+            shadow = Shadow(route, run, self._shadows.discard)
+            self._shadows.add(shadow)
+            shadow.start(submit, self._link(route))
+
+    def _link(self, route: Route) -> DecodeLink:
+        link = self._contacts[route.decode.slot].link
+        assert link is not None
+        return link
+
+    def _meet(self, pod: Pod, role: list[Pod]) -> None:
+        kind = pb.ROLE_DECODE if role is self.router.decodes else pb.ROLE_PREFILL
+        self._contacts[pod.slot] = Contact(pod, kind, self._index, self._settings.worker_timeout_s, self._changed)
+
+    def _changed(self, contact: Contact) -> None:
+        self._forget_if_gone(contact)
+        self._introduce()
+        if self.router.ready and not self._was_ready:
+            self._was_ready = True
+            log.info("ready", extra={"event": "ready"})
+
+    def _introduce(self) -> None:
+        """Tell decode pods which prefill pods they may work with."""
+        for link in [contact.link for contact in self._contacts.values() if contact.link is not None]:
             link.introduce([partner.address for partner in self.router.partners(link.pod)])
-        self._readiness_changed(pod)
+
+    def _forget_if_gone(self, contact: Contact) -> None:
+        pod = contact.pod
+        if pod.listed or pod.reporting or self._contacts.get(pod.slot) is not contact:
+            return
+        log.info("pod forgotten", extra={"pod": pod.address})
+        del self._contacts[pod.slot]
+        self._index.drop(pod.slot)
+        self.router.remove(pod)
+        # Not here: it is the contact that tells us.
+        task = asyncio.create_task(contact.end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _keep_letting_in(self) -> None:
         """Pods may get room by what other gateways' requests leave, and by time."""
         while True:
             await asyncio.sleep(_LET_IN_S)
             self.admission.let_in()
-
-    def _readiness_changed(self, _pod: Pod) -> None:
-        if self.router.ready and not self._was_ready:
-            self._was_ready = True
-            log.info("ready", extra={"event": "ready"})
 
 
 def _policy(settings: GatewaySettings, index: PrefixIndex, costs: CostModel) -> Policy:

@@ -1,7 +1,9 @@
 """The parts every endpoint works with, and the steps all generations share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from baton_gateway.canary_file import CanaryFile
 from baton_gateway.catalog import Catalog, Model, Pool
 from baton_gateway.choice import Choice
 from baton_gateway.errors import overloaded
@@ -17,6 +19,9 @@ from baton_gateway.shapes import Shape
 from baton_gateway.tenants import Tenants
 from baton_proto import serving_pb2 as pb
 
+if TYPE_CHECKING:
+    from baton_gateway.discovery import Discovery
+
 MOST_PRIORITY = 2**31 - 1
 
 
@@ -24,10 +29,12 @@ class Gateway:
     """The models, the pods that serve them, and what is measured."""
 
     def __init__(self, settings: GatewaySettings, catalog: Catalog) -> None:
+        """Raises TenantsError, CanaryError, KubernetesError."""
         self.settings = settings
         self.catalog = catalog
         self.draining = False
         self.metrics = Metrics(catalog)
+        self._followers = list(_followers(settings, catalog))
         redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
@@ -35,10 +42,14 @@ class Gateway:
 
     def start(self) -> None:
         self.catalog.start()
+        for follower in self._followers:
+            follower.start()
         self.tenants.start()
         self.quota.start()
 
     async def stop(self) -> None:
+        for follower in self._followers:
+            follower.stop()
         await self.catalog.stop()
         await self.tenants.stop()
         await self.quota.stop()
@@ -116,6 +127,17 @@ class Gateway:
             keepalive_s=self.settings.keepalive_s,
             timeout_s=self.settings.request_timeout_s,
         )
+
+
+def _followers(settings: GatewaySettings, catalog: Catalog) -> "Iterator[CanaryFile | Discovery]":
+    """Return what follows the pods and the canaries."""
+    if settings.canary_file is not None:
+        yield CanaryFile(settings.canary_file, catalog)
+    if settings.canary_configmap or any(pool.spec.selector for _, pool in catalog.pools):
+        # Only here, as the client takes a second and 50 MB that a gateway without Kubernetes can do without.
+        from baton_gateway.discovery import Discovery
+
+        yield Discovery(settings, catalog)
 
 
 def _choice(model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool) -> Choice:

@@ -11,6 +11,7 @@ from baton_gateway.decode_link import DecodeLink
 from baton_gateway.demand import Demand
 from baton_gateway.errors import ApiError, bad_request, internal_error, overloaded
 from baton_gateway.fleet import Fleet
+from baton_gateway.revision_metrics import Run
 from baton_gateway.router import Route
 from baton_proto import serving_pb2 as pb
 
@@ -177,13 +178,15 @@ class _Prompt:
         leg = _Leg(self, self.submit, range(self.submit.sampling.n), self._generation.patience.resume_s)
         self._legs.update(dict.fromkeys(leg.choices, leg))
         leg.start()
+        if self._fleet.shadowed:
+            self._fleet.shadow(self.submit, self.demand(self.submit))
 
-    def dispatch(self, submit: pb.Submit, avoid: Sequence[str]) -> tuple[Route, DecodeLink]:
+    def dispatch(self, submit: pb.Submit, avoid: Sequence[str]) -> tuple[Route, DecodeLink, Run]:
         """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
         same = self._fingerprint if any(self._journal) else None
-        route, link = self._fleet.dispatch(self.demand(submit), avoid, same)
-        self._fingerprint = route.decode.fingerprint
-        return route, link
+        chosen = self._fleet.dispatch(self.demand(submit), avoid, same)
+        self._fingerprint = chosen[0].decode.fingerprint
+        return chosen
 
     def put(self, delta: pb.Delta) -> bool:
         """Take new tokens; return False, with nothing taken, when some before them are missing."""
@@ -250,11 +253,12 @@ class _Leg:
         self._begun = False
         self._route: Route | None = None
         self._link: DecodeLink | None = None
+        self._run: Run | None = None
         self._waiting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Send the request to a decode pod. Raises ApiError when there is none."""
-        self._route, self._link = self._prompt.dispatch(self._submit, self._avoid)
+        self._route, self._link, self._run = self._prompt.dispatch(self._submit, self._avoid)
         self._submit.prefill_addresses[:] = [pod.address for pod in self._route.prefills]
         self._link.submit(self._submit, self)
 
@@ -304,9 +308,12 @@ class _Leg:
             self._leave()
             self._lost()
             return True
+        if self._run is not None:
+            self._run.tokens(len(delta.token_ids))
         if delta.finish_reason != pb.FINISH_REASON_NONE:
             self.choices.discard(delta.choice)
             if not self.choices:
+                self._end_run(ok=True)
                 self._release()
         return not self.choices
 
@@ -328,6 +335,9 @@ class _Leg:
             self._link.cancel_choice(self._submit.handle, choice)
 
     def cancel(self) -> None:
+        # Whoever has read enough, or has left, had what there was so far.
+        if self._begun:
+            self._end_run(ok=True)
         self.choices.clear()
         if self._waiting is not None:
             self._waiting.cancel()
@@ -355,8 +365,14 @@ class _Leg:
             self._prompt.fail(internal_error())
 
     def _blame_decode(self) -> None:
+        self._end_run(ok=False)
         if self._route is not None:
             self._route.decode_failed()
+
+    def _end_run(self, ok: bool) -> None:
+        if self._run is not None:
+            self._run.ended(ok)
+            self._run = None
 
     def _release(self) -> None:
         if self._route is not None:

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from baton_common.logging import configure_logging
 from baton_gateway.app import create_app
+from baton_gateway.canary import CanaryError
 from baton_gateway.catalog import load_catalog
 from baton_gateway.certificate import Certificate
 from baton_gateway.gateway import Gateway
@@ -15,6 +16,7 @@ from baton_gateway.models_file import ModelsFileError
 from baton_gateway.server import GatewayServer, ServerConfig, listen
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.tenants import TenantsError
+from baton_kube.errors import KubernetesError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ def main(settings: GatewaySettings) -> None:
         gateway = Gateway(settings, load_catalog(settings))
     except TenantsError as error:
         _fail(f"cannot use the tenants: {error}")
-    except (ModelError, ModelsFileError) as error:
+    except (ModelError, ModelsFileError, CanaryError, KubernetesError) as error:
         _fail(str(error))
     certificate = None
     if settings.tls_cert_file is not None and settings.tls_key_file is not None:

@@ -7,17 +7,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton_common.buckets import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS
 from baton_gateway.catalog import Catalog
 from baton_gateway.record import RequestRecord
-
-TTFT_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-)
-ITL_BUCKETS = (
-    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008),
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
-)
-E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 
 
 class Metrics:
@@ -69,6 +61,7 @@ class Metrics:
             prefix + "resumed_streams", "Choices continued on another decode pod.", registry=registry
         )
         registry.register(_Pools(catalog))
+        catalog.revisions.register(registry)
 
     def finished(self, record: RequestRecord) -> None:
         """Count a request that has ended."""

@@ -10,14 +10,16 @@ _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class PoolSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Pods, as host:port, that serve some of a model's requests.
+    """Pods that serve some of a model's requests: a list of host:port, or in Kubernetes what a selector finds.
 
-    tenants: whose; none = everybody's. max_prompt_tokens: of the prompts that they are meant for; 0 = of any length.
+    selector: of the labels of EndpointSlices, and so of their Services. tenants: whose requests; none = everybody's.
+    max_prompt_tokens: of the prompts that the pods are meant for; 0 = of any length.
     """
 
     name: _Name = "default"
-    decode: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    decode: tuple[str, ...] = ()
     prefill: tuple[str, ...] = ()
+    selector: str = ""
     tenants: tuple[str, ...] = ()
     max_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
 
@@ -63,6 +65,8 @@ def read_models(path: Path) -> tuple[ModelSpec, ...]:
         if twice := _twice([pool.name for pool in model.pools]):
             raise ModelsFileError(f"{where}: there are two pools with the name {twice!r}")
         for pool in model.pools:
+            if bool(pool.decode) == bool(pool.selector) or (pool.prefill and pool.selector):
+                raise ModelsFileError(f"{where}, pool {pool.name}: give either `decode` pods or a `selector`")
             try:
                 check_addresses((*pool.decode, *pool.prefill))
             except ValueError as error:

@@ -46,6 +46,7 @@ class Pod:
     reporting: bool = False  # its Watch stream is up
     connected: bool = True  # its Serve stream is open; prefill pods have none
     draining: bool = False
+    listed: bool = True  # it belongs to us; one that does not any more gets nothing new
     epoch: int = 0
     revision: str = ""
     fingerprint: str = ""  # of weights and KV layout
@@ -67,7 +68,7 @@ class Pod:
 
     @property
     def live(self) -> bool:
-        return self.reporting and self.connected and not self.draining
+        return self.reporting and self.connected and self.listed and not self.draining
 
     def note_handovers(self, tokens: int, exposed_s: float) -> None:
         """Note what the pod reports of hand-overs since its start."""

@@ -1,8 +1,10 @@
 """Finds the pods that may serve a request, lets a policy choose, and charges what it chose. Knows no network."""
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from baton_gateway.breaker import Breaker
+from baton_gateway.canary import Canary
 from baton_gateway.demand import Demand
 from baton_gateway.pods import InFlight, Pod
 from baton_gateway.policies import Choice, Group, Policy
@@ -107,16 +109,30 @@ class Router:
     """All pods of a gateway, and the policy that chooses among them."""
 
     def __init__(
-        self, decodes: Sequence[Pod], prefills: Sequence[Pod], policy: Policy, clock: Callable[[], float]
+        self, decodes: Iterable[Pod], prefills: Iterable[Pod], policy: Policy, clock: Callable[[], float]
     ) -> None:
         """clock: returns seconds that never go back."""
-        self.decodes = decodes
-        self.prefills = prefills
+        self.decodes: list[Pod] = []
+        self.prefills: list[Pod] = []
+        self.canary: Canary | None = None
         self.freed: Callable[[], None] = lambda: None  # called when a pod has less to do
         self._policy = policy
         self._clock = clock
-        for slot, pod in enumerate((*decodes, *prefills)):
-            pod.slot = slot
+        for pod in decodes:
+            self.add(pod, self.decodes)
+        for pod in prefills:
+            self.add(pod, self.prefills)
+
+    def add(self, pod: Pod, role: list[Pod]) -> None:
+        """Take a pod in; role: `decodes` or `prefills`."""
+        taken = {other.slot for other in (*self.decodes, *self.prefills)}
+        pod.slot = next(slot for slot in itertools.count() if slot not in taken)
+        role.append(pod)
+
+    def remove(self, pod: Pod) -> None:
+        """Forget a pod, whose slot another may get."""
+        for role in (self.decodes, self.prefills):
+            role[:] = [other for other in role if other is not pod]
 
     def dispatch(self, demand: Demand, avoid: Collection[str] = (), fingerprint: str | None = None) -> Route | None:
         """Choose pods and charge them; None when no decode pod can take the request.
@@ -125,6 +141,19 @@ class Router:
         one; others serve other weights.
         """
         groups = self._groups(demand, avoid, fingerprint)
+        if self.canary is not None and fingerprint is None:
+            groups = _share(groups, self.canary, demand.lot)
+        return self._route(demand, list(groups.values()))
+
+    def shadow(self, demand: Demand) -> Route | None:
+        """Choose pods of the canary for a copy of a request, and charge them; None when it is to get none."""
+        canary = self.canary
+        if canary is None or not canary.shadow or not canary.takes(demand.lot):
+            return None
+        group = self._groups(demand, (), None).get(canary.revision)
+        return self._route(demand, [group]) if group is not None else None
+
+    def _route(self, demand: Demand, groups: Sequence[Group]) -> Route | None:
         return Route(self._policy.choose(demand, groups), demand, self._clock, self.freed) if groups else None
 
     def partners(self, decode: Pod) -> list[Pod]:
@@ -148,7 +177,7 @@ class Router:
             return bool(decoding)
         return any(pod.live and pod.revision in decoding for pod in self.prefills)
 
-    def _groups(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> list[Group]:
+    def _groups(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> dict[str, Group]:
         now = self._clock()
         fits = [
             pod
@@ -169,4 +198,16 @@ class Router:
         for pod in prefills:
             if pod.revision in groups:
                 groups[pod.revision].prefills.append(pod)
-        return list(groups.values())
+        return groups
+
+
+def _share(groups: dict[str, Group], canary: Canary, lot: float) -> dict[str, Group]:
+    """Return the groups by revision that a request with this lot may go to.
+
+    Those with a share stand in for the others when there are no others; a canary without one never does.
+    """
+    trial = {revision: group for revision, group in groups.items() if revision == canary.revision}
+    others = {revision: group for revision, group in groups.items() if revision != canary.revision}
+    if canary.shadow or not canary.weight:
+        return others
+    return (trial or others) if canary.takes(lot) else (others or trial)

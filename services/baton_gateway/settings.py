@@ -34,6 +34,13 @@ class GatewaySettings(BaseSettings):
     """Prefill pods, as host:port separated by commas. Empty: decode pods prefill for themselves."""
     models_file: Path | None = None
     """YAML or JSON file with several models, each with its pools of pods, in place of the settings above."""
+    namespace: str = ""
+    """Kubernetes namespace of the pods that selectors in the models file find. Empty: the gateway's own."""
+    canary_configmap: str = ""
+    """Kubernetes ConfigMap of that namespace whose `canary.json` says which share of a model's sessions another
+    revision gets."""
+    canary_file: Path | None = None
+    """File with the same content, in place of it; read again when it changes."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -146,6 +153,8 @@ class GatewaySettings(BaseSettings):
             raise ValueError(f"model: {self.model} is not a folder")
         elif not self.decode_addresses:
             raise ValueError("decode_addresses: at least one decode pod is needed")
+        if self.canary_file is not None and self.canary_configmap:
+            raise ValueError("canary_file: give either this or a canary_configmap")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file: give both or none")
         return self

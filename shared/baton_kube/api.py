@@ -4,11 +4,9 @@ from pathlib import Path
 
 from kubernetes import client, config
 
+from baton_kube.errors import KubernetesError
+
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-
-class KubernetesError(RuntimeError):
-    """There is no cluster to talk to."""
 
 
 def connect() -> client.ApiClient:

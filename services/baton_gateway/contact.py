@@ -1,0 +1,46 @@
+"""What connects a gateway with one pod."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc.aio
+
+from baton_gateway.decode_link import DecodeLink
+from baton_gateway.pods import Pod
+from baton_gateway.prefix_index import PrefixIndex
+from baton_gateway.workers import CHANNEL_OPTIONS, Watcher
+from baton_proto import serving_pb2 as pb
+
+
+class Contact:
+    """Follows a pod's reports; a decode pod also has a link, for requests."""
+
+    def __init__(
+        self, pod: Pod, role: pb.Role, index: PrefixIndex, timeout_s: float, changed: Callable[["Contact"], None]
+    ) -> None:
+        """index, timeout_s: as Watcher has them. changed: called whenever the pod may have come or gone."""
+        self.pod = pod
+        self._changed = changed
+        self._channel = grpc.aio.insecure_channel(pod.address, options=CHANNEL_OPTIONS)
+        self.link = DecodeLink(pod, self._channel, self._tell) if role == pb.ROLE_DECODE else None
+        watcher = Watcher(pod, role, self._channel, index, timeout_s, self._reported)
+        self._watching = asyncio.create_task(watcher.run())
+
+    async def end(self) -> None:
+        """Let go of the pod; what was on the link is lost."""
+        self._watching.cancel()
+        if self.link is not None:
+            self.link.close()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await self._channel.close()
+
+    def _reported(self, pod: Pod) -> None:
+        if self.link is not None:
+            if pod.reporting:
+                self.link.open()
+            else:
+                self.link.close()
+        self._tell(pod)
+
+    def _tell(self, _pod: Pod) -> None:
+        self._changed(self)

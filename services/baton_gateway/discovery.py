@@ -1,0 +1,84 @@
+"""Where pods are, and which share of requests a canary gets, as the Kubernetes API tells it."""
+
+import logging
+from collections.abc import Callable
+
+from kubernetes import client
+
+from baton_gateway.canary import CanaryError, parse_canaries
+from baton_gateway.catalog import Catalog, Pool
+from baton_gateway.settings import GatewaySettings
+from baton_kube.api import connect, own_namespace
+from baton_kube.object_watch import Objects, ObjectWatch
+
+log = logging.getLogger(__name__)
+
+ROLE_LABEL = "baton.dev/role"
+CANARY_KEY = "canary.json"
+_PORT = "grpc"
+
+
+class Discovery:
+    """Watches EndpointSlices for every pool that has a selector, and the ConfigMap of the canaries, if there is one."""
+
+    def __init__(self, settings: GatewaySettings, catalog: Catalog) -> None:
+        """Raises KubernetesError when there is no cluster."""
+        api, namespace = connect(), settings.namespace or own_namespace()
+        slices, maps = client.DiscoveryV1Api(api), client.CoreV1Api(api)
+        self._catalog = catalog
+        self._watches = [
+            ObjectWatch(
+                f"pods of model {model}, pool {pool.spec.name}",
+                slices.list_namespaced_endpoint_slice,
+                _follower(pool),
+                namespace=namespace,
+                label_selector=pool.spec.selector,
+            )
+            for model, pool in catalog.pools
+            if pool.spec.selector
+        ]
+        if settings.canary_configmap:
+            self._watches.append(
+                ObjectWatch(
+                    f"ConfigMap {settings.canary_configmap}",
+                    maps.list_namespaced_config_map,
+                    self._canaries_changed,
+                    namespace=namespace,
+                    field_selector=f"metadata.name={settings.canary_configmap}",
+                )
+            )
+
+    def start(self) -> None:
+        for watch in self._watches:
+            watch.start()
+
+    def stop(self) -> None:
+        for watch in self._watches:
+            watch.stop()
+
+    def _canaries_changed(self, maps: Objects) -> None:
+        text = next(((found.data or {}).get(CANARY_KEY) for found in maps.values()), None) or "{}"
+        try:
+            canaries = parse_canaries(text)
+        except CanaryError as error:
+            log.error("the canaries stay as they were: %s", error, extra={"event": "canaries_refused"})
+            return
+        self._catalog.split(canaries)
+        log.info("canaries read", extra={"event": "canaries_read", "canaries": text})
+
+
+def _follower(pool: Pool) -> Callable[[Objects], None]:
+    return lambda slices: pool.fleet.follow(_addresses(slices, "decode"), _addresses(slices, "prefill"))
+
+
+def _addresses(slices: Objects, role: str) -> set[str]:
+    """Return where the pods of a role are, ready or not: a pod says by itself whether it takes requests."""
+    return {
+        f"[{address}]:{port.port}" if ":" in address else f"{address}:{port.port}"
+        for found in slices.values()
+        if (found.metadata.labels or {}).get(ROLE_LABEL) == role
+        for port in found.ports or ()
+        if port.name == _PORT
+        for endpoint in found.endpoints or ()
+        for address in endpoint.addresses or ()
+    }

@@ -1,0 +1,53 @@
+"""A copy of a request on the revision on trial. It costs its pods what the request would; nobody gets its answer."""
+
+from collections.abc import Callable
+
+from baton_gateway.decode_link import DecodeLink
+from baton_gateway.revision_metrics import Run
+from baton_gateway.router import Route
+from baton_proto import serving_pb2 as pb
+
+
+class Shadow:
+    """Runs to its own end: where the answer stops is for nobody to say, as nobody reads it."""
+
+    def __init__(self, route: Route, run: Run, over: Callable[["Shadow"], None]) -> None:
+        """over: called when nothing more will come."""
+        self._route = route
+        self._run = run
+        self._over = over
+        self._choices: set[int] = set()
+
+    def start(self, submit: pb.Submit, link: DecodeLink) -> None:
+        copy = pb.Submit()
+        copy.CopyFrom(submit)
+        copy.prefill_addresses[:] = [pod.address for pod in self._route.prefills]
+        self._choices.update(range(submit.sampling.n))
+        link.submit(copy, self)
+
+    def deliver(self, delta: pb.Delta) -> bool:
+        if delta.finish_reason == pb.FINISH_REASON_ERROR:
+            # What cannot be answered is no fault of the revision.
+            self._end(ok=delta.failure.code == pb.Failure.CODE_INVALID)
+            return True
+        if self._run.first_token is None:
+            self._route.prefilled(delta.prompt.disaggregated)
+        self._run.tokens(len(delta.token_ids))
+        if delta.finish_reason != pb.FINISH_REASON_NONE:
+            self._choices.discard(delta.choice)
+        if not self._choices:
+            self._end(ok=True)
+        return not self._choices
+
+    def handover_failed(self, prefill_address: str) -> None:
+        self._route.handover_failed(prefill_address)
+
+    def lost(self) -> None:
+        self._end(ok=False)
+
+    def _end(self, ok: bool) -> None:
+        if not ok:
+            self._route.decode_failed()
+        self._route.done()
+        self._run.ended(ok)
+        self._over(self)
