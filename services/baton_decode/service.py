@@ -34,6 +34,7 @@ from baton_worker.messages import (
     ReceivePiece,
     RestartImport,
 )
+from baton_worker.request_metrics import RequestMetrics, RequestTimes
 from baton_worker.server import channel_options
 
 from .settings import DecodeSettings
@@ -50,6 +51,7 @@ class _Live(msgspec.Struct):
 
     submit: pb.Submit
     stream: GatewayStream
+    times: RequestTimes
     choices: set[int]  # still running
     prefills: list[str]  # addresses of prefill pods that have not been tried
     ticket: int | None = None
@@ -63,12 +65,13 @@ class _Live(msgspec.Struct):
 class DecodeService(DecodeServicer):
     """Serves gateways, and prefill pods' pieces through its links."""
 
-    def __init__(self, settings: DecodeSettings, engine: EngineClient, epoch: int) -> None:
+    def __init__(self, settings: DecodeSettings, engine: EngineClient, epoch: int, metrics: RequestMetrics) -> None:
         self.draining = False
         self.events: Counter[str] = Counter()
         self.handed_over_tokens, self.exposed_handover_s = 0, 0.0
         self._settings = settings
         self._engine = engine
+        self._metrics = metrics
         ready = engine.ready
         self._tickets = TicketBook(epoch)
         self._layout = Layout(
@@ -153,7 +156,8 @@ class DecodeService(DecodeServicer):
         output, choice = list(submit.continuation.token_ids), submit.continuation.choice
         known = len(submit.prompt_token_ids) + len(output)
         prefills = list(submit.prefill_addresses) if known > self._settings.local_prefill_tokens else []
-        self._live[id] = _Live(submit, stream, set(range(choice, choice + sampling.n)), prefills)
+        times = self._metrics.begin(known)
+        self._live[id] = _Live(submit, stream, times, set(range(choice, choice + sampling.n)), prefills)
         stream.requests[submit.handle] = id
         request = Request(
             id=id,
@@ -180,9 +184,10 @@ class DecodeService(DecodeServicer):
         if live is not None:
             self._engine.send(Abort(id))
             self._close_ticket(live, "cancel")
-            self._forget(id, live)
+            self._forget(id, live, "abort")
 
-    def _forget(self, id: int, live: _Live) -> None:
+    def _forget(self, id: int, live: _Live, reason: str) -> None:
+        live.times.end(reason)
         del self._live[id]
         live.stream.requests.pop(live.submit.handle, None)
 
@@ -196,7 +201,7 @@ class DecodeService(DecodeServicer):
             if live is not None:
                 code = pb.Failure.CODE_INVALID
                 live.stream.put([failure_delta(live.submit.handle, code, rejected.message, rejected.param)])
-                self._forget(rejected.id, live)
+                self._forget(rejected.id, live, "error")
         for reservation in output.reservations:
             self._order(reservation)
         for imported in output.imported:
@@ -221,6 +226,7 @@ class DecodeService(DecodeServicer):
             live = self._live.get(delta.id)
             if live is not None:
                 wire = delta_to_wire(delta, live.submit.handle, disaggregated=False)
+                self._measure(live, wire, "decode")
                 batches.setdefault(live.stream, []).append(wire)
                 self._note_finish(delta.id, live, delta.choice, delta.finish_reason)
         for stream, batch in batches.items():
@@ -231,7 +237,16 @@ class DecodeService(DecodeServicer):
             live.choices.discard(choice)
             if not live.choices:
                 self._close_ticket(live, "cancel")
-                self._forget(id, live)
+                self._forget(id, live, FinishReason(reason).name.lower())
+
+    @staticmethod
+    def _measure(live: _Live, delta: pb.Delta, by: str) -> None:
+        """by: the kind of pod that computed the prompt."""
+        if delta.HasField("prompt"):
+            prompt = delta.prompt
+            live.times.prompt(prompt.cached_tokens, prompt.queued_seconds, prompt.prefill_seconds, by)
+        if delta.token_ids:
+            live.times.tokens(delta.choice, len(delta.token_ids))
 
     # Prefill pods
 
@@ -294,8 +309,10 @@ class DecodeService(DecodeServicer):
     def _end_handover(self, live: _Live) -> None:
         """Acknowledge a hand-over when KV and first tokens are both there."""
         if live.kv_complete and live.started_at is not None:
+            exposed_s = asyncio.get_running_loop().time() - live.started_at
             self.handed_over_tokens += live.handed_tokens
-            self.exposed_handover_s += asyncio.get_running_loop().time() - live.started_at
+            self.exposed_handover_s += exposed_s
+            self._metrics.exposed_handover.observe(exposed_s)
             self._close_ticket(live, "ack")
 
     def _close_ticket(self, live: _Live, verdict: str) -> None:
@@ -336,6 +353,7 @@ class DecodeService(DecodeServicer):
         self._note_arrival(ticket)
         for delta in message.deltas:
             delta.handle = live.submit.handle
+            self._measure(live, delta, "prefill")
         live.stream.put(list(message.deltas))
         running = [delta for delta in message.deltas if not delta.finish_reason]
         if running:
@@ -368,6 +386,9 @@ class DecodeService(DecodeServicer):
 
     def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
         self._note_arrival(ticket)
+        ready = self._engine.ready
+        size = extent.num_layers * extent.num_tokens * extent.num_heads * ready.head_bytes
+        self._metrics.piece("host", size)
         self._engine.send(ImportPiece(ticket.request, ticket.generation, extent, slot))
 
     def receive_on_gpu(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> None:
@@ -378,6 +399,7 @@ class DecodeService(DecodeServicer):
                 self._give_up(ticket, "a piece was sent over a lost pair")
             return
         header = piece.header
+        self._metrics.piece("gpu", header.gpu_bytes)
         checksum = header.gpu_checksum if self._settings.kv_gpu_checksum else None
         target = (ticket.request, ticket.generation, piece.extent) if ticket is not None else (0, 0, None)
         self._engine.send(ReceivePiece(link.pair, header.gpu_bytes, checksum, *target))

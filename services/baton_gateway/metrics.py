@@ -49,6 +49,16 @@ class Metrics:
             buckets=E2E_BUCKETS,
             registry=registry,
         )
+        self._parts = Histogram(
+            prefix + "ttft_part_seconds",
+            "What the time to the first token is made of.",
+            ["part"],
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self._prefills = Counter(
+            prefix + "prefills", "Prompts by the kind of pod that computed them.", ["by"], registry=registry
+        )
         self._prompt_tokens = Counter(prefix + "prompt_tokens", "Tokens of prompts.", registry=registry)
         self._cached_tokens = Counter(
             prefix + "cached_prompt_tokens", "Tokens of prompts that no pod had to compute.", registry=registry
@@ -73,6 +83,10 @@ class Metrics:
             self._refusals.labels(record.error or "", record.identity.name).inc()
         if record.first_token is not None:
             self._ttft.observe(record.first_token - record.started)
+            for part, seconds in record.ttft_parts().items():
+                self._parts.labels(part).observe(seconds)
+        for by, count in record.prefills.items():
+            self._prefills.labels(by).inc(count)
         self._prompt_tokens.inc(record.prompt_tokens)
         self._cached_tokens.inc(record.cached_tokens)
         self._generation_tokens.inc(record.completion_tokens)

@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field
 
 from baton_gateway.quota import Reservation
@@ -25,6 +26,10 @@ class RequestRecord:
     first_token: float | None = None
     last_token: float | None = None
     queued_s: float | None = None  # how long it waited for its turn
+    prepared: float | None = None  # when it was known what to ask of pods
+    prefill_queued_s: float = 0.0  # how long the first prompt waited on the pod that computed it
+    prefill_s: float = 0.0
+    prefills: Counter[str] = field(default_factory=Counter)  # prompts by the kind of pod that computed them
     stream: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -36,6 +41,18 @@ class RequestRecord:
     reservation: Reservation | None = None
     status: int = 0
     error: str | None = None
+
+    def ttft_parts(self) -> dict[str, float]:
+        """Return what the time to the first token is made of; `delivery` is all that nobody has measured."""
+        if self.first_token is None or self.prepared is None:
+            return {}
+        parts = {
+            "prepare": self.prepared - self.started,
+            "gateway_queue": self.queued_s or 0.0,
+            "prefill_queue": self.prefill_queued_s,
+            "prefill": self.prefill_s,
+        }
+        return {**parts, "delivery": max(self.first_token - self.started - sum(parts.values()), 0.0)}
 
 
 def new_request_id(given: str | None) -> str:

@@ -83,6 +83,7 @@ class Reply(Response):
 
     async def _run(self, send: Send) -> None:
         try:
+            self._record.prepared = time.monotonic()
             self._generation.start()
             async with asyncio.timeout(self._options.timeout_s):
                 await (self._stream(send) if self._options.stream else self._collect(send))
@@ -165,6 +166,7 @@ class Reply(Response):
                 continue
             if delta.HasField("prompt"):
                 self._prompts[index // self._n] = delta.prompt
+                self._note_prompt(delta.prompt)
             piece = choice.feed(delta)
             if index in pieces:
                 pieces[index].extend(piece)
@@ -176,6 +178,12 @@ class Reply(Response):
         if pieces:
             self._note_tokens()
         return pieces
+
+    def _note_prompt(self, prompt: pb.PromptInfo) -> None:
+        record = self._record
+        record.prefills["prefill" if prompt.disaggregated else "decode"] += 1
+        if record.first_token is None:
+            record.prefill_queued_s, record.prefill_s = prompt.queued_seconds, prompt.prefill_seconds
 
     def _note_tokens(self) -> None:
         now, record = time.monotonic(), self._record

@@ -23,6 +23,7 @@ from baton_proto.handover_pb2_grpc import PrefillServicer
 from baton_worker.convert import delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, Add, ClosePair, FreeSlot, OpenPair, Output, Piece, SendPiece, UsePair
+from baton_worker.request_metrics import RequestMetrics
 
 from .session import Export, PackedPiece, Session
 from .settings import PrefillSettings
@@ -35,12 +36,13 @@ _SHUTTING_DOWN = "the prefill pod is shutting down"
 class PrefillService(PrefillServicer):
     """Serves decode pods."""
 
-    def __init__(self, settings: PrefillSettings, engine: EngineClient, epoch: int) -> None:
+    def __init__(self, settings: PrefillSettings, engine: EngineClient, epoch: int, metrics: RequestMetrics) -> None:
         """Raises ConfigError when the port for KV is taken."""
         self.draining = False
         self.events: Counter[str] = Counter()
         self.handed_over_tokens, self.exposed_handover_s = 0, 0.0  # the decode pods know
         self._engine = engine
+        self._metrics = metrics
         self._epoch = epoch
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
@@ -218,7 +220,8 @@ class PrefillService(PrefillServicer):
             self._fail(session, ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)
             return
         id = next(self._ids)
-        export = Export(ticket, id, self._lease(id, ticket.lease_ms))
+        known = len(ticket.prompt_token_ids) + len(ticket.continuation.token_ids)
+        export = Export(ticket, id, self._lease(id, ticket.lease_ms), self._metrics.begin(known))
         session.exports[ticket.ticket_id] = export
         self._owners[id] = session, export
         request = Request(
@@ -259,6 +262,8 @@ class PrefillService(PrefillServicer):
         """Free everything a ticket holds."""
         session, export = self._owners.pop(request)
         export.lease.cancel()
+        # It never generates more than the first tokens, whatever they were.
+        export.times.end("length" if export.computed else "abort")
         del session.exports[export.ticket.ticket_id]
         # A decode pod that reads nothing must not keep slots that the others wait for.
         self._free_slots(session.take_pieces(export))
@@ -286,6 +291,7 @@ class PrefillService(PrefillServicer):
             owner = self._owners.get(id)
             if owner is not None:
                 session, export = owner
+                self._measure(export, deltas)
                 first = kv.FirstTokens(ticket_id=export.ticket.ticket_id, deltas=deltas)
                 session.control.put_nowait(kv.PrefillToDecode(first_tokens=first))
         for piece in output.pieces:
@@ -298,6 +304,15 @@ class PrefillService(PrefillServicer):
         for lost in output.pairs_lost:
             log.warning("no KV from GPU to GPU: %s", lost.reason, extra={"event": "pair_lost"})
             self._tell_of_pair(lost.pair, kv.GpuPair(lost=lost.reason))
+
+    @staticmethod
+    def _measure(export: Export, deltas: list[pb.Delta]) -> None:
+        export.computed = True
+        for delta in deltas:
+            if delta.HasField("prompt"):
+                prompt = delta.prompt
+                export.times.prompt(prompt.cached_tokens, prompt.queued_seconds, prompt.prefill_seconds, "prefill")
+            export.times.tokens(delta.choice, len(delta.token_ids))
 
     def _tell_of_pair(self, number: int, pair: kv.GpuPair) -> None:
         session = self._sessions.get(number)

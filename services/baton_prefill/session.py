@@ -8,14 +8,17 @@ import msgspec
 from baton_common.extent import Extent
 from baton_kv import bulk
 from baton_proto import handover_pb2 as kv
+from baton_worker.request_metrics import RequestTimes
 
 
 class Export(msgspec.Struct):
-    """A ticket that this pod works for; `request` is the engine's number of it."""
+    """A ticket that this pod works for; `request` is the engine's number of it, `computed` when its prompt is."""
 
     ticket: kv.Ticket
     request: int
     lease: asyncio.TimerHandle
+    times: RequestTimes
+    computed: bool = False
 
 
 class Session:

@@ -1,4 +1,5 @@
-"""Bounds of histograms of seconds. vLLM's dashboards expect theirs; there are finer ones below 10 ms."""
+"""Bounds of histograms, of seconds unless the name says otherwise: vLLM's, for its dashboards, with finer ones below
+10 ms."""
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
@@ -8,3 +9,6 @@ ITL_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
 E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+TOKENS_BUCKETS = (1, 2, 5, *(10, 20, 50), *(100, 200, 500), *(1_000, 2_000, 5_000), *(10_000, 20_000, 50_000), 100_000)
+STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+HANDOVER_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from baton_common.histogram import Histogram
+
 from .sampling import TokenLogprobs
 from .sequence import FinishReason
 
@@ -18,6 +20,8 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     stop_token_id: int | None = None
     cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    queued_s: float = 0.0  # from its arrival until its prompt began to be computed
+    prefill_s: float = 0.0  # from then until its first token
 
 
 class Reservation(msgspec.Struct, array_like=True):
@@ -41,3 +45,5 @@ class Load(msgspec.Struct, array_like=True):
     preemptions: int
     prefix_queries: int
     prefix_hits: int
+    blocks_pinned: int = 0  # of blocks_held, by computed prompts until decode pods have them
+    step_tokens: Histogram | None = None  # tokens computed in each step

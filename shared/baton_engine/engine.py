@@ -1,6 +1,7 @@
 """The engine core: requests in, one step at a time, tokens out. It knows no pods, no network and no clock."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ import msgspec
 import torch
 
 from baton_common.block_hash import root_hash
+from baton_common.buckets import STEP_TOKENS_BUCKETS
 from baton_common.extent import Extent, Missing
+from baton_common.histogram import Histogram
 
 from .block_pool import BlockPool
 from .compiling import Compiling
@@ -97,6 +100,7 @@ class Engine:
         self._imports: dict[int, _Import] = {}
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._in_flight: deque[tuple[Step, Launched]] = deque()
+        self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
         self._exported: dict[int, int] = {}  # the first token that has not been handed out
         self._layers_out = 0  # of the oldest step's exports, how many layers have been handed out
 
@@ -192,6 +196,7 @@ class Engine:
             result.reservations.append(self._reserve(sequence))
         result.progress = bool(step.sequences or result.reservations or self._in_flight or self._compiling)
         if step.sequences:
+            self._step_tokens.observe(step.num_tokens)
             self._in_flight.append((step, self.runner.launch(step)))
         if len(self._in_flight) > self.runner.depth or not step.sequences:
             while meanwhile and self._in_flight and not self._in_flight[0][1].done():
@@ -290,6 +295,8 @@ class Engine:
             preemptions=self.scheduler.num_preemptions,
             prefix_queries=self.scheduler.prefix_queries,
             prefix_hits=self.scheduler.prefix_hits,
+            blocks_pinned=self.scheduler.export_blocks,
+            step_tokens=self._step_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -440,5 +447,7 @@ def _delta(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:
         delta.stop_token_id = choice.token
     if offset == 0 and sequence.choice == 0:
         delta.cached_tokens = sequence.cached
+        delta.queued_s = sequence.began_at - sequence.arrived_at
+        delta.prefill_s = time.monotonic() - sequence.began_at
         delta.prompt_logprobs = sequence.prompt_logprobs if sequence.sampling.prompt_logprobs is not None else None
     return delta

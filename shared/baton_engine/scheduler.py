@@ -1,5 +1,6 @@
 """Who computes what in the next step: decodes first, then prefill chunks, under one token budget."""
 
+import time
 from bisect import bisect_left, insort
 from operator import attrgetter
 
@@ -91,6 +92,7 @@ class Scheduler:
         """Let a sequence run whose KV is in its blocks."""
         sequence.state = State.RUNNING
         sequence.row = self._free_rows.pop()
+        sequence.began_at = sequence.began_at or time.monotonic()
         sequence.admissions += 1
         insort(self.running, sequence, key=_ORDER)
         self._note(sequence)

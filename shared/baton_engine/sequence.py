@@ -1,6 +1,7 @@
 """A request inside the engine, and its sequences: one per choice, each with tokens and a block table."""
 
 import enum
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -59,9 +60,9 @@ class Sequence:
     on the device and not read yet. `computed` counts the tokens whose KV is in `blocks`, including those of the steps
     now on their way; `cached` those that were there when it was admitted; `remembered` the blocks that the prefix cache
     knows. `row` is its place among the running ones, -1 when it does not run, and `admissions` how often it has been
-    given blocks. `due` is where its prompt stands in the scheduler's queue, negative before it has been there, and
-    `order` says who goes first: smaller is more urgent. `matcher` follows the output through the grammar, if there is
-    one.
+    given blocks, at `began_at` (of the monotonic clock, in seconds) for the first time. `due` is where its prompt
+    stands in the scheduler's queue, negative before it has been there, and `order` says who goes first: smaller is more
+    urgent. `matcher` follows the output through the grammar, if there is one.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Sequence:
         self.request = request
         self.sampling = sampling
         self.arrival = arrival
+        self.arrived_at = time.monotonic()
+        self.began_at = 0.0
         self.choice = choice
         self.due = -1
         self.prompt_len = len(request.prompt)
@@ -98,6 +101,7 @@ class Sequence:
         """Return a sequence for another choice, of the same tokens and blocks; the caller counts the references."""
         other = Sequence(self.request, self.arrival, self._hashes[0], self._block_size, self.most_tokens, choice)
         other.due = self.due
+        other.arrived_at, other.began_at = self.arrived_at, self.began_at
         other.tokens = list(self.tokens)
         other.num_tokens = len(other.tokens)
         other.computed = self.computed

@@ -125,7 +125,7 @@ class Peers(_message.Message):
     def __init__(self, prefill_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "prefill_addresses", "continuation")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "prefill_addresses", "continuation", "traceparent")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -140,7 +141,8 @@ class Submit(_message.Message):
     priority: int
     prefill_addresses: _containers.RepeatedScalarFieldContainer[str]
     continuation: Continuation
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., prefill_addresses: _Optional[_Iterable[str]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., prefill_addresses: _Optional[_Iterable[str]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("choice", "token_ids")
@@ -203,14 +205,18 @@ class Delta(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt: _Optional[_Union[PromptInfo, _Mapping]] = ...) -> None: ...
 
 class PromptInfo(_message.Message):
-    __slots__ = ("cached_tokens", "logprobs", "disaggregated")
+    __slots__ = ("cached_tokens", "logprobs", "disaggregated", "queued_seconds", "prefill_seconds")
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DISAGGREGATED_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     cached_tokens: int
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     disaggregated: bool
-    def __init__(self, cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., disaggregated: _Optional[bool] = ...) -> None: ...
+    queued_seconds: float
+    prefill_seconds: float
+    def __init__(self, cached_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., disaggregated: _Optional[bool] = ..., queued_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("token_id", "logprob", "rank", "top_token_ids", "top_logprobs")

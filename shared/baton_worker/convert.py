@@ -51,6 +51,7 @@ def delta_to_wire(delta: Delta, handle: int, disaggregated: bool) -> pb.Delta:
     if delta.cached_tokens is not None:
         wire.prompt.cached_tokens = delta.cached_tokens
         wire.prompt.disaggregated = disaggregated
+        wire.prompt.queued_seconds, wire.prompt.prefill_seconds = delta.queued_s, delta.prefill_s
         if delta.prompt_logprobs is not None:
             # Nothing precedes the first token, so nothing judges it.
             wire.prompt.logprobs.add()

@@ -11,6 +11,7 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from prometheus_client import start_http_server
 
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
@@ -22,7 +23,9 @@ from baton_proto.serving_pb2_grpc import add_WorkerServicer_to_server
 from .cache_view import CacheView
 from .engine_client import EngineClient, EngineDied
 from .messages import Output
+from .metrics import WorkerCollector
 from .report import Reporter
+from .request_metrics import RequestMetrics
 from .settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -60,7 +63,7 @@ class Service(Protocol):
 
 
 class ServiceFactory(Protocol):
-    def __call__(self, engine: EngineClient, epoch: int) -> Service: ...
+    def __call__(self, engine: EngineClient, epoch: int, metrics: RequestMetrics) -> Service: ...
 
 
 class WorkerServer:
@@ -79,7 +82,8 @@ class WorkerServer:
         settings = self._settings
         name = pb.Role.Name(self._role).removeprefix("ROLE_").lower()
         engine = await EngineClient.start(settings.engine_config(), name, settings.log_level, settings.gpu_pairs)
-        service = self._make_service(engine, self._epoch)
+        metrics = RequestMetrics()
+        service = self._make_service(engine, self._epoch, metrics)
         health = HealthServicer()
         server = grpc.aio.server(options=channel_options(engine.ready.slot_bytes))
         service.add_to(server)
@@ -92,7 +96,8 @@ class WorkerServer:
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
-        log.info("serving on %s:%d", settings.host, port, extra={"event": "ready", "port": port})
+        ports = {"port": port, **self._serve_metrics(engine, service, metrics)}
+        log.info("serving on %s:%d", settings.host, port, extra={"event": "ready", **ports})
         pump = asyncio.create_task(self._pump(engine, service))
         watch = asyncio.create_task(engine.watch(settings.engine_timeout_s))
         stopping = asyncio.create_task(self._stopping.wait())
@@ -110,6 +115,19 @@ class WorkerServer:
             pump.result()
         pump.cancel()
         await engine.stop()
+
+    def _serve_metrics(self, engine: EngineClient, service: Service, metrics: RequestMetrics) -> dict[str, int]:
+        settings = self._settings
+        if settings.metrics_port is None:
+            return {}
+        collector = WorkerCollector(
+            settings.model_name, settings.revision, engine.ready, metrics, lambda: self._load, service
+        )
+        try:
+            server, _ = start_http_server(settings.metrics_port, registry=collector.registry())
+        except OSError as error:
+            raise ConfigError(f"metrics port {settings.metrics_port} cannot be bound: {error.strerror}") from None
+        return {"metrics_port": server.server_port}
 
     async def _pump(self, engine: EngineClient, service: Service) -> None:
         async for output in engine.outputs():

@@ -1,0 +1,165 @@
+"""A worker's Prometheus metrics: under vLLM's names what vLLM measures too, so that dashboards made for it work."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from baton_common.histogram import Histogram
+from baton_engine.delta import Load
+
+from .messages import Ready
+from .request_metrics import RequestMetrics
+
+_ENGINE = "0"  # a pod has one
+
+
+class Counts(Protocol):
+    """What a role counts by itself."""
+
+    draining: bool
+    events: Counter[str]
+    handed_over_tokens: int
+
+    @property
+    def num_tickets(self) -> int: ...
+
+
+class WorkerCollector(Collector):
+    """Reads at each scrape what is counted anyway."""
+
+    def __init__(
+        self,
+        model: str,
+        revision: str,
+        ready: Ready,
+        requests: RequestMetrics,
+        load: Callable[[], Load],
+        counts: Counts,
+    ) -> None:
+        """load: returns the engine's last."""
+        self._ready = ready
+        self._requests = requests
+        self._load = load
+        self._counts = counts
+        self._vllm = {"model_name": model, "engine": _ENGINE}
+        self._baton = {"model": model, "revision": revision}
+
+    def registry(self) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        registry.register(self)
+        return registry
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._vllm_gauges()
+        yield from self._vllm_counters()
+        yield from self._vllm_histograms()
+        yield from self._handover()
+
+    def _vllm_gauges(self) -> Iterable[Metric]:
+        load, ready = self._load(), self._ready
+        for name, text, value in (
+            ("num_requests_running", "Requests in the batch of the engine.", load.running),
+            ("num_requests_waiting", "Requests that wait to be computed.", load.waiting),
+            ("kv_cache_usage_perc", "Part of the KV blocks that is in use, from 0 to 1.", _share(load, ready)),
+        ):
+            yield _gauge(f"vllm:{name}", text, self._vllm, value)
+        config = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.num_blocks)}
+        yield _gauge("vllm:cache_config_info", "How the KV cache is laid out.", {**config, "engine": _ENGINE}, 1)
+        loras = {"running_lora_adapters": "", "waiting_lora_adapters": "", "max_lora": "0"}
+        yield _gauge("vllm:lora_requests_info", "No adapters are served.", loras, 0)
+
+    def _vllm_counters(self) -> Iterable[Metric]:
+        load, requests = self._load(), self._requests
+        for name, text, value in (
+            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_queries),
+            ("prefix_cache_hits", "Tokens found there.", load.prefix_hits),
+            ("num_preemptions", "Times that a request lost its blocks to another.", load.preemptions),
+            ("prompt_tokens", "Tokens of prompts.", requests.prompt_tokens),
+            ("prompt_tokens_cached", "Tokens of prompts that were not computed.", requests.cached_tokens),
+            ("generation_tokens", "Tokens generated.", requests.generation_tokens),
+        ):
+            yield _counter(f"vllm:{name}", text, self._vllm, value)
+        yield _counters("vllm:request_success", "Requests that ended.", self._vllm, "finished_reason", requests.ended)
+
+    def _vllm_histograms(self) -> Iterable[Metric]:
+        requests = self._requests
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "From a request's arrival here to its first token.", requests.ttft),
+            ("inter_token_latency_seconds", "Between tokens of a request.", requests.inter_token),
+            ("e2e_request_latency_seconds", "From a request's arrival here to its end.", requests.e2e),
+            ("request_queue_time_seconds", "Until a prompt began to be computed.", requests.queued),
+            ("request_prefill_time_seconds", "From then until the first token.", requests.prefill),
+            ("request_decode_time_seconds", "From the first token to the last.", requests.decode),
+            ("request_inference_time_seconds", "Of a request, its time in the queue left out.", requests.inference),
+            ("request_prompt_tokens", "Tokens of a prompt.", requests.prompt_lengths),
+            ("request_generation_tokens", "Tokens of an answer.", requests.generation_lengths),
+            ("iteration_tokens_total", "Tokens that a step computes.", self._load().step_tokens),
+        ):
+            if histogram is not None:
+                yield _histogram(f"vllm:{name}", text, self._vllm, histogram)
+
+    def _handover(self) -> Iterable[Metric]:
+        load, requests, counts = self._load(), self._requests, self._counts
+        yield _gauge("baton_worker_draining", "1 when nothing new is taken.", self._baton, counts.draining)
+        yield _gauge("baton_open_tickets", "Hand-overs under way.", self._baton, counts.num_tickets)
+        yield _gauge(
+            "baton_pinned_blocks", "KV blocks that wait for decode pods to have them.", self._baton, load.blocks_pinned
+        )
+        yield _counters(
+            "baton_prefills", "Prompts by the kind of pod that computed them.", self._baton, "by", requests.prefills
+        )
+        yield _counter("baton_handover_tokens", "Tokens whose KV came here.", self._baton, counts.handed_over_tokens)
+        yield _counters("baton_handover_pieces", "Pieces of KV that came here.", self._baton, "way", requests.pieces)
+        yield _counters("baton_handover_bytes", "Their bytes.", self._baton, "way", requests.piece_bytes)
+        yield _counters(
+            "baton_handover_events",
+            "What went wrong with hand-overs: lease_expired, failed, or refused_ with the reason.",
+            self._baton,
+            "event",
+            counts.events,
+        )
+        yield _histogram(
+            "baton_handover_exposed_seconds",
+            "From the first tokens of a prompt computed elsewhere until all of its KV was here.",
+            self._baton,
+            requests.exposed_handover,
+        )
+
+
+def _share(load: Load, ready: Ready) -> float:
+    return load.blocks_held / max(ready.num_blocks, 1)
+
+
+def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _counter(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    family = CounterMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _counters(name: str, text: str, labels: Mapping[str, str], label: str, values: Mapping[str, float]) -> Metric:
+    """Return a counter for each value of one more label."""
+    family = CounterMetricFamily(name, text, labels=[*labels, label])
+    for key, value in values.items():
+        family.add_metric([*labels.values(), key], value)
+    return family
+
+
+def _histogram(name: str, text: str, labels: Mapping[str, str], histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=list(labels))
+    buckets, seen = [], 0
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        seen += count
+        buckets.append((floatToGoString(bound), seen))  # type: ignore[no-untyped-call]
+    family.add_metric(list(labels.values()), buckets, histogram.total)
+    return family

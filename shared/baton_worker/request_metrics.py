@@ -1,0 +1,85 @@
+"""What is measured of a worker's requests. Times of the monotonic clock, in seconds."""
+
+import time
+from collections import Counter
+
+from baton_common.buckets import E2E_BUCKETS, HANDOVER_BUCKETS, ITL_BUCKETS, TOKENS_BUCKETS, TTFT_BUCKETS
+from baton_common.histogram import Histogram
+
+
+class RequestMetrics:
+    """Of all requests since the start."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.ended: Counter[str] = Counter()  # by finish reason
+        self.prefills: Counter[str] = Counter()  # prompts by who computed them: prefill or decode pods
+        self.pieces: Counter[str] = Counter()  # that came, by way: host or gpu
+        self.piece_bytes: Counter[str] = Counter()
+        self.ttft = Histogram(TTFT_BUCKETS)
+        self.inter_token = Histogram(ITL_BUCKETS)
+        self.e2e = Histogram(E2E_BUCKETS)
+        self.queued = Histogram(TTFT_BUCKETS)
+        self.prefill = Histogram(TTFT_BUCKETS)
+        self.decode = Histogram(E2E_BUCKETS)
+        self.inference = Histogram(E2E_BUCKETS)
+        self.prompt_lengths = Histogram(TOKENS_BUCKETS)
+        self.generation_lengths = Histogram(TOKENS_BUCKETS)
+        self.exposed_handover = Histogram(HANDOVER_BUCKETS)
+
+    def begin(self, prompt_tokens: int) -> "RequestTimes":
+        self.prompt_tokens += prompt_tokens
+        self.prompt_lengths.observe(prompt_tokens)
+        return RequestTimes(self)
+
+    def piece(self, way: str, size: int) -> None:
+        self.pieces[way] += 1
+        self.piece_bytes[way] += size
+
+
+class RequestTimes:
+    """Of one request."""
+
+    __slots__ = ("_began", "_first", "_last", "_metrics", "_queued_s", "_tokens")
+
+    def __init__(self, metrics: RequestMetrics) -> None:
+        self._metrics = metrics
+        self._began = time.monotonic()
+        self._first = 0.0
+        self._last: dict[int, float] = {}  # by choice
+        self._queued_s = 0.0
+        self._tokens = 0
+
+    def prompt(self, cached_tokens: int, queued_s: float, prefill_s: float, by: str) -> None:
+        """Note how its prompt was computed. by: the kind of pod."""
+        metrics = self._metrics
+        metrics.cached_tokens += cached_tokens
+        metrics.prefills[by] += 1
+        metrics.queued.observe(queued_s)
+        metrics.prefill.observe(prefill_s)
+        self._queued_s = queued_s
+
+    def tokens(self, choice: int, count: int) -> None:
+        """Note that tokens of a choice are there."""
+        now, metrics = time.monotonic(), self._metrics
+        metrics.generation_tokens += count
+        self._tokens += count
+        last = self._last.get(choice)
+        if last is not None:
+            metrics.inter_token.observe((now - last) / count, count)
+        elif not self._first:
+            self._first = now
+            metrics.ttft.observe(now - self._began)
+        self._last[choice] = now
+
+    def end(self, reason: str) -> None:
+        """reason: stop, length, error or abort."""
+        now, metrics = time.monotonic(), self._metrics
+        metrics.ended[reason] += 1
+        if reason != "abort":
+            metrics.e2e.observe(now - self._began)
+            metrics.inference.observe(now - self._began - self._queued_s)
+            metrics.decode.observe(now - self._first if self._first else 0.0)
+            metrics.generation_lengths.observe(self._tokens)
