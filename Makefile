@@ -7,6 +7,8 @@ RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 # schemathesis brings dozens of packages that nothing else needs, so it has an environment of its own.
 CONFORMANCE := .venv-conformance
+# As does LiteLLM, which `make bench-gateway` compares with.
+LITELLM := .venv-litellm
 SOURCES := services shared kernels
 # A variable because a comma would split the argument of `call`.
 RUN_EXTRAS := gateway,worker
@@ -15,10 +17,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test fuzz conformance chaos check lint bench proto clean
+.PHONY: help up test fuzz conformance chaos check lint bench bench-gateway proto clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
@@ -47,12 +49,16 @@ lint: $(DEV)  ## Check formatting, style and the import contracts
 bench: $(DEV)  ## Measure this machine's CPU path
 	@exec $(BIN)/python loadtest/cpu_bench.py $(ARGS)
 
+bench-gateway: $(DEV) $(LITELLM)/.installed  ## Measure the gateway beside LiteLLM's proxy, engines simulated
+	@exec $(BIN)/python loadtest/gateway_bench.py --litellm $(LITELLM)/bin/litellm $(ARGS)
+
 proto: $(DEV)  ## Generate the code of shared/baton_proto again
 	@$(BIN)/python -m grpc_tools.protoc -Ishared --python_out=shared --pyi_out=shared --grpc_python_out=shared \
 		shared/baton_proto/*.proto
 
 clean:  ## Remove the virtual environments, caches and build output
-	@rm -rf $(VENV) $(CONFORMANCE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(CONFORMANCE) $(LITELLM) build dist
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
 
 # Quiet but alive: one line per package instead of pip's several; warnings and errors come on stderr.
@@ -76,4 +82,10 @@ $(CONFORMANCE)/.installed: tests/conformance/requirements.txt
 	@echo "Installing schemathesis into $(CONFORMANCE)"
 	@test -x $(CONFORMANCE)/bin/pip || $(PYTHON) -m venv $(CONFORMANCE)
 	@$(CONFORMANCE)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<
+	@touch $@
+
+$(LITELLM)/.installed: loadtest/litellm_requirements.txt
+	@echo "Installing LiteLLM into $(LITELLM)"
+	@test -x $(LITELLM)/bin/pip || $(PYTHON) -m venv $(LITELLM)
+	@$(LITELLM)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<
 	@touch $@

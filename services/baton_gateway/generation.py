@@ -160,10 +160,10 @@ class Generation:
     def _ring(self, timeout_s: float) -> None:
         """Wake a reader that has waited for long enough; one alarm serves many reads, as setting it costs time."""
         loop = asyncio.get_running_loop()
-        due = self._silent_from + timeout_s
-        if self._reader is not None and loop.time() >= due:
+        now, due = loop.time(), self._silent_from + timeout_s
+        if self._reader is None or due <= now:
             self._wake()
-            due = loop.time() + timeout_s
+            due = now + timeout_s
         self._alarm = loop.call_at(due, self._ring, timeout_s)
 
     def _wake(self) -> None:
