@@ -78,7 +78,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_done()
         super().on_headers_complete()
         if self.cycle is not None:
-            self.cycle.scope[SEND_BODY] = self.cycle.send  # type: ignore[typeddict-unknown-key]
+            self.cycle.scope[SEND_BODY] = self.cycle.send  # type: ignore[literal-required]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
