@@ -9,6 +9,8 @@ DEV := $(VENV)/.installed-dev
 CONFORMANCE := .venv-conformance
 # Clients that want other versions of what Baton's own tests use.
 CLIENTS := .venv-clients
+# As does LiteLLM, which `make bench-gateway` compares with.
+LITELLM := .venv-litellm
 SOURCES := services shared kernels
 # A variable because a comma would split the argument of `call`.
 RUN_EXTRAS := gateway,worker
@@ -17,10 +19,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test clients fuzz conformance chaos check lint bench proto clean
+.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway proto clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
@@ -53,12 +55,15 @@ lint: $(DEV)  ## Check formatting, style and the import contracts
 bench: $(DEV)  ## Measure this machine's CPU path
 	@exec $(BIN)/python loadtest/cpu_bench.py $(ARGS)
 
+bench-gateway: $(DEV) $(LITELLM)/.installed  ## Measure the gateway beside LiteLLM's proxy, engines simulated
+	@exec $(BIN)/python loadtest/gateway_bench.py --litellm $(LITELLM)/bin/litellm $(ARGS)
+
 proto: $(DEV)  ## Generate the code of shared/baton_proto again
 	@$(BIN)/python -m grpc_tools.protoc -Ishared --python_out=shared --pyi_out=shared --grpc_python_out=shared \
 		shared/baton_proto/*.proto
 
 clean:  ## Remove the virtual environments, caches and build output
-	@rm -rf $(VENV) $(CONFORMANCE) $(CLIENTS) build dist
+	@rm -rf $(VENV) $(CONFORMANCE) $(CLIENTS) $(LITELLM) build dist
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
 
@@ -89,4 +94,10 @@ $(CLIENTS)/.installed: tests/clients/apart/requirements.txt
 	@echo "Installing clients into $(CLIENTS)"
 	@test -x $(CLIENTS)/bin/pip || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<
+	@touch $@
+
+$(LITELLM)/.installed: loadtest/litellm_requirements.txt
+	@echo "Installing LiteLLM into $(LITELLM)"
+	@test -x $(LITELLM)/bin/pip || $(PYTHON) -m venv $(LITELLM)
+	@$(LITELLM)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<
 	@touch $@

@@ -17,6 +17,8 @@ BLOCK_SIZE = 64
 class CannedEngine:
     """In place of EngineClient, within the RPC process. `take` gets what an engine process would say."""
 
+    first_token = 0
+
     def __init__(self, *, num_layers: int, num_heads: int, head_dim: int, slot_bytes: int, num_slots: int) -> None:
         head_bytes = 2 * 2 * head_dim
         self._token_bytes = num_layers * num_heads * head_bytes
@@ -54,7 +56,7 @@ class CannedEngine:
                     num_heads=self.ready.num_kv_heads,
                 )
                 self._queue.put(lane, Export(request.id, extent, []))
-                self.take(Output(deltas=[Delta(request.id, 0, 0, [0], [], cached_tokens=0)]))
+                self.take(Output(deltas=[Delta(request.id, 0, 0, [self.first_token], [], cached_tokens=0)]))
                 self._pack()
             case Add(request):
                 self._left[request.id] = len(request.prompt)

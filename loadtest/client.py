@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+from job import Json
+
+USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 _EVENT = b"data: {"
 _PATIENCE_S = 120.0
 LOWEST_TOKEN, HIGHEST_TOKEN = 10, 30_000
@@ -42,7 +44,7 @@ class Answer:
     error: str = ""
 
 
-class _Stream(asyncio.Protocol):
+class Stream(asyncio.Protocol):
     """Sends a request, notes when events come, and keeps the end of what came."""
 
     def __init__(self, request: bytes) -> None:
@@ -52,8 +54,7 @@ class _Stream(asyncio.Protocol):
         self.tail = b""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -110,7 +111,7 @@ def _arrivals(rate: float, rng: random.Random) -> Iterator[float]:
 async def _ask(host: str, port: int, request: bytes, load: Load, answer: Answer) -> None:
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            transport, stream = await asyncio.get_running_loop().create_connection(lambda: _Stream(request), host, port)
+            transport, stream = await asyncio.get_running_loop().create_connection(lambda: Stream(request), host, port)
             try:
                 await stream.over
             finally:
@@ -118,7 +119,7 @@ async def _ask(host: str, port: int, request: bytes, load: Load, answer: Answer)
     except (OSError, TimeoutError) as error:
         answer.error = repr(error)
         return
-    usage = _USAGE.findall(stream.tail)
+    usage = USAGE.findall(stream.tail)
     # The last event has the usage and no token.
     answer.events = stream.events[:-1]
     answer.tokens = int(usage[-1]) if usage else 0
@@ -128,19 +129,23 @@ async def _ask(host: str, port: int, request: bytes, load: Load, answer: Answer)
 
 def _request(host: str, port: int, load: Load, rng: random.Random, highest: int) -> bytes:
     lowest = min(LOWEST_TOKEN, highest)
-    body = json.dumps(
-        {
-            "model": "m",
-            "prompt": [rng.randint(lowest, highest) for _ in range(load.inputs)],
-            "max_tokens": load.outputs,
-            "temperature": 0.6,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    ).encode()
+    body = {
+        "model": "m",
+        "prompt": [rng.randint(lowest, highest) for _ in range(load.inputs)],
+        "max_tokens": load.outputs,
+        "temperature": 0.6,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return post(f"{host}:{port}", "/v1/completions", body)
+
+
+def post(host: str, path: str, body: Json, key: str = "none") -> bytes:
+    """Return the bytes of a request after whose answer the connection is closed."""
+    data = json.dumps(body).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
+        f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     )
-    return head.encode() + body
+    return head.encode() + data

@@ -9,7 +9,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from job import Json
 
@@ -39,32 +39,34 @@ KINDS = {
 }
 
 
-class Server:
-    """A running server; a context manager that ends it and all that it has started."""
+class Running:
+    """A running command; a context manager that ends it and all that it has started."""
 
-    def __init__(self, name: str, model: Path, settings: Json, log: Path) -> None:
-        """settings: flags by name, as both spell them.
+    def __init__(
+        self, command: list[str], port: int, ready: str | None, log: Path, environment: dict[str, str]
+    ) -> None:
+        """ready: the path that is asked until it answers; None = nobody waits.
 
         Raises RuntimeError, with the end of its log, when it does not get ready.
         """
-        kind = KINDS[name]
-        [self.port] = free_loopback_ports(1)
-        common = ("--model", str(model), "--served-model-name", "m", "--host", HOST, "--port", str(self.port))
-        command = [*kind.command, *common, *kind.flags, *as_flags(settings)]
-        # FlashInfer compiles vLLM's sampler at the first use, which a machine without network or compiler cannot.
-        offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        self.port = port
         self._log = log
         began = time.monotonic()
         with log.open("wb") as sink:
-            self._process = _start(command, {**offline, **os.environ}, sink)
+            self._process = _start(command, environment, sink)
         try:
-            self._wait_until_ready(kind.ready)
+            if ready is not None:
+                self._wait_until_ready(ready)
         except BaseException:
             self.stop()
             raise
         self.seconds_to_start = time.monotonic() - began
 
-    def __enter__(self) -> "Server":
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,6 +90,20 @@ class Server:
                 time.sleep(0.2)
         end = self._log.read_text(errors="replace")[-3000:]
         raise RuntimeError(f"not ready (exit code {self._process.poll()}): {end}")
+
+
+class Server(Running):
+    """One of the servers of KINDS."""
+
+    def __init__(self, name: str, model: Path, settings: Json, log: Path) -> None:
+        """settings: flags by name, as both spell them. Raises as Running does."""
+        kind = KINDS[name]
+        [port] = free_loopback_ports(1)
+        common = ("--model", str(model), "--served-model-name", "m", "--host", HOST, "--port", str(port))
+        # FlashInfer compiles vLLM's sampler at the first use, which a machine without network or compiler cannot.
+        offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        command = [*kind.command, *common, *kind.flags, *as_flags(settings)]
+        super().__init__(command, port, kind.ready, log, {**offline, **os.environ})
 
 
 def _start(command: list[str], environment: dict[str, str], sink: IO[bytes]) -> "subprocess.Popen[bytes]":

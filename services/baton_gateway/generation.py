@@ -63,6 +63,8 @@ class Generation:
         self._arrived: list[tuple[int, pb.Delta]] = []
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._silent_from = 0.0  # since when the reader waits, or last waited; of the event loop's clock
+        self._alarm: asyncio.TimerHandle | None = None
         self._prompts = [_Prompt(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
         self._ask = Ask(
             [prompt.demand(prompt.submit) for prompt in self._prompts],
@@ -109,11 +111,12 @@ class Generation:
         if not self._arrived and self._failure is None:
             loop = asyncio.get_running_loop()
             self._reader = loop.create_future()
-            timer = loop.call_later(timeout_s, self._wake)
+            self._silent_from = loop.time()
+            if self._alarm is None:
+                self._alarm = loop.call_later(timeout_s, self._ring, timeout_s)
             try:
                 await self._reader
             finally:
-                timer.cancel()
                 self._reader = None
         if self._arrived:
             arrived, self._arrived = self._arrived, []
@@ -139,6 +142,9 @@ class Generation:
         if self._waiting is not None:
             self._leave_queue()
             self._admission.withdraw(self._ask)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         for prompt in self._prompts:
             prompt.cancel()
 
@@ -151,6 +157,15 @@ class Generation:
             self.fail(ApiError(408, "The stream was read too slowly.", code="slow_reader"))
         else:
             self._wake()
+
+    def _ring(self, timeout_s: float) -> None:
+        """Wake a reader that has waited for long enough; one alarm serves many reads, as setting it costs time."""
+        loop = asyncio.get_running_loop()
+        now, due = loop.time(), self._silent_from + timeout_s
+        if self._reader is None or due <= now:
+            self._wake()
+            due = now + timeout_s
+        self._alarm = loop.call_at(due, self._ring, timeout_s)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

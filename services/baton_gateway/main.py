@@ -1,5 +1,6 @@
 """Runs the gateway."""
 
+import gc
 import logging
 import socket
 import sys
@@ -40,6 +41,9 @@ def main(settings: GatewaySettings) -> None:
             certificate = Certificate(settings.tls_cert_file, settings.tls_key_file)
         except OSError as error:  # ssl's errors are, too
             _fail(f"cannot use {settings.tls_cert_file} with {settings.tls_key_file}: {error}")
+    # What is here now stays: nothing of it needs to be looked at for garbage, which would hold up streams.
+    gc.collect()
+    gc.freeze()
     ports = {"port": server_socket.getsockname()[1], "admin_port": admin_socket.getsockname()[1]}
     log.info("listening", extra={"event": "listening", **ports})
     config = ServerConfig(gateway, create_app(gateway), certificate)

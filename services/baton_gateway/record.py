@@ -11,6 +11,8 @@ from baton_gateway.tenants import Identity
 
 WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 SCOPE_KEY = "baton.record"
+# Where the server's own `send` is: what follows the headers of a stream concerns no layer between.
+SEND_BODY = "baton.send_body"
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from baton_gateway.choice import Choice, Piece
 from baton_gateway.errors import ApiError, internal_error, overloaded, timed_out
 from baton_gateway.generation import ClientGoneError, Generation
 from baton_gateway.metrics import Metrics
-from baton_gateway.record import RequestRecord
+from baton_gateway.record import SEND_BODY, RequestRecord
 from baton_gateway.shapes import Shape, Usage
 from baton_proto import serving_pb2 as pb
 
@@ -75,18 +75,18 @@ class Reply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
-            await self._run(send)
+            # A task of its own: every token wakes it, and would else do so through all layers of the application.
+            await asyncio.create_task(self._run(send, scope.pop(SEND_BODY, send)))
         finally:
             watcher.cancel()
-            self._generation.close()
             self._fill_record()
 
-    async def _run(self, send: Send) -> None:
+    async def _run(self, send: Send, send_body: Send) -> None:
         try:
             self._record.prepared = time.monotonic()
             self._generation.start()
             async with asyncio.timeout(self._options.timeout_s):
-                await (self._stream(send) if self._options.stream else self._collect(send))
+                await (self._stream(send, send_body) if self._options.stream else self._collect(send))
             return
         except TimeoutError:
             error = timed_out()
@@ -105,11 +105,13 @@ class Reply(Response):
             if self._started:
                 await self._send_error(send, overloaded("The server is shutting down."))
             raise
+        finally:
+            self._generation.close()
         if not self._started:
             raise error
         await self._send_error(send, error)
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, send_body: Send) -> None:
         shape, options = self._shape, self._options
         opened: set[int] = set()
         while self._open:
@@ -128,15 +130,13 @@ class Reply(Response):
                 parts.append(PING)
             if not self._open:
                 parts.append(shape.ending(self._usage().as_dict() if options.usage else None))
-            await self._send_part(send, b"".join(parts))
-
-    async def _send_part(self, send: Send, data: bytes) -> None:
-        if not data:
-            return
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        await send({"type": "http.response.body", "body": data, "more_body": bool(self._open)})
+            data = b"".join(parts)
+            if not data:
+                continue
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await send_body({"type": "http.response.body", "body": data, "more_body": bool(self._open)})
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """End a stream by an error event; if even that cannot be written, without its end, so that it shows."""

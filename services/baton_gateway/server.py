@@ -15,6 +15,7 @@ from baton_gateway.admin import AdminServer
 from baton_gateway.certificate import Certificate
 from baton_gateway.errors import ApiError, bad_request
 from baton_gateway.gateway import Gateway
+from baton_gateway.record import SEND_BODY
 
 MAX_HEAD_BYTES = 64 * 1024
 # A refused body may still be on its way: read it that long, so that the client sees the refusal and not a reset.
@@ -77,6 +78,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_done()
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.scope[SEND_BODY] = self.cycle.send  # type: ignore[literal-required]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -1,0 +1,55 @@
+"""What scripted engines say, and when: an answer begins after a given time and then gains a token at each step."""
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+# Words only, so that every token is whole characters and every server can write it as soon as it has it.
+_TEXT = (
+    "Baton serves large language models on separate pods and hands the cache from one to the other while the prompt "
+    "is still being computed so that the first token does not wait for it and no answer is ever built on a piece of "
+    "it that failed a check"
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """first_s: from a request to its first token. step_s: between the steps, each of which gives all a token."""
+
+    first_s: float
+    step_s: float
+    token_ids: list[int]
+    texts: list[str]
+
+    @classmethod
+    def of(cls, model: Path, first_s: float, step_s: float) -> "Script":
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        token_ids = tokenizer.encode(_TEXT, add_special_tokens=False).ids
+        return cls(first_s, step_s, token_ids, [tokenizer.decode([token_id]) for token_id in token_ids])
+
+    def token_id(self, position: int) -> int:
+        return self.token_ids[position % len(self.token_ids)]
+
+
+def script_arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what every scripted server is told."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--first-s", type=float, required=True)
+    parser.add_argument("--step-s", type=float, required=True)
+    return parser
+
+
+async def keep_stepping(step_s: float, step: Callable[[], None]) -> None:
+    """Call `step` at a steady pace, for ever; one that is late does not delay the next."""
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    while True:
+        due = max(due + step_s, loop.time())
+        await asyncio.sleep(due - loop.time())
+        step()
