@@ -141,11 +141,11 @@ def _request(host: str, port: int, load: Load, rng: random.Random, highest: int)
     return post(f"{host}:{port}", "/v1/completions", body)
 
 
-def post(host: str, path: str, body: Json, key: str = "none") -> bytes:
-    """Return the bytes of a request after whose answer the connection is closed."""
+def post(host: str, path: str, body: Json, key: str = "none", after: str = "close") -> bytes:
+    """Return the bytes of a request. after: what becomes of the connection, close or keep-alive."""
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
-        f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        f"Connection: {after}\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data

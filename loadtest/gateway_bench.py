@@ -48,7 +48,8 @@ from baton_cli.ports import free_loopback_ports
 MODEL = Path(baton_demo.__file__).parent / "model"
 KEY = "sk-benchmark"
 FIRST_S, STEP_S, TOKENS = 0.05, 0.04, 100
-STREAM_S = FIRST_S + STEP_S * TOKENS
+# A step longer than it takes, so that a stream is over before the next request of its client is due.
+STREAM_S = FIRST_S + STEP_S * (TOKENS + 1)
 # Streams that stay open and say next to nothing, for the memory that they take.
 IDLE_STEP_S = 5.0
 _SETTLE_S = 8.0  # until the last of them has begun
@@ -174,8 +175,9 @@ class Bench:
         results = {name: {**_medians(rows), "rounds": rows} for name, rows in rounds.items()}
         for name, start in self._ways.items():
             with start(IDLE_STEP_S, self._logs) as way:
-                results[name]["stream_kb"] = self._memory(way)
-            self._say(f"{name}: {results[name]['stream_kb']:.1f} KB per open stream")
+                memory = self._memory(way)
+            results[name] |= memory
+            self._say(f"{name}, open streams: {json.dumps(memory)}")
         return results
 
     def _round(self, way: Way) -> Json:
@@ -221,24 +223,26 @@ class Bench:
             "added_p99_ms": through[1] - own[0],
         }
 
-    def _memory(self, way: Way) -> float:
-        """Return the KB that an open stream takes."""
+    def _memory(self, way: Way) -> Json:
+        """Return the KB that an open stream takes, and which part of the streams has begun."""
         warm = self._load(self._size.streams, 0.0)
-        self._drive(way.gateway, SteadyLoad(warm.streams, 2, warm.start, warm.end + IDLE_STEP_S, warm.ramp_s))
+        self._drive(way.gateway, SteadyLoad(warm.streams, 2, warm.start, warm.end + IDLE_STEP_S, warm.period_s))
         time.sleep(1.0)
         idle = _bytes(way.pid)
         ramp_s = self._size.open_streams / self._size.opened_per_s
         start = time.perf_counter() + 0.2
         settled = start + ramp_s + _SETTLE_S
         load = SteadyLoad(self._size.open_streams, TOKENS, start, settled + 2.0, ramp_s)
-        answers = self._client.submit(way.gateway, load)
+        asked = self._client.submit(way.gateway, load)
         _sleep_until(settled)
         held = _bytes(way.pid) - idle
-        opened = sum(bool(answer.events) for answer in answers.result())
-        if opened < self._size.open_streams or any(answer.error for answer in answers.result()):
-            error = next((answer.error for answer in answers.result() if answer.error), "too slow")
-            raise RuntimeError(f"only {opened} of {self._size.open_streams} streams are open: {error}")
-        return held / opened / 1e3
+        answers = asked.result()
+        error = next((answer.error for answer in answers if answer.error), "")
+        if error:
+            raise RuntimeError(error)
+        begun = sum(bool(answer.events) for answer in answers)
+        # All that asked are open on the gateway, also where it was too slow to answer in time.
+        return {"stream_kb": held / len(answers) / 1e3, "begun": begun / len(answers)}
 
     def _drive(self, drive: Drive, load: SteadyLoad) -> list[Answer]:
         return self._client.submit(drive, load).result()

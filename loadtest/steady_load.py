@@ -1,7 +1,8 @@
-"""As many streams as are asked for, all the time: one that ends is followed by the next.
+"""A number of streams, each of which asks again and again: requests arrive at a steady pace.
 
-They begin evenly spread over the time that one takes, so that requests arrive at a steady pace. What runs when the time
-is over is cut off. To be run in a process of its own, beside what it measures.
+They do so whenever that is in the engine's steps: streams that asked as soon as they ended would all arrive after a
+step, when everybody is busy with its tokens. Connections are kept for the next request, as clients do. What runs when
+the time is over is cut off. To be run in a process of its own, beside what it measures.
 """
 
 import asyncio
@@ -26,18 +27,19 @@ _PROMPT_TOKENS = 150  # about as many as that has
 class SteadyLoad:
     """`streams` of `tokens` each from `start` (of time.perf_counter, which processes share) to `end`.
 
-    ramp_s: over which the first ones begin.
+    period_s: in which each asks once, evenly spread; one that takes longer asks again when it is over.
     """
 
     streams: int
     tokens: int
     start: float
     end: float
-    ramp_s: float
+    period_s: float
 
 
 def over_http(port: int, load: SteadyLoad, key: str) -> list[Answer]:
     """Put a load of chats on an OpenAI-compatible server of this machine."""
+    unused: list[_Connection] = []
 
     async def ask(answer: Answer, number: int) -> None:
         body = {
@@ -47,20 +49,53 @@ def over_http(port: int, load: SteadyLoad, key: str) -> list[Answer]:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        request = post(f"127.0.0.1:{port}", "/v1/chat/completions", body, key)
-        loop = asyncio.get_running_loop()
-        transport, stream = await loop.create_connection(lambda: Stream(request), "127.0.0.1", port)
+        request = post(f"127.0.0.1:{port}", "/v1/chat/completions", body, key, "keep-alive")
+        while unused and unused[-1].lost:
+            unused.pop()
+        if unused:
+            connection = unused.pop()
+        else:
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(_Connection, "127.0.0.1", port)
+        stream = connection.ask(request)
         answer.events = stream.events
-        try:
-            await stream.over
-        finally:
-            transport.close()
+        await stream.over
+        unused.append(connection)
         usage = USAGE.findall(stream.tail)
         answer.tokens = int(usage[-1]) if usage else 0
         if answer.tokens != load.tokens:
             answer.error = f"{answer.tokens} of {load.tokens} tokens: {stream.tail[-300:]!r}"
 
     return uvloop.run(_drive(load, ask))
+
+
+class _Connection(asyncio.Protocol):
+    """Carries one stream after the other."""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self._transport: asyncio.Transport
+        self._stream: Stream | None = None
+
+    def ask(self, request: bytes) -> Stream:
+        self._stream = Stream(request)
+        self._stream.connection_made(self._transport)
+        return self._stream
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert self._stream is not None
+        self._stream.data_received(data)
+        # Events end by an empty line, so that only the end of the answer looks like this.
+        if data.endswith(b"0\r\n\r\n"):
+            self._stream.connection_lost(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        if self._stream is not None:
+            self._stream.connection_lost(error)
 
 
 def over_grpc(decode: str, prefill: str, load: SteadyLoad) -> list[Answer]:
@@ -117,8 +152,9 @@ async def _drive(load: SteadyLoad, ask: Callable[[Answer, int], Awaitable[Any]])
     numbers = itertools.count(1)
 
     async def ask_on(due: float) -> None:
-        await asyncio.sleep(due - time.perf_counter())
         while True:
+            await asyncio.sleep(due - time.perf_counter())
+            due = max(due, time.perf_counter() - load.period_s) + load.period_s
             answers.append(Answer(time.perf_counter()))
             try:
                 await ask(answers[-1], next(numbers))
@@ -126,7 +162,7 @@ async def _drive(load: SteadyLoad, ask: Callable[[Answer, int], Awaitable[Any]])
                 answers[-1].error = repr(error)
                 await asyncio.sleep(0.1)
 
-    pace = load.ramp_s / load.streams
+    pace = load.period_s / load.streams
     tasks = [asyncio.create_task(ask_on(load.start + pace * index)) for index in range(load.streams)]
     await asyncio.wait(tasks, timeout=load.end - time.perf_counter(), return_when=asyncio.FIRST_EXCEPTION)
     for task in tasks:
