@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import msgspec
@@ -35,10 +35,14 @@ from baton_worker.messages import (
     RestartImport,
 )
 from baton_worker.request_metrics import RequestMetrics, RequestTimes
+from baton_worker.request_span import RequestSpan, begin_span
 from baton_worker.server import channel_options
 
 from .settings import DecodeSettings
 from .stream import GatewayStream
+
+if TYPE_CHECKING:
+    from baton_common.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +56,7 @@ class _Live(msgspec.Struct):
     submit: pb.Submit
     stream: GatewayStream
     times: RequestTimes
+    span: "RequestSpan | None"
     choices: set[int]  # still running
     prefills: list[str]  # addresses of prefill pods that have not been tried
     ticket: int | None = None
@@ -65,13 +70,21 @@ class _Live(msgspec.Struct):
 class DecodeService(DecodeServicer):
     """Serves gateways, and prefill pods' pieces through its links."""
 
-    def __init__(self, settings: DecodeSettings, engine: EngineClient, epoch: int, metrics: RequestMetrics) -> None:
+    def __init__(
+        self,
+        settings: DecodeSettings,
+        engine: EngineClient,
+        epoch: int,
+        metrics: RequestMetrics,
+        tracing: "Tracing | None" = None,
+    ) -> None:
         self.draining = False
         self.events: Counter[str] = Counter()
         self.handed_over_tokens, self.exposed_handover_s = 0, 0.0
         self._settings = settings
         self._engine = engine
         self._metrics = metrics
+        self._tracing = tracing
         ready = engine.ready
         self._tickets = TicketBook(epoch)
         self._layout = Layout(
@@ -157,7 +170,8 @@ class DecodeService(DecodeServicer):
         known = len(submit.prompt_token_ids) + len(output)
         prefills = list(submit.prefill_addresses) if known > self._settings.local_prefill_tokens else []
         times = self._metrics.begin(known)
-        self._live[id] = _Live(submit, stream, times, set(range(choice, choice + sampling.n)), prefills)
+        span = begin_span(self._tracing, "decode", submit.request_id, submit.traceparent)
+        self._live[id] = _Live(submit, stream, times, span, set(range(choice, choice + sampling.n)), prefills)
         stream.requests[submit.handle] = id
         request = Request(
             id=id,
@@ -188,6 +202,8 @@ class DecodeService(DecodeServicer):
 
     def _forget(self, id: int, live: _Live, reason: str) -> None:
         live.times.end(reason)
+        if live.span is not None:
+            live.span.end(reason)
         del self._live[id]
         live.stream.requests.pop(live.submit.handle, None)
 
@@ -245,6 +261,8 @@ class DecodeService(DecodeServicer):
         if delta.HasField("prompt"):
             prompt = delta.prompt
             live.times.prompt(prompt.cached_tokens, prompt.queued_seconds, prompt.prefill_seconds, by)
+            if by == "decode" and live.span is not None:
+                live.span.prefilled(prompt.queued_seconds, prompt.prefill_seconds)
         if delta.token_ids:
             live.times.tokens(delta.choice, len(delta.token_ids))
 
@@ -269,6 +287,8 @@ class DecodeService(DecodeServicer):
         live.link = self._link(live.prefills.pop(0))
         live.handed_tokens = reservation.num_tokens
         live.heard_at = asyncio.get_running_loop().time()
+        if live.span is not None:
+            live.span.part("reserve")
         live.link.send(
             kv.DecodeToPrefill(
                 ticket=kv.Ticket(
@@ -281,6 +301,7 @@ class DecodeService(DecodeServicer):
                     generation=reservation.generation,
                     lease_ms=self._lease_ms,
                     continuation=submit.continuation if submit.HasField("continuation") else None,
+                    traceparent=live.span.traceparent if live.span is not None else "",
                 )
             )
         )
@@ -313,6 +334,8 @@ class DecodeService(DecodeServicer):
             self.handed_over_tokens += live.handed_tokens
             self.exposed_handover_s += exposed_s
             self._metrics.exposed_handover.observe(exposed_s)
+            if live.span is not None:
+                live.span.part("handover", tokens=live.handed_tokens)
             self._close_ticket(live, "ack")
 
     def _close_ticket(self, live: _Live, verdict: str) -> None:
@@ -335,6 +358,8 @@ class DecodeService(DecodeServicer):
             extra={"event": "handover_failed", "request_id": live.submit.request_id},
         )  # fmt: skip
         self.events["failed"] += 1
+        if live.span is not None:
+            live.span.part("failed handover", why=why)
         if live.link is not None:
             live.stream.put_failed_handover(live.submit.handle, live.link.address)
         self._close_ticket(live, "cancel")
@@ -350,6 +375,8 @@ class DecodeService(DecodeServicer):
             self._give_up(ticket, "the first tokens are not one per choice")
             return
         live.started_at = asyncio.get_running_loop().time()
+        if live.span is not None:
+            live.span.part("prefill elsewhere")
         self._note_arrival(ticket)
         for delta in message.deltas:
             delta.handle = live.submit.handle

@@ -33,7 +33,9 @@ class Edge:
             return
         headers = Headers(scope=scope)
         record = RequestRecord(
-            new_request_id(headers.get("x-request-id")), session=headers.get(self._session_header, "")
+            new_request_id(headers.get("x-request-id")),
+            session=headers.get(self._session_header, ""),
+            traceparent=headers.get("traceparent", ""),
         )
         scope[SCOPE_KEY] = record
 
@@ -67,10 +69,13 @@ class Edge:
         route = scope.get("route")
         record.route = getattr(route, "path", "unmatched")
         self._metrics.finished(record)
+        if record.end_trace is not None:
+            record.end_trace()
         if record.route in QUIET_ROUTES:
             return
         fields = {
             "request_id": record.request_id,
+            "trace_id": record.trace_id,
             "method": scope["method"] if record.route != "unmatched" else None,
             "route": record.route,
             "status": record.status,

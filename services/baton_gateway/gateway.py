@@ -1,5 +1,6 @@
 """The parts every endpoint works with, and the steps all generations share."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from baton_gateway.tenants import Tenants
 from baton_proto import serving_pb2 as pb
 
 if TYPE_CHECKING:
+    from baton_common.tracing import Tracing
     from baton_gateway.discovery import Discovery
 
 MOST_PRIORITY = 2**31 - 1
@@ -28,10 +30,11 @@ MOST_PRIORITY = 2**31 - 1
 class Gateway:
     """The models, the pods that serve them, and what is measured."""
 
-    def __init__(self, settings: GatewaySettings, catalog: Catalog) -> None:
+    def __init__(self, settings: GatewaySettings, catalog: Catalog, tracing: "Tracing | None" = None) -> None:
         """Raises TenantsError, CanaryError, KubernetesError."""
         self.settings = settings
         self.catalog = catalog
+        self._tracing = tracing
         self.draining = False
         self.metrics = Metrics(catalog)
         self._followers = list(_followers(settings, catalog))
@@ -53,6 +56,8 @@ class Gateway:
         await self.catalog.stop()
         await self.tenants.stop()
         await self.quota.stop()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.stop)
 
     @property
     def ready(self) -> bool:
@@ -88,12 +93,20 @@ class Gateway:
 
         silent: only the prompts matter; what is generated is dropped.
         """
+        traceparent = ""
+        if self._tracing is not None:
+            # Only here, as OpenTelemetry takes a moment and some memory.
+            from baton_gateway.request_trace import RequestTrace
+
+            trace = RequestTrace(self._tracing, request, model.name, pool.spec.name, record)
+            record.end_trace, traceparent = trace.end, trace.traceparent
         submits = [
             pb.Submit(
                 request_id=record.request_id,
                 prompt_token_ids=prompt,
                 sampling=params,
                 priority=_priority(request, record),
+                traceparent=traceparent,
             )
             for prompt, params in zip(prompts, sampling, strict=True)
         ]

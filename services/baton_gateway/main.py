@@ -4,7 +4,7 @@ import gc
 import logging
 import socket
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from baton_common.logging import configure_logging
 from baton_gateway.app import create_app
@@ -19,6 +19,9 @@ from baton_gateway.settings import GatewaySettings
 from baton_gateway.tenants import TenantsError
 from baton_kube.errors import KubernetesError
 
+if TYPE_CHECKING:
+    from baton_common.tracing import Tracing
+
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +33,7 @@ def main(settings: GatewaySettings) -> None:
     server_socket = _listen(settings.host, settings.port)
     admin_socket = _listen(settings.admin_host or settings.host, settings.admin_port)
     try:
-        gateway = Gateway(settings, load_catalog(settings))
+        gateway = Gateway(settings, load_catalog(settings), _tracing(settings))
     except TenantsError as error:
         _fail(f"cannot use the tenants: {error}")
     except (ModelError, ModelsFileError, CanaryError, KubernetesError) as error:
@@ -48,6 +51,14 @@ def main(settings: GatewaySettings) -> None:
     log.info("listening", extra={"event": "listening", **ports})
     config = ServerConfig(gateway, create_app(gateway), certificate)
     GatewayServer(gateway, config, admin_socket).run([server_socket])
+
+
+def _tracing(settings: GatewaySettings) -> "Tracing | None":
+    if not settings.otlp_endpoint:
+        return None
+    from baton_common.tracing import Tracing
+
+    return Tracing("gateway", settings.otlp_endpoint, settings.trace_share, {})
 
 
 def _listen(host: str, port: int) -> socket.socket:

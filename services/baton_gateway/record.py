@@ -4,6 +4,7 @@ import re
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_gateway.quota import Reservation
@@ -43,6 +44,9 @@ class RequestRecord:
     reservation: Reservation | None = None
     status: int = 0
     error: str | None = None
+    traceparent: str = ""  # as the caller has sent it
+    trace_id: str | None = None
+    end_trace: Callable[[], None] | None = None
 
     def ttft_parts(self) -> dict[str, float]:
         """Return what the time to the first token is made of; `delivery` is all that nobody has measured."""

@@ -7,7 +7,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -24,9 +24,13 @@ from baton_worker.convert import delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, Add, ClosePair, FreeSlot, OpenPair, Output, Piece, SendPiece, UsePair
 from baton_worker.request_metrics import RequestMetrics
+from baton_worker.request_span import begin_span
 
 from .session import Export, PackedPiece, Session
 from .settings import PrefillSettings
+
+if TYPE_CHECKING:
+    from baton_common.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +40,21 @@ _SHUTTING_DOWN = "the prefill pod is shutting down"
 class PrefillService(PrefillServicer):
     """Serves decode pods."""
 
-    def __init__(self, settings: PrefillSettings, engine: EngineClient, epoch: int, metrics: RequestMetrics) -> None:
+    def __init__(
+        self,
+        settings: PrefillSettings,
+        engine: EngineClient,
+        epoch: int,
+        metrics: RequestMetrics,
+        tracing: "Tracing | None" = None,
+    ) -> None:
         """Raises ConfigError when the port for KV is taken."""
         self.draining = False
         self.events: Counter[str] = Counter()
         self.handed_over_tokens, self.exposed_handover_s = 0, 0.0  # the decode pods know
         self._engine = engine
         self._metrics = metrics
+        self._tracing = tracing
         self._epoch = epoch
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
@@ -221,7 +233,8 @@ class PrefillService(PrefillServicer):
             return
         id = next(self._ids)
         known = len(ticket.prompt_token_ids) + len(ticket.continuation.token_ids)
-        export = Export(ticket, id, self._lease(id, ticket.lease_ms), self._metrics.begin(known))
+        span = begin_span(self._tracing, "prefill", ticket.request_id, ticket.traceparent)
+        export = Export(ticket, id, self._lease(id, ticket.lease_ms), self._metrics.begin(known), span)
         session.exports[ticket.ticket_id] = export
         self._owners[id] = session, export
         request = Request(
@@ -263,7 +276,11 @@ class PrefillService(PrefillServicer):
         session, export = self._owners.pop(request)
         export.lease.cancel()
         # It never generates more than the first tokens, whatever they were.
-        export.times.end("length" if export.computed else "abort")
+        reason = "length" if export.computed else "abort"
+        export.times.end(reason)
+        if export.span is not None:
+            export.span.part("export")
+            export.span.end(reason)
         del session.exports[export.ticket.ticket_id]
         # A decode pod that reads nothing must not keep slots that the others wait for.
         self._free_slots(session.take_pieces(export))
@@ -312,6 +329,8 @@ class PrefillService(PrefillServicer):
             if delta.HasField("prompt"):
                 prompt = delta.prompt
                 export.times.prompt(prompt.cached_tokens, prompt.queued_seconds, prompt.prefill_seconds, "prefill")
+                if export.span is not None:
+                    export.span.prefilled(prompt.queued_seconds, prompt.prefill_seconds)
             export.times.tokens(delta.choice, len(delta.token_ids))
 
     def _tell_of_pair(self, number: int, pair: kv.GpuPair) -> None:

@@ -9,6 +9,7 @@ from baton_common.extent import Extent
 from baton_kv import bulk
 from baton_proto import handover_pb2 as kv
 from baton_worker.request_metrics import RequestTimes
+from baton_worker.request_span import RequestSpan
 
 
 class Export(msgspec.Struct):
@@ -18,6 +19,7 @@ class Export(msgspec.Struct):
     request: int
     lease: asyncio.TimerHandle
     times: RequestTimes
+    span: RequestSpan | None
     computed: bool = False
 
 

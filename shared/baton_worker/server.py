@@ -6,7 +6,7 @@ import secrets
 import signal
 import sys
 from collections import Counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -27,6 +27,9 @@ from .metrics import WorkerCollector
 from .report import Reporter
 from .request_metrics import RequestMetrics
 from .settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from baton_common.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +66,9 @@ class Service(Protocol):
 
 
 class ServiceFactory(Protocol):
-    def __call__(self, engine: EngineClient, epoch: int, metrics: RequestMetrics) -> Service: ...
+    def __call__(
+        self, engine: EngineClient, epoch: int, metrics: RequestMetrics, tracing: "Tracing | None"
+    ) -> Service: ...
 
 
 class WorkerServer:
@@ -83,7 +88,8 @@ class WorkerServer:
         name = pb.Role.Name(self._role).removeprefix("ROLE_").lower()
         engine = await EngineClient.start(settings.engine_config(), name, settings.log_level, settings.gpu_pairs)
         metrics = RequestMetrics()
-        service = self._make_service(engine, self._epoch, metrics)
+        tracing = self._tracing(name)
+        service = self._make_service(engine, self._epoch, metrics, tracing)
         health = HealthServicer()
         server = grpc.aio.server(options=channel_options(engine.ready.slot_bytes))
         service.add_to(server)
@@ -109,12 +115,23 @@ class WorkerServer:
         # It cancels the handlers of open streams but does not wait for them, and the loop must not end before them.
         await asyncio.sleep(_HANDLERS_END_S)
         await service.stop()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.stop)
         stopping.cancel()
         watch.cancel()
         if pump.done():
             pump.result()
         pump.cancel()
         await engine.stop()
+
+    def _tracing(self, name: str) -> "Tracing | None":
+        settings = self._settings
+        if not settings.otlp_endpoint:
+            return None
+        from baton_common.tracing import Tracing
+
+        # What the gateway traces, and nothing else.
+        return Tracing(name, settings.otlp_endpoint, 0.0, {"baton.revision": settings.revision})
 
     def _serve_metrics(self, engine: EngineClient, service: Service, metrics: RequestMetrics) -> dict[str, int]:
         settings = self._settings

@@ -62,6 +62,8 @@ class WorkerSettings(BaseSettings):
     """Seconds without a sign of life from the engine process after which the pod ends, to be started anew."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """After SIGTERM, how long running requests may take to finish."""
+    otlp_endpoint: str = ""
+    """OpenTelemetry collector that gets traces, over gRPC: http://host:4317. Empty: none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged."""
 
