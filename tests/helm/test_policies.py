@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .charts import CASES, Manifest, case, containers, flags, named, of_kind, pods, selects, workloads
+from .charts import CASES, Manifest, case, containers, flags, named, of_kind, pods, render, selects, workloads
 
 # Secrets, claims and such that the values of a case say to be there already.
 OUTSIDE = {"pull", "hub", "keys", "test-key", "llm-tls", "redis-url", "tenants", "tls", "redis", "models", "other"}
@@ -364,6 +364,16 @@ def test_strangers_come_in_where_values_say():
     assert by_port["http"] == clients
     assert by_port["metrics"] == prometheus * 3
     assert by_port["grpc"] == by_port["kv"] == []
+
+
+def test_no_list_of_peers_is_empty():
+    """To Kubernetes that is everybody."""
+    nobody = {"networkPolicy": {"clients": [], "prometheus": [], "dns": []}}
+    for values in (nobody, {**CASES["everything"], **nobody}):
+        for policy in of_kind(render(values), "NetworkPolicy"):
+            for direction, peers in (("ingress", "from"), ("egress", "to")):
+                assert all(rule.get(peers) != [] for rule in policy["spec"].get(direction, ()))
+                assert policy["spec"].get(direction) != []
 
 
 def test_no_secret_stands_in_a_command_line_or_a_config_map():

@@ -46,7 +46,8 @@ baton.dev/revision: {{ .revision }}
 {{/* (root image repository): image is {repository, tag}, both optional. */}}
 {{- define "baton.image" -}}
 {{- $image := .image | default dict -}}
-{{- $name := printf "%s:%s" ($image.repository | default .repository) ($image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion) -}}
+{{- $tag := $image.tag | default .root.Values.image.tag | default .root.Chart.AppVersion -}}
+{{- $name := printf "%s:%s" ($image.repository | default .repository) $tag -}}
 {{- compact (list (.root.Values.image.registry | trimSuffix "/") $name) | join "/" -}}
 {{- end }}
 
@@ -83,7 +84,9 @@ baton.dev/revision: {{ .revision }}
 {{- $names := list -}}
 {{- range $key, $model := $models -}}
 {{- $_ := set $model "name" ($model.name | default $key) -}}
-{{- if has $model.name $names }}{{ fail (printf "models.%s.name: there are two models with the name %q" $key $model.name) }}{{ end -}}
+{{- if has $model.name $names -}}
+{{- fail (printf "models.%s.name: there are two models with the name %q" $key $model.name) -}}
+{{- end -}}
 {{- $names = append $names $model.name -}}
 {{- end -}}
 {{- toJson $models -}}
@@ -100,7 +103,8 @@ A spec is `worker`, then what the model says of its workers and of the role, the
 {{- $sets := list (dict "pool" "default" "revision" "stable" "layers" (list $model)) -}}
 {{- $canary := $model.canary | default dict -}}
 {{- if $canary.enabled -}}
-{{- $sets = append $sets (dict "pool" "default" "revision" ($canary.revision | default "canary") "layers" (list $model $canary)) -}}
+{{- $revision := $canary.revision | default "canary" -}}
+{{- $sets = append $sets (dict "pool" "default" "revision" $revision "layers" (list $model $canary)) -}}
 {{- end -}}
 {{- range $model.pools -}}
 {{- $sets = append $sets (dict "pool" .name "revision" "stable" "layers" (list (pick $model "worker" "volume") .)) -}}
@@ -116,13 +120,16 @@ A spec is `worker`, then what the model says of its workers and of the role, the
 {{- $volume = .volume | default $volume -}}
 {{- end -}}
 {{- if $wanted -}}
-{{- $suffixes := list (eq $set.pool "default" | ternary "" $set.pool) $role (eq $set.revision "stable" | ternary "" $set.revision) -}}
-{{- $name := include "baton.name" (concat (list (include "baton.fullname" $root) $key) $suffixes) -}}
+{{- $path := printf "models.%s.%s" $key $role -}}
+{{- $pool := eq $set.pool "default" | ternary "" $set.pool -}}
+{{- $revision := eq $set.revision "stable" | ternary "" $set.revision -}}
+{{- $name := include "baton.name" (list (include "baton.fullname" $root) $key $pool $role $revision) -}}
 {{- $spec := include "baton.merge" $specs | fromJson -}}
-{{- $scaled := and (eq $set.pool "default") (eq $set.revision "stable") (dig "scaler" "enabled" false $model) -}}
-{{- $scalers := compact (list (ternary "scaler" "" $scaled) (ternary "hpa" "" $spec.hpa.enabled) (ternary "keda" "" $spec.keda.enabled)) -}}
-{{- if gt (len $scalers) 1 }}{{ fail (printf "models.%s.%s: %s cannot scale it together; enable one" $key $role (join " and " $scalers)) }}{{ end -}}
-{{- $list = append $list (dict "name" $name "key" $key "model" $model.name "pool" $set.pool "role" $role "path" (printf "models.%s.%s" $key $role) "revision" $set.revision "volume" $volume "scaled" $scaled "spec" $spec) -}}
+{{- $scaled := and (not $pool) (not $revision) (dig "scaler" "enabled" false $model) -}}
+{{- include "baton.oneScaler" (dict "path" $path "scaler" $scaled "hpa" $spec.hpa.enabled "keda" $spec.keda.enabled) -}}
+{{- $workload := dict "name" $name "key" $key "model" $model.name "pool" $set.pool "role" $role "path" $path -}}
+{{- $rest := dict "revision" $set.revision "volume" $volume "scaled" $scaled "spec" $spec -}}
+{{- $list = append $list (merge $workload $rest) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -130,7 +137,16 @@ A spec is `worker`, then what the model says of its workers and of the role, the
 {{- dict "list" $list | toJson -}}
 {{- end }}
 
-{{/* (root kind name count autoscaled): an autoscaled workload keeps the replicas that it has. Helm would reset it to one
+{{/* (path scaler hpa keda): refuses what several would scale. */}}
+{{- define "baton.oneScaler" -}}
+{{- $enabled := list -}}
+{{- range $name := list "scaler" "hpa" "keda" }}{{ if get $ $name }}{{ $enabled = append $enabled $name }}{{ end }}{{ end -}}
+{{- if gt (len $enabled) 1 -}}
+{{- fail (printf "%s: %s cannot scale it together; enable one" .path (join " and " $enabled)) -}}
+{{- end -}}
+{{- end }}
+
+{{/* (root name count autoscaled): an autoscaled workload keeps the replicas that it has. Helm would reset it to one
      where the last release said how many, and this one does not. */}}
 {{- define "baton.replicas" -}}
 {{- if not .autoscaled }}
@@ -145,7 +161,8 @@ replicas: {{ int .spec.replicas }}
 {{/* Whether the controller has anything to do: "true" or nothing. */}}
 {{- define "baton.controlled" -}}
 {{- range include "baton.models" . | fromJson -}}
-{{- if or (dig "scaler" "enabled" false .) (and (dig "canary" "enabled" false .) (dig "canary" "analysis" "enabled" false .)) }}true{{ end -}}
+{{- $analysed := and (dig "canary" "enabled" false .) (dig "canary" "analysis" "enabled" false .) -}}
+{{- if or $analysed (dig "scaler" "enabled" false .) }}true{{ end -}}
 {{- end -}}
 {{- end }}
 
@@ -171,7 +188,7 @@ automountServiceAccountToken: {{ .token | default false }}
 # The variables of a Service called "baton" would be taken for settings, BATON_PORT for one.
 enableServiceLinks: false
 securityContext:
-  {{- include "baton.merge" (list (dict "runAsNonRoot" true "runAsUser" 10001 "runAsGroup" 10001 "fsGroup" 10001 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault")) .root.Values.podSecurityContext) | fromJson | toYaml | nindent 2 }}
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
@@ -269,7 +286,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* (root key revision volume image weights): the init container that fills the volume, for volumes that need one. The
+{{/* (key revision volume image weights): the init container that fills the volume, for volumes that need one. The
      gateway needs no weights. */}}
 {{- define "baton.modelInit" -}}
 {{- with .volume }}
@@ -277,7 +294,11 @@ spec:
 - name: model-{{ $.key }}
   {{- if .download }}
   image: {{ $.image }}
-  command: [python, /etc/baton-download/download.py, /etc/baton-download/{{ $.key }}-{{ $.revision }}.json, /models/{{ $.key }}]
+  command:
+    - python
+    - /etc/baton-download/download.py
+    - /etc/baton-download/{{ $.key }}-{{ $.revision }}.json
+    - /models/{{ $.key }}
   {{- with .download.tokenSecret }}
   env:
     - name: DOWNLOAD_TOKEN
@@ -320,17 +341,22 @@ spec:
 {{/* Name of the Secret with tenants.yaml; nothing when no key is needed. */}}
 {{- define "baton.tenantsSecret" -}}
 {{- with .Values.tenants -}}
-{{- if and .existingSecret (or .tenants .keys) }}{{ fail "tenants: give either existingSecret or tenants and keys" }}{{ end -}}
-{{- if .existingSecret }}{{ .existingSecret }}{{ else if or .tenants .keys }}{{ include "baton.fullname" $ }}-tenants{{ end -}}
+{{- $said := or .tenants .keys -}}
+{{- if and .existingSecret $said }}{{ fail "tenants: give either existingSecret or tenants and keys" }}{{ end -}}
+{{- .existingSecret -}}
+{{- if $said }}{{ include "baton.fullname" $ }}-tenants{{ end -}}
 {{- end -}}
 {{- end }}
 
 {{/* As JSON, {name, key} of the Secret with the URL of Redis; empty without Redis. */}}
 {{- define "baton.redisSecret" -}}
 {{- $external := .Values.redis.external -}}
-{{- if and .Values.redis.enabled $external.existingSecret }}{{ fail "redis: give either enabled or external.existingSecret" }}{{ end -}}
+{{- if and .Values.redis.enabled $external.existingSecret -}}
+{{- fail "redis: give either enabled or external.existingSecret" -}}
+{{- end -}}
 {{- if .Values.redis.enabled -}}
-{{- dict "name" (.Values.redis.existingSecret | default (printf "%s-redis" (include "baton.fullname" .))) "key" "url" | toJson -}}
+{{- $made := printf "%s-redis" (include "baton.fullname" .) -}}
+{{- dict "name" (.Values.redis.existingSecret | default $made) "key" "url" | toJson -}}
 {{- else if $external.existingSecret -}}
 {{- dict "name" $external.existingSecret "key" $external.key | toJson -}}
 {{- else -}}
@@ -342,7 +368,9 @@ spec:
 {{- define "baton.tlsSecret" -}}
 {{- with .Values.gateway.tls -}}
 {{- if .enabled -}}
-{{- if and (not .existingSecret) (not .certManager.issuerRef) }}{{ fail "gateway.tls: give existingSecret or certManager.issuerRef" }}{{ end -}}
+{{- if not (or .existingSecret .certManager.issuerRef) -}}
+{{- fail "gateway.tls: give existingSecret or certManager.issuerRef" -}}
+{{- end -}}
 {{- .existingSecret | default (printf "%s-gateway-tls" (include "baton.fullname" $)) -}}
 {{- end -}}
 {{- end -}}

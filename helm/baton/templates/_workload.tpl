@@ -4,13 +4,17 @@
 {{- $workload := .workload -}}
 {{- $spec := $workload.spec -}}
 {{- $gpus := int $spec.gpus -}}
-{{- $image := include "baton.image" (dict "root" $root "image" $spec.image "repository" (gt $gpus 0 | ternary "baton/worker-cuda" "baton/worker-cpu")) -}}
+{{- $device := gt $gpus 0 | ternary "cuda" "cpu" -}}
+{{- $repository := printf "baton/worker-%s" $device -}}
+{{- $image := include "baton.image" (dict "root" $root "image" $spec.image "repository" $repository) -}}
 {{- $component := dict "root" $root "component" $workload.role -}}
 {{- $selector := printf "%s\n%s" (include "baton.selectorLabels" $component) (include "baton.workerLabels" $workload) -}}
-{{- $model := dict "root" $root "key" $workload.key "volume" $workload.volume "revision" $workload.revision "image" $image "weights" true -}}
+{{- $model := dict "key" $workload.key "volume" $workload.volume "revision" $workload.revision "image" $image "weights" true -}}
 {{- $engine := dict -}}
 {{- /* Without their ports open, pairs would try for nothing. */ -}}
-{{- if and (eq $workload.role "decode") (gt $gpus 0) (not $root.Values.gpuPairs.enabled) }}{{ $_ := set $engine "kv-transport" "tcp" }}{{ end -}}
+{{- if and (eq $workload.role "decode") (eq $device "cuda") (not $root.Values.gpuPairs.enabled) -}}
+{{- $_ := set $engine "kv-transport" "tcp" -}}
+{{- end -}}
 {{- $engine = include "baton.merge" (list $engine $spec.engine) | fromJson -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -69,7 +73,7 @@ spec:
             - --kv-port=50052
             {{- end }}
             - --metrics-port=9400
-            - --device={{ gt $gpus 0 | ternary "cuda" "cpu" }}
+            - --device={{ $device }}
             - --drain-seconds={{ int $root.Values.drainSeconds }}
             {{- with include "baton.flags" $engine | trim }}
             {{- . | nindent 12 }}
