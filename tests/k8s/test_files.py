@@ -18,6 +18,7 @@ def test_the_base_renders_our_chart():
     base = yaml.safe_load((BASE / "kustomization.yaml").read_text())
     [inflated] = base["helmCharts"]
     assert (BASE / base["helmGlobals"]["chartHome"] / inflated["name"]).resolve() == CHART
+    assert base["namespace"] == inflated["namespace"]  # objects of a chart do not say theirs
     names = [workload["metadata"]["name"] for workload in workloads(render(inflated["valuesInline"]))]
     assert "rel-baton-qwen3-0-6b-prefill" in names
 
