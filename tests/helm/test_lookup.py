@@ -93,7 +93,7 @@ def canary(api: _Api, **canary: Any) -> dict[str, Any]:
 
 
 def test_the_controller_s_weight_stays_while_its_revision_does(api):
-    moved = {"revision": "v2", "weight": 50, "shadow": False, "step": 3}
+    moved = {"revision": "v2", "weight": 50, "shadow": True}
     api.put("ConfigMap", "rel-baton-canary", data={"canary.json": json.dumps({"a": moved, "gone": moved})})
     analysis = {"enabled": True}
     assert canary(api, revision="v2", analysis=analysis) == {"a": moved}
