@@ -12,6 +12,7 @@ CLIENTS := .venv-clients
 # As does LiteLLM, which `make bench-gateway` compares with.
 LITELLM := .venv-litellm
 SOURCES := services shared kernels
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # A variable because a comma would split the argument of `call`.
 RUN_EXTRAS := gateway,worker
 
@@ -19,10 +20,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway proto clean
+.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway images kind-up e2e-k8s proto clean
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
@@ -57,6 +58,18 @@ bench: $(DEV)  ## Measure this machine's CPU path
 
 bench-gateway: $(DEV) $(LITELLM)/.installed  ## Measure the gateway beside LiteLLM's proxy, engines simulated
 	@exec $(BIN)/python loadtest/gateway_bench.py --litellm $(LITELLM)/bin/litellm $(ARGS)
+
+images:  ## Build the images of gateway and workers (needs docker)
+	@for image in gateway worker-cpu worker-cuda; do \
+		docker build --file docker/$$image.Dockerfile --tag baton/$$image:$(VERSION) \
+			--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .; \
+	done
+
+kind-up:  ## A kind cluster with ingress-nginx and the demo model (needs docker, kind, kubectl and helm)
+	@k8s/kind-up.sh
+
+e2e-k8s: $(DEV)  ## Install, break, upgrade and remove Baton in the cluster of KUBECONFIG, in a namespace of its own
+	@exec $(BIN)/python -m pytest -s -x tests/k8s/e2e.py $(ARGS)
 
 proto: $(DEV)  ## Generate the code of shared/baton_proto again
 	@$(BIN)/python -m grpc_tools.protoc -Ishared --python_out=shared --pyi_out=shared --grpc_python_out=shared \

@@ -1,0 +1,36 @@
+# The gateway, and the controller. No torch: under 300 MB.
+FROM python:3.12.12-slim-bookworm AS build
+RUN python -m venv --without-pip /opt/venv
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md ./
+COPY services services
+COPY shared shared
+COPY kernels kernels
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --disable-pip-version-check --python /opt/venv/bin/python install -c constraints.txt '.[gateway]'
+# Half of what that installs is the asyncio half of the Kubernetes client, what it needs, and byte code of API objects
+# that are loaded one by one; downloads from hubs are no gateway's business either.
+RUN cd /opt/venv/lib/python3.12/site-packages \
+    && rm -r kubernetes/aio aiohttp aiohttp_retry aiosignal frozenlist multidict propcache yarl aiohappyeyeballs hf_xet \
+    && find kubernetes -name '*.pyc' -delete
+RUN mkdir /opt/baton \
+    && ln -s "$(/opt/venv/bin/python -c 'import baton_demo; print(baton_demo.MODEL_DIR)')" /opt/baton/demo-model
+
+FROM python:3.12.12-slim-bookworm
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Baton gateway" \
+      org.opencontainers.image.description="OpenAI-compatible gateway in front of prefill and decode pods" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN groupadd --gid 10001 baton \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin baton
+COPY --from=build /opt /opt
+# The root may be read-only: all that is written goes below /tmp.
+ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 8000 9400
+ENTRYPOINT ["baton"]
+CMD ["gateway"]

@@ -1,0 +1,36 @@
+# Prefill and decode pods with an NVIDIA GPU. CUDA's libraries come with torch, the driver from the node.
+FROM python:3.12.12-slim-bookworm AS build
+RUN python -m venv --without-pip /opt/venv
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md ./
+COPY services services
+COPY shared shared
+COPY kernels kernels
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --disable-pip-version-check --python /opt/venv/bin/python install -c constraints.txt '.[worker]'
+RUN mkdir /opt/baton \
+    && ln -s "$(/opt/venv/bin/python -c 'import baton_demo; print(baton_demo.MODEL_DIR)')" /opt/baton/demo-model
+
+FROM python:3.12.12-slim-bookworm
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Baton worker, CUDA" \
+      org.opencontainers.image.description="Prefill or decode pod with an NVIDIA GPU" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# Triton compiles the launchers of its kernels when they are first used.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 baton \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin baton
+COPY --from=build /opt /opt
+# The root may be read-only: all that is written, compiled kernels too, goes below /tmp.
+ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 50051 50052 9400
+ENTRYPOINT ["baton"]
+CMD ["decode", "--help"]

@@ -1,0 +1,185 @@
+{{/* (root workload): one role of one revision of one model: Deployment, headless Service, PodDisruptionBudget. */}}
+{{- define "baton.workload" -}}
+{{- $root := .root -}}
+{{- $workload := .workload -}}
+{{- $spec := $workload.spec -}}
+{{- $gpus := int $spec.gpus -}}
+{{- $device := gt $gpus 0 | ternary "cuda" "cpu" -}}
+{{- $repository := printf "baton/worker-%s" $device -}}
+{{- $image := include "baton.image" (dict "root" $root "image" $spec.image "repository" $repository) -}}
+{{- $component := dict "root" $root "component" $workload.role -}}
+{{- $selector := printf "%s\n%s" (include "baton.selectorLabels" $component) (include "baton.workerLabels" $workload) -}}
+{{- $model := dict "key" $workload.key "volume" $workload.volume "revision" $workload.revision "image" $image "weights" true -}}
+{{- $engine := dict -}}
+{{- /* Without their ports open, pairs would try for nothing. */ -}}
+{{- if and (eq $workload.role "decode") (eq $device "cuda") (not $root.Values.gpuPairs.enabled) -}}
+{{- $_ := set $engine "kv-transport" "tcp" -}}
+{{- end -}}
+{{- $engine = include "baton.merge" (list $engine $spec.engine) | fromJson -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ $workload.name }}
+  labels:
+    {{- include "baton.labels" $component | nindent 4 }}
+    {{- include "baton.workerLabels" $workload | nindent 4 }}
+spec:
+  {{- $autoscaled := or $workload.scaled $spec.hpa.enabled $spec.keda.enabled }}
+  {{- with include "baton.replicas" (dict "root" $root "name" $workload.name "count" $spec.replicas "autoscaled" $autoscaled) }}
+  {{- . | trim | nindent 2 }}
+  {{- end }}
+  strategy:
+    {{- toYaml $spec.strategy | nindent 4 }}
+  selector:
+    matchLabels:
+      {{- $selector | nindent 6 }}
+  template:
+    metadata:
+      # Those of versions are left out: they would start pods anew that have not changed.
+      labels:
+        {{- $selector | nindent 8 }}
+        {{- with $spec.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- $annotations := $spec.podAnnotations | default dict }}
+      {{- if $workload.volume.download }}
+      {{- $annotations = set $annotations "checksum/download" (toJson $workload.volume.download | sha256sum) }}
+      {{- end }}
+      {{- with $annotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      {{- include "baton.pod" (dict "root" $root "spec" $spec "account" "worker") | nindent 6 }}
+      {{- include "baton.spread" (dict "spec" $spec "selector" $selector) | nindent 6 }}
+      # After the drain what is left is handed back, and the engine ends.
+      terminationGracePeriodSeconds: {{ include "baton.terminationSeconds" (dict "root" $root "margin" 15) }}
+      {{- with include "baton.modelInit" $model }}
+      initContainers:
+        {{- . | trim | nindent 8 }}
+      {{- end }}
+      containers:
+        - name: {{ $workload.role }}
+          image: {{ $image }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          args:
+            - {{ $workload.role }}
+            - --model={{ include "baton.modelFolder" $model }}
+            - {{ printf "--served-model-name=%s" $workload.model | quote }}
+            - --revision={{ $workload.revision }}
+            - --host=0.0.0.0
+            - --port=50051
+            {{- if eq $workload.role "prefill" }}
+            - --kv-port=50052
+            {{- end }}
+            - --metrics-port=9400
+            - --device={{ $device }}
+            - --drain-seconds={{ int $root.Values.drainSeconds }}
+            {{- with include "baton.flags" $engine | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
+            {{- range $spec.extraArgs }}
+            - {{ . | quote }}
+            {{- end }}
+          {{- with $spec.extraEnv }}
+          env:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          ports:
+            - name: grpc
+              containerPort: 50051
+            {{- if eq $workload.role "prefill" }}
+            - name: kv
+              containerPort: 50052
+            {{- end }}
+            - name: metrics
+              containerPort: 9400
+          {{- include "baton.containerSecurity" $root | nindent 10 }}
+          resources:
+            {{- $resources := $spec.resources }}
+            {{- if gt $gpus 0 }}
+            {{- $gpu := dict $spec.gpuResource $gpus }}
+            {{- $resources = include "baton.merge" (list $resources (dict "requests" $gpu "limits" $gpu)) | fromJson }}
+            {{- end }}
+            {{- toYaml $resources | nindent 12 }}
+          # The port opens when the model is loaded.
+          startupProbe:
+            grpc:
+              port: 50051
+            periodSeconds: 5
+            timeoutSeconds: 5
+            failureThreshold: {{ divf $spec.startupSeconds 5 | ceil | int }}
+          # The same answer for both: it falls on SIGTERM, and from then on the kubelet asks for readiness alone.
+          readinessProbe:
+            grpc:
+              port: 50051
+            periodSeconds: 5
+            timeoutSeconds: 5
+          livenessProbe:
+            grpc:
+              port: 50051
+            periodSeconds: 10
+            timeoutSeconds: 10
+            failureThreshold: 6
+          {{- include "baton.preStop" $root | nindent 10 }}
+          volumeMounts:
+            - name: tmp
+              mountPath: /tmp
+            - name: shm
+              mountPath: /dev/shm
+            {{- with include "baton.modelMount" $model | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
+            {{- with $spec.extraVolumeMounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+      volumes:
+        - name: tmp
+          emptyDir:
+            sizeLimit: {{ $spec.tmpSize }}
+        - name: shm
+          emptyDir:
+            medium: Memory
+            sizeLimit: {{ $spec.shmSize }}
+        {{- with include "baton.modelVolume" $model | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
+        {{- if $workload.volume.download }}
+        - name: download
+          configMap:
+            name: {{ include "baton.fullname" $root }}-download
+        {{- end }}
+        {{- with $spec.extraVolumes }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ $workload.name }}
+  # EndpointSlices have the labels of their Service: gateways find pods by them.
+  labels:
+    {{- include "baton.labels" $component | nindent 4 }}
+    {{- include "baton.workerLabels" $workload | nindent 4 }}
+spec:
+  clusterIP: None
+  # Gateways ask each pod themselves, and keep the streams of one that drains.
+  publishNotReadyAddresses: true
+  selector:
+    {{- $selector | nindent 4 }}
+  ports:
+    - name: grpc
+      port: 50051
+      targetPort: grpc
+      appProtocol: kubernetes.io/h2c
+    {{- if eq $workload.role "prefill" }}
+    - name: kv
+      port: 50052
+      targetPort: kv
+    {{- end }}
+    - name: metrics
+      port: 9400
+      targetPort: metrics
+---
+{{ include "baton.pdb" (dict "root" $root "name" $workload.name "component" $workload.role "selector" $selector) }}
+{{- end }}

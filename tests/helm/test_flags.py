@@ -1,0 +1,208 @@
+"""That the chart and the binaries mean the same settings, and the files between them the same fields."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+import pytest
+import yaml
+from pydantic_settings import BaseSettings
+
+from baton_cli.service_settings import settings_from
+from baton_decode.settings import DecodeSettings
+from baton_gateway.models_file import ModelSpec, PoolSpec
+from baton_gateway.settings import GatewaySettings
+from baton_gateway.tenants import read_tenants
+from baton_prefill.settings import PrefillSettings
+
+from .charts import CASES, Manifest, case, chart, flags, named, pods, render
+
+BINARIES: dict[str, type[BaseSettings]] = {
+    "gateway": GatewaySettings,
+    "prefill": PrefillSettings,
+    "decode": DecodeSettings,
+}
+# What the chart says already and the settings are about to take.
+COMING = {
+    "gateway": {"admin-port", "namespace", "canary-configmap"},
+    "prefill": {"metrics-port"},
+    "decode": {"metrics-port"},
+}
+CONTROLLER_FLAGS = {"namespace", "release", "config-file", "admin-port"}
+
+# Given otherwise than as a flag.
+IN_MODELS_FILE = {
+    *("model", "served-model-name", "decode-addresses", "prefill-addresses", "chat-template", "use-generation-config")
+}
+FROM_SECRETS = {"api-keys", "redis-url"}
+OUT_OF_KUBERNETES = {"canary-file"}
+
+
+def field_flags(binary: str) -> dict[str, Any]:
+    """Return the fields of a binary's settings by their flags."""
+    return {name.replace("_", "-"): field for name, field in BINARIES[binary].model_fields.items()}
+
+
+def baton_containers(name: str) -> list[Manifest]:
+    return [spec["containers"][0] for _, _, spec in pods(case(name)) if "args" in spec["containers"][0]]
+
+
+def parsed(container: Manifest) -> Any:
+    """Return the settings that a binary would have."""
+    binary = container["args"][0]
+    coming = COMING[binary] - set(field_flags(binary))
+    args = [arg for arg in container["args"][1:] if arg.removeprefix("--").partition("=")[0] not in coming]
+    return settings_from(args, BINARIES[binary], f"baton {binary}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_flag_is_one_of_the_binary_s(name):
+    seen = set()
+    for container in baton_containers(name):
+        binary = container["args"][0]
+        seen.add(binary)
+        given = {flag for flag, value in flags(container).items() if value is not None}
+        switches = {flag.removeprefix("no-") for flag, value in flags(container).items() if value is None}
+        if binary == "controller":
+            assert given == CONTROLLER_FLAGS
+        else:
+            assert given | switches <= set(field_flags(binary)) | COMING[binary]
+            parsed(container)
+    assert seen >= {"gateway", "decode"}
+
+
+def test_settings_arrive_as_values_say_them():
+    [prefill] = [
+        c for c in baton_containers("everything") if c["args"][0] == "prefill" and "--revision=v2" in c["args"]
+    ]
+    settings = parsed(prefill)
+    assert settings.model == Path("/models/large")
+    assert settings.served_model_name == "acme/Large"
+    assert settings.max_model_len == 1_048_576
+    assert settings.enable_prefix_caching is False
+    assert settings.drain_seconds == 45
+    assert settings.log_level == "debug"
+    assert (settings.host, settings.port, settings.kv_port) == ("0.0.0.0", 50051, 50052)
+    [gateway] = [c for c in baton_containers("everything") if c["args"][0] == "gateway"]
+    settings = parsed(gateway)
+    assert settings.prefix_index_entries == 5_000_000
+    assert settings.ttft_slo_s == 7.5
+    assert settings.local_prefill is False
+    assert settings.shutdown_grace_s == 45
+
+
+def test_pairs_are_not_tried_where_their_ports_are_closed():
+    values = {"models": {"a": {"prefill": {"gpus": 1}, "decode": {"gpus": 1}}}}
+    for pairs, transport in ((False, "tcp"), (True, "auto")):
+        manifests = render({**values, "gpuPairs": {"enabled": pairs}})
+        [decode] = [
+            spec["containers"][0] for _, _, spec in pods(manifests) if spec["containers"][0]["name"] == "decode"
+        ]
+        assert parsed(decode).kv_transport == transport
+    values["models"]["a"]["decode"]["engine"] = {"kv-transport": "grpc"}
+    [decode] = [
+        spec["containers"][0] for _, _, spec in pods(render(values)) if spec["containers"][0]["name"] == "decode"
+    ]
+    assert parsed(decode).kv_transport == "grpc"
+
+
+def _forbidden(*path: str) -> set[str]:
+    """Return the flags that the schema leaves to the chart."""
+    schema = chart().schema
+    for key in path:
+        assert schema is not None
+        schema = schema[key]
+    assert schema is not None
+    return {flag for flag, allowed in schema["properties"].items() if allowed is False}
+
+
+def _another(field: Any) -> Any:
+    """Return a value that is not the field's default."""
+    kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
+    if get_origin(field.annotation) is Literal:
+        return next(value for value in get_args(field.annotation) if value != field.default)
+    if bool in kinds:
+        return not field.default
+    if int in kinds:
+        return 1 if field.default != 1 else 2
+    if float in kinds:
+        return 0.25
+    return "/x" if Path in kinds else "x"
+
+
+@pytest.mark.parametrize("binary", BINARIES)
+def test_every_setting_can_be_reached_from_values(binary):
+    forbidden = _forbidden(
+        *(("properties", "gateway", "properties", "settings") if binary == "gateway" else ("$defs", "engine"))
+    )
+    # The chart gives them itself, or they are said elsewhere.
+    used = {flag for container in baton_containers("everything") for flag in flags(container)}
+    assert forbidden <= used | IN_MODELS_FILE | FROM_SECRETS | OUT_OF_KUBERNETES
+    wanted = {flag: _another(field) for flag, field in field_flags(binary).items() if flag not in forbidden}
+    if binary == "gateway":
+        values: dict[str, Any] = {"gateway": {"settings": wanted}}
+    else:
+        values = {"models": {"a": {"prefill": {}, binary: {"engine": wanted}}}}
+    [container] = [
+        spec["containers"][0] for _, _, spec in pods(render(values)) if spec["containers"][0]["name"] == binary
+    ]
+    settings = parsed(container)
+    for flag, value in wanted.items():
+        found = getattr(settings, flag.replace("-", "_"))
+        assert (str(found) if isinstance(found, Path) else found) == value, flag
+
+
+def test_the_models_file_has_the_fields_that_gateways_read():
+    manifest = named(case("everything"), "ConfigMap", "rel-baton-gateway")
+    models = yaml.safe_load(manifest["data"]["models.yaml"])["models"]
+    pool_fields = {field.name for field in msgspec.structs.fields(PoolSpec)} | {"selector"}
+    for model in models:
+        assert set(model) <= {field.name for field in msgspec.structs.fields(ModelSpec)}
+        assert all(set(pool) <= pool_fields for pool in model["pools"])
+    [large] = [model for model in models if model["name"] == "acme/Large"]
+    assert large["chat_template"] == "/models/large/other.jinja"
+    assert large["use_generation_config"] is False
+    base = "app.kubernetes.io/instance=rel,baton.dev/model=large,baton.dev/pool"
+    assert large["pools"] == [
+        {"name": "long", "selector": f"{base}=long", "tenants": ["acme"]},
+        {"name": "short", "selector": f"{base}=short", "max_prompt_tokens": 2000},
+        {"name": "default", "selector": f"{base}=default"},
+    ]
+    assert [model["folder"] for model in models] == ["/models/disk", "/models/large", "/models/small"]
+
+
+def test_selectors_of_pools_find_the_services_of_both_revisions():
+    models = yaml.safe_load(named(case("everything"), "ConfigMap", "rel-baton-gateway")["data"]["models.yaml"])[
+        "models"
+    ]
+    services = [manifest["metadata"] for manifest in case("everything") if manifest["kind"] == "Service"]
+    found = {
+        (model["name"], pool["name"]): sorted(
+            service["name"] for service in services if _fits(pool["selector"], service)
+        )
+        for model in models
+        for pool in model["pools"]
+    }
+    assert found == {
+        ("disk", "default"): ["rel-baton-disk-decode", "rel-baton-disk-decode-canary"],
+        ("acme/Large", "default"): [
+            *("rel-baton-large-decode", "rel-baton-large-decode-v2"),
+            *("rel-baton-large-prefill", "rel-baton-large-prefill-v2"),
+        ],
+        ("acme/Large", "long"): ["rel-baton-large-long-decode"],
+        ("acme/Large", "short"): ["rel-baton-large-short-decode", "rel-baton-large-short-prefill"],
+        ("small", "default"): ["rel-baton-small-decode", "rel-baton-small-prefill"],
+    }
+
+
+def _fits(selector: str, metadata: Manifest) -> bool:
+    return all(metadata["labels"].get(key) == value for key, value in (term.split("=") for term in selector.split(",")))
+
+
+def test_tenants_are_read_as_they_were_said(tmp_path):
+    secret = named(case("everything"), "Secret", "rel-baton-tenants")
+    (tmp_path / "tenants.yaml").write_text(secret["stringData"]["tenants.yaml"])
+    found = read_tenants(tmp_path / "tenants.yaml")
+    assert found.tenants["acme"].tokens_per_minute == 100_000_000
+    assert found.tenants["acme"].weight == 2.5
+    assert [key.id for key in found.keys] == ["0a1b2c3d"]

@@ -1,0 +1,120 @@
+"""What an upgrade keeps of what it finds in the cluster, which here is a small API server."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from .charts import NAMESPACE, RELEASE, Manifest, chart, named
+
+_KINDS = {
+    "v1": [("configmaps", "ConfigMap"), ("secrets", "Secret")],
+    "apps/v1": [("deployments", "Deployment")],
+}
+
+
+class _Api(ThreadingHTTPServer):
+    """Knows some objects, by their paths."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.objects: dict[str, Manifest] = {}
+
+    def put(self, kind: str, name: str, **content: Any) -> None:
+        [(version, plural)] = [(v, plural) for v, kinds in _KINDS.items() for plural, k in kinds if k == kind]
+        root = "/api/v1" if version == "v1" else f"/apis/{version}"
+        metadata = {"name": name, "namespace": NAMESPACE}
+        found = {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
+        self.objects[f"{root}/namespaces/{NAMESPACE}/{plural}/{name}"] = found
+
+    def answer(self, path: str) -> Manifest | None:
+        if path == "/version":
+            return {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}
+        if path == "/api":
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        if path == "/apis":
+            version = {"groupVersion": "apps/v1", "version": "v1"}
+            group = {"name": "apps", "versions": [version], "preferredVersion": version}
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]}
+        for version, kinds in _KINDS.items():
+            if path == ("/api/v1" if version == "v1" else f"/apis/{version}"):
+                resources = [
+                    {"name": plural, "kind": kind, "namespaced": True, "verbs": ["get"], "singularName": ""}
+                    for plural, kind in kinds
+                ]
+                return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+        return self.objects.get(path)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Api
+
+    def do_GET(self) -> None:
+        found = self.server.answer(self.path.partition("?")[0])
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+        self.send_response(200 if found else 404)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(found or status).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def api() -> Iterator[_Api]:
+    with _Api() as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def upgraded(api: _Api, values: dict[str, Any]) -> list[Manifest]:
+    """Render as an upgrade in the cluster does."""
+    server = f"http://127.0.0.1:{api.server_address[1]}"
+    user = {"apiVersion": "v1", "kind": "Config", "clusters": [{"name": "a", "cluster": {"server": server}}]}
+    user |= {"contexts": [{"name": "a", "context": {"cluster": "a", "user": ""}}], "current-context": "a"}
+    with helm_python.Config(kubeconfig_content=json.dumps(user), namespace=NAMESPACE) as config:
+        texts = config.render(chart(), values, name=RELEASE, namespace=NAMESPACE, is_upgrade=True)
+    files = [text for name, text in texts.items() if name.endswith(".yaml")]
+    return [manifest for text in files for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
+
+
+def canary(api: _Api, **canary: Any) -> dict[str, Any]:
+    manifests = upgraded(api, {"models": {"a": {"canary": {"enabled": True, "weight": 5, **canary}}}})
+    found: dict[str, Any] = json.loads(named(manifests, "ConfigMap", "rel-baton-canary")["data"]["canary.json"])
+    return found
+
+
+def test_the_controller_s_weight_stays_while_its_revision_does(api):
+    moved = {"revision": "v2", "weight": 50, "shadow": True}
+    api.put("ConfigMap", "rel-baton-canary", data={"canary.json": json.dumps({"a": moved, "gone": moved})})
+    analysis = {"enabled": True}
+    assert canary(api, revision="v2", analysis=analysis) == {"a": moved}
+    fresh = {"weight": 5, "shadow": False}
+    assert canary(api, revision="v3", analysis=analysis) == {"a": {"revision": "v3", **fresh}}
+    assert canary(api, revision="v2") == {"a": {"revision": "v2", **fresh}}
+
+
+def test_the_password_of_redis_stays(api):
+    values = {"redis": {"enabled": True}}
+    first, second = (named(upgraded(api, values), "Secret", "rel-baton-redis")["stringData"] for _ in range(2))
+    assert first["password"] != second["password"]
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in first.items()}
+    api.put("Secret", "rel-baton-redis", data=data)
+    assert named(upgraded(api, values), "Secret", "rel-baton-redis")["stringData"] == first
+
+
+def test_an_autoscaled_workload_keeps_its_replicas(api):
+    api.put("Deployment", "rel-baton-a-decode", spec={"replicas": 7})
+    api.put("Deployment", "rel-baton-a-prefill", spec={"replicas": 7})
+    values = {"models": {"a": {"prefill": {"replicas": 2}, "decode": {"keda": {"enabled": True, "triggers": [{}]}}}}}
+    manifests = upgraded(api, values)
+    assert named(manifests, "Deployment", "rel-baton-a-decode")["spec"]["replicas"] == 7
+    assert named(manifests, "Deployment", "rel-baton-a-prefill")["spec"]["replicas"] == 2

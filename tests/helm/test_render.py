@@ -1,0 +1,145 @@
+"""That the chart renders, is clean, and refuses wrong values in words."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from .charts import CASES, CHART, case, chart, named, of_kind, render, rendered_text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lint_finds_nothing(name):
+    report = helm_python.lint(CHART, CASES[name], strict=True)
+    found = [message for message in report["messages"] if message["error"] != "icon is recommended"]
+    assert not report["errors"]
+    assert not found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_object_has_its_own_name_and_the_release_s_labels(name):
+    manifests = case(name)
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
+    assert len(names) == len(set(names))
+    for kind, object_name in names:
+        assert len(object_name) <= 63, object_name
+        labels = named(manifests, kind, object_name)["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "rel"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+
+
+def test_the_version_is_that_of_the_package():
+    project = (CHART.parents[1] / "pyproject.toml").read_text()
+    assert f'\nversion = "{chart().metadata["appVersion"]}"\n' in project
+
+
+def test_notes_have_a_first_request():
+    notes = rendered_text({})["baton/templates/NOTES.txt"]
+    assert "http://127.0.0.1:8000/v1/chat/completions" in notes
+    assert '"model": "baton-demo"' in notes
+    assert "Authorization" not in notes
+    notes = rendered_text(CASES["everything"])["baton/templates/NOTES.txt"]
+    assert "curl https://llm.example/v1/chat/completions" in notes
+    assert "Authorization: Bearer" in notes
+    assert "WARNING" not in notes
+    assert "WARNING" in rendered_text({"tenants": {"tenants": {"acme": {}}}})["baton/templates/NOTES.txt"]
+
+
+def _model(**fields: Any) -> dict[str, Any]:
+    return {"models": {"a": fields}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gatway": {}}, ["gatway"]),
+        ({"drainSeconds": "a minute"}, ["/drainSeconds", "want integer"]),
+        ({"image": {"tag": "latest"}}, ["/image/tag"]),
+        ({"image": {"pullPolicy": "Sometimes"}}, ["/image/pullPolicy", "IfNotPresent"]),
+        ({"models": {"Llama_8B": {}}}, ["Llama_8B"]),
+        (_model(decode={"replicas": -1}), ["/models/a/decode/replicas"]),
+        (_model(decode={"gpu": 1}), ["/models/a/decode", "gpu"]),
+        (_model(decode={"engine": {"maxModelLen": 1}}), ["/models/a/decode/engine", "maxModelLen"]),
+        (_model(decode={"engine": {"port": 1}}), ["/models/a/decode/engine", "port"]),
+        (_model(decode={"resources": {"limits": {"memory": "much"}}}), ["/models/a/decode/resources/limits/memory"]),
+        (_model(canary={"enabled": True, "weight": 101}), ["/models/a/canary/weight", "100"]),
+        (_model(canary={"enabled": True, "revision": "stable"}), ["/models/a/canary/revision"]),
+        (_model(canary={"enabled": True, "analysis": {"steps": []}}), ["/models/a/canary/analysis/steps"]),
+        (_model(volume={"pvc": {}}), ["/models/a/volume/pvc", "claimName"]),
+        (_model(volume={"pvc": {"claimName": "m"}, "hostPath": {"path": "/m"}}), ["/models/a/volume"]),
+        (_model(volume={"image": {"reference": "m:1", "copy": True}}), ["/models/a/volume/image", "size"]),
+        (_model(volume={"download": {"files": [{"path": "x", "url": "https://m"}], "size": "1Gi"}}), ["sha256"]),
+        (_model(pools=[{"name": "default", "decode": {}}]), ["/models/a/pools/0/name"]),
+        (_model(scaler={"slo": {"ttftSeconds": 0}}), ["/models/a/scaler/slo/ttftSeconds"]),
+        ({"gateway": {"settings": {"redis-url": "redis://:secret@r"}}}, ["/gateway/settings", "redis-url"]),
+        ({"gateway": {"service": {"type": "Public"}}}, ["/gateway/service/type"]),
+        ({"tenants": {"tenants": {"acme": {"rpm": 1}}}}, ["/tenants/tenants/acme", "rpm"]),
+        ({"tenants": {"keys": [{"id": "a", "hash": "bt-a-secret", "tenant": "acme"}]}}, ["/tenants/keys/0/hash"]),
+        ({"httpRoute": {"enabled": True}}, ["/httpRoute/parentRefs"]),
+        ({"redis": {"image": "redis"}}, ["/redis/image"]),
+        # What no schema can say:
+        (_model(decode={"hpa": {"enabled": True}}), ["models.a.decode.hpa.metrics: give at least one"]),
+        ({"gateway": {"keda": {"enabled": True}}}, ["gateway.keda.triggers: give at least one"]),
+        ({"models": {"a": {"name": "x"}, "b": {"name": "x"}}}, ["models.b.name", '"x"']),
+        (
+            _model(scaler={"enabled": True}, decode={"hpa": {"enabled": True, "metrics": [{"type": "Resource"}]}}),
+            ["models.a.decode", "scaler and hpa"],
+        ),
+        (
+            _model(scaler={"enabled": True, "decode": {"minReplicas": 9}}),
+            ["models.a.scaler.decode: minReplicas is more than maxReplicas"],
+        ),
+        ({"tenants": {"existingSecret": "t", "tenants": {"acme": {}}}}, ["tenants: give either existingSecret"]),
+        ({"redis": {"enabled": True, "external": {"existingSecret": "r"}}}, ["redis: give either"]),
+        ({"gateway": {"tls": {"enabled": True}}}, ["gateway.tls: give existingSecret"]),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values, words):
+    with pytest.raises((helm_python.HelmValuesError, helm_python.HelmRenderError)) as refused:
+        render(values)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_every_default_is_in_the_schema():
+    """additionalProperties would refuse it, too, but only where it is false."""
+    schema, values = chart().schema, chart().values
+    assert schema is not None
+    assert set(values) <= set(schema["properties"])
+    workload = schema["$defs"]["workload"]["properties"]
+    assert set(values["worker"]) == set(workload)
+
+
+def test_presets_say_what_they_are():
+    for name in CASES:
+        path = CHART / f"values-{name}.yaml"
+        if path.exists():
+            assert path.read_text().startswith("# ")
+
+
+@pytest.fixture
+def filled_chart(tmp_path: Path) -> helm_python.Chart:
+    """The chart with two rules and two dashboards."""
+    copy = shutil.copytree(CHART, tmp_path / "baton")
+    for folder in ("rules", "dashboards"):
+        shutil.rmtree(copy / folder, ignore_errors=True)
+        (copy / folder).mkdir()
+    for name in ("gateway", "workers"):
+        rule = {"alert": "X", "expr": "up == 0", "annotations": {"summary": "{{ $labels.pod }} is down"}}
+        (copy / "rules" / f"{name}.yaml").write_text(yaml.safe_dump({"groups": [{"name": name, "rules": [rule]}]}))
+        (copy / "dashboards" / f"{name}.json").write_text('{"title": "{{model}}"}\n')
+    return helm_python.Chart.load(copy)
+
+
+def test_rules_and_dashboards_come_from_files_as_they_are(filled_chart):
+    manifests = render(CASES["everything"], filled_chart)
+    rules = of_kind(manifests, "PrometheusRule")
+    assert [rule["metadata"]["name"] for rule in rules] == ["rel-baton-gateway", "rel-baton-workers"]
+    assert "{{ $labels.pod }}" in str(rules[0]["spec"])
+    dashboard = named(manifests, "ConfigMap", "rel-baton-dashboard-workers")
+    assert dashboard["data"] == {"workers.json": '{"title": "{{model}}"}\n'}
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert not of_kind(render({}, filled_chart), "PrometheusRule")

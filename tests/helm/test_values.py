@@ -1,0 +1,190 @@
+"""What values do."""
+
+import json
+
+import yaml
+
+from .charts import CASES, case, containers, flags, named, of_kind, render, workloads
+
+
+def test_without_models_the_demo_model_is_served():
+    manifests = case("defaults")
+    names = [workload["metadata"]["name"] for workload in workloads(manifests)]
+    assert names == ["rel-baton-gateway", "rel-baton-demo-prefill", "rel-baton-demo-decode"]
+    [container] = named(manifests, "Deployment", "rel-baton-demo-decode")["spec"]["template"]["spec"]["containers"]
+    assert flags(container)["model"] == "/opt/baton/demo-model"
+    assert container["image"] == "baton/worker-cpu:0.1.0"
+
+
+def test_presets_have_the_pods_that_they_promise():
+    replicas = {
+        name: {workload["metadata"]["name"]: workload["spec"].get("replicas") for workload in workloads(case(name))}
+        for name in ("cpu-demo", "single-gpu", "h200-llama-8b")
+    }
+    assert replicas == {
+        "cpu-demo": {"rel-baton-gateway": 1, "rel-baton-demo-prefill": 1, "rel-baton-demo-decode": 1},
+        "single-gpu": {"rel-baton-gateway": 2, "rel-baton-qwen3-0-6b-decode": 1},
+        "h200-llama-8b": {
+            "rel-baton-gateway": 2,
+            "rel-baton-llama-8b-prefill": 2,
+            "rel-baton-llama-8b-decode": 2,
+            "rel-baton-redis": 1,
+        },
+    }
+
+
+def test_a_canary_is_a_second_pair_with_what_it_overrides():
+    manifests = case("everything")
+    for role in ("prefill", "decode"):
+        stable = named(manifests, "Deployment", f"rel-baton-large-{role}")["spec"]["template"]["spec"]["containers"][0]
+        canary = named(manifests, "Deployment", f"rel-baton-large-{role}-v2")["spec"]["template"]["spec"]["containers"][
+            0
+        ]
+        assert (stable["image"].rpartition(":")[2], canary["image"].rpartition(":")[2]) == ("0.1.0", "0.2.0")
+        assert (flags(stable)["revision"], flags(canary)["revision"]) == ("stable", "v2")
+        assert "enable-prefix-caching" in flags(stable)
+        assert "no-enable-prefix-caching" in flags(canary)
+        assert flags(canary)["max-model-len"] == flags(stable)["max-model-len"]
+    assert named(manifests, "Deployment", "rel-baton-large-prefill")["spec"]["replicas"] == 2
+    assert named(manifests, "Deployment", "rel-baton-large-prefill-v2")["spec"]["replicas"] == 1
+    volumes = named(manifests, "Deployment", "rel-baton-disk-decode-canary")["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "model-disk", "persistentVolumeClaim": {"claimName": "other", "readOnly": True}} in volumes
+
+
+def test_zero_and_false_override():
+    values = {
+        "worker": {"gpus": 1, "engine": {"deterministic": True}},
+        "models": {"a": {"decode": {"gpus": 0, "replicas": 0, "engine": {"deterministic": False}}}},
+    }
+    decode = named(render(values), "Deployment", "rel-baton-a-decode")
+    [container] = decode["spec"]["template"]["spec"]["containers"]
+    assert decode["spec"]["replicas"] == 0
+    assert "no-deterministic" in flags(container)
+    assert flags(container)["device"] == "cpu"
+
+
+def test_the_canary_config_map_says_where_canaries_stand():
+    config = named(case("everything"), "ConfigMap", "rel-baton-canary")["data"]
+    assert json.loads(config["canary.json"]) == {
+        "acme/Large": {"revision": "v2", "weight": 10, "shadow": True},
+        "disk": {"revision": "canary", "weight": 0, "shadow": False},
+    }
+    assert named(case("defaults"), "ConfigMap", "rel-baton-canary")["data"] == {"canary.json": "{}"}
+
+
+def test_the_controller_runs_only_where_it_has_something_to_do():
+    name = "rel-baton-controller"
+    assert name not in [workload["metadata"]["name"] for workload in workloads(case("defaults"))]
+    disabled = {"canary": {"enabled": False, "analysis": {"enabled": True}}, "scaler": {"enabled": False}}
+    assert name not in [workload["metadata"]["name"] for workload in workloads(render({"models": {"a": disabled}}))]
+    config = yaml.safe_load(named(case("everything"), "ConfigMap", name)["data"]["controller.yaml"])
+    assert config == {
+        "canary_configmap": "rel-baton-canary",
+        "gateway": {"selector": "app.kubernetes.io/instance=rel,app.kubernetes.io/component=gateway", "port": 9400},
+        "models": [
+            {
+                "name": "acme/Large",
+                "selector": "app.kubernetes.io/instance=rel,baton.dev/model=large",
+                "canary": {
+                    "revision": "v2",
+                    "steps": [10, 100],
+                    "interval_s": 300,
+                    "min_requests": 200,
+                    "max_ttft_p95_ratio": 1.2,
+                    "max_tpot_p95_ratio": 1.2,
+                    "max_error_rate_ratio": 1.5,
+                    "max_error_rate": 0.01,
+                },
+            },
+            {
+                "name": "small",
+                "selector": "app.kubernetes.io/instance=rel,baton.dev/model=small",
+                "scaler": {
+                    "dry_run": False,
+                    "ttft_slo_s": 1,
+                    "tpot_slo_s": 0.05,
+                    "prefill": {"deployment": "rel-baton-small-prefill", "min_replicas": 1, "max_replicas": 4},
+                    "decode": {"deployment": "rel-baton-small-decode", "min_replicas": 2, "max_replicas": 8},
+                },
+            },
+        ],
+    }
+
+
+def test_replicas_are_left_to_whoever_scales():
+    manifests = case("everything")
+    without = {workload["metadata"]["name"] for workload in workloads(manifests) if "replicas" not in workload["spec"]}
+    targets = {
+        manifest["spec"]["scaleTargetRef"]["name"]
+        for manifest in of_kind(manifests, "HorizontalPodAutoscaler", "ScaledObject")
+    }
+    assert without == targets | {"rel-baton-small-prefill", "rel-baton-small-decode"}
+    assert without == {
+        *("rel-baton-gateway", "rel-baton-small-prefill", "rel-baton-small-decode"),
+        *("rel-baton-large-decode", "rel-baton-large-decode-v2"),
+        *("rel-baton-disk-decode", "rel-baton-disk-decode-canary"),
+    }
+
+
+def test_models_come_into_gateways_and_workers():
+    manifests = case("everything")
+    gateway = named(manifests, "Deployment", "rel-baton-gateway")["spec"]["template"]["spec"]
+    inits = {container["name"]: container for container in gateway["initContainers"]}
+    assert inits["model-large"]["args"] == ["--no-weights"]
+    assert "*.safetensors) ;;" in inits["model-small"]["command"][2]
+    small = named(manifests, "Deployment", "rel-baton-small-decode")["spec"]["template"]["spec"]
+    assert "safetensors" not in small["initContainers"][0]["command"][2]
+    assert flags(small["containers"][0])["model"] == "/models/small"
+    large = named(manifests, "Deployment", "rel-baton-large-decode")["spec"]["template"]["spec"]
+    assert large["initContainers"][0]["command"][2:] == ["/etc/baton-download/large-stable.json", "/models/large"]
+    listed = named(manifests, "ConfigMap", "rel-baton-download")["data"]
+    assert json.loads(listed["large-v2.json"])[0]["path"] == "config.json"
+    for spec in (gateway, small, large):
+        [main] = spec["containers"]
+        assert all(mount["readOnly"] for mount in main["volumeMounts"] if mount["mountPath"].startswith("/models"))
+    image = named(case("image volume"), "Deployment", "rel-baton-a-decode")["spec"]["template"]["spec"]
+    assert flags(image["containers"][0])["model"] == "/models/a/model"
+
+
+def test_nginx_passes_streams_on_as_they_come():
+    [ingress] = of_kind(case("everything"), "Ingress")
+    annotations = {key.rpartition("/")[2]: value for key, value in ingress["metadata"]["annotations"].items()}
+    assert annotations["proxy-buffering"] == "off"
+    assert int(annotations["proxy-read-timeout"]) >= 3600
+    assert annotations["proxy-body-size"] == "4m"
+    assert annotations["backend-protocol"] == "HTTPS"
+    assert annotations["x"] == "y"
+    [route] = of_kind(case("everything"), "HTTPRoute")
+    assert route["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
+
+
+def test_the_admin_port_is_not_where_clients_come_in():
+    for name in CASES:
+        for service in of_kind(case(name), "Service"):
+            ports = [port["name"] for port in service["spec"]["ports"]]
+            if service["spec"].get("type"):
+                assert ports == ["http"]
+
+
+def test_pod_labels_have_no_version():
+    """A new version of the chart must not start pods anew that have not changed."""
+    for workload in workloads(case("everything")):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert not {"app.kubernetes.io/version", "helm.sh/chart"} & set(labels)
+
+
+def test_a_restart_follows_from_what_is_read_at_start_only():
+    def checksum(values: dict[str, object]) -> str:
+        deployment = named(render(values), "Deployment", "rel-baton-gateway")
+        return str(deployment["spec"]["template"]["metadata"]["annotations"]["checksum/models"])
+
+    one, two = {"models": {"a": {"name": "x"}}}, {"models": {"a": {"name": "y"}}}
+    assert checksum(one) != checksum(two)
+    assert checksum(one) == checksum({**one, "tenants": {"tenants": {"acme": {}}}})
+
+
+def test_init_containers_of_models_are_the_only_ones():
+    for name in CASES:
+        for workload in workloads(case(name)):
+            spec = workload["spec"]["template"]["spec"]
+            assert len(containers(spec)) == 1 or spec["initContainers"][0]["name"].startswith("model-")
