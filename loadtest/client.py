@@ -68,11 +68,11 @@ class _Stream(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def drive(host: str, port: int, load: Load, seed: int, vocab: int) -> list[Answer]:
+async def drive(host: str, port: int, load: Load, seed: int, vocab: int, key: str = "") -> list[Answer]:
     """Put a load on the server and return its answers. Prompts are random token ids below `vocab`."""
     rng = random.Random(seed)
     highest = min(HIGHEST_TOKEN, vocab - 1)
-    requests = [_request(host, port, load, rng, highest) for _ in range(load.count)]
+    requests = [_request(host, port, load, rng, highest, key) for _ in range(load.count)]
     if load.rate:
         return await _open_loop(host, port, load, rng, requests)
     left = iter(requests)
@@ -126,7 +126,7 @@ async def _ask(host: str, port: int, request: bytes, load: Load, answer: Answer)
         answer.error = f"{answer.tokens} of {load.outputs} tokens: {stream.tail[-300:]!r}"
 
 
-def _request(host: str, port: int, load: Load, rng: random.Random, highest: int) -> bytes:
+def _request(host: str, port: int, load: Load, rng: random.Random, highest: int, key: str) -> bytes:
     lowest = min(LOWEST_TOKEN, highest)
     body = json.dumps(
         {
@@ -139,8 +139,9 @@ def _request(host: str, port: int, load: Load, rng: random.Random, highest: int)
             "stream_options": {"include_usage": True},
         }
     ).encode()
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n{authorization}"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
