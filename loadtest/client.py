@@ -69,11 +69,11 @@ class Stream(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def drive(host: str, port: int, load: Load, seed: int, vocab: int) -> list[Answer]:
+async def drive(host: str, port: int, load: Load, seed: int, vocab: int, key: str = "none") -> list[Answer]:
     """Put a load on the server and return its answers. Prompts are random token ids below `vocab`."""
     rng = random.Random(seed)
     highest = min(HIGHEST_TOKEN, vocab - 1)
-    requests = [_request(host, port, load, rng, highest) for _ in range(load.count)]
+    requests = [_request(host, port, load, rng, highest, key) for _ in range(load.count)]
     if load.rate:
         return await _open_loop(host, port, load, rng, requests)
     left = iter(requests)
@@ -127,7 +127,7 @@ async def _ask(host: str, port: int, request: bytes, load: Load, answer: Answer)
         answer.error = f"{answer.tokens} of {load.outputs} tokens: {stream.tail[-300:]!r}"
 
 
-def _request(host: str, port: int, load: Load, rng: random.Random, highest: int) -> bytes:
+def _request(host: str, port: int, load: Load, rng: random.Random, highest: int, key: str) -> bytes:
     lowest = min(LOWEST_TOKEN, highest)
     body = {
         "model": "m",
@@ -138,7 +138,7 @@ def _request(host: str, port: int, load: Load, rng: random.Random, highest: int)
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return post(f"{host}:{port}", "/v1/completions", body)
+    return post(f"{host}:{port}", "/v1/completions", body, key)
 
 
 def post(host: str, path: str, body: Json, key: str = "none", after: str = "close") -> bytes:

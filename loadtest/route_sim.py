@@ -1,6 +1,6 @@
 """Replays a trace of requests through the gateway's router over simulated pods, once for each policy.
 
-    python loadtest/route_sim.py trace.jsonl --prefills 8 --decodes 8 --json result.json
+    python loadtest/route_sim.py trace.jsonl --prefills 8 --decodes 8 --json result.json --plot result.svg
 
 The trace is in Mooncake's format: a JSON object a line with timestamp (ms), input_length, output_length (tokens) and
 hash_ids, which name the prompt's blocks of 512 tokens by content and all that comes before. Router, policies, cost
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from route_plot import Curve, plot
 from sim_pod import Clock, SimPod, Speed, Work
 
 from baton_gateway.cost import CostModel
@@ -203,21 +204,26 @@ def main() -> None:
     parser.add_argument("--stay-margin", type=float, default=0.5)
     parser.add_argument("--local-prefill", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", type=Path, help="file to write the figures to")
+    parser.add_argument("--plot", type=Path, help="SVG to draw TTFT and hit rates into")
     arguments = parser.parse_args()
     requests = read_trace(arguments.trace, arguments.limit, arguments.speed)
     print(f"{'policy':<14}{'hit rate':>9}{'TTFT p50':>11}{'p99':>11}{'TPOT p50':>10}{'p99':>9}{'local':>8}   (ms)")
     rows = []
+    curves = {}
     for name, make in policies(arguments).items():
         if name in arguments.policies:
             begun = time.perf_counter()
             result = Replay(arguments, make).run(requests)
             row = summary(name, result, time.perf_counter() - begun)
             rows.append(row)
+            curves[name] = Curve(result.ttft, row["hit_rate"])
             print(
                 f"{name:<14}{row['hit_rate']:>9.1%}{row['ttft_p50_ms']:>11.0f}{row['ttft_p99_ms']:>11.0f}"
                 f"{row['tpot_p50_ms']:>10.1f}{row['tpot_p99_ms']:>9.1f}{row['local_share']:>8.1%}",
                 flush=True,
             )
+    if arguments.plot:
+        arguments.plot.write_text(plot(curves))
     if arguments.json:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
         arguments.json.write_text(json.dumps({"settings": settings, "requests": len(requests), "rows": rows}, indent=1))

@@ -31,6 +31,7 @@ class Kind:
 
 KINDS = {
     "ours": Kind((sys.executable, "-m", "baton_cli", "up", "--aggregated"), "/ready"),
+    "ours-pd": Kind((sys.executable, "-m", "baton_cli", "up"), "/ready"),
     "vllm": Kind(
         (sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         "/health",

@@ -54,6 +54,12 @@ def up(
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file; left out, the model's own chat template.")
     ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model writes calls of functions: auto, hermes, mistral, llama3_json or none; left out, auto."
+        ),
+    ] = None,
     use_generation_config: Annotated[
         bool | None,
         typer.Option(
@@ -89,7 +95,12 @@ def up(
             enable_prefix_caching=enable_prefix_caching,
             deterministic=deterministic,
         ),
-        gateway_flags=level + _flags(chat_template=chat_template, use_generation_config=use_generation_config),
+        gateway_flags=level
+        + _flags(
+            chat_template=chat_template,
+            tool_call_parser=tool_call_parser,
+            use_generation_config=use_generation_config,
+        ),
         api_keys=_api_keys(api_key),
     )
     check_usable(layout.public)

@@ -30,6 +30,10 @@ class Ask:
     weight: float = 1.0
     priority: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(demand.num_tokens for demand in self.demands)
+
 
 class Admission:
     """Keeps what is queued for prefill on pods short, because a pod knows no tenants."""
@@ -63,13 +67,14 @@ class Admission:
         """Let a request in, have it wait for its turn, or refuse it because that would take too long."""
         pods = self._router.prefilling()
         # Without pods it learns that by coming in.
-        if not pods or (not self._queue and self._has_room(pods)):
+        if not pods or (not self._queue and self._has_room(pods, ask)):
             ask.come_in()
             return
+        tokens = ask.num_tokens
         missing = sum(map(self._missing, ask.demands))
         rate = sum(map(self._costs.prefill_rate, pods))
         ahead = self._queue.ahead(ask.tenant, missing, ask.weight, ask.priority)
-        wait = (ahead + sum(pod.prefill_tokens.load for pod in pods)) / rate
+        wait = (ahead + sum(pod.prefill_tokens.ahead_of(tokens) for pod in pods)) / rate
         # What a prompt takes by itself will not be less later.
         slack = max(self._ttft_slo_s - missing / max(map(self._costs.prefill_rate, pods)), self._pod_queue_s)
         if wait > slack:
@@ -78,6 +83,7 @@ class Admission:
         pushed_out = self._queue.push(ask.tenant, ask, max(missing, 1), ask.weight, ask.priority)
         if pushed_out is not None:
             pushed_out.refuse(_too_busy(wait))
+        self.let_in()
 
     def withdraw(self, ask: Ask) -> None:
         """A request waits no longer; it may have been let in or refused."""
@@ -89,15 +95,17 @@ class Admission:
             return
         self._letting_in = True
         try:
-            while self._queue and self._has_room(self._router.prefilling()):
-                ask = self._queue.pop()
-                assert ask is not None
+            while ask := self._queue.pop(lambda ask: self._has_room(self._router.prefilling(), ask)):
                 ask.come_in()
         finally:
             self._letting_in = False
 
-    def _has_room(self, pods: Sequence[Pod]) -> bool:
-        return not pods or any(self._costs.prefill(pod, 0) <= self._pod_queue_s for pod in pods)
+    def _has_room(self, pods: Sequence[Pod], ask: Ask) -> bool:
+        """Whether a pod is about to have time for a request; longer prompts are overtaken there."""
+        tokens = ask.num_tokens
+        return not pods or any(
+            pod.prefill_tokens.ahead_of(tokens) <= self._pod_queue_s * self._costs.prefill_rate(pod) for pod in pods
+        )
 
     def _missing(self, demand: Demand) -> int:
         """Return the tokens of a prompt that no pod has cached."""

@@ -15,7 +15,8 @@ from baton_gateway.protocol import ChatCompletionRequest, Message, Tool
 from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply
 from baton_gateway.sampling import fit_prompt, output_budget, prompt_length, sampling_params
-from baton_gateway.tool_calls import with_parsed_arguments
+from baton_gateway.tool_calls import MakeReader, ToolCalls, with_parsed_arguments
+from baton_gateway.tool_parser import ToolParser
 from baton_proto import serving_pb2 as pb
 
 
@@ -47,11 +48,16 @@ def chat_prompt(
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """What a chat asks of the pods."""
+    """What a chat asks of the pods, and how calls in its answer are read.
+
+    reader: makes one for each choice; None = there are no calls. kept: special tokens that it needs in the text.
+    """
 
     pool: Pool
     prompt: list[int]
     sampling: pb.SamplingParams
+    reader: MakeReader | None
+    kept: Sequence[str]
 
 
 async def prepare_chat(
@@ -92,7 +98,20 @@ async def prepare_chat(
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
     )
-    return PreparedChat(pool, prompt, sampling)
+    parser = served.tool_parser if request.may_call else None
+    reader = _call_reader(request, parser)
+    return PreparedChat(pool, prompt, sampling, reader, parser.markers if parser is not None else ())
+
+
+def _call_reader(request: ChatCompletionRequest, parser: type[ToolParser] | None) -> MakeReader | None:
+    """parser: of the calls that the model may make by itself."""
+    if request.must_call:
+        return lambda: ToolCalls(request.called)
+    if parser is None:
+        return None
+    names = {tool.function.name for tool in request.tools or ()}
+    parallel = request.parallel_tool_calls is not False
+    return lambda: parser(names, parallel=parallel, whole=not request.stream)
 
 
 async def chat_completion(
@@ -109,7 +128,6 @@ async def chat_completion(
         token_ids=bool(request.return_token_ids),
         logprobs=bool(request.logprobs),
         prompt_logprobs=request.prompt_logprobs is not None,
-        calls=request.must_call,
-        called=request.called,
+        reader=chat.reader,
     )
-    return gateway.reply(model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record)
+    return gateway.reply(model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record, kept=chat.kept)

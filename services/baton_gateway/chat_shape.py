@@ -10,7 +10,7 @@ from baton_gateway.errors import ApiError
 from baton_gateway.logprobs import chat_logprobs, prompt_logprobs
 from baton_gateway.shapes import Envelope
 from baton_gateway.tokenizer import ModelTokenizer
-from baton_gateway.tool_calls import ToolCalls, all_calls
+from baton_gateway.tool_calls import CallReader, MakeReader, Part, read_whole
 from baton_proto import serving_pb2 as pb
 
 encode = msgspec.json.encode
@@ -30,12 +30,11 @@ class ChatShape:
         token_ids: bool,
         logprobs: bool,
         prompt_logprobs: bool,
-        calls: bool = False,
-        called: str | None = None,
+        reader: MakeReader | None = None,
     ) -> None:
         """token_ids, logprobs, prompt_logprobs: whether the client asked for them.
 
-        calls: the text consists of calls of functions, or of the arguments of the one that is `called`.
+        reader: makes what finds calls of functions in the text of a choice; None = all of it is content.
         """
         self._fields = {"id": id, "object": "chat.completion", "created": created, "model": model}
         self._envelope = Envelope(id, "chat.completion.chunk", created, model)
@@ -44,9 +43,8 @@ class ChatShape:
         self._token_ids = token_ids
         self._logprobs = logprobs
         self._prompt_logprobs = prompt_logprobs
-        self._reads_calls = calls
-        self._called = called
-        self._calls: dict[int, ToolCalls] = {}  # of each choice of a stream
+        self._make_reader = reader
+        self._readers: dict[int, CallReader] = {}  # of each choice of a stream
 
     def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> bytes:
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
@@ -58,12 +56,12 @@ class ChatShape:
             return b""
         logprobs = encode(chat_logprobs(piece.logprobs, self._tokenizer)) if self._logprobs else b"null"
         token_ids = b',"token_ids":' + encode(piece.token_ids) if self._token_ids else b""
-        if not self._reads_calls:
+        if self._make_reader is None:
             return self._delta(index, b'{"content":%b}' % encode(piece.text), usage, logprobs, token_ids)
-        if index not in self._calls:
-            self._calls[index] = ToolCalls(self._called)
+        if index not in self._readers:
+            self._readers[index] = self._make_reader()
         # One event for each: clients merge what has the same index in two events, but not within one.
-        deltas = [b'{"tool_calls":[%b]}' % encode(delta) for delta in self._calls[index].push(piece.text)]
+        deltas = [_encode_part(part) for part in self._readers[index].push(piece.text)]
         if not deltas and not piece.logprobs and not token_ids:
             return b""
         *first, last = deltas or [b"{}"]
@@ -77,12 +75,15 @@ class ChatShape:
         return self._envelope.event(choice, usage)
 
     def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
+        reader = self._readers.get(index)
+        held_back = reader.end() if reader is not None else ()
         event = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
             index,
-            encode(self._finish_reason(choice)),
+            encode(_finish_reason(choice, reader)),
             encode(choice.stop_reason),
         )
-        return self._envelope.event(event, usage)
+        rest = [self._delta(index, _encode_part(part), usage) for part in held_back]
+        return b"".join([*rest, self._envelope.event(event, usage)])
 
     def ending(self, usage: dict[str, Any] | None) -> bytes:
         return self._envelope.ending(usage)
@@ -106,18 +107,27 @@ class ChatShape:
 
     def _choice(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
-        if self._reads_calls:
-            message |= {"content": None, "tool_calls": all_calls(piece.text, self._called)}
+        reader = self._make_reader() if self._make_reader is not None else None
+        if reader is not None:
+            content, calls = read_whole(piece.text, reader)
+            message |= {"content": content or None, "tool_calls": calls} if calls else {"content": content}
         fields: dict[str, Any] = {
             "index": index,
             "message": message,
             "logprobs": chat_logprobs(piece.logprobs, self._tokenizer) if self._logprobs else None,
-            "finish_reason": self._finish_reason(choice),
+            "finish_reason": _finish_reason(choice, reader),
             "stop_reason": choice.stop_reason,
         }
         if self._token_ids:
             fields["token_ids"] = piece.token_ids
         return fields
 
-    def _finish_reason(self, choice: Choice) -> str | None:
-        return "tool_calls" if self._reads_calls and choice.finish_reason == "stop" else choice.finish_reason
+
+def _encode_part(part: Part) -> bytes:
+    """Return the delta that a part is."""
+    return (b'{"content":%b}' if isinstance(part, str) else b'{"tool_calls":[%b]}') % encode(part)
+
+
+def _finish_reason(choice: Choice, reader: CallReader | None) -> str | None:
+    called = reader is not None and reader.count > 0
+    return "tool_calls" if called and choice.finish_reason == "stop" else choice.finish_reason

@@ -34,7 +34,9 @@ class Pieces(Protocol):
         """Return the bytes a token adds to the text; a special token's are those of its name."""
         ...
 
-    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer: ...
+    def detokenizer(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Detokenizer:
+        """kept: special tokens that are not skipped."""
+        ...
 
 
 def read_pieces(tokenizer: Tokenizer) -> Pieces:
@@ -82,15 +84,20 @@ class ByteLevelPieces:
     def __init__(self, tokenizer: Tokenizer) -> None:
         alphabet = _byte_level_alphabet()
         self._pieces = [_byte_level_bytes(token or "", alphabet) for token in _tokens(tokenizer)]
-        self._plain = list(self._pieces)
-        for token_id in _special_ids(tokenizer):
-            self._plain[token_id] = b""
+        self._special = _special_ids(tokenizer)
+        self._plain: dict[frozenset[int], list[bytes]] = {}  # by the special tokens that are kept
 
     def bytes_of(self, token_id: int) -> bytes:
         return self._pieces[token_id] if token_id < len(self._pieces) else b""
 
-    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        return _ByteLevelDetokenizer(self._plain if skip_special_tokens else self._pieces)
+    def detokenizer(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Detokenizer:
+        if not skip_special_tokens:
+            return _ByteLevelDetokenizer(self._pieces)
+        if kept not in self._plain:
+            self._plain[kept] = list(self._pieces)
+            for token_id in self._special - kept:
+                self._plain[kept][token_id] = b""
+        return _ByteLevelDetokenizer(self._plain[kept])
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -137,8 +144,9 @@ class ByteFallbackPieces:
         piece = self._pieces[token_id] if token_id < len(self._pieces) else ""
         return piece.encode() if isinstance(piece, str) else bytes([piece])
 
-    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        return _ByteFallbackDetokenizer(self._pieces, self._special if skip_special_tokens else set(), self._strip)
+    def detokenizer(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Detokenizer:
+        skipped = self._special - kept if skip_special_tokens else set()
+        return _ByteFallbackDetokenizer(self._pieces, skipped, self._strip)
 
 
 def _byte_fallback_piece(token: str) -> str | int:
@@ -196,12 +204,13 @@ class WindowPieces:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._special = _special_ids(tokenizer)
 
     def bytes_of(self, token_id: int) -> bytes:
         return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
-    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        return _WindowDetokenizer(self._tokenizer, skip_special_tokens)
+    def detokenizer(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Detokenizer:
+        return _WindowDetokenizer(self._tokenizer, self._special - kept if skip_special_tokens else set())
 
 
 class _WindowDetokenizer:
@@ -210,15 +219,15 @@ class _WindowDetokenizer:
     The two-offset method of Hugging Face's text-generation-inference.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: set[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped = skipped
         self._window: list[int] = []
         self._shown_ids = 0
         self._shown = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        self._window += token_ids
+        self._window += [token_id for token_id in token_ids if token_id not in self._skipped]
         text = self._decode(self._window)
         return "" if text.endswith(REPLACEMENT) else self._advance(text)
 
@@ -234,4 +243,4 @@ class _WindowDetokenizer:
         return new
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -60,15 +61,26 @@ class FairQueue(Generic[Item]):
         self._length += 1
         return self._push_out() if self._length > self._most else None
 
-    def pop(self) -> Item | None:
-        """Return whose turn it is, None if nobody waits."""
-        if not self._length:
-            return None
-        key = min(self._waiting(), key=lambda key: (key[0], self._lines[key].waiting[0].start, key[1]))
-        entry = self._lines[key].waiting.popleft()
-        self._now[key[0]] = entry.start
-        self._left(key)
-        return entry.item
+    def pop(self, may: Callable[[Item], bool] = lambda _item: True) -> Item | None:
+        """Return whose turn it is, None if nobody waits, or nobody may go.
+
+        may: whether an item can be served now. One that cannot keeps its turn; only those that would come before its
+        tenant's next one go ahead of it meanwhile, since they would have been served beside it.
+        """
+        turns = sorted((key[0], self._lines[key].waiting[0].start, key[1]) for key in self._waiting())
+        end = float("inf")
+        for priority, start, tenant in turns:
+            if priority > turns[0][0] or start >= end:
+                break
+            line = self._lines[priority, tenant]
+            entry = line.waiting[0]
+            if may(entry.item):
+                line.waiting.popleft()
+                self._now[priority] = max(self._now.get(priority, 0.0), start)
+                self._left((priority, tenant))
+                return entry.item
+            end = min(end, start + entry.cost / line.weight)
+        return None
 
     def remove(self, tenant: str, item: Item, priority: int = 0) -> bool:
         """Take an item out that waits no longer; return whether it did. Its place falls to its tenant's next ones."""

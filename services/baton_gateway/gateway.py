@@ -88,10 +88,11 @@ class Gateway:
         record: RequestRecord,
         *,
         silent: bool = False,
+        kept: Sequence[str] = (),
     ) -> Reply:
         """Return the answer that these prompts will have; sending it sends them to the pods.
 
-        silent: only the prompts matter; what is generated is dropped.
+        silent: only the prompts matter; what is generated is dropped. kept: special tokens that are a part of the text.
         """
         traceparent = ""
         if self._tracing is not None:
@@ -125,7 +126,7 @@ class Gateway:
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
         )
-        choices = [_choice(model, request, params, silent) for params in sampling for _ in range(request.choices)]
+        choices = [_choice(model, request, params, silent, kept) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)
         return Reply(generation, choices, shape, options, record, self.metrics, request.choices)
 
@@ -153,9 +154,11 @@ def _followers(settings: GatewaySettings, catalog: Catalog) -> "Iterator[CanaryF
         yield Discovery(settings, catalog)
 
 
-def _choice(model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool) -> Choice:
+def _choice(
+    model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool, kept: Sequence[str]
+) -> Choice:
     return Choice(
-        model.served.tokenizer.detokenizer(request.skip_special_tokens is not False),
+        model.served.tokenizer.detokenizer(request.skip_special_tokens is not False, kept),
         stops=request.stop or (),
         stop_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
         include_stop=bool(request.include_stop_str_in_output),

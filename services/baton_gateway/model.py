@@ -10,6 +10,8 @@ import msgspec
 from baton_gateway.chat_template import ChatTemplate, find_chat_template, special_tokens
 from baton_gateway.models_file import ModelSpec
 from baton_gateway.tokenizer import ModelTokenizer
+from baton_gateway.tool_formats import find_parser
+from baton_gateway.tool_parser import ToolParser
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,12 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model under the name clients use for it."""
+    """A model under the name clients use for it. tool_parser: of the calls that it writes by itself."""
 
     name: str
     tokenizer: ModelTokenizer
     template: ChatTemplate | None
+    tool_parser: type[ToolParser] | None
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]
 
@@ -61,6 +64,7 @@ def _load(spec: ModelSpec, tokenizer_threads: int) -> ServedModel:
         name=spec.name,
         tokenizer=tokenizer,
         template=None if source is None else ChatTemplate(source, tokens),
+        tool_parser=find_parser(spec.tool_call_parser, source),
         defaults=_sampling_defaults(generation_config) if spec.use_generation_config else SamplingDefaults(),
         eos_token_ids=_eos_token_ids(config, generation_config, tokenizer, tokens),
     )

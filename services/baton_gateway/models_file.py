@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from baton_gateway.tool_formats import ToolFormat
+
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -27,12 +29,13 @@ class PoolSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A model and its pools, of which the first that is meant for a request gets it.
 
-    name: for clients; none = the folder's.
+    name: for clients; none = the folder's. tool_call_parser: as the gateway's setting of that name.
     """
 
     name: str = ""
     folder: Path
     chat_template: Path | None = None
+    tool_call_parser: ToolFormat = "auto"
     use_generation_config: bool = True
     pools: Annotated[tuple[PoolSpec, ...], msgspec.Meta(min_length=1)]
 

@@ -1,5 +1,6 @@
 """What the gateway knows of one worker pod: plain state, which others keep up to date."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from baton_gateway.breaker import Breaker
@@ -15,6 +16,7 @@ class InFlight:
     charged: int = 0  # sent there from here and not done yet
     reported: int = 0  # in the pod's last report, from all gateways
     charged_at_report: int = 0
+    amounts: Counter[int] = field(default_factory=Counter)  # of the charges that are not done yet
     # Reported load, corrected at once by what was sent and what ended here since that report. Kept rather than computed
     # when asked for: a decision asks every pod.
     load: int = field(init=False)
@@ -25,7 +27,15 @@ class InFlight:
     def charge(self, amount: int) -> None:
         """Note what is sent there, or, if negative, what ended."""
         self.charged += amount
+        if amount:
+            self.amounts[abs(amount)] += 1 if amount > 0 else -1
+            if not self.amounts[abs(amount)]:
+                del self.amounts[abs(amount)]
         self._settle()
+
+    def ahead_of(self, amount: int) -> int:
+        """Return the load less what was sent from here in larger amounts."""
+        return self.load - sum(larger * count for larger, count in self.amounts.items() if larger > amount)
 
     def report(self, load: int) -> None:
         """Note the load that the pod reports."""

@@ -298,6 +298,11 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
         """Whether the answer consists of calls of functions."""
         return self.tool_choice == "required" or self.called is not None
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer has calls of functions if the model chooses to."""
+        return bool(self.tools) and self.tool_choice in (None, "auto")
+
     def _check_tools(self) -> None:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):

@@ -6,7 +6,8 @@ from typing import Any, Literal, Protocol
 from baton_gateway.choice import Piece
 from baton_gateway.logprobs import chat_logprobs
 from baton_gateway.tokenizer import ModelTokenizer
-from baton_gateway.tool_calls import ToolCalls
+from baton_gateway.tool_calls import CallDelta, CallReader, Part
+from baton_proto import serving_pb2 as pb
 
 Event = dict[str, Any]
 Ending = Literal["completed", "incomplete"]
@@ -33,12 +34,13 @@ class Output(Protocol):
 class MessageOutput:
     """A message of one part, which is text."""
 
-    def __init__(self, id: str, tokenizer: ModelTokenizer, logprobs: bool) -> None:
-        """logprobs: whether the client asked for them."""
+    def __init__(self, id: str, tokenizer: ModelTokenizer, logprobs: bool, index: int = 0) -> None:
+        """logprobs: whether the client asked for them. index: of the item in the output."""
         item = {"id": id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
         self._item: dict[str, Any] = item
         self.items = [self._item]
-        self._part = {"item_id": id, "output_index": 0, "content_index": 0}
+        self._index = index
+        self._part = {"item_id": id, "output_index": index, "content_index": 0}
         self._tokenizer = tokenizer
         self._with_logprobs = logprobs
         self._texts: list[str] = []
@@ -46,7 +48,8 @@ class MessageOutput:
 
     def begin(self) -> Sequence[Event]:
         return (
-            {"type": "response.output_item.added", "output_index": 0, "item": self._item},
+            # A copy, since the text of one push may hold a whole message before a call.
+            {"type": "response.output_item.added", "output_index": self._index, "item": dict(self._item)},
             {"type": "response.content_part.added", **self._part, "part": _text_part("", [])},
         )
 
@@ -65,55 +68,95 @@ class MessageOutput:
         return (
             {"type": "response.output_text.done", **self._part, "text": text, "logprobs": self._logprobs},
             {"type": "response.content_part.done", **self._part, "part": part},
-            {"type": "response.output_item.done", "output_index": 0, "item": self._item},
+            {"type": "response.output_item.done", "output_index": self._index, "item": self._item},
+        )
+
+
+class CallOutput:
+    """A call of a function."""
+
+    def __init__(self, call_id: str, name: str, index: int) -> None:
+        """index: of the item in the output."""
+        id = f"fc_{call_id.removeprefix('call_')}"
+        self.item: dict[str, Any] = {"id": id, "type": "function_call", "status": "in_progress"}
+        self.item |= {"call_id": call_id, "name": name, "arguments": ""}
+        self._index = index
+        self._place = {"item_id": id, "output_index": index}
+        self._arguments: list[str] = []
+
+    def begin(self) -> Event:
+        # A copy, since one push may hold all of a call.
+        return {"type": "response.output_item.added", "output_index": self._index, "item": dict(self.item)}
+
+    def push(self, arguments: str) -> Event:
+        self._arguments.append(arguments)
+        return {"type": "response.function_call_arguments.delta", **self._place, "delta": arguments}
+
+    def end(self, status: Ending) -> Sequence[Event]:
+        arguments = "".join(self._arguments)
+        self.item |= {"status": status, "arguments": arguments}
+        done = {"type": "response.function_call_arguments.done", **self._place, "name": self.item["name"]}
+        return (
+            {**done, "arguments": arguments},
+            {"type": "response.output_item.done", "output_index": self._index, "item": self.item},
         )
 
 
 class CallsOutput:
-    """Calls of functions, an item each."""
+    """Calls of functions, an item each, and messages for what is none."""
 
-    def __init__(self, name: str | None) -> None:
-        """name: of the function whose arguments are all of the text; None = the text is a list of calls."""
+    def __init__(self, reader: CallReader, id: str, tokenizer: ModelTokenizer, logprobs: bool) -> None:
+        """id, tokenizer, logprobs: as for a message."""
         self.items: list[dict[str, Any]] = []
-        self._calls = ToolCalls(name)
-        self._arguments: list[str] = []  # of the last call
+        self._reader = reader
+        self._id = id
+        self._tokenizer = tokenizer
+        self._with_logprobs = logprobs
+        self._open: MessageOutput | CallOutput | None = None
+        self._logprobs: list[pb.TokenLogprobs] = []  # of text that may be a message's
 
     def begin(self) -> Sequence[Event]:
         return ()
 
     def push(self, piece: Piece) -> Sequence[Event]:
-        events: list[Event] = []
-        for delta in self._calls.push(piece.text):
-            arguments = delta["function"]["arguments"]
-            if "id" in delta:
-                events += self.end("completed")
-                events.append(self._begin_call(delta["id"], delta["function"]["name"]))
-            elif arguments:
-                self._arguments.append(arguments)
-                events.append({"type": "response.function_call_arguments.delta", **self._place(), "delta": arguments})
-        return events
+        self._logprobs += piece.logprobs
+        return self._take(self._reader.push(piece.text))
 
     def end(self, status: Ending) -> Sequence[Event]:
-        if not self.items:
-            return ()
-        item, arguments = self.items[-1], "".join(self._arguments)
-        item |= {"status": status, "arguments": arguments}
-        done = {"type": "response.function_call_arguments.done", **self._place(), "name": item["name"]}
-        return (
-            {**done, "arguments": arguments},
-            {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item},
-        )
+        events = [*self._take(self._reader.end())]
+        return events + self._close(status)
 
-    def _begin_call(self, call_id: str, name: str) -> Event:
-        item = {"id": f"fc_{call_id.removeprefix('call_')}", "type": "function_call", "status": "in_progress"}
-        item |= {"call_id": call_id, "name": name, "arguments": ""}
-        self.items.append(item)
-        self._arguments = []
-        # A copy, since one push may hold all of a call.
-        return {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
+    def _take(self, parts: Sequence[Part]) -> list[Event]:
+        events: list[Event] = []
+        for part in parts:
+            if isinstance(part, str):
+                events += self._say(part)
+            elif "id" in part:
+                events += self._begin_call(part)
+            elif isinstance(self._open, CallOutput) and part["function"]["arguments"]:
+                events.append(self._open.push(part["function"]["arguments"]))
+        return events
 
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+    def _say(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not isinstance(self._open, MessageOutput):
+            events += self._close("completed")
+            number = f"_{len(self.items)}" if self.items else ""
+            self._open = MessageOutput(self._id + number, self._tokenizer, self._with_logprobs, len(self.items))
+            self.items += self._open.items
+            events += self._open.begin()
+        logprobs, self._logprobs = self._logprobs, []
+        return [*events, *self._open.push(Piece(text, logprobs=logprobs))]
+
+    def _begin_call(self, delta: CallDelta) -> list[Event]:
+        events = self._close("completed")
+        self._open = CallOutput(delta["id"], delta["function"]["name"], len(self.items))
+        self.items.append(self._open.item)
+        self._logprobs = []
+        return [*events, self._open.begin()]
+
+    def _close(self, status: Ending) -> list[Event]:
+        return [] if self._open is None else [*self._open.end(status)]
 
 
 def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -56,13 +56,16 @@ async def response(
 ) -> Reply:
     """Answer a request, given also as a chat. Raises ApiError for what cannot be answered."""
     prepared = await prepare_chat(gateway, model, chat, record, "input", TEXT_FORMAT)
+    id, tokenizer = f"msg_{record.request_id}", model.served.tokenizer
     output: Output
-    if chat.must_call:
-        output = CallsOutput(chat.called)
+    if prepared.reader is not None:
+        output = CallsOutput(prepared.reader(), id, tokenizer, request.logprobs)
     else:
-        output = MessageOutput(f"msg_{record.request_id}", model.served.tokenizer, request.logprobs)
+        output = MessageOutput(id, tokenizer, request.logprobs)
     shape = ResponseShape(_described(model.served, request, record), output)
-    return gateway.reply(model, prepared.pool, chat, [prepared.prompt], [prepared.sampling], shape, record)
+    return gateway.reply(
+        model, prepared.pool, chat, [prepared.prompt], [prepared.sampling], shape, record, kept=prepared.kept
+    )
 
 
 def _messages(request: ResponseRequest) -> list[Message]:

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from baton_gateway.models_file import ModelSpec, PoolSpec, check_addresses, read_models
 from baton_gateway.policies import PolicyName
+from baton_gateway.tool_formats import ToolFormat
 
 CommaSeparated = Annotated[list[str], NoDecode]
 
@@ -63,6 +64,8 @@ class GatewaySettings(BaseSettings):
     """While Redis cannot be reached: count limits in each gateway alone, or refuse requests."""
     chat_template: Path | None = None
     """File with a Jinja chat template, in place of the model's own."""
+    tool_call_parser: ToolFormat = "auto"
+    """How the model writes calls of functions where a request lets it choose to; auto: as its chat template does."""
     use_generation_config: bool = True
     """Take sampling defaults (temperature, top_p, …) from the model's generation_config.json."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
@@ -175,6 +178,7 @@ class GatewaySettings(BaseSettings):
                 name=name,
                 folder=self.model,
                 chat_template=self.chat_template,
+                tool_call_parser=self.tool_call_parser,
                 use_generation_config=self.use_generation_config,
                 pools=(pool,),
             ),

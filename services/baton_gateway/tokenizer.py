@@ -40,8 +40,10 @@ class ModelTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
-        return self._pieces.detokenizer(skip_special_tokens)
+    def detokenizer(self, skip_special_tokens: bool, kept: Sequence[str] = ()) -> Detokenizer:
+        """kept: special tokens that are not skipped."""
+        kept_ids = {token_id for token in kept if (token_id := self.token_id(token)) is not None}
+        return self._pieces.detokenizer(skip_special_tokens, frozenset(kept_ids))
 
     def token_id(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)

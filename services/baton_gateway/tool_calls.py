@@ -1,9 +1,32 @@
-"""The calls of functions in an answer that consists of them, read while it comes."""
+"""Calls of functions as an answer has them, and how they are read where it consists of them."""
 
 import json
 import re
 import secrets
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from baton_gateway.json_depth import JsonDepth
+
+CallDelta = dict[str, Any]  # a member of `tool_calls` in a stream's delta: a call's beginning, or more of its arguments
+Part = str | CallDelta  # of an answer; text is content
+
+
+class CallReader(Protocol):
+    """Reads the text of one choice while it comes."""
+
+    count: int  # calls that are complete, or would be if the text ended by itself now
+
+    def push(self, text: str) -> list[Part]:
+        """Return what some text adds."""
+        ...
+
+    def end(self) -> list[Part]:
+        """Return what was held back: no more text will come."""
+        ...
+
+
+MakeReader = Callable[[], CallReader]
 
 # As the pods write a call (serving.proto, KIND_TOOL_CALLS): they follow this to the letter.
 _HEAD = re.compile(r'(?:\[|, )\{"name": "([^"]*)", "arguments": ')
@@ -14,21 +37,19 @@ class ToolCalls:
 
     def __init__(self, name: str | None) -> None:
         """name: of the function whose arguments are all of the text; None = the text is a list of calls."""
+        self.count = 0
         self._named = name
-        self._count = 0
         self._rest = ""  # of the text between two calls
-        self._depth = 0  # of the arguments that have begun
-        self._in_string = False
-        self._escaped = False
+        self._depth: JsonDepth | None = None  # of the arguments that have begun
 
-    def push(self, text: str) -> list[dict[str, Any]]:
+    def push(self, text: str) -> list[Part]:
         """Return what some text adds: the beginnings of calls, and parts of their arguments, each with its index."""
         if self._named is not None:
-            begun = [] if self._count else [self._begin(self._named)]
-            return begun + ([self._arguments(text)] if text else [])
-        deltas: list[dict[str, Any]] = []
+            begun = [] if self.count else [self._begin(self._named)]
+            return [*begun, *([self._arguments(text)] if text else [])]
+        deltas: list[Part] = []
         while text:
-            if not self._depth:
+            if self._depth is None:
                 self._rest += text
                 head = _HEAD.search(self._rest)
                 # The brace that opens the arguments comes with the text that follows the head.
@@ -36,48 +57,46 @@ class ToolCalls:
                     break
                 deltas.append(self._begin(head[1]))
                 text, self._rest = self._rest[head.end() :], ""
-            end = self._end_of_arguments(text)
+                self._depth = JsonDepth()
+            end = self._depth.advance(text)
             deltas.append(self._arguments(text[:end]))
-            text = text[end:]
+            if end is None:
+                break
+            text, self._depth = text[end:], None
         return deltas
 
-    def _begin(self, name: str) -> dict[str, Any]:
-        self._count += 1
-        function = {"name": name, "arguments": ""}
-        id = f"call_{secrets.token_hex(12)}"
-        return {"index": self._count - 1, "id": id, "type": "function", "function": function}
+    def end(self) -> list[Part]:
+        return []
 
-    def _arguments(self, text: str) -> dict[str, Any]:
-        return {"index": self._count - 1, "function": {"arguments": text}}
+    def _begin(self, name: str) -> CallDelta:
+        self.count += 1
+        return call_begins(self.count - 1, name)
 
-    def _end_of_arguments(self, text: str) -> int:
-        """Return how much of the text belongs to the arguments, an object of JSON."""
-        for position, char in enumerate(text):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = char == "\\"
-                self._in_string = char != '"'
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    return position + 1
-        return len(text)
+    def _arguments(self, text: str) -> CallDelta:
+        return arguments_go_on(self.count - 1, text)
 
 
-def all_calls(text: str, name: str | None) -> list[dict[str, Any]]:
-    """Return the calls of a whole text, as `tool_calls` of a message has them."""
+def call_begins(index: int, name: str) -> CallDelta:
+    function = {"name": name, "arguments": ""}
+    return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def arguments_go_on(index: int, text: str) -> CallDelta:
+    return {"index": index, "function": {"arguments": text}}
+
+
+def read_whole(text: str, reader: CallReader) -> tuple[str, list[dict[str, Any]]]:
+    """Return the content and the calls of a whole text, as the members of a message have them."""
+    content: list[str] = []
     calls: list[dict[str, Any]] = []
-    for delta in ToolCalls(name).push(text):
-        if "id" in delta:
-            calls.append({"id": delta["id"], "type": "function", "function": delta["function"]})
+    for part in (*reader.push(text), *reader.end()):
+        if isinstance(part, str):
+            content.append(part)
+        elif "id" in part:
+            calls.append({"id": part["id"], "type": "function", "function": part["function"]})
         else:
-            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
-    return calls
+            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+    return "".join(content), calls
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import jsonschema_rs
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+RESPONSES = "/responses"
+LAST_EVENTS = ("response.completed", "response.incomplete")
 
 
 class Answers:
@@ -29,7 +31,8 @@ class Answers:
             yield f"status {status} with content type {content_type!r}"
             return
         try:
-            documents = list(_events(content)) if streamed else [json.loads(content)]
+            read = _named_events if path == RESPONSES else _events
+            documents = list(read(content)) if streamed else [json.loads(content)]
         except ValueError as error:
             yield f"status {status} whose content is not {kind}: {error}"
             return
@@ -89,6 +92,21 @@ def _events(content: bytes) -> Iterator[Any]:
     for event in events:
         if not event.startswith(":"):
             yield json.loads(event.removeprefix("data: "))
+
+
+def _named_events(content: bytes) -> Iterator[Any]:
+    """Read the stream of a response, whose end is an event of its own and whose events are numbered."""
+    *events, rest = content.decode().split("\n\n")
+    kind = ""
+    for number, event in enumerate(event for event in events if not event.startswith(":")):
+        name, _, data = event.partition("\n")
+        document = json.loads(data.removeprefix("data: "))
+        kind = document["type"]
+        if (name, document["sequence_number"]) != (f"event: {kind}", number):
+            raise ValueError(f"event {number} is {name!r} with {data[:200]!r}")
+        yield document
+    if rest or kind not in LAST_EVENTS:
+        raise ValueError(f"the stream ends by {kind!r} and {rest[-100:]!r}")
 
 
 def _error_problems(status: int, document: Any) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Requests made from OpenAI's specification, such as fit it and such as do not."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import schemathesis
@@ -10,18 +10,34 @@ from schemathesis import Case, GenerationMode
 
 from .local_baton import MODEL_NAME
 
-# Of a hundred cases. Chat has the largest schemas, and cases of it take a quarter of a second to make.
+# Of a hundred cases. Chat and responses have the largest schemas, and cases of them take the longest to make.
 SHARES = {
-    ("/chat/completions", "post"): 40,
-    ("/completions", "post"): 50,
+    ("/chat/completions", "post"): 30,
+    ("/completions", "post"): 40,
+    ("/responses", "post"): 20,
     ("/models/{model}", "get"): 8,
     ("/models", "get"): 2,
 }
 MOST_TOKENS = 8
 MOST_CHOICES = 8
+# What bounds an answer, by endpoint.
+LIMITS = {
+    "/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "/completions": ("max_tokens",),
+    "/responses": ("max_output_tokens",),
+}
 # Refused as a whole by Baton: in every request, they would hide whatever else it holds.
-REFUSED = ("functions", "function_call", "audio", "suffix")
+REFUSED = {
+    "/chat/completions": ("functions", "function_call", "audio"),
+    "/completions": ("suffix",),
+    "/responses": ("previous_response_id", "conversation", "prompt", "background"),
+}
+# Without these a request is about what is stored, which Baton has not.
+NEEDED = {"/responses": {"model": MODEL_NAME, "input": "a"}}
+SERVED_ITEMS = ("message", "function_call", "function_call_output")
+TEXT_PARTS = ("input_text", "output_text")
 SMALLEST_VOCABULARY = 256
+STREAMED = 3  # one case in so many that fit asks for a stream
 UNTOUCHED = 5  # one case in so many is sent as it was made, but for its length
 
 
@@ -52,20 +68,23 @@ def _for_each(operation: Any, mode: GenerationMode, count: int, number: int, tes
         nonlocal made
         made += 1
         if made % UNTOUCHED:
-            _fit(case)
+            _fit(case, path)
             if mode.is_positive and isinstance(case.body, dict):
+                case.body.update({**NEEDED.get(path, {}), **case.body})
+                # Left to chance, one body in fifty would ask for it.
+                if made % STREAMED == 0:
+                    case.body["stream"] = True
                 case.body.update({name: _usable(name, value) for name, value in case.body.items()})
-        _bound(case.body)
+        _bound(case.body, LIMITS.get(path, ()))
         test(case, path, method, mode.value)
 
     run()
 
 
-def _bound(body: Any) -> None:
+def _bound(body: Any, limits: Sequence[str]) -> None:
     """Let a body ask for few tokens, so that none takes minutes."""
     if not isinstance(body, dict):
         return
-    limits = ("max_tokens", "max_completion_tokens") if "messages" in body else ("max_tokens",)
     for name in limits:
         if body.get(name) is None or type(body[name]) is int:
             body[name] = min(max(body.get(name) or MOST_TOKENS, 1), MOST_TOKENS)
@@ -73,7 +92,7 @@ def _bound(body: Any) -> None:
         body["n"] = min(body["n"], MOST_CHOICES)
 
 
-def _fit(case: Case) -> None:
+def _fit(case: Case, path: str) -> None:
     """Let a case be about this server: its model, and what it serves."""
     if "model" in case.path_parameters and isinstance(case.path_parameters["model"], str):
         case.path_parameters["model"] = MODEL_NAME
@@ -82,7 +101,7 @@ def _fit(case: Case) -> None:
         return
     if isinstance(body.get("model"), str):
         body["model"] = MODEL_NAME
-    for name in REFUSED:
+    for name in REFUSED[path]:
         body.pop(name, None)
     if body.get("stream") is not True:
         body.pop("stream_options", None)
@@ -103,4 +122,20 @@ def _usable(name: str, value: Any) -> Any:
             return [_usable(name, item) for item in value]
         case "logit_bias", dict():
             return {str(token_id): max(min(bias, 100), -100) for token_id, bias in enumerate(value.values())}
+        case "input", list():
+            return [_usable_item(item) for item in value] or "a"
+        case "tools", list():
+            functions = (tool for tool in value if tool.get("type") == "function")
+            return [{**tool, "name": f"f{number}"} for number, tool in enumerate(functions)]
+        case "tool_choice", dict() if value.get("type") != "function":
+            return "auto"
     return value
+
+
+def _usable_item(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item of a response's input, or a message in place of one that takes more than text and functions."""
+    text = item.get("output" if item.get("type") == "function_call_output" else "content", "")
+    parts = [{}] if text is None else text if isinstance(text, list) else []
+    if item.get("type", "message") in SERVED_ITEMS and all(part.get("type") in TEXT_PARTS for part in parts):
+        return item
+    return {"role": "user", "content": "a"}

@@ -88,6 +88,32 @@ def test_short_ones_come_in_as_long_as_a_pod_has_little_queued() -> None:
     assert door.inside == [0, 1, 2, 3]
 
 
+def test_a_short_one_does_not_wait_for_a_long_one_that_it_overtakes_on_the_pod() -> None:
+    door = Door(ttft_slo_s=1e9)
+    long = [door.come(10_000, "long") for _ in range(2)]
+    short = [door.come(60, "short") for _ in range(4)]
+    # Two are more than the pod may have queued before the next one of their length.
+    assert door.inside == [long[0], *short[:2]]
+    door.finish(short[0])
+    assert door.inside == [long[0], *short[:3]]
+
+
+def test_short_ones_go_ahead_of_a_long_one_only_for_their_share() -> None:
+    door = Door(ttft_slo_s=1e9)
+    door.come(1000, "long")
+    door.come(1000, "long")
+    for _ in range(20):
+        door.come(60, "short")
+    done = 2
+    while len(door.inside) > done:
+        door.finish(done)
+        done += 1
+    # So many begin before the 1,000 tokens of the long one would be over, were it served at the same time.
+    assert door.inside == [0, *range(2, 2 + 17)]
+    door.finish(0)
+    assert door.inside[18:20] == [1, 19]
+
+
 def test_tenants_take_turns_by_weight() -> None:
     door = Door(most_waiting=1000, ttft_slo_s=1e9)
     first = door.come(1000)
@@ -125,7 +151,7 @@ def test_who_would_wait_too_long_is_refused_at_once_and_told_when_to_come_again(
 def test_nobody_is_told_to_wait_for_more_than_a_minute() -> None:
     door = Door(ttft_slo_s=5.0)
     door.come(1_000_000)
-    door.come(10)
+    door.come(1_000_000)
     assert door.refused[1].headers is not None
     assert door.refused[1].headers["retry-after"] == "60"
 

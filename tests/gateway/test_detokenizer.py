@@ -127,6 +127,17 @@ def test_unfinished_character_is_flushed_as_replacement():
     assert "".join(pieces_of(BYTE_LEVEL, ids, [1], True)) == "語"
 
 
+@pytest.mark.parametrize(("tokenizer", "kept"), [(BYTE_LEVEL, "<|user|>"), (LLAMA2, "<s>"), (METASPACE, "</s>")])
+def test_some_special_tokens_may_be_kept(tokenizer, kept):
+    special = [token_id for token_id, added in tokenizer.get_added_tokens_decoder().items() if added.special]
+    pieces = read_pieces(tokenizer)
+    for _ in range(2):
+        detokenizer = pieces.detokenizer(True, frozenset({tokenizer.token_to_id(kept)}))
+        assert detokenizer.push(special) + detokenizer.flush() == kept
+        detokenizer = pieces.detokenizer(True)
+        assert detokenizer.push(special) + detokenizer.flush() == ""
+
+
 def test_bytes_of_tokens():
     pieces = read_pieces(BYTE_LEVEL)
     ids = BYTE_LEVEL.encode("naïve 🎊", add_special_tokens=False).ids

@@ -28,6 +28,18 @@ def test_one_request_does_not_wait_for_the_thousand_of_another() -> None:
     assert ("calm", 0) in [queue.pop() for _ in range(2)]
 
 
+def test_who_cannot_be_served_yet_is_passed_only_by_those_that_would_come_next() -> None:
+    queue: FairQueue[Item] = FairQueue(100)
+    queue.push("long", ("long", 0), cost=10)
+    for number in range(5):
+        queue.push("short", ("short", number), cost=4)
+    queue.push("late", ("late", 0), cost=1, priority=1)
+    passed = [queue.pop(lambda item: item[0] != "long") for _ in range(5)]
+    # The fourth would begin at 12, after what takes until 10.
+    assert passed == [("short", 0), ("short", 1), ("short", 2), None, None]
+    assert [queue.pop() for _ in range(4)] == [("long", 0), ("short", 3), ("short", 4), ("late", 0)]
+
+
 @given(
     weights=st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)),
     costs=st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=20, max_size=60),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.tool_calls import ToolCalls, all_calls
+from baton_gateway.tool_calls import ToolCalls, read_whole
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import LENGTH, say
@@ -50,11 +50,10 @@ def test_calls_are_read_from_any_pieces(size: int):
 
 
 def test_what_was_cut_short_stays_so():
-    assert [call["function"] for call in all_calls(CALLS[:60], None)] == [
-        {"name": "weather", "arguments": CALLS[34:60]},
-    ]
-    assert all_calls(CALLS[:20], None) == []
-    assert all_calls("", "weather")[0]["function"] == {"name": "weather", "arguments": ""}
+    _, calls = read_whole(CALLS[:60], ToolCalls(None))
+    assert [call["function"] for call in calls] == [{"name": "weather", "arguments": CALLS[34:60]}]
+    assert read_whole(CALLS[:20], ToolCalls(None)) == ("", [])
+    assert read_whole("", ToolCalls("weather"))[1][0]["function"] == {"name": "weather", "arguments": ""}
 
 
 async def test_the_pod_is_told_of_required_calls(stack: Stack):

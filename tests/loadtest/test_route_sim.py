@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "loadtest"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -74,6 +76,29 @@ def test_a_run_is_repeated_exactly(route_sim: ModuleType, monkeypatch: pytest.Mo
 def test_without_prefill_pods_all_is_local(route_sim: ModuleType, monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:
     [row] = run(route_sim, monkeypatch, trace, "--prefills", "0", "--policies", "kv_aware")["rows"]
     assert row["local_share"] == 1
+
+
+def test_the_plot_has_a_curve_and_a_bar_for_each_policy(
+    route_sim: ModuleType, monkeypatch: pytest.MonkeyPatch, trace: Path
+) -> None:
+    plot = trace.with_suffix(".svg")
+    rows = run(route_sim, monkeypatch, trace, "--plot", str(plot))["rows"]
+    svg = ElementTree.parse(plot).getroot()
+    texts = [element.text for element in svg.iter(f"{SVG}text")]
+    for row in rows:
+        assert row["policy"] in texts
+        assert f"{row['hit_rate'] * 100:.1f} %" in texts
+    curves = [element.attrib["points"] for element in svg.iter(f"{SVG}polyline")]
+    assert len(curves) == len(rows)
+    for curve in curves:
+        points = [tuple(map(float, point.split(","))) for point in curve.split()]
+        assert points == sorted(points, key=lambda point: (point[0], -point[1]))
+        assert points[-1][1] == _top(svg)
+
+
+def _top(svg: ElementTree.Element) -> float:
+    """Return where 100 % is."""
+    return min(float(line.attrib["y1"]) for line in svg.iter(f"{SVG}line"))
 
 
 def test_a_lone_request_takes_what_the_rates_say(

@@ -1,0 +1,214 @@
+"""What a tenant that floods the stack with long prompts costs another one that sends short ones: TTFT alone and beside.
+
+Usage: isolation_bench.py [SHAPE_DIR] [--out FILE]. `baton up` with a prefill and a decode pod, and two tenants of equal
+weight. Tenant A sends short prompts at random (Poisson), first alone, then while B sends long ones, and so on in turns,
+because a machine that others use is not equally fast all the time. Before each round and after the last it is measured
+how many tokens the stack prefills in a second; the rates of both tenants are shares of that. Random weights (without a
+shape, of a small model), random prompts, prefix caches off. TTFT counts from the moment a request was due.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench_table import aligned, figure
+from client import Answer, Load, drive
+from engine_bench import setting
+from job import Json
+from random_tokenizer import write_random_tokenizer
+from random_weights import write_random_weights
+from servers import HOST, Server
+
+from baton_engine.model_config import load_model_config
+from baton_gateway.keys import Key, make_key
+
+# Small enough for 2 cores to compute a hundred short prompts a round: with fewer, a p99 is an accident.
+SMALL_SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 4096,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+OUTPUTS = 4
+GOAL = 1.2  # of A's p99 beside B to that alone
+
+
+class Bench:
+    """Rounds on a server that runs."""
+
+    def __init__(self, arguments: argparse.Namespace, port: int, vocab: int, keys: dict[str, str]) -> None:
+        """keys: of tenants A and B."""
+        self._arguments, self._port, self._vocab, self._keys = arguments, port, vocab, keys
+        self._seed = arguments.seed
+
+    async def run(self) -> Json:
+        a = self._arguments
+        await self._prefill_rate()  # what is compiled or allocated at first use
+        rate = await self._prefill_rate()
+        rounds = []
+        for number in range(a.rounds):
+            # The same arrivals both times: what differs is B.
+            self._seed = a.seed + number
+            result = await self._round(rate)
+            before, rate = rate, await self._prefill_rate()
+            result["prefill_tok_s"] = (before + rate) / 2
+            # The machine may have been faster or slower than when the rates were chosen.
+            result["load"] = (a.share + a.flood_share) * before / result["prefill_tok_s"]
+            rounds.append(result)
+            print(row(result), flush=True)
+        return {"rounds": rounds, "median": medians(rounds)}
+
+    async def _round(self, rate: float) -> Json:
+        """rate: prompt tokens a second that the stack can compute."""
+        a = self._arguments
+        lead = a.seconds / 5
+        calm_rate, flood_rate = a.share * rate / a.short, a.flood_share * rate / a.long
+        calm = Load("a", "", a.short, OUTPUTS, max(round(calm_rate * a.seconds), 2), calm_rate)
+        flood = Load("b", "", a.long, OUTPUTS, max(round(flood_rate * (a.seconds + lead)), 2), flood_rate)
+        alone = await self._drive(calm, "A")
+        flooding = asyncio.create_task(self._drive(flood, "B"))
+        await asyncio.sleep(lead)
+        beside = await self._drive(calm, "A")
+        return {"a_req_s": calm_rate, "b_asked_req_s": flood_rate, **figures(alone, beside, await flooding)}
+
+    async def _prefill_rate(self) -> float:
+        """Return tokens a second of long prompts, of which one waits while the other is computed."""
+        load = Load("rate", "", self._arguments.long, 1, self._arguments.calibration, concurrency=2)
+        answers = await self._drive(load, "B")
+        if failed := [answer.error for answer in answers if answer.error]:
+            raise RuntimeError(f"the rate cannot be measured: {failed[0]}")
+        span = max(answer.events[-1] for answer in answers) - min(answer.due for answer in answers)
+        return load.inputs * load.count / span
+
+    async def _drive(self, load: Load, tenant: str) -> list[Answer]:
+        return await drive(HOST, self._port, load, self._seed, self._vocab, self._keys[tenant])
+
+
+def figures(alone: Sequence[Answer], beside: Sequence[Answer], flood: Sequence[Answer]) -> Json:
+    """Return what a round has shown; times in ms."""
+    result: Json = {"alone": ttft(alone), "beside": ttft(beside)}
+    for percentile in ("p50", "p99"):
+        result[f"{percentile}_ratio"] = result["beside"][percentile] / result["alone"][percentile]
+    good = [answer for answer in flood if not answer.error]
+    span = max((answer.events[-1] for answer in good), default=0.0) - min(answer.due for answer in flood)
+    result["b_req_s"] = len(good) / span if good else 0.0
+    result["b_ttft"] = ttft(flood)
+    result["failed"] = {"A": sum(bool(a.error) for a in (*alone, *beside)), "B": len(flood) - len(good)}
+    return result
+
+
+def ttft(answers: Sequence[Answer]) -> dict[str, float]:
+    values = sorted(answer.events[0] - answer.due for answer in answers if not answer.error)
+    if not values:
+        return {"p50": float("nan"), "p99": float("nan")}
+    return {f"p{p}": values[min(len(values) * p // 100, len(values) - 1)] * 1e3 for p in (50, 99)}
+
+
+def medians(rounds: Sequence[Json]) -> Json:
+    """Return the median of each figure over the rounds."""
+    return {
+        key: {name: statistics.median(r[key][name] for r in rounds) for name in value}
+        if isinstance(value, dict)
+        else statistics.median(r[key] for r in rounds)
+        for key, value in rounds[0].items()
+    }
+
+
+def row(result: Json) -> str:
+    alone, beside = result["alone"], result["beside"]
+    return (
+        f"A alone {figure(alone['p50'])} / {figure(alone['p99'])} ms, "
+        f"beside B {figure(beside['p50'])} / {figure(beside['p99'])} ms, "
+        f"ratio {result['p50_ratio']:.2f} / {result['p99_ratio']:.2f}; B {result['b_req_s']:.2f} req/s; "
+        f"{figure(result['prefill_tok_s'])} tok/s, load {result['load']:.0%}"
+    )
+
+
+def table(report: Json) -> str:
+    median = report["median"]
+    lines = [["TTFT of A, medians of the rounds", "p50 ms", "p99 ms"]]
+    lines += [[name, *(figure(median[name][p]) for p in ("p50", "p99"))] for name in ("alone", "beside")]
+    lines.append(["ratio", f"{median['p50_ratio']:.2f}", f"{median['p99_ratio']:.2f}"])
+    text = aligned(lines, 1)
+    text += f"\n\nload {median['load']:.0%} of {figure(median['prefill_tok_s'])} prompt tokens a second"
+    text += f"\nB: {median['b_req_s']:.2f} of {median['b_asked_req_s']:.2f} req/s, first token after "
+    text += " / ".join(figure(value) for value in median["b_ttft"].values()) + " ms"
+    failed = {tenant: sum(r["failed"][tenant] for r in report["rounds"]) for tenant in "AB"}
+    text += f"\nfailed: A {failed['A']}, B {failed['B']}"
+    return text + f"\np99 of A moves by at most {GOAL - 1:.0%}: {'yes' if median['p99_ratio'] <= GOAL else 'no'}"
+
+
+def write_tenants(path: Path) -> dict[str, str]:
+    """Write the file of two tenants of equal weight; returns their keys by name."""
+    made = {tenant: make_key(tenant) for tenant in "AB"}
+    keys = [_entry(key) for _, key in made.values()]
+    path.write_text(json.dumps({"tenants": {tenant: {"weight": 1} for tenant in made}, "keys": keys}))
+    return {tenant: text for tenant, (text, _) in made.items()}
+
+
+def _entry(key: Key) -> Json:
+    return {"id": key.id, "hash": key.hash, "tenant": key.tenant}
+
+
+def make_model(folder: Path, shape: Path | None, seed: int) -> None:
+    if shape is None:
+        (folder / "config.json").write_text(json.dumps(SMALL_SHAPE))
+    else:
+        shutil.copy(shape / "config.json", folder)
+    write_random_tokenizer(folder, load_model_config(folder).vocab_size)
+    write_random_weights(folder, seed)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", type=Path, metavar="SHAPE_DIR", nargs="?")
+    parser.add_argument(
+        "--out", type=Path, default=Path("loadtest/out/isolation_bench.json"), help="its log goes along"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=18.0, help="of A's arrivals, twice a round")
+    parser.add_argument("--calibration", type=int, default=5, help="long prompts by which the prefill rate is measured")
+    parser.add_argument("--short", type=int, default=256, help="tokens of A's prompts")
+    parser.add_argument("--long", type=int, default=4000, help="tokens of B's prompts")
+    parser.add_argument("--share", type=float, default=0.3, help="of the prefill rate, for A")
+    parser.add_argument("--flood-share", type=float, default=0.5, help="of the prefill rate, for B")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="of each pod's engine on CPU")
+    parser.add_argument(
+        "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
+        help="a flag of `baton up`, such as max_num_batched_tokens=128; others by BATON_… in the environment",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="baton-isolation-") as name:
+        folder = Path(name)
+        make_model(folder, arguments.shape, arguments.seed)
+        keys = write_tenants(folder / "tenants.json")
+        os.environ |= {"BATON_TENANTS_FILE": str(folder / "tenants.json"), "BATON_NUM_THREADS": str(arguments.threads)}
+        settings = {"enable_prefix_caching": False, **dict(arguments.settings)}
+        with Server("ours-pd", folder, settings, arguments.out.with_suffix(".log")) as server:
+            vocab = load_model_config(folder).vocab_size
+            report = asyncio.run(Bench(arguments, server.port, vocab, keys).run())
+    print(f"\n{table(report)}\n")
+    arguments.out.write_text(json.dumps({"settings": settings, **report}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
