@@ -26,7 +26,7 @@ class Canary:
         self._map = canary_map
         self._events = events
         self._metrics = metrics
-        self._shown: set[str] = set()
+        self.weights: dict[str, int] = {}  # of each model's canary, in percent, as of the last look
 
     def look(self, config: ConfigFile, reports: Mapping[str, Report], now: float) -> None:
         """Judge, and write what has changed. now: Unix time. Raises what calls of the Kubernetes API raise."""
@@ -46,11 +46,11 @@ class Canary:
             self._tell(model, decision)
 
     def _show(self, canaries: Canaries) -> None:
-        for model in self._shown - canaries.states.keys():
+        for model in self.weights.keys() - canaries.states.keys():
             self._metrics.canary_weight.remove(model)
-        for model, state in canaries.states.items():
-            self._metrics.canary_weight.labels(model).set(state.weight)
-        self._shown = set(canaries.states)
+        self.weights = {model: state.weight for model, state in canaries.states.items()}
+        for model, weight in self.weights.items():
+            self._metrics.canary_weight.labels(model).set(weight)
 
     def _tell(self, model: str, decision: Decision) -> None:
         if decision.reason is None:

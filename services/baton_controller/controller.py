@@ -12,6 +12,7 @@ from baton_controller.canary import Canary
 from baton_controller.config_follower import ConfigFollower
 from baton_controller.gateways import Gateways
 from baton_controller.metrics import Metrics
+from baton_controller.scaler import Scaler
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,18 @@ class Controller:
     """`run` it until `stop`."""
 
     def __init__(
-        self, config: ConfigFollower, gateways: Gateways, canary: Canary, metrics: Metrics, interval_s: float
+        self,
+        config: ConfigFollower,
+        gateways: Gateways,
+        canary: Canary,
+        scaler: Scaler,
+        metrics: Metrics,
+        interval_s: float,
     ) -> None:
         self._config = config
         self._gateways = gateways
         self._canary = canary
+        self._scaler = scaler
         self._metrics = metrics
         self._interval_s = interval_s
         self._stopping = asyncio.Event()
@@ -64,6 +72,10 @@ class Controller:
             self._metrics.gateways.set(len(reports))
             config = self._config.current
             await self._try("canaries", asyncio.to_thread(self._canary.look, config, reports, time.time()))
+            weights = dict(self._canary.weights)
+            await self._try(
+                "replicas", asyncio.to_thread(self._scaler.look, config, reports, time.monotonic(), weights)
+            )
             self._metrics.last_look.set(time.time())
         self._last_look = time.monotonic()
 

@@ -19,6 +19,7 @@ from baton_controller.controller import Controller
 from baton_controller.events import Events
 from baton_controller.gateways import Gateways
 from baton_controller.metrics import Metrics
+from baton_controller.scaler import Scaler
 from baton_controller.settings import ControllerSettings
 from baton_kube.api import KubernetesError, connect, own_namespace
 
@@ -66,6 +67,7 @@ def build(settings: ControllerSettings, config: ConfigFollower, api: client.ApiC
         config,
         Gateways(api, namespace, settings.release),
         Canary(canary_map, events, metrics),
+        Scaler(api, namespace, metrics),
         metrics,
         settings.interval_s,
     )
