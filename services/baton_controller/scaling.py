@@ -18,13 +18,18 @@ _SHARE = 0.9  # of the requests, pods or looks that are to be well
 _FAST_S = 60.0  # what counts for more pods
 _LOAD_S = 120.0  # over which pods are counted as busy
 _SLOW_S = 300.0  # what counts for fewer: the down-stabilisation of a HorizontalPodAutoscaler
-_SETTLE_S = 60.0  # between two steps down
+_RELAPSE = 4.0  # times the patience, within which growing again means that a pod too many was taken away
+_MOST_PATIENCE_S = 7200.0
+_SETTLE_S = 30.0  # between two steps down
 _START_S = 60.0  # that a new pod takes until it helps
 _LEAST_LOOKS = 2
-_MOST_GROWTH = 2.0  # times the live pods, in one step
+_MOST_GROWTH = 3.0  # times the live pods, in one step
+_LATE_GROWTH = 2.0  # the most for being late alone, whatever has piled up
+_DRAIN_S = 60.0  # in which that is to be gone
 _WAIT_SHARE = 0.5  # of the TTFT objective, for waiting; the rest is for the prompt itself
-_CALM = 0.5  # of a limit: where fewer pods may end up
-_KV_HIGH, _KV_TARGET, _KV_LOW = 0.85, 0.7, 0.6
+_CALM = 0.5  # of a limit: what is no queue worth a pod
+_FEWER = 0.7  # of a limit: where one pod less may end up
+_KV_HIGH, _KV_TARGET, _KV_LOW = 0.85, 0.7, 0.5
 _BUSY_TARGET = 0.7  # share of the time that a prefill pod is to have something to do
 _SATURATED = 0.9
 _TPOT_LOW = 0.8  # of the objective, with one pod less
@@ -57,6 +62,27 @@ class _Wish:
     why: str
 
 
+@dataclass
+class _Patience:
+    """How long after a role has grown none of its pods is taken away: longer each time that proves to be wrong, so that
+    a load between two sizes does not go to and fro between them."""
+
+    seconds: float = _SLOW_S
+    grew_at: float = -inf
+    shrank_at: float = -inf
+
+    def note(self, now: float, before: int, after: int) -> None:
+        if after < before:
+            self.shrank_at = now
+        elif after > before:
+            relapse = now - self.shrank_at < _RELAPSE * self.seconds
+            self.seconds = min(2 * self.seconds, _MOST_PATIENCE_S) if relapse else _SLOW_S
+            self.shrank_at = -inf
+
+    def over(self, now: float) -> bool:
+        return now - self.grew_at >= self.seconds
+
+
 class Scaling:
     """Sizes the pods of one model, look by look."""
 
@@ -64,7 +90,7 @@ class Scaling:
         self._loads: deque[Load] = deque()
         self._live = (0, 0)
         self._changed_at = -inf  # the live pods are others since
-        self._grew_at = -inf
+        self._patience = (_Patience(), _Patience())
 
     def decide(self, load: Load, prefill: int, decode: int, spec: ScalerSpec, hold: bool = False) -> Sizes:
         """Return the sizes from now on. prefill, decode: replicas there are to be so far. hold: none is taken away."""
@@ -76,41 +102,34 @@ class Scaling:
         decode_wish = self._decode_wish(fresh, spec)
         prefill_wish = self._prefill_wish(fresh, spec, decode_wish.pressure > 1)
         decode_wish = self._with_prefill(decode_wish, prefill_wish, fresh)
-        wanted = [
-            _grown(role, live, wish, size)
-            for role, live, wish, size in zip(
-                (spec.prefill, spec.decode),
-                self._live,
-                (prefill_wish, decode_wish),
-                (kept.prefill, kept.decode),
-                strict=True,
-            )
-        ]
+        wishes = (prefill_wish, decode_wish)
         # While one role is too small the other sees less load than there is.
-        pressed = max(prefill_wish.pressure, decode_wish.pressure) > 1
-        if not pressed and not hold and self._settled(load.time):
-            wanted = [
-                _shrunk(role, live, wish, size)
-                for role, live, wish, size in zip(
-                    (spec.prefill, spec.decode), self._live, (prefill_wish, decode_wish), wanted, strict=True
-                )
-            ]
+        calm = max(wish.pressure for wish in wishes) <= 1 and not hold and self._settled(load.time)
+        wanted = []
+        for role, live, wish, size, patience in zip(
+            (spec.prefill, spec.decode), self._live, wishes, (kept.prefill, kept.decode), self._patience, strict=True
+        ):
+            new = _grown(role, live, wish, size)
+            if calm and patience.over(load.time):
+                new = _shrunk(role, live, wish, size)
+            patience.note(load.time, size.replicas, new.replicas)
+            wanted.append(new)
         return Sizes(*wanted)
 
     def _note(self, load: Load) -> None:
         live = (len(load.queue_s), len(load.kv_use))
         if live != self._live:
             self._changed_at = load.time
-            if live[0] > self._live[0] or live[1] > self._live[1]:
-                self._grew_at = load.time
+            for role, (before, after) in enumerate(zip(self._live, live, strict=True)):
+                if after > before:
+                    self._patience[role].grew_at = load.time
             self._live = live
         self._loads.append(load)
         while self._loads[0].time < load.time - _SLOW_S - _LOAD_S:
             self._loads.popleft()
 
     def _settled(self, now: float) -> bool:
-        seen = now - self._loads[0].time
-        return seen >= _SLOW_S and now - self._grew_at >= _SLOW_S and now - self._changed_at >= _SETTLE_S
+        return now - self._loads[0].time >= _SLOW_S and now - self._changed_at >= _SETTLE_S
 
     def _prefill_wish(self, fresh: list[Load], spec: ScalerSpec, decode_is_full: bool) -> _Wish:
         live = self._live[0]
@@ -128,12 +147,14 @@ class Scaling:
             pressure = min(pressure, 1.0)  # what piled up before is gone until another pod would help
         busy = self._busy_pods()
         fewer = max(live - 1, 1)
-        calm = queue * _queueing_factor(busy / fewer) / _queueing_factor(busy / live) <= _CALM * limit
+        calm = queue * _queueing_factor(busy / fewer) / _queueing_factor(busy / live) <= _FEWER * limit
         why = (
             f"p90 of the wait {wait:.2f} s (limit {limit:.2f}), of TTFT {ttft:.2f} s "
             f"(objective {spec.ttft_slo_seconds:g}), {busy:.1f} of {live} busy"
         )
-        growth = pressure if self._saturated(fresh) else busy / (_BUSY_TARGET * live)
+        growth = busy / (_BUSY_TARGET * live)
+        if self._saturated(fresh):
+            growth = max(min(pressure, _LATE_GROWTH), 1 / _BUSY_TARGET + waits[-1] / _DRAIN_S)
         return _Wish(pressure, growth, live > 1 and calm and busy <= _BUSY_TARGET * fewer, why)
 
     def _busy_pods(self) -> float:
@@ -174,15 +195,26 @@ class Scaling:
             f"p90 of KV use {kv_use:.0%} (limit {_KV_HIGH:.0%}), of TPOT {tpot * 1e3:.1f} ms "
             f"(objective {spec.tpot_slo_seconds * 1e3:g}), {requests:.0f} requests a pod"
         )
-        return _Wish(pressure, max(kv_use / _KV_TARGET, slow), live > 1 and calm and held <= _KV_LOW * fewer, why)
+        return _Wish(
+            pressure,
+            min(max(kv_use / _KV_TARGET, slow), _LATE_GROWTH),
+            live > 1 and calm and held <= _KV_LOW * fewer,
+            why,
+        )
 
     def _with_prefill(self, decode: _Wish, prefill: _Wish, fresh: list[Load]) -> _Wish:
         """Return decode's wish for what comes to it once a prefill that holds it back has grown."""
         if prefill.pressure <= 1 or not self._saturated(fresh):
             return decode
-        more = min(prefill.growth, _MOST_GROWTH)
-        why = f"{decode.why}; prefill is to deliver {more:.1f} times as much"
-        return replace(decode, pressure=decode.pressure * more, growth=decode.growth * more, why=why)
+        more = min(prefill.growth, _LATE_GROWTH)
+        kv_use = _p90(share for load in fresh for share in load.kv_use)
+        # Blocks are also held by requests that wait for prefill, so that full ones ask for no more than prefill does.
+        return replace(
+            decode,
+            pressure=max(decode.pressure, kv_use / _KV_HIGH * more),
+            growth=max(decode.growth, min(kv_use / _KV_TARGET, 1.0) * more),
+            why=f"{decode.why}; prefill is to deliver {more:.1f} times as much",
+        )
 
 
 def _bounded(replicas: int, role: RoleSpec) -> Size:
@@ -227,5 +259,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _p90(values: Iterable[float]) -> float:
+    """Return what nine in ten are not above; of fewer than ten the second largest, as one look proves nothing."""
     found = sorted(values)
-    return found[min(int(_SHARE * len(found)), len(found) - 1)] if found else 0.0
+    return found[max(min(int(_SHARE * len(found)), len(found) - 2), 0)] if found else 0.0
