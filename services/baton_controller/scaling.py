@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from statistics import median
 
 from baton_controller.config_file import RoleSpec, ScalerSpec
 from baton_controller.counters import quantile, total
@@ -76,7 +77,10 @@ class _Patience:
             self.shrank_at = now
         elif after > before:
             relapse = now - self.shrank_at < _RELAPSE * self.seconds
-            self.seconds = min(2 * self.seconds, _MOST_PATIENCE_S) if relapse else _SLOW_S
+            if relapse:
+                self.seconds = min(2 * self.seconds, _MOST_PATIENCE_S)
+            elif now - self.grew_at > _RELAPSE * self.seconds:
+                self.seconds = _SLOW_S
             self.shrank_at = -inf
 
     def over(self, now: float) -> bool:
@@ -133,7 +137,8 @@ class Scaling:
 
     def _prefill_wish(self, fresh: list[Load], spec: ScalerSpec, decode_is_full: bool) -> _Wish:
         live = self._live[0]
-        queue = _p90(seconds for load in fresh for seconds in load.queue_s)
+        # Who comes next goes where least is queued. The median of the pods, as one that is out of order has no queue.
+        queue = _p90(median(load.queue_s) for load in fresh)
         # Requests also wait in gateways because no decode pod has blocks for them.
         rate = _served_per_s(fresh)
         waits = [_mean(load.queue_s) + (0.0 if decode_is_full else load.waiting / rate) for load in fresh]
