@@ -95,6 +95,7 @@ class SimPod:
         self.cache = Cache(num_blocks)
         self.decoding: list[Work] = []
         self.queue: list[Work] = []
+        self.busy_s = 0.0  # in steps, since it began
         self._admitted_tokens = 0
         self._clock = clock
         self._speed = speed
@@ -126,6 +127,7 @@ class SimPod:
         seconds = sum(count for _, count in chunks) / speed.prefill_rate
         if decodes:
             seconds += speed.step_s + speed.request_s * len(decodes)
+        self.busy_s += seconds
         self._clock.at(self._clock.now + seconds, lambda: self._end_step(decodes, chunks))
 
     def _chunks(self, budget: int) -> list[tuple[Work, int]]:

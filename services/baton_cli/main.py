@@ -69,6 +69,18 @@ def decode(context: typer.Context) -> None:
     main(settings)
 
 
+@app.command(context_settings=_PASS_ALL, add_help_option=False)
+def controller(context: typer.Context) -> None:
+    """Run the controller of a release: canaries and the sizes of its Deployments."""
+    from baton_cli.service_settings import settings_from
+    from baton_controller.settings import ControllerSettings
+
+    settings = settings_from(context.args, ControllerSettings, "baton controller")
+    from baton_controller.main import main
+
+    main(settings)
+
+
 @app.command()
 def model(
     folder: Annotated[Path, typer.Argument(help="Model folder; left out, the demo model.")] = MODEL_DIR,

@@ -18,7 +18,7 @@ def test_version() -> None:
 def test_without_arguments_it_lists_its_commands() -> None:
     result = baton()
     assert result.returncode == 0
-    for command in ("up", "gateway", "prefill", "decode", "model"):
+    for command in ("up", "gateway", "prefill", "decode", "controller", "model"):
         assert f"\n  {command} " in result.stdout
 
 

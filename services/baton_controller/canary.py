@@ -1,0 +1,87 @@
+"""Carries out what the analysis says of each canary: weights for gateways, Events, log lines."""
+
+import logging
+from collections.abc import Mapping
+
+from kubernetes.client import ApiException
+
+from baton_controller.analysis import Decision, look, set_by_hand
+from baton_controller.canary_map import Canaries, CanaryMap
+from baton_controller.config_file import CanarySpec, ConfigFile
+from baton_controller.counters import Reading
+from baton_controller.events import Events
+from baton_controller.metrics import Metrics
+from baton_controller.report import Report
+
+log = logging.getLogger(__name__)
+
+_TRIES = 5
+_CONFLICT = 409
+
+
+class Canary:
+    """The canaries of all models."""
+
+    def __init__(self, canary_map: CanaryMap, events: Events, metrics: Metrics) -> None:
+        self._map = canary_map
+        self._events = events
+        self._metrics = metrics
+        self.weights: dict[str, int] = {}  # of each model's canary, in percent, as of the last look
+
+    def look(self, config: ConfigFile, reports: Mapping[str, Report], now: float) -> None:
+        """Judge, and write what has changed. now: Unix time. Raises what calls of the Kubernetes API raise."""
+        specs = {name: model.canary for name, model in config.models.items() if model.canary is not None}
+        for left in reversed(range(_TRIES)):
+            before = self._map.read()
+            after, decisions = _decide(before, specs, reports, now)
+            try:
+                if after != before:
+                    self._map.write(after)
+                break
+            except ApiException as error:
+                if error.status != _CONFLICT or not left:
+                    raise
+        self._show(after)
+        for model, decision in decisions.items():
+            self._tell(model, decision)
+
+    def _show(self, canaries: Canaries) -> None:
+        for model in self.weights.keys() - canaries.states.keys():
+            self._metrics.canary_weight.remove(model)
+        self.weights = {model: state.weight for model, state in canaries.states.items()}
+        for model, weight in self.weights.items():
+            self._metrics.canary_weight.labels(model).set(weight)
+
+    def _tell(self, model: str, decision: Decision) -> None:
+        if decision.reason is None:
+            return
+        worse = decision.reason == "CanaryRolledBack"
+        if worse:
+            self._metrics.rollbacks.labels(model).inc()
+        level = logging.WARNING if worse else logging.INFO
+        extra = {"event": decision.reason, "model": model, "weight": decision.state.weight}
+        log.log(level, "canary of %s: %s", model, decision.why, extra=extra)
+        self._events.write(decision.reason, f"{model}: {decision.why}", self._map.uid, warning=worse)
+
+
+def _decide(
+    before: Canaries, specs: Mapping[str, CanarySpec], reports: Mapping[str, Report], now: float
+) -> tuple[Canaries, dict[str, Decision]]:
+    after = before.copy()
+    decisions = {}
+    for model in before.states.keys() - specs.keys():
+        # Its weight would greet the next canary of this name.
+        after.weights.pop(model, None)
+        del after.states[model]
+    for model, spec in specs.items():
+        readings = {name: report.readings.get(model, Reading()) for name, report in reports.items()}
+        state = before.states.get(model)
+        entry = after.weights.setdefault(model, {"shadow": False})
+        weight = entry.get("weight")
+        if state is not None and isinstance(weight, int) and weight != state.weight:
+            state = set_by_hand(state, spec, weight, now, readings)
+            log.info("canary of %s: %s", model, state.verdict, extra={"event": "canary_set_by_hand", "model": model})
+        decisions[model] = decision = look(state, spec, now, readings)
+        entry.update(revision=decision.state.revision, weight=decision.state.weight)
+        after.states[model] = decision.state
+    return after, decisions

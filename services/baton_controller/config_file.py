@@ -1,0 +1,97 @@
+"""Which canaries are to be judged, and what is to be scaled, as a file says it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Replicas = Annotated[int, msgspec.Meta(ge=1)]
+_Weight = Annotated[int, msgspec.Meta(ge=1, le=100)]
+
+
+class CanarySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, rename="camel"):
+    """How much of a model's traffic a revision gets, in percent, and how much worse than stable it may be.
+
+    generation: anything; with another one a revision that was rolled back is tried anew. The ratios are of the canary's
+    p95 to stable's, the increase is of the share of requests that fail.
+    """
+
+    revision: _Name
+    stable: _Name = "stable"
+    generation: str | int = 0
+    steps: Annotated[tuple[_Weight, ...], msgspec.Meta(min_length=1)] = (5, 25, 50, 100)
+    interval_seconds: _Positive = 60.0
+    min_requests: _Replicas = 50
+    max_ttft_p95_ratio: _Positive = 1.2
+    max_tpot_p95_ratio: _Positive = 1.2
+    max_error_rate_increase: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
+
+
+class RoleSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The Deployment of a role's pods, and how many there may be."""
+
+    deployment: _Name
+    min: _Replicas = 1
+    max: _Replicas
+
+
+class ScalerSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, rename="camel"):
+    """Objectives for nine requests in ten, and what is scaled to meet them.
+
+    mode: `scale` sets replicas, `metrics` only publishes how many there should be. dryRun: only says so in the log.
+    """
+
+    prefill: RoleSpec
+    decode: RoleSpec
+    ttft_slo_seconds: _Positive = 2.0
+    tpot_slo_seconds: _Positive = 0.05
+    dry_run: bool = False
+    mode: Literal["scale", "metrics"] = "scale"
+
+
+class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What is done for a model."""
+
+    canary: CanarySpec | None = None
+    scaler: ScalerSpec | None = None
+
+
+class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """YAML or JSON; models by the names that clients know."""
+
+    models: dict[_Name, ModelSpec] = {}
+
+
+class ConfigFileError(ValueError):
+    """The file cannot be used; the message says where and why."""
+
+
+def read_config(path: Path) -> ConfigFile:
+    """Raises ConfigFileError."""
+    try:
+        content = msgspec.convert(msgspec.yaml.decode(path.read_bytes()) or {}, ConfigFile)
+    except OSError as error:
+        raise ConfigFileError(f"{path} cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigFileError(f"{path}: {error}") from None
+    for name, model in content.models.items():
+        if problem := _problem(model):
+            raise ConfigFileError(f"{path}: model {name}: {problem}")
+    return content
+
+
+def _problem(model: ModelSpec) -> str | None:
+    if canary := model.canary:
+        if list(canary.steps) != sorted(set(canary.steps)):
+            return f"canary.steps: {list(canary.steps)} do not rise"
+        if canary.revision == canary.stable:
+            return f"canary.revision: {canary.revision!r} is the stable one"
+    if scaler := model.scaler:
+        for name, role in (("prefill", scaler.prefill), ("decode", scaler.decode)):
+            if role.min > role.max:
+                return f"scaler.{name}: min {role.min} is more than max {role.max}"
+        if scaler.prefill.deployment == scaler.decode.deployment:
+            return f"scaler: {scaler.decode.deployment!r} cannot be both prefill and decode"
+    return None

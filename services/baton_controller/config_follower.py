@@ -1,0 +1,36 @@
+"""The configuration as its file says it now."""
+
+import logging
+from pathlib import Path
+
+from baton_controller.config_file import ConfigFile, ConfigFileError, read_config
+
+log = logging.getLogger(__name__)
+
+
+class ConfigFollower:
+    """Reads the file again when it has changed; a broken one changes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigFileError."""
+        self._path = path
+        self._raw: bytes | None = self._read()
+        self.current: ConfigFile = read_config(path)
+
+    def follow(self) -> None:
+        raw = self._read()
+        if raw == self._raw:
+            return
+        self._raw = raw
+        try:
+            self.current = read_config(self._path)
+        except ConfigFileError as error:
+            log.error("the configuration stays as it was: %s", error, extra={"event": "config_refused"})
+        else:
+            log.info("the configuration has changed", extra={"event": "config_read"})
+
+    def _read(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()
+        except OSError:
+            return None

@@ -1,0 +1,107 @@
+"""What gateways have counted of a revision's requests, and what came to it since an earlier look."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+Buckets = dict[str, float]  # a Prometheus histogram: observations up to each bound, by the label `le`
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """Of one revision. ttft, tpot: seconds to the first token and per token after it."""
+
+    ok: float = 0.0
+    error: float = 0.0
+    ttft: Buckets = {}
+    tpot: Buckets = {}
+
+    @property
+    def requests(self) -> float:
+        return self.ok + self.error
+
+    @property
+    def error_rate(self) -> float:
+        return self.error / self.requests if self.requests else 0.0
+
+    def minus(self, earlier: "Counters") -> "Counters":
+        return Counters(
+            self.ok - earlier.ok,
+            self.error - earlier.error,
+            {le: count - earlier.ttft.get(le, 0.0) for le, count in self.ttft.items()},
+            {le: count - earlier.tpot.get(le, 0.0) for le, count in self.tpot.items()},
+        )
+
+    def fell(self, earlier: "Counters") -> bool:
+        """Whether something is less than it was, which a counter never is while its process lives."""
+        change = self.minus(earlier)
+        return min(change.ok, change.error, *change.ttft.values(), *change.tpot.values()) < 0
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What one gateway says of one model. started: when it began to count, in its own time; 0 = not told."""
+
+    started: float = 0.0
+    revisions: dict[str, Counters] = {}
+
+    def restarted_since(self, earlier: "Reading") -> bool:
+        if self.started and earlier.started and self.started != earlier.started:
+            return True
+        # A revision that is gone from the counters was counted by another process.
+        return any(self.revisions.get(name, NOTHING).fell(was) for name, was in earlier.revisions.items())
+
+
+NOTHING = Counters()
+Readings = Mapping[str, Reading]  # by gateway
+
+
+def extended(start: Readings, now: Readings) -> dict[str, Reading]:
+    """Return an interval's start with gateways first seen since then, and nothing for those that have restarted.
+
+    Of a gateway that is seen for the first time nobody knows what of its counts is from before.
+    """
+    result = {**now, **start}
+    for name, reading in now.items():
+        if name in start and reading.restarted_since(start[name]):
+            result[name] = Reading(reading.started)
+    return result
+
+
+def window(start: Readings, now: Readings, revision: str) -> Counters:
+    """Return what came to a revision's counters, over all gateways, since a start that is `extended` to now."""
+    changes = []
+    for name, reading in now.items():
+        counters = reading.revisions.get(revision, NOTHING)
+        changes.append(counters.minus(start[name].revisions.get(revision, NOTHING)))
+    return total(changes)
+
+
+def total(parts: Iterable[Counters]) -> Counters:
+    ok = error = 0.0
+    ttft: Buckets = {}
+    tpot: Buckets = {}
+    for part in parts:
+        ok += part.ok
+        error += part.error
+        for into, buckets in ((ttft, part.ttft), (tpot, part.tpot)):
+            for le, count in buckets.items():
+                into[le] = into.get(le, 0.0) + count
+    return Counters(ok, error, ttft, tpot)
+
+
+def quantile(buckets: Buckets, share: float) -> float | None:
+    """Return the value that a share of the observations is not above, linear within its bucket; None without any.
+
+    As Prometheus' histogram_quantile: what lies beyond the last finite bound counts as that bound.
+    """
+    bounds = sorted((float(le), count) for le, count in buckets.items())
+    if not bounds or bounds[-1][1] <= 0:
+        return None
+    rank = share * bounds[-1][1]
+    below, before = 0.0, 0.0
+    for bound, count in bounds:
+        if count >= rank:
+            if bound == float("inf"):
+                return below
+            return below + (bound - below) * (rank - before) / max(count - before, 1e-9)
+        below, before = bound, count
+    return below

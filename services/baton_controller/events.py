@@ -1,0 +1,41 @@
+"""Kubernetes Events: what `kubectl describe` and `kubectl get events` say of a canary."""
+
+from datetime import UTC, datetime
+
+from kubernetes import client
+
+_TIMEOUT_S = 10
+_MOST_CHARS = 1024  # the API server takes no more
+_COMPONENT = "baton-controller"
+
+
+class Events:
+    """Writes Events about a ConfigMap."""
+
+    def __init__(self, api: client.ApiClient, namespace: str, config_map: str, instance: str) -> None:
+        """instance: which controller this is."""
+        self._core = client.CoreV1Api(api)
+        self._namespace = namespace
+        self._name = config_map
+        self._instance = instance
+
+    def write(self, reason: str, message: str, uid: str, warning: bool) -> None:
+        """uid: of the ConfigMap. Raises ApiException."""
+        now = datetime.now(UTC)
+        about = client.V1ObjectReference(
+            api_version="v1", kind="ConfigMap", namespace=self._namespace, name=self._name, uid=uid
+        )
+        event = client.CoreV1Event(
+            metadata=client.V1ObjectMeta(generate_name=f"{self._name}-"),
+            involved_object=about,
+            reason=reason,
+            message=message[:_MOST_CHARS],
+            type="Warning" if warning else "Normal",
+            count=1,
+            first_timestamp=now,
+            last_timestamp=now,
+            reporting_component=_COMPONENT,
+            reporting_instance=self._instance,
+            source=client.V1EventSource(component=_COMPONENT),
+        )
+        self._core.create_namespaced_event(self._namespace, event, _request_timeout=_TIMEOUT_S)

@@ -1,0 +1,25 @@
+"""Prometheus metrics of the controller."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class Metrics:
+    """All metrics of the controller, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        prefix = "baton_controller_"
+        self.last_look = Gauge(
+            prefix + "last_look_timestamp_seconds", "When the last look was done, in Unix time.", registry=registry
+        )
+        self.gateways = Gauge(prefix + "gateways", "Gateways that answered at the last look.", registry=registry)
+        self.canary_weight = Gauge(
+            prefix + "canary_weight", "Percent of a model's requests for its canary.", ["model"], registry=registry
+        )
+        self.rollbacks = Counter(prefix + "canary_rollbacks", "Canaries rolled back.", ["model"], registry=registry)
+        self.desired_replicas = Gauge(
+            prefix + "desired_replicas", "Pods that the load asks for.", ["model", "role"], registry=registry
+        )
+        self.replicas = Gauge(
+            prefix + "replicas", "Pods that the Deployment has now.", ["model", "role"], registry=registry
+        )

@@ -1,0 +1,84 @@
+"""What one gateway says on its admin port, of models and of pods."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from baton_controller.counters import Counters, Reading
+
+_PREFIX = "baton_gateway_"
+_REQUESTS = _PREFIX + "revision_requests"
+_TTFT = _PREFIX + "revision_time_to_first_token_seconds"
+_TPOT = _PREFIX + "revision_time_per_output_token_seconds"
+_WAITING = _PREFIX + "requests_waiting"
+
+
+class PodReport(msgspec.Struct, frozen=True):
+    """A pod as a gateway sees it. requests: those that decode there; queued_prefill_tokens: those not yet computed."""
+
+    model: str
+    role: str
+    address: str
+    revision: str = ""
+    live: bool = False
+    draining: bool = False
+    requests: int = 0
+    queued_prefill_tokens: int = 0
+    blocks_held: int = 0
+    blocks: int = 0
+    prefill_tokens_per_s: float = 0.0
+
+
+class _Pods(msgspec.Struct):
+    pods: list[PodReport]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of one gateway. readings: by model; waiting: requests of a model that no pod has yet."""
+
+    readings: dict[str, Reading] = field(default_factory=dict)
+    waiting: dict[str, float] = field(default_factory=dict)
+    pods: list[PodReport] = field(default_factory=list)
+
+
+def parse_report(metrics: str, pods: bytes) -> Report:
+    """Raises ValueError when this is not what gateways say."""
+    families = {family.name: family.samples for family in text_string_to_metric_families(metrics)}
+    waiting: dict[str, float] = {}
+    for sample in families.get(_WAITING, ()):
+        model = sample.labels["model"]
+        waiting[model] = waiting.get(model, 0.0) + sample.value
+    return Report(_readings(families), waiting, msgspec.json.decode(pods, type=_Pods).pods)
+
+
+def _readings(families: dict[str, list[Sample]]) -> dict[str, Reading]:
+    counters: dict[str, dict[str, Counters]] = {}
+
+    def of(sample: Sample) -> Counters:
+        return counters.setdefault(sample.labels["model"], {}).setdefault(sample.labels["revision"], _empty())
+
+    for sample in families.get(_REQUESTS, ()):
+        if sample.name == _REQUESTS + "_total":
+            found = of(sample)
+            change = {sample.labels["outcome"]: sample.value}
+            counters[sample.labels["model"]][sample.labels["revision"]] = msgspec.structs.replace(found, **change)
+    for sample in _buckets(families, _TTFT):
+        of(sample).ttft[sample.labels["le"]] = sample.value
+    for sample in _buckets(families, _TPOT):
+        of(sample).tpot[sample.labels["le"]] = sample.value
+    # When the process made its first counter of these; a family of its own in this text format.
+    made = [sample.value for name in (_REQUESTS, _TTFT, _TPOT) for sample in families.get(name + "_created", ())]
+    started = min(made, default=0.0)
+    return {model: Reading(started, revisions) for model, revisions in counters.items()}
+
+
+def _buckets(families: dict[str, list[Sample]], name: str) -> Iterable[Sample]:
+    return (sample for sample in families.get(name, ()) if sample.name == name + "_bucket")
+
+
+def _empty() -> Counters:
+    return Counters(ttft={}, tpot={})

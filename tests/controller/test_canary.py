@@ -1,0 +1,194 @@
+"""Canaries from the configuration to the ConfigMap and the Events, against an API server and gateways."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from .conftest import Release, until
+
+CONFIG = """
+models:
+  llama:
+    canary: {{revision: canary, steps: [5, 50, 100], intervalSeconds: 0.3, minRequests: 50, generation: {generation}}}
+"""
+VERBS = {("list", "endpointslices"), ("watch", "endpointslices"), ("get", "configmaps"), ("patch", "configmaps")}
+
+
+@pytest.fixture(autouse=True)
+def configured(release: Release) -> None:
+    configure(release)
+
+
+def configure(release: Release, generation: int = 1) -> None:
+    release.config.write_text(CONFIG.format(generation=generation))
+
+
+def weight(release: Release) -> Any:
+    return release.weights().get("llama", {}).get("weight")
+
+
+async def at(release: Release, wanted: int) -> None:
+    await until(lambda: weight(release) == wanted)
+
+
+def serve(release: Release, **canary: Any) -> None:
+    """Each revision gets 60 requests, half of them through each gateway."""
+    for gateway in release.gateways:
+        gateway.serve("stable", 30)
+        gateway.serve("canary", 30, **canary)
+
+
+async def test_a_good_one_is_promoted(release: Release) -> None:
+    async with release.controller():
+        for wanted in (5, 50, 100):
+            await at(release, wanted)
+            serve(release)
+    assert release.weights() == {"llama": {"revision": "canary", "weight": 100, "shadow": False}}
+    assert release.reasons() == ["CanaryAdvanced", "CanaryAdvanced", "CanaryPromoted"]
+    event = release.api.all("events")[1]
+    assert "60 requests, 0.00% failed, TTFT p95" in event["message"]
+    assert event["involvedObject"]["name"] == "rel-canary"
+    assert event["involvedObject"]["uid"] == release.api.get("configmaps", "rel-canary")["metadata"]["uid"]
+    assert event["type"] == "Normal"
+    assert release.api.requests == {*VERBS, ("create", "events")}
+    assert release.metrics.canary_weight.labels("llama")._value.get() == 100
+
+
+@pytest.mark.parametrize("worse", [{"errors": 3}, {"ttft": 0.4}, {"tpot": 0.04}])
+async def test_a_worse_one_is_rolled_back_until_it_is_another(release: Release, worse: dict[str, Any]) -> None:
+    async with release.controller():
+        await at(release, 5)
+        serve(release, **worse)
+        await at(release, 0)
+        serve(release)
+        await asyncio.sleep(0.6)
+        assert weight(release) == 0
+        assert release.reasons() == ["CanaryAdvanced", "CanaryRolledBack"]
+        assert release.api.all("events")[1]["type"] == "Warning"
+        assert release.metrics.rollbacks.labels("llama")._value.get() == 1
+        configure(release, generation=2)
+        await at(release, 5)
+        serve(release)
+        await at(release, 50)
+
+
+async def test_it_waits_for_requests_and_says_so_once(release: Release) -> None:
+    async with release.controller():
+        await until(lambda: "CanaryWaiting" in release.reasons())
+        await asyncio.sleep(0.5)
+        assert release.reasons() == ["CanaryAdvanced", "CanaryWaiting"]
+        serve(release)
+        await at(release, 50)
+
+
+async def test_a_restart_in_the_middle_goes_on(release: Release) -> None:
+    async with release.controller():
+        await at(release, 5)
+        serve(release)
+    before = release.analysis()["llama"]
+    async with release.controller():
+        await at(release, 50)
+    assert release.reasons().count("CanaryAdvanced") == 2
+    assert before["step"] == 1
+    assert release.analysis()["llama"]["step"] == 2
+
+
+async def test_a_gateway_that_restarts_or_goes_does_no_harm(release: Release) -> None:
+    one, two = release.gateways
+    two.serve("stable", 1000)
+    two.serve("canary", 1000, errors=1000)
+    async with release.controller():
+        await at(release, 5)
+        release.api.remove("endpointslices", "gateway-1")
+        await until(lambda: release.metrics.gateways._value.get() == 1)
+        one.serve("canary", 20, errors=20)  # of which the restart leaves nothing
+        one.restart()
+        one.serve("stable", 60)
+        one.serve("canary", 60)
+        await at(release, 50)
+        release.publish("gateway-1", two.port)
+        await until(lambda: release.metrics.gateways._value.get() == 2)
+        one.serve("stable", 60)
+        one.serve("canary", 60)
+        await at(release, 100)
+
+
+async def test_who_else_writes_is_not_overwritten(release: Release) -> None:
+    """The other writer comes between reading and writing, every time but the last."""
+    api = release.api
+    answer, others = api.answer, 0
+
+    def late(verb: str, place: Any, *rest: Any) -> Any:
+        nonlocal others
+        if (verb, place.resource) == ("patch", "configmaps") and others < 3:
+            others += 1
+            entry = {"revision": "v2", "weight": others, "shadow": True}
+            api.put("configmaps", "rel-canary", data={"canary.json": json.dumps({"qwen": entry})})
+        return answer(verb, place, *rest)
+
+    api.answer = late  # type: ignore[method-assign]
+    async with release.controller():
+        await at(release, 5)
+    assert release.weights()["qwen"] == {"revision": "v2", "weight": 3, "shadow": True}
+    assert release.reasons() == ["CanaryAdvanced"]
+
+
+async def test_a_weight_set_by_hand_stays(release: Release) -> None:
+    async with release.controller():
+        await at(release, 5)
+        entry = {"revision": "canary", "weight": 0, "shadow": True}
+        data = {**release.api.get("configmaps", "rel-canary")["data"], "canary.json": json.dumps({"llama": entry})}
+        release.api.put("configmaps", "rel-canary", data=data)
+        await until(lambda: release.analysis()["llama"]["rolledBack"])
+        serve(release)
+        await asyncio.sleep(0.5)
+    assert release.weights() == {"llama": entry}
+
+
+async def test_without_the_api_server_it_carries_on_later(release: Release, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with release.controller() as controller:
+        await at(release, 5)
+        release.api.down = True
+        release.api.cut()
+        serve(release)
+        await asyncio.sleep(0.7)
+        assert weight(release) == 5
+        assert controller.live
+        release.api.down = False
+        await at(release, 50)
+    events = [getattr(record, "event", None) for record in caplog.records]
+    assert events.count("kubernetes_failed") == events.count("kubernetes_works") == 1
+
+
+async def test_a_canary_that_is_over_leaves_no_weight_behind(release: Release) -> None:
+    async with release.controller():
+        await at(release, 5)
+        release.config.write_text("models: {llama: {}}")
+        await until(lambda: release.weights() == release.analysis() == {})
+
+
+async def test_a_broken_configuration_changes_nothing(release: Release, caplog: pytest.LogCaptureFixture) -> None:
+    async with release.controller():
+        await at(release, 5)
+        release.config.write_text("models: 3")
+        serve(release)
+        await at(release, 50)
+    assert [record for record in caplog.records if getattr(record, "event", "") == "config_refused"]
+
+
+async def test_a_state_that_cannot_be_read_begins_anew(release: Release) -> None:
+    release.api.put("configmaps", "rel-canary", data={"canary.json": "}", "analysis.json": '{"llama": 7}'})
+    async with release.controller():
+        await until(release.reasons)
+    assert weight(release) == 5
+
+
+async def test_without_the_config_map_the_rest_goes_on(release: Release) -> None:
+    release.api.remove("configmaps", "rel-canary")
+    async with release.controller() as controller:
+        await until(lambda: controller.ready)
+        release.api.put("configmaps", "rel-canary", data={})
+        await at(release, 5)
