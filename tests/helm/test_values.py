@@ -4,6 +4,8 @@ import json
 
 import yaml
 
+from baton_controller.config_file import read_config
+
 from .charts import CASES, case, containers, flags, named, of_kind, render, workloads
 
 
@@ -78,37 +80,39 @@ def test_the_controller_runs_only_where_it_has_something_to_do():
     disabled = {"canary": {"enabled": False, "analysis": {"enabled": True}}, "scaler": {"enabled": False}}
     assert name not in [workload["metadata"]["name"] for workload in workloads(render({"models": {"a": disabled}}))]
     config = yaml.safe_load(named(case("everything"), "ConfigMap", name)["data"]["controller.yaml"])
+    generation = config["models"]["acme/Large"]["canary"].pop("generation")
+    assert len(generation) == 12
     assert config == {
-        "canary_configmap": "rel-baton-canary",
-        "gateway": {"selector": "app.kubernetes.io/instance=rel,app.kubernetes.io/component=gateway", "port": 9400},
-        "models": [
-            {
-                "name": "acme/Large",
-                "selector": "app.kubernetes.io/instance=rel,baton.dev/model=large",
+        "models": {
+            "acme/Large": {
                 "canary": {
                     "revision": "v2",
+                    "stable": "stable",
                     "steps": [10, 100],
-                    "interval_s": 300,
-                    "min_requests": 200,
-                    "max_ttft_p95_ratio": 1.2,
-                    "max_tpot_p95_ratio": 1.2,
-                    "max_error_rate_ratio": 1.5,
-                    "max_error_rate": 0.01,
-                },
+                    "intervalSeconds": 300,
+                    "minRequests": 200,
+                    "maxTtftP95Ratio": 1.2,
+                    "maxTpotP95Ratio": 1.2,
+                    "maxErrorRateIncrease": 0.01,
+                }
             },
-            {
-                "name": "small",
-                "selector": "app.kubernetes.io/instance=rel,baton.dev/model=small",
+            "small": {
                 "scaler": {
-                    "dry_run": False,
-                    "ttft_slo_s": 1,
-                    "tpot_slo_s": 0.05,
-                    "prefill": {"deployment": "rel-baton-small-prefill", "min_replicas": 1, "max_replicas": 4},
-                    "decode": {"deployment": "rel-baton-small-decode", "min_replicas": 2, "max_replicas": 8},
-                },
+                    "dryRun": False,
+                    "ttftSloSeconds": 1,
+                    "tpotSloSeconds": 0.05,
+                    "prefill": {"deployment": "rel-baton-small-prefill", "min": 1, "max": 4},
+                    "decode": {"deployment": "rel-baton-small-decode", "min": 2, "max": 8},
+                }
             },
-        ],
+        }
     }
+
+
+def test_the_controller_can_read_its_file(tmp_path):
+    path = tmp_path / "controller.yaml"
+    path.write_text(named(case("everything"), "ConfigMap", "rel-baton-controller")["data"]["controller.yaml"])
+    assert set(read_config(path).models) == {"acme/Large", "small"}
 
 
 def test_replicas_are_left_to_whoever_scales():
