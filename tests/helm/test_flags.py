@@ -129,7 +129,10 @@ def test_every_setting_can_be_reached_from_values(binary):
     assert forbidden <= used | IN_MODELS_FILE | FROM_SECRETS | OUT_OF_KUBERNETES
     wanted = {flag: _another(field) for flag, field in field_flags(binary).items() if flag not in forbidden}
     if of_its_own:
-        values: dict[str, Any] = {binary: {"settings": wanted}, "models": {"a": {"scaler": {"enabled": True}}}}
+        values: dict[str, Any] = {
+            binary: {"settings": wanted},
+            "models": {"a": {"prefill": {}, "scaler": {"enabled": True}}},
+        }
     else:
         values = {"models": {"a": {"prefill": {}, binary: {"engine": wanted}}}}
     [container] = [
