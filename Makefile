@@ -11,7 +11,7 @@ CONFORMANCE := .venv-conformance
 CLIENTS := .venv-clients
 SOURCES := services shared kernels
 # A variable because a comma would split the argument of `call`.
-RUN_EXTRAS := gateway,worker
+RUN_EXTRAS := bench,gateway,worker
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
