@@ -14,7 +14,7 @@ LITELLM := .venv-litellm
 SOURCES := services shared kernels
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # A variable because a comma would split the argument of `call`.
-RUN_EXTRAS := gateway,worker
+RUN_EXTRAS := bench,gateway,worker
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

@@ -19,6 +19,8 @@ _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(context_settings={"auto_envvar_prefix": "BATON"})(up)
 app.add_typer(keys.app, name="keys")
+bench = typer.Typer(help="Measure servers.", no_args_is_help=True, add_completion=False)
+app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)
@@ -79,6 +81,22 @@ def controller(context: typer.Context) -> None:
     from baton_controller.main import main
 
     main(settings)
+
+
+@bench.command(context_settings=_PASS_ALL, add_help_option=False)
+def serve(context: typer.Context) -> None:
+    """Put a load on OpenAI endpoints, side by side, and measure times, throughput and goodput."""
+    from baton_bench.errors import BenchError
+    from baton_bench.settings import BenchSettings
+    from baton_cli.service_settings import settings_from
+
+    settings = settings_from(context.args, BenchSettings, "baton bench serve")
+    from baton_bench.main import main
+
+    try:
+        raise typer.Exit(main(settings))
+    except BenchError as error:
+        raise UserError(str(error)) from None
 
 
 @app.command()

@@ -22,6 +22,7 @@ from baton_controller.metrics import Metrics
 from baton_controller.scaler import Scaler
 from baton_controller.settings import ControllerSettings
 from baton_kube.api import connect, own_namespace
+from baton_kube.errors import KubernetesError
 
 log = logging.getLogger(__name__)
 

@@ -12,17 +12,25 @@ from tests.e2e.stack import Stack
 
 from .conftest import LOOP
 
+LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
+
 pytestmark = pytest.mark.asyncio(loop_scope=LOOP)
 
 
 async def test_users_are_served(demo: Stack) -> None:
     """In a process of its own, as locust replaces parts of the standard library when it is imported."""
-    command = [sys.executable, "-m", "locust", "--locustfile", str(Path(__file__).with_name("locustfile.py"))]
+    files = f"{LOCUSTFILE},{Path(__file__).with_name('mistaken_user.py')}"
+    command = [sys.executable, "-m", "locust", "--locustfile", files]
     command += ["--headless", "--host", demo.url, "--users", "4", "--spawn-rate", "4", "--run-time", "3s"]
     command += ["--stop-timeout", "10", "--only-summary", "--json"]
     locust = await asyncio.create_subprocess_exec(
         *command,
-        env={**os.environ, "BATON_TEST_MODEL": demo.model, "BATON_TEST_KEY": demo.api_key or ""},
+        env={
+            **os.environ,
+            "BATON_MODEL": demo.model,
+            "BATON_API_KEY": demo.api_key or "",
+            "BATON_OUTPUT_TOKENS": "8",
+        },
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -30,6 +38,6 @@ async def test_users_are_served(demo: Stack) -> None:
     output, log = await locust.communicate()
     assert locust.returncode == 0, log.decode()
     rows = {row["name"]: row for row in json.loads(output)}
-    assert rows.keys() == {"whole", "streamed", "wrong"}
+    assert rows.keys() == {"whole", "streamed", "first token", "wrong"}
     assert all(row["num_requests"] > 0 and row["num_failures"] == 0 for row in rows.values()), rows
     await demo.idle()
