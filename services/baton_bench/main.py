@@ -38,16 +38,16 @@ def main(settings: BenchSettings) -> int:
         code = 0 if report.good else 1
     if not report.results:
         return code
-    for path, make in ((settings.json_file, _json), (settings.html_file, html_report)):
-        if path is not None:
-            _write(path, make(report))
-            progress.print(f"written: {path}", markup=False)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = widths([header(report), *rows(report)])
     console.print(console_table(report))
     for note in notes(report):
         console.print(note, markup=False, soft_wrap=True)
+    for path, make in ((settings.json_file, _json), (settings.html_file, html_report)):
+        if path is not None:
+            _write(path, make(report))
+            progress.print(f"written: {path}", markup=False)
     return code
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -64,8 +65,9 @@ class CannedServer:
             return
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         length, exact = len(prompt if isinstance(prompt, list) else prompt.split()), not self.plain
+        tick = time.monotonic() // self.interval_s
         for count in range(1, request["max_tokens"] + 1):
-            await asyncio.sleep(self.interval_s - asyncio.get_running_loop().time() % self.interval_s)
+            await asyncio.sleep((tick + count) * self.interval_s - time.monotonic())
             if self.broken and count > 1:
                 return
             self._event(writer, [{"index": 0, "text": " a"}], _usage(length, count) if exact else None)
