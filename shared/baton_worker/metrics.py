@@ -16,6 +16,8 @@ from .messages import Ready
 from .request_metrics import RequestMetrics
 
 _ENGINE = "0"  # a pod has one
+# There from the start, since nobody sees the rise of a counter that begins at 1.
+_EVENTS = dict.fromkeys(("failed", "lease_expired", "refused_checksum", "refused_stale"), 0)
 
 
 class Counts(Protocol):
@@ -36,6 +38,7 @@ class WorkerCollector(Collector):
         self,
         model: str,
         revision: str,
+        role: str,
         ready: Ready,
         requests: RequestMetrics,
         load: Callable[[], Load],
@@ -48,6 +51,7 @@ class WorkerCollector(Collector):
         self._counts = counts
         self._vllm = {"model_name": model, "engine": _ENGINE}
         self._baton = {"model": model, "revision": revision}
+        self._role = role
 
     def registry(self) -> CollectorRegistry:
         registry = CollectorRegistry()
@@ -55,6 +59,8 @@ class WorkerCollector(Collector):
         return registry
 
     def collect(self) -> Iterable[Metric]:
+        text = "1 for each pod: what kind it is."
+        yield _gauge("baton_worker_info", text, {**self._baton, "role": self._role}, 1)
         yield from self._vllm_gauges()
         yield from self._vllm_counters()
         yield from self._vllm_histograms()
@@ -111,7 +117,11 @@ class WorkerCollector(Collector):
             "baton_pinned_blocks", "KV blocks that wait for decode pods to have them.", self._baton, load.blocks_pinned
         )
         yield _counters(
-            "baton_prefills", "Prompts by the kind of pod that computed them.", self._baton, "by", requests.prefills
+            "baton_prefills",
+            "Prompts by the kind of pod that computed them.",
+            self._baton,
+            "by",
+            {"prefill": 0, "decode": 0, **requests.prefills},
         )
         yield _counter("baton_handover_tokens", "Tokens whose KV came here.", self._baton, counts.handed_over_tokens)
         yield _counters("baton_handover_pieces", "Pieces of KV that came here.", self._baton, "way", requests.pieces)
@@ -121,7 +131,7 @@ class WorkerCollector(Collector):
             "What went wrong with hand-overs: lease_expired, failed, or refused_ with the reason.",
             self._baton,
             "event",
-            counts.events,
+            {**_EVENTS, **counts.events},
         )
         yield _histogram(
             "baton_handover_exposed_seconds",

@@ -72,6 +72,7 @@ class WorkerServer:
     def __init__(self, settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
         self._settings = settings
         self._role = role
+        self._name = role_name(role)
         self._make_service = make_service
         self._epoch = secrets.randbits(63)
         self._load = Load(0, 0, 0, 0, 0, 0, 0, 0)
@@ -80,8 +81,7 @@ class WorkerServer:
 
     async def run(self) -> None:
         settings = self._settings
-        name = pb.Role.Name(self._role).removeprefix("ROLE_").lower()
-        engine = await EngineClient.start(settings.engine_config(), name, settings.log_level, settings.gpu_pairs)
+        engine = await EngineClient.start(settings.engine_config(), self._name, settings.log_level, settings.gpu_pairs)
         metrics = RequestMetrics()
         service = self._make_service(engine, self._epoch, metrics)
         health = HealthServicer()
@@ -121,7 +121,7 @@ class WorkerServer:
         if settings.metrics_port is None:
             return {}
         collector = WorkerCollector(
-            settings.model_name, settings.revision, engine.ready, metrics, lambda: self._load, service
+            settings.model_name, settings.revision, self._name, engine.ready, metrics, lambda: self._load, service
         )
         try:
             server, _ = start_http_server(settings.metrics_port, registry=collector.registry())
@@ -185,6 +185,11 @@ class WorkerServer:
         )
 
 
+def role_name(role: pb.Role) -> str:
+    name: str = pb.Role.Name(role)
+    return name.removeprefix("ROLE_").lower()
+
+
 def channel_options(piece_bytes: int) -> list[tuple[str, int]]:
     """Return gRPC options for messages of up to piece_bytes of KV, with dead peers noticed in about ten seconds."""
     limit = piece_bytes + MESSAGE_OVERHEAD
@@ -219,7 +224,7 @@ def _calm(record: logging.LogRecord) -> bool:
 
 def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
     """Run a worker pod's process to its end. Exits with status 1 and one clear message when it cannot serve."""
-    configure_logging(pb.Role.Name(role).removeprefix("ROLE_").lower(), settings.log_level)
+    configure_logging(role_name(role), settings.log_level)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_calm)
 
     async def run() -> None:
