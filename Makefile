@@ -19,7 +19,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway proto clean
+.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway proto dashboards clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ bench-gateway: $(DEV) $(LITELLM)/.installed  ## Measure the gateway beside LiteL
 proto: $(DEV)  ## Generate the code of shared/baton_proto again
 	@$(BIN)/python -m grpc_tools.protoc -Ishared --python_out=shared --pyi_out=shared --grpc_python_out=shared \
 		shared/baton_proto/*.proto
+
+dashboards: $(DEV)  ## Write the Grafana dashboards of the chart again
+	@$(BIN)/python -m helm.dashboards
 
 clean:  ## Remove the virtual environments, caches and build output
 	@rm -rf $(VENV) $(CONFORMANCE) $(CLIENTS) $(LITELLM) build dist

@@ -72,6 +72,7 @@ class WorkerCollector(Collector):
             ("num_requests_running", "Requests in the batch of the engine.", load.running),
             ("num_requests_waiting", "Requests that wait to be computed.", load.waiting),
             ("kv_cache_usage_perc", "Part of the KV blocks that is in use, from 0 to 1.", _share(load, ready)),
+            ("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", _share(load, ready)),
         ):
             yield _gauge(f"vllm:{name}", text, self._vllm, value)
         config = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.num_blocks)}
@@ -84,6 +85,8 @@ class WorkerCollector(Collector):
         for name, text, value in (
             ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_queries),
             ("prefix_cache_hits", "Tokens found there.", load.prefix_hits),
+            ("gpu_prefix_cache_queries", "Old name of prefix_cache_queries.", load.prefix_queries),
+            ("gpu_prefix_cache_hits", "Old name of prefix_cache_hits.", load.prefix_hits),
             ("num_preemptions", "Times that a request lost its blocks to another.", load.preemptions),
             ("prompt_tokens", "Tokens of prompts.", requests.prompt_tokens),
             ("prompt_tokens_cached", "Tokens of prompts that were not computed.", requests.cached_tokens),
@@ -97,6 +100,7 @@ class WorkerCollector(Collector):
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From a request's arrival here to its first token.", requests.ttft),
             ("inter_token_latency_seconds", "Between tokens of a request.", requests.inter_token),
+            ("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.", requests.inter_token),
             ("e2e_request_latency_seconds", "From a request's arrival here to its end.", requests.e2e),
             ("request_queue_time_seconds", "Until a prompt began to be computed.", requests.queued),
             ("request_prefill_time_seconds", "From then until the first token.", requests.prefill),

@@ -124,7 +124,7 @@ class WorkerServer:
             settings.model_name, settings.revision, self._name, engine.ready, metrics, lambda: self._load, service
         )
         try:
-            server, _ = start_http_server(settings.metrics_port, registry=collector.registry())
+            server, _ = start_http_server(settings.metrics_port, settings.host.strip("[]"), collector.registry())
         except OSError as error:
             raise ConfigError(f"metrics port {settings.metrics_port} cannot be bound: {error.strerror}") from None
         return {"metrics_port": server.server_port}

@@ -22,6 +22,9 @@ VLLM_NAMES = {
     *(f"vllm:request_{part}_time_seconds_bucket" for part in ("queue", "prefill", "decode", "inference")),
     *("vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket"),
     "vllm:iteration_tokens_total_bucket",
+    # Old names that vLLM has left, and its dashboards have not.
+    *("vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),
+    "vllm:time_per_output_token_seconds_bucket",
 }
 
 
