@@ -2,7 +2,7 @@
 
 from .board import Board, Text
 from .panels import COUNT, DOLLARS, SHARE, TOKENS, WIDTH, Query, lines, number
-from .queries import count, gateway, of_model, rate, share, total, worker
+from .queries import count, gateway, of_model, rate, share, shares, total, worker
 
 _PODS = count(worker("worker_info"))
 _PER_HOUR = f"{_PODS} * $gpu_hour_price"
@@ -78,10 +78,7 @@ COST = Board(
                     "Of all tokens, prompts and answers alike, of all models.",
                     SHARE,
                     Query(
-                        share(
-                            total(rate(gateway("tenant_tokens_total")), "tenant"),
-                            f"ignoring (tenant) group_left () {total(rate(gateway('tenant_tokens_total')))}",
-                        ),
+                        shares(rate(gateway("tenant_tokens_total")), "tenant"),
                         "{{tenant}}",
                     ),
                     span=WIDTH // 3,

@@ -55,8 +55,13 @@ def count(expression: str, *by: str) -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """Divide two sums, with no result rather than NaN where there is nothing to divide by."""
+    """Divide two sums by the same labels, with no result rather than NaN where there is nothing to divide by."""
     return f"{part} / ({whole} > 0)"
+
+
+def shares(rates: str, label: str) -> str:
+    """Say how much of the whole each value of a label has."""
+    return f"{total(rates, label)} / ignoring ({label}) group_left () ({total(rates)} > 0)"
 
 
 def quantile(q: float | str, expression: str, *by: str) -> str:

@@ -2,7 +2,7 @@
 
 from .board import Board, Choice
 from .panels import SECONDS, SHARE, WIDTH, Query, heat, lines
-from .queries import buckets, of_model, of_role, quantile, rate, share, total
+from .queries import buckets, of_model, of_role, quantile, rate, share, shares, total
 
 # In the order in which a request meets them.
 PARTS = ("prepare", "gateway_queue", "prefill_queue", "prefill", "delivery")
@@ -46,10 +46,7 @@ TTFT = Board(
                     "Of all the time that requests have waited for their first tokens.",
                     SHARE,
                     Query(
-                        share(
-                            total(rate(of_model("ttft_part_seconds_sum")), "part"),
-                            f"ignoring (part) group_left () {total(rate(of_model('ttft_part_seconds_sum')))}",
-                        ),
+                        shares(rate(of_model("ttft_part_seconds_sum")), "part"),
                         "{{part}}",
                     ),
                     stacked=True,

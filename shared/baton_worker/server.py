@@ -11,7 +11,6 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from prometheus_client import start_http_server
 
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
@@ -24,6 +23,7 @@ from .cache_view import CacheView
 from .engine_client import EngineClient, EngineDied
 from .messages import Output
 from .metrics import WorkerCollector
+from .metrics_server import MetricsServer
 from .report import Reporter
 from .request_metrics import RequestMetrics
 from .settings import WorkerSettings
@@ -124,7 +124,7 @@ class WorkerServer:
             settings.model_name, settings.revision, self._name, engine.ready, metrics, lambda: self._load, service
         )
         try:
-            server, _ = start_http_server(settings.metrics_port, settings.host.strip("[]"), collector.registry())
+            server = MetricsServer(collector.registry(), settings.host, settings.metrics_port)
         except OSError as error:
             raise ConfigError(f"metrics port {settings.metrics_port} cannot be bound: {error.strerror}") from None
         return {"metrics_port": server.server_port}
