@@ -20,7 +20,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway images kind-up e2e-k8s proto clean
+.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway images kind-up e2e-k8s proto dashboards clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ e2e-k8s: $(DEV)  ## Install, break, upgrade and remove Baton in the cluster of K
 proto: $(DEV)  ## Generate the code of shared/baton_proto again
 	@$(BIN)/python -m grpc_tools.protoc -Ishared --python_out=shared --pyi_out=shared --grpc_python_out=shared \
 		shared/baton_proto/*.proto
+
+dashboards: $(DEV)  ## Write the Grafana dashboards of the chart again
+	@$(BIN)/python -m helm.dashboards
 
 clean:  ## Remove the virtual environments, caches and build output
 	@rm -rf $(VENV) $(CONFORMANCE) $(CLIENTS) $(LITELLM) build dist

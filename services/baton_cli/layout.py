@@ -30,11 +30,12 @@ class Layout:
     def workers(self) -> int:
         return self.prefill + self.decode
 
-    def stages(self, worker_ports: Sequence[int]) -> list[list[ChildSpec]]:
-        """The children in order of shutdown. worker_ports: one loopback port for each of `workers`."""
+    def stages(self, worker_ports: Sequence[int], metrics_ports: Sequence[int]) -> list[list[ChildSpec]]:
+        """The children in order of shutdown. Of either kind of port: a loopback one for each of `workers`."""
         addresses = [Address(LOOPBACK, port) for port in worker_ports]
         prefill, decode = addresses[: self.prefill], addresses[self.prefill :]
-        workers = self._workers("decode", decode) + self._workers("prefill", prefill)
+        workers = self._workers("decode", decode, metrics_ports[self.prefill :])
+        workers += self._workers("prefill", prefill, metrics_ports[: self.prefill])
         return [[self._gateway(decode, prefill)], workers]
 
     def _gateway(self, decode: Sequence[Address], prefill: Sequence[Address]) -> ChildSpec:
@@ -52,13 +53,13 @@ class Layout:
             grace_s=_GATEWAY_GRACE_S,
         )
 
-    def _workers(self, role: str, addresses: Sequence[Address]) -> list[ChildSpec]:
+    def _workers(self, role: str, addresses: Sequence[Address], metrics_ports: Sequence[int]) -> list[ChildSpec]:
         return [
             ChildSpec(
                 name=role if len(addresses) == 1 else f"{role}-{index}",
-                argv=self._command(role, address, self.worker_flags),
+                argv=self._command(role, address, ["--metrics-port", str(metrics_port), *self.worker_flags]),
             )
-            for index, address in enumerate(addresses)
+            for index, (address, metrics_port) in enumerate(zip(addresses, metrics_ports, strict=True))
         ]
 
     def _command(self, service: str, address: Address, flags: Sequence[str]) -> tuple[str, ...]:
@@ -67,7 +68,7 @@ class Layout:
         return (sys.executable, "-m", "baton_cli", service, *common, *listen, *flags)
 
 
-def greeting(layout: Layout) -> str:
+def greeting(layout: Layout, metrics_ports: Sequence[int]) -> str:
     """How to talk to the running Baton and how to stop it."""
     url = f"http://{layout.public.reachable}"
     body = json.dumps(
@@ -77,5 +78,6 @@ def greeting(layout: Layout) -> str:
     if layout.api_keys:
         lines.append('-H "Authorization: Bearer $BATON_API_KEY"')
     curl = " \\\n    ".join([*lines, f"-d '{body}'"])
-    metrics = f"http://{layout.admin}/metrics"
+    addresses = [layout.admin, *(Address(LOOPBACK, port) for port in metrics_ports)]
+    metrics = " ".join(f"http://{address}/metrics" for address in addresses)
     return f"\nBaton is ready at {url}. Ask it something:\n\n  {curl}\n\nMetrics: {metrics}\nCtrl-C stops it.\n"

@@ -143,12 +143,14 @@ def _flags(**given: object) -> list[str]:
 
 
 async def _supervise(layout: Layout, level: LogLevel, log_dir: Path | None) -> int:
-    stages = layout.stages(free_loopback_ports(layout.workers))
+    ports = free_loopback_ports(2 * layout.workers)
+    metrics_ports = ports[layout.workers :]
+    stages = layout.stages(ports[: layout.workers], metrics_ports)
     names = [spec.name for stage in stages for spec in stage]
     with contextlib.ExitStack() as stack:
         display = stack.enter_context(display_for(names, level))
         children = [[Child(spec, display, _log(stack, log_dir, spec.name)) for spec in stage] for stage in stages]
-        return await Supervisor(children, display, greeting(layout)).run()
+        return await Supervisor(children, display, greeting(layout, metrics_ports)).run()
 
 
 def _log(stack: contextlib.ExitStack, folder: Path | None, name: str) -> BinaryIO | None:

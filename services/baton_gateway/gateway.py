@@ -36,12 +36,13 @@ class Gateway:
         self.catalog = catalog
         self._tracing = tracing
         self.draining = False
-        self.metrics = Metrics(catalog)
         self._followers = list(_followers(settings, catalog))
         redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
         self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)
+        self.metrics = Metrics(catalog, self.tenants, self.quota)
+        self.metrics.draining.set_function(lambda: self.draining)
 
     def start(self) -> None:
         self.catalog.start()

@@ -9,21 +9,31 @@ from prometheus_client.registry import Collector
 
 from baton_common.buckets import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS
 from baton_gateway.catalog import Catalog
+from baton_gateway.quota import Quota
 from baton_gateway.record import RequestRecord
+from baton_gateway.tenant_metrics import TenantMetrics
+from baton_gateway.tenants import Tenants
+
+_MODEL = ("model",)
 
 
 class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, tenants: Tenants, quota: Quota) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         prefix = "baton_gateway_"
         self._requests = Counter(prefix + "requests", "HTTP requests.", ["route", "status"], registry=registry)
         self.in_flight = Gauge(prefix + "requests_in_flight", "HTTP requests being answered.", registry=registry)
+        self.draining = Gauge(prefix + "draining", "1 when nothing new is taken.", registry=registry)
+        self._broken = Counter(
+            prefix + "broken_streams", "Answers that ended by an error after they had begun.", _MODEL, registry=registry
+        )
         self._queue = Histogram(
             prefix + "queue_seconds",
             "How long requests waited for their turn.",
+            _MODEL,
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
@@ -33,12 +43,14 @@ class Metrics:
         self._ttft = Histogram(
             prefix + "time_to_first_token_seconds",
             "From a request's arrival to its first token.",
+            _MODEL,
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
         self.inter_token = Histogram(
             prefix + "inter_token_latency_seconds",
             "Between the arrivals of tokens of a request.",
+            _MODEL,
             buckets=ITL_BUCKETS,
             registry=registry,
         )
@@ -52,18 +64,18 @@ class Metrics:
         self._parts = Histogram(
             prefix + "ttft_part_seconds",
             "What the time to the first token is made of.",
-            ["part"],
+            [*_MODEL, "part"],
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
         self._prefills = Counter(
-            prefix + "prefills", "Prompts by the kind of pod that computed them.", ["by"], registry=registry
+            prefix + "prefills", "Prompts by the kind of pod that computed them.", [*_MODEL, "by"], registry=registry
         )
-        self._prompt_tokens = Counter(prefix + "prompt_tokens", "Tokens of prompts.", registry=registry)
+        self._prompt_tokens = Counter(prefix + "prompt_tokens", "Tokens of prompts.", _MODEL, registry=registry)
         self._cached_tokens = Counter(
-            prefix + "cached_prompt_tokens", "Tokens of prompts that no pod had to compute.", registry=registry
+            prefix + "cached_prompt_tokens", "Tokens of prompts that no pod had to compute.", _MODEL, registry=registry
         )
-        self._generation_tokens = Counter(prefix + "generation_tokens", "Tokens generated.", registry=registry)
+        self._generation_tokens = Counter(prefix + "generation_tokens", "Tokens generated.", _MODEL, registry=registry)
         self._retries = Counter(
             prefix + "retries", "Prompts sent to another decode pod before any token.", registry=registry
         )
@@ -72,26 +84,43 @@ class Metrics:
         )
         registry.register(_Pools(catalog))
         catalog.revisions.register(registry)
+        self._tenants = TenantMetrics(tenants, quota, registry)
+        self._begin_at_zero(model.name for model in catalog)
 
     def finished(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         self._requests.labels(record.route, str(record.status)).inc()
         self._e2e.labels(record.route).observe(time.monotonic() - record.started)
-        if record.queued_s is not None:
-            self._queue.observe(record.queued_s)
+        self._tenants.finished(record)
         if record.status in (429, 503) and record.identity is not None:
             self._refusals.labels(record.error or "", record.identity.name).inc()
-        if record.first_token is not None:
-            self._ttft.observe(record.first_token - record.started)
-            for part, seconds in record.ttft_parts().items():
-                self._parts.labels(part).observe(seconds)
-        for by, count in record.prefills.items():
-            self._prefills.labels(by).inc(count)
-        self._prompt_tokens.inc(record.prompt_tokens)
-        self._cached_tokens.inc(record.cached_tokens)
-        self._generation_tokens.inc(record.completion_tokens)
         self._retries.inc(record.retries)
         self._resumes.inc(record.resumes)
+        if record.model is not None:
+            self._finished(record.model, record)
+
+    def _finished(self, model: str, record: RequestRecord) -> None:
+        if record.status == 200 and record.error is not None:
+            self._broken.labels(model).inc()
+        if record.queued_s is not None:
+            self._queue.labels(model).observe(record.queued_s)
+        if record.first_token is not None:
+            self._ttft.labels(model).observe(record.first_token - record.started)
+            for part, seconds in record.ttft_parts().items():
+                self._parts.labels(model, part).observe(seconds)
+        for by, count in record.prefills.items():
+            self._prefills.labels(model, by).inc(count)
+        self._prompt_tokens.labels(model).inc(record.prompt_tokens)
+        self._cached_tokens.labels(model).inc(record.cached_tokens)
+        self._generation_tokens.labels(model).inc(record.completion_tokens)
+
+    def _begin_at_zero(self, models: Iterable[str]) -> None:
+        """Nobody sees the rise of a counter that begins at 1."""
+        for model in models:
+            for counter in (self._broken, self._prompt_tokens, self._cached_tokens, self._generation_tokens):
+                counter.labels(model)
+            for by in ("prefill", "decode"):
+                self._prefills.labels(model, by)
 
 
 class _Pools(Collector):

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 import uuid
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -67,6 +68,10 @@ class Quota:
         await asyncio.gather(*self._settling)
         if self._shared is not None:
             await self._shared.close()
+
+    def in_flight(self) -> Counter[str]:
+        """Return the number of requests being answered, by tenant."""
+        return Counter(reservation.tenant for reservation in self._live.values())
 
     async def reserve(self, identity: Identity, tokens: int) -> Reservation:
         """Raises ApiError 429 when a limit does not allow it, 503 when nobody can say."""

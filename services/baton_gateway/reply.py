@@ -65,7 +65,7 @@ class Reply(Response):
         self._shape = shape
         self._options = options
         self._record = record
-        self._metrics = metrics
+        self._inter_token = metrics.inter_token.labels(record.model)
         self._n = n
         self._prompts = [pb.PromptInfo() for _ in range(len(choices) // n)]
         self._open = len(choices)
@@ -190,7 +190,7 @@ class Reply(Response):
         if record.last_token is None:
             record.first_token = now
         else:
-            self._metrics.inter_token.observe(now - record.last_token)
+            self._inter_token.observe(now - record.last_token)
         record.last_token = now
 
     def _running_usage(self) -> bytes | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -93,6 +93,7 @@ class Tenants:
         """static_keys: of the tenant "default". Raises TenantsError."""
         self._path = path
         self._redis = redis
+        self.redis_up: bool | None = None if redis is None else True
         self._file = TenantsFile()
         self._signature: tuple[int, ...] | None = None
         self._redis_version: bytes | str | None = None
@@ -109,6 +110,11 @@ class Tenants:
     def open(self) -> bool:
         """Whether requests need no key, as there are none."""
         return not (self._static or self._path or self._redis)
+
+    @property
+    def known(self) -> Mapping[str, Tenant]:
+        """Those that have been told of, by name."""
+        return self._file.tenants
 
     def anyone(self) -> Identity:
         """Return who everybody is while no key is needed."""
@@ -151,7 +157,9 @@ class Tenants:
             if self._redis is not None:
                 try:
                     await self._read_redis(self._redis)
+                    self.redis_up = True
                 except RedisError as error:
+                    self.redis_up = False
                     log.warning("keys cannot be read from Redis: %s", error, extra={"event": "redis_lost"})
             await asyncio.sleep(_POLL_S)
 

@@ -16,6 +16,8 @@ from .messages import Ready
 from .request_metrics import RequestMetrics
 
 _ENGINE = "0"  # a pod has one
+# There from the start, since nobody sees the rise of a counter that begins at 1.
+_EVENTS = dict.fromkeys(("failed", "lease_expired", "refused_checksum", "refused_stale"), 0)
 
 
 class Counts(Protocol):
@@ -36,6 +38,7 @@ class WorkerCollector(Collector):
         self,
         model: str,
         revision: str,
+        role: str,
         ready: Ready,
         requests: RequestMetrics,
         load: Callable[[], Load],
@@ -48,6 +51,7 @@ class WorkerCollector(Collector):
         self._counts = counts
         self._vllm = {"model_name": model, "engine": _ENGINE}
         self._baton = {"model": model, "revision": revision}
+        self._role = role
 
     def registry(self) -> CollectorRegistry:
         registry = CollectorRegistry()
@@ -55,6 +59,8 @@ class WorkerCollector(Collector):
         return registry
 
     def collect(self) -> Iterable[Metric]:
+        text = "1 for each pod: what kind it is."
+        yield _gauge("baton_worker_info", text, {**self._baton, "role": self._role}, 1)
         yield from self._vllm_gauges()
         yield from self._vllm_counters()
         yield from self._vllm_histograms()
@@ -66,6 +72,7 @@ class WorkerCollector(Collector):
             ("num_requests_running", "Requests in the batch of the engine.", load.running),
             ("num_requests_waiting", "Requests that wait to be computed.", load.waiting),
             ("kv_cache_usage_perc", "Part of the KV blocks that is in use, from 0 to 1.", _share(load, ready)),
+            ("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", _share(load, ready)),
         ):
             yield _gauge(f"vllm:{name}", text, self._vllm, value)
         config = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.num_blocks)}
@@ -78,6 +85,8 @@ class WorkerCollector(Collector):
         for name, text, value in (
             ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_queries),
             ("prefix_cache_hits", "Tokens found there.", load.prefix_hits),
+            ("gpu_prefix_cache_queries", "Old name of prefix_cache_queries.", load.prefix_queries),
+            ("gpu_prefix_cache_hits", "Old name of prefix_cache_hits.", load.prefix_hits),
             ("num_preemptions", "Times that a request lost its blocks to another.", load.preemptions),
             ("prompt_tokens", "Tokens of prompts.", requests.prompt_tokens),
             ("prompt_tokens_cached", "Tokens of prompts that were not computed.", requests.cached_tokens),
@@ -91,6 +100,7 @@ class WorkerCollector(Collector):
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From a request's arrival here to its first token.", requests.ttft),
             ("inter_token_latency_seconds", "Between tokens of a request.", requests.inter_token),
+            ("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.", requests.inter_token),
             ("e2e_request_latency_seconds", "From a request's arrival here to its end.", requests.e2e),
             ("request_queue_time_seconds", "Until a prompt began to be computed.", requests.queued),
             ("request_prefill_time_seconds", "From then until the first token.", requests.prefill),
@@ -111,7 +121,11 @@ class WorkerCollector(Collector):
             "baton_pinned_blocks", "KV blocks that wait for decode pods to have them.", self._baton, load.blocks_pinned
         )
         yield _counters(
-            "baton_prefills", "Prompts by the kind of pod that computed them.", self._baton, "by", requests.prefills
+            "baton_prefills",
+            "Prompts by the kind of pod that computed them.",
+            self._baton,
+            "by",
+            {"prefill": 0, "decode": 0, **requests.prefills},
         )
         yield _counter("baton_handover_tokens", "Tokens whose KV came here.", self._baton, counts.handed_over_tokens)
         yield _counters("baton_handover_pieces", "Pieces of KV that came here.", self._baton, "way", requests.pieces)
@@ -121,7 +135,7 @@ class WorkerCollector(Collector):
             "What went wrong with hand-overs: lease_expired, failed, or refused_ with the reason.",
             self._baton,
             "event",
-            counts.events,
+            {**_EVENTS, **counts.events},
         )
         yield _histogram(
             "baton_handover_exposed_seconds",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from prometheus_client import start_http_server
 
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
@@ -24,6 +23,7 @@ from .cache_view import CacheView
 from .engine_client import EngineClient, EngineDied
 from .messages import Output
 from .metrics import WorkerCollector
+from .metrics_server import MetricsServer
 from .report import Reporter
 from .request_metrics import RequestMetrics
 from .settings import WorkerSettings
@@ -77,6 +77,7 @@ class WorkerServer:
     def __init__(self, settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
         self._settings = settings
         self._role = role
+        self._name = role_name(role)
         self._make_service = make_service
         self._epoch = secrets.randbits(63)
         self._load = Load(0, 0, 0, 0, 0, 0, 0, 0)
@@ -85,8 +86,7 @@ class WorkerServer:
 
     async def run(self) -> None:
         settings = self._settings
-        name = pb.Role.Name(self._role).removeprefix("ROLE_").lower()
-        engine = await EngineClient.start(settings.engine_config(), name, settings.log_level, settings.gpu_pairs)
+        engine = await EngineClient.start(settings.engine_config(), self._name, settings.log_level, settings.gpu_pairs)
         metrics = RequestMetrics()
         tracing = self._tracing(name)
         service = self._make_service(engine, self._epoch, metrics, tracing)
@@ -138,10 +138,10 @@ class WorkerServer:
         if settings.metrics_port is None:
             return {}
         collector = WorkerCollector(
-            settings.model_name, settings.revision, engine.ready, metrics, lambda: self._load, service
+            settings.model_name, settings.revision, self._name, engine.ready, metrics, lambda: self._load, service
         )
         try:
-            server, _ = start_http_server(settings.metrics_port, registry=collector.registry())
+            server = MetricsServer(collector.registry(), settings.host, settings.metrics_port)
         except OSError as error:
             raise ConfigError(f"metrics port {settings.metrics_port} cannot be bound: {error.strerror}") from None
         return {"metrics_port": server.server_port}
@@ -202,6 +202,11 @@ class WorkerServer:
         )
 
 
+def role_name(role: pb.Role) -> str:
+    name: str = pb.Role.Name(role)
+    return name.removeprefix("ROLE_").lower()
+
+
 def channel_options(piece_bytes: int) -> list[tuple[str, int]]:
     """Return gRPC options for messages of up to piece_bytes of KV, with dead peers noticed in about ten seconds."""
     limit = piece_bytes + MESSAGE_OVERHEAD
@@ -236,7 +241,7 @@ def _calm(record: logging.LogRecord) -> bool:
 
 def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
     """Run a worker pod's process to its end. Exits with status 1 and one clear message when it cannot serve."""
-    configure_logging(pb.Role.Name(role).removeprefix("ROLE_").lower(), settings.log_level)
+    configure_logging(role_name(role), settings.log_level)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_calm)
 
     async def run() -> None:

@@ -25,7 +25,7 @@ class WorkerSettings(BaseSettings):
     port: int = Field(default=0, ge=0, le=65535)
     """gRPC port; 0 = any free one."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port for Prometheus, on every address; 0 = any free one, none = no metrics."""
+    """Port for Prometheus, at the same address; 0 = any free one, none = no metrics."""
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: str = "auto"

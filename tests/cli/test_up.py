@@ -22,6 +22,7 @@ class {name}(BaseSettings):
     port: int
     admin_host: str = ""
     admin_port: int = 0
+    metrics_port: int = 0
     decode_addresses: str = ""
     prefill_addresses: str = ""
     shutdown_grace_s: int = 60
@@ -118,8 +119,9 @@ def test_runs_one_of_each_and_says_how_to_talk_to_it(up: Up, free_port: int) -> 
     model = ["--model", str(MODEL_DIR), "--served-model-name", "baton-demo", "--host", "127.0.0.1"]
     # Both are on the same GPU, where there is one.
     share = ["--gpu-memory-utilization", "0.46"]
-    assert decode == [*model, "--port", port_of(decode), *share, ""]
-    assert prefill == [*model, "--port", port_of(prefill), *share, ""]
+    for worker in (decode, prefill):
+        ports = ["--port", port_of(worker), "--metrics-port", port_of(worker, "--metrics-port")]
+        assert worker == [*model, *ports, *share, ""]
     assert gateway == [
         *model,
         *("--port", str(free_port)),
@@ -132,7 +134,10 @@ def test_runs_one_of_each_and_says_how_to_talk_to_it(up: Up, free_port: int) -> 
 
     url = f"http://127.0.0.1:{free_port}"
     assert f"Baton is ready at {url}." in running.text
-    assert f"Metrics: http://127.0.0.1:{port_of(gateway, '--admin-port')}/metrics" in running.text
+    ports = [port_of(gateway, "--admin-port"), *(port_of(worker, "--metrics-port") for worker in (prefill, decode))]
+    urls = " ".join(f"http://127.0.0.1:{port}/metrics" for port in ports)
+    assert f"Metrics: {urls}\n" in running.text
+    assert len({*ports, port_of(prefill), port_of(decode)}) == 5
     curl = curl_of(running.text)
     assert curl[:4] == ["curl", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     assert curl[4] == "-d"
@@ -158,7 +163,7 @@ def test_passes_given_flags_to_the_workers_and_no_others(up: Up, free_port: int,
     for service in ("decode", "prefill"):
         (flags,) = up.calls(service)
         assert flags[:4] == ["--model", str(folder), "--served-model-name", "my-model"]
-        assert flags[flags.index("--port") + 2 : -1] == ["--log-level", "debug", *given]
+        assert flags[flags.index("--metrics-port") + 2 : -1] == ["--log-level", "debug", *given]
     (gateway,) = up.calls("gateway")
     assert gateway[gateway.index("--port") + 2 :][:4] == ["--log-level", "debug", "--shutdown-grace-s", "6"]
 

@@ -32,13 +32,15 @@ class Stack:
         self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, limits=httpx.Limits())
 
     @classmethod
-    async def start(cls, folder: Path | None, *flags: str, api_key: str | None = None) -> "Stack":
+    async def start(
+        cls, folder: Path | None, *flags: str, api_key: str | None = None, env: dict[str, str] | None = None
+    ) -> "Stack":
         """Run `baton up` on a free port until it is ready. folder: of the model; None = the demo model."""
         port, admin_port = free_loopback_ports(2)
         args = ["up", "--port", str(port), "--admin-port", str(admin_port), "--served-model-name", MODEL_NAME, *flags]
         args += ["--model", str(folder)] if folder else []
         args += ["--api-key", api_key] if api_key else []
-        process = await Process.start(*args, env={"BATON_NUM_THREADS": "1"})
+        process = await Process.start(*args, env={"BATON_NUM_THREADS": "1", **(env or {})})
         try:
             await process.wrote(lambda line: "Baton is ready" in line["message"], READY_S)
         except BaseException:
@@ -49,6 +51,11 @@ class Stack:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def metrics_addresses(self, role: str) -> list[str]:
+        """Return where each process of a role is asked for its metrics: gateway, prefill or decode."""
+        flag = "--admin-port" if role == "gateway" else "--metrics-port"
+        return [f"127.0.0.1:{_argument_after(process.cmdline(), flag)}" for process in self.processes(role)]
 
     def processes(self, role: str) -> list[psutil.Process]:
         """Return the processes of a role that run now: gateway, prefill or decode."""

@@ -22,7 +22,11 @@ VLLM_NAMES = {
     *(f"vllm:request_{part}_time_seconds_bucket" for part in ("queue", "prefill", "decode", "inference")),
     *("vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket"),
     "vllm:iteration_tokens_total_bucket",
+    # Old names that vLLM has left, and its dashboards have not.
+    *("vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"),
+    "vllm:time_per_output_token_seconds_bucket",
 }
+AS_PROMETHEUS_ASKS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 
 
 class Scrape:
@@ -47,7 +51,7 @@ class Scrape:
 
 async def scrape(worker: Worker) -> Scrape:
     line = await worker.process.logged("ready")
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(headers={"accept": AS_PROMETHEUS_ASKS}) as http:
         return Scrape((await http.get(f"http://127.0.0.1:{line['metrics_port']}/metrics")).text)
 
 

@@ -47,6 +47,7 @@ async def test_failure_in_a_stream_is_an_error_event(stack: Stack):
     assert response.status_code == 200
     *_, last = response.text.strip().split("\n\n")
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
+    assert 'baton_gateway_broken_streams_total{model="tiny"} 1.0' in (await stack.admin("/metrics")).text
     assert "[DONE]" not in response.text
     assert '"finish_reason":"' not in response.text
 

@@ -25,20 +25,29 @@ async def test_metrics(model_folder):
             await stack.http.get(path)
         seen = await metrics(stack)
     prefix = "baton_gateway_"
+    model = (("model", "tiny"),)
     tokens = len(stack.ids("lazy dog fox"))
     assert seen[prefix + "requests_total", (("route", "/v1/completions"), ("status", "200"))] == 1
     assert seen[prefix + "requests_total", (("route", "/v1/completions"), ("status", "400"))] == 1
     assert seen[prefix + "requests_total", (("route", "unmatched"), ("status", "404"))] == 3
-    assert seen[prefix + "time_to_first_token_seconds_count", ()] == 1
-    assert 1 <= seen[prefix + "inter_token_latency_seconds_count", ()] < tokens
+    assert seen[prefix + "time_to_first_token_seconds_count", model] == 1
+    assert 1 <= seen[prefix + "inter_token_latency_seconds_count", model] < tokens
     assert seen[prefix + "e2e_request_latency_seconds_count", (("route", "/v1/completions"),)] == 2
-    assert seen[prefix + "generation_tokens_total", ()] == tokens
-    assert seen[prefix + "prompt_tokens_total", ()] == len(stack.pod.jobs[0].prompt)
-    assert seen[prefix + "cached_prompt_tokens_total", ()] == 1
+    assert seen[prefix + "generation_tokens_total", model] == tokens
+    assert seen[prefix + "prompt_tokens_total", model] == len(stack.pod.jobs[0].prompt)
+    assert seen[prefix + "cached_prompt_tokens_total", model] == 1
     pool = ("model", "tiny"), ("pool", "default")
     assert seen[prefix + "live_pods", (*pool, ("role", "decode"))] == 1
     assert seen[prefix + "live_pods", (*pool, ("role", "prefill"))] == 0
-    assert seen[prefix + "requests_in_flight", ()] == 0
+    assert seen[prefix + "requests_in_flight", ()] == seen[prefix + "draining", ()] == 0
+    assert seen[prefix + "broken_streams_total", model] == 0
+    by = {by: seen[prefix + "prefills_total", (("by", by), *model)] for by in ("decode", "prefill")}
+    assert by == {"decode": 1, "prefill": 0}
+    used = prefix + "tenant_tokens_total"
+    assert seen[used, (("kind", "generation"), ("tenant", "default"))] == tokens
+    assert seen[used, (("kind", "prompt"), ("tenant", "default"))] == len(stack.pod.jobs[0].prompt)
+    # Without Redis there is none to lose.
+    assert (prefix + "redis_up", ()) not in seen
 
 
 async def test_what_operators_see(stack: Stack):

@@ -100,7 +100,7 @@ async def test_waiting_is_measured(model_folder: Path):
     reason = (("reason", "server_is_overloaded"), ("tenant", "default"))
     assert seen[prefix + "refused_requests_total", reason] == 1
     assert seen[prefix + "requests_waiting", (("model", "tiny"), ("pool", "default"))] == 0
-    assert seen[prefix + "queue_seconds_count", ()] == 1
-    assert 0 < seen[prefix + "queue_seconds_sum", ()] < 10
+    assert seen[prefix + "queue_seconds_count", (("model", "tiny"),)] == 1
+    assert 0 < seen[prefix + "queue_seconds_sum", (("model", "tiny"),)] < 10
     # Nobody computed the prompt that was refused.
-    assert seen[prefix + "prompt_tokens_total", ()] == len(stack.pod.jobs[0].prompt)
+    assert seen[prefix + "prompt_tokens_total", (("model", "tiny"),)] == len(stack.pod.jobs[0].prompt)

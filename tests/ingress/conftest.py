@@ -10,11 +10,12 @@ import pytest_asyncio
 
 from baton_gateway.keys import Key, digest
 from baton_gateway.tenants import Tenant, TenantsFile
+from tests.debian import NoProgramError, find_program
 from tests.e2e.stack import Stack as WholeStack
 from tests.gateway.harness import Stack, pods, running
 from tests.gateway.tiny_models import byte_level_tokenizer, write_model
 
-from .nginx import Nginx, NoNginxError, find_nginx, nginx_before
+from .nginx import Nginx, nginx_before
 
 LOOP: Final = "session"
 KEY: Final = "bt-0a-of-who-may-ask-a-thousand-times-a-minute"
@@ -25,8 +26,8 @@ KEY_OF_ONE_REQUEST: Final = "bt-0b-of-who-may-ask-once-a-minute"
 def program(pytestconfig: pytest.Config) -> Path:
     assert pytestconfig.cache is not None
     try:
-        return find_nginx(pytestconfig.cache.mkdir("nginx"))
-    except NoNginxError as error:
+        return find_program("nginx", "nginx", pytestconfig.cache.mkdir("nginx"), "-v")
+    except NoProgramError as error:
         pytest.skip(str(error))
 
 

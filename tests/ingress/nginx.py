@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,10 +15,6 @@ from baton_cli.ports import free_loopback_ports
 
 READY_S = 10
 TEMPLATE = Path(__file__).with_name("nginx.conf.in")
-
-
-class NoNginxError(Exception):
-    """There is none; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -63,27 +57,6 @@ async def nginx_before(program: Path, port: int, folder: Path, *, gathering: boo
         await process.wait()
 
 
-def find_nginx(cache: Path) -> Path:
-    """Return nginx's program: the installed one, or else that of Debian's package, unpacked into the cache folder.
-
-    Raises NoNginxError.
-    """
-    if installed := shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"):
-        return Path(installed)
-    unpacked = cache / "usr" / "sbin" / "nginx"
-    try:
-        if not unpacked.exists():
-            _run("apt-get", "download", "nginx", cwd=cache)
-            [package] = cache.glob("nginx_*.deb")
-            _run("dpkg", "-x", package.name, ".", cwd=cache)
-        _run(str(unpacked), "-v", cwd=cache)
-    except FileNotFoundError as error:
-        raise NoNginxError(f"nginx is not installed, and there is no {error.filename} to get it with") from None
-    except subprocess.CalledProcessError as error:
-        raise NoNginxError(f"nginx is not installed, and `{error.cmd[0]}` failed: {error.stderr.strip()}") from None
-    return unpacked
-
-
 async def _answers(nginx: Nginx, process: asyncio.subprocess.Process) -> None:
     async with asyncio.timeout(READY_S), httpx.AsyncClient(base_url=nginx.url) as http:
         while True:
@@ -93,7 +66,3 @@ async def _answers(nginx: Nginx, process: asyncio.subprocess.Process) -> None:
             except httpx.ConnectError:
                 assert process.returncode is None, (nginx.folder / "error.log").read_text()
                 await asyncio.sleep(0.05)
-
-
-def _run(*command: str, cwd: Path) -> None:
-    subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, timeout=60)

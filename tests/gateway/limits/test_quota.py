@@ -17,6 +17,7 @@ from baton_gateway.quota import duration
 from baton_proto import serving_pb2 as pb
 from tests.gateway.fake_worker import FakePod, hang
 from tests.gateway.harness import Stack, pods, running
+from tests.gateway.test_observability import metrics
 
 from .conftest import RedisServer
 
@@ -51,6 +52,29 @@ async def house(
             for _ in range(gateways)
         ]
         yield House(stacks, {name: text for name, (text, _) in made.items()})
+
+
+async def redis_up(stack: Stack) -> float:
+    return (await metrics(stack))["baton_gateway_redis_up", ()]
+
+
+async def test_what_tenants_use_is_measured(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"requests_per_minute": 1, "max_streams": 7}, "b": {}}) as it:
+        [stack] = it.stacks
+        for name in ("a", "a", "b"):
+            await it.ask(name)
+        seen = await metrics(stack)
+    prefix = "baton_gateway_tenant_"
+    requests = {("a", "200"): 1, ("a", "429"): 1, ("b", "200"): 1}
+    for (name, status), count in requests.items():
+        assert seen[prefix + "requests_total", (("status", status), ("tenant", name))] == count
+    # The one that was refused used none.
+    assert seen[prefix + "tokens_total", (("kind", "prompt"), ("tenant", "a"))] == 3
+    limits = {labels: value for (name, labels), value in seen.items() if name == prefix + "limit"}
+    assert limits == {
+        (("limit", "requests_per_minute"), ("tenant", "a")): 1,
+        (("limit", "max_streams"), ("tenant", "a")): 7,
+    }
 
 
 async def test_what_is_refused_for_our_own_sake_costs_no_tokens(tmp_path: Path, model_folder: Path) -> None:
@@ -188,9 +212,13 @@ async def test_redis_is_lost_and_comes_back(
     caplog.set_level("INFO")
     async with house(tmp_path, model_folder, limits, redis_url=redis_server.url, redis_lost=redis_lost) as it:
         assert (await it.ask(name)).status_code == 200
+        [stack] = it.stacks
+        assert await redis_up(stack)
         os.kill(redis_server.pid, signal.SIGSTOP)
         try:
             answers = [await it.ask(name) for _ in range(12)]
+            await stack.until(lambda: not stack.gateway.tenants.redis_up)
+            assert not await redis_up(stack)
         finally:
             os.kill(redis_server.pid, signal.SIGCONT)
         codes = [answer.status_code for answer in answers]
@@ -204,6 +232,7 @@ async def test_redis_is_lost_and_comes_back(
         # A server that stood still counts what it had been asked, though nobody waits for the answer any more.
         assert back.headers["x-ratelimit-remaining-requests"] in ("7", "8")
         assert caplog.text.count("Redis is back") == 1
+        await stack.until(lambda: stack.gateway.tenants.redis_up)
 
 
 async def test_the_official_client_understands(tmp_path: Path, model_folder: Path) -> None:

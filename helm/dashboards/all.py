@@ -1,0 +1,11 @@
+"""Every dashboard there is."""
+
+from .canary import CANARY
+from .cost import COST
+from .handover import HANDOVER
+from .overview import OVERVIEW
+from .pools import DECODE, PREFILL
+from .tenants import TENANTS
+from .ttft import TTFT
+
+BOARDS = (OVERVIEW, TTFT, HANDOVER, PREFILL, DECODE, TENANTS, CANARY, COST)

@@ -1,0 +1,90 @@
+"""Revisions beside each other."""
+
+from .board import Board
+from .panels import COUNT, QUANTILES, REQUESTS, SECONDS, SHARE, TOKENS, WIDTH, Query, lines
+from .queries import controller, count, of_revision, of_role, quantile, rate, share, total, vllm, worker
+
+_KEY = ("model", "revision")
+_LEGEND = "{{model}} {{revision}}"
+_REQUESTS = total(rate(of_revision("requests_total")), *_KEY)
+_ERRORS = total(rate(of_revision("requests_total", 'outcome="error"')), *_KEY)
+
+
+def _latency(name: str) -> list[Query]:
+    rates = rate(of_revision(f"{name}_seconds_bucket"))
+    return [Query(quantile(q, rates, *_KEY), f"{_LEGEND} p{q * 100:g}") for q in QUANTILES]
+
+
+CANARY = Board(
+    "canary",
+    "Canary",
+    "What each revision does, beside the others of its model. A request that failed on one and went on elsewhere is "
+    "that one's error.",
+    rows=[
+        (
+            "Latency and errors",
+            [
+                lines(
+                    "TTFT",
+                    "From sending a request to pods to its first token.",
+                    SECONDS,
+                    *_latency("time_to_first_token"),
+                ),
+                lines(
+                    "TPOT", "Mean time between the tokens of a request.", SECONDS, *_latency("time_per_output_token")
+                ),
+                lines(
+                    "Share of errors",
+                    "Of the requests on a revision's pods.",
+                    SHARE,
+                    Query(share(f"({_ERRORS} or {_REQUESTS} * 0)", _REQUESTS), _LEGEND),
+                ),
+                lines("Requests", "Copies in shadow mode included.", REQUESTS, Query(_REQUESTS, _LEGEND), stacked=True),
+            ],
+        ),
+        (
+            "Pods",
+            [
+                lines(
+                    "Pods",
+                    "By revision and role.",
+                    COUNT,
+                    Query(count(worker("worker_info"), *_KEY, "role"), f"{_LEGEND} {{{{role}}}}"),
+                    span=WIDTH // 3,
+                ),
+                lines(
+                    "Output",
+                    "Tokens generated.",
+                    TOKENS,
+                    Query(total(of_role("decode", rate(vllm("generation_tokens_total"))), "revision"), "{{revision}}"),
+                    span=WIDTH // 3,
+                ),
+                lines(
+                    "KV blocks in use",
+                    "Part of all, on decode pods.",
+                    SHARE,
+                    Query(f"avg by (revision) ({of_role('decode', vllm('kv_cache_usage_perc'))})", "{{revision}}"),
+                    span=WIDTH // 3,
+                ),
+            ],
+        ),
+        (
+            "Controller",
+            [
+                lines(
+                    "Weight",
+                    "Per cent of the sessions that the canary gets.",
+                    COUNT,
+                    Query(controller("canary_weight"), "{{model}}"),
+                ),
+                lines(
+                    "Rollbacks",
+                    "In the time shown.",
+                    COUNT,
+                    Query(f"increase({controller('canary_rollbacks_total')}[$__range])", "{{model}}"),
+                ),
+            ],
+        ),
+    ],
+    by_revision=True,
+)

@@ -1,0 +1,175 @@
+"""How Baton does as a whole, and whether it keeps what it promises."""
+
+from .board import Board, Choice
+from .panels import COUNT, PER_SECOND, QUANTILES, REQUESTS, SECONDS, SHARE, TOKENS, WIDTH, Query, lines, number
+from .queries import controller, gateway, of_model, quantile, rate, share, total
+
+_REQUESTS = total(rate(gateway("requests_total", 'route=~"/v1/.*"')))
+_ERRORS = total(rate(gateway("requests_total", 'route=~"/v1/.*"', 'status=~"5.."'))) + " or vector(0)"
+_TTFT = rate(of_model("time_to_first_token_seconds_bucket"))
+_ITL = rate(of_model("inter_token_latency_seconds_bucket"))
+
+_OBJECTIVES = (
+    Choice(
+        "ttft_slo",
+        "TTFT, s",
+        "Bound of the histogram that counts as fast enough.",
+        ("2.5", "0.25", "0.5", "1.0", "5.0"),
+    ),
+    Choice("tpot_slo", "TPOT, s", "Likewise, of the time per output token.", ("0.05", "0.01", "0.025", "0.1", "0.2")),
+)
+
+
+def _within(name: str, bound: str) -> str:
+    fast = total(rate(of_model(f"{name}_bucket", f'le="${bound}"')), "model")
+    return share(fast, total(rate(of_model(f"{name}_count")), "model"))
+
+
+OVERVIEW = Board(
+    "overview",
+    "Overview and SLO",
+    "Load, errors and latency as clients see them, and the pods behind.",
+    rows=[
+        (
+            "Now",
+            [
+                number("Requests", "Requests to the API, of all models.", REQUESTS, _REQUESTS),
+                number("Errors", "Share of requests answered with 5xx.", SHARE, share(f"({_ERRORS})", _REQUESTS)),
+                number("TTFT p95", "From a request's arrival to its first token.", SECONDS, quantile(0.95, _TTFT)),
+                number("ITL p95", "Between two tokens of a request.", SECONDS, quantile(0.95, _ITL)),
+                number("Output", "Tokens generated.", TOKENS, total(rate(of_model("generation_tokens_total")))),
+                number("Waiting", "Requests that wait in gateways.", COUNT, total(of_model("requests_waiting"))),
+            ],
+        ),
+        (
+            "SLO",
+            [
+                lines(
+                    "First tokens in time",
+                    "Share of requests whose first token came within the TTFT chosen above. The alerts want 99 % "
+                    "within 2.5 s.",
+                    SHARE,
+                    Query(_within("time_to_first_token_seconds", "ttft_slo"), "{{model}}"),
+                ),
+                lines(
+                    "Fast enough answers",
+                    "Share of requests whose mean time per output token was within the TPOT chosen above. The alerts "
+                    "want 99 % within 50 ms.",
+                    SHARE,
+                    Query(_within("revision_time_per_output_token_seconds", "tpot_slo"), "{{model}}"),
+                ),
+                lines(
+                    "TTFT",
+                    "From a request's arrival at a gateway to its first token.",
+                    SECONDS,
+                    *(Query(quantile(q, _TTFT, "model"), f"{{{{model}}}} p{q * 100:g}") for q in QUANTILES),
+                ),
+                lines(
+                    "Time between tokens",
+                    "Between the arrivals of tokens of a request at a gateway; one sample for each write to the "
+                    "client.",
+                    SECONDS,
+                    *(Query(quantile(q, _ITL, "model"), f"{{{{model}}}} p{q * 100:g}") for q in QUANTILES),
+                ),
+            ],
+        ),
+        (
+            "Requests",
+            [
+                lines(
+                    "Requests by status",
+                    "Of the API; 499: the client left.",
+                    REQUESTS,
+                    Query(total(rate(gateway("requests_total", 'route=~"/v1/.*"')), "status"), "{{status}}"),
+                    stacked=True,
+                ),
+                lines(
+                    "Duration by route",
+                    "From a request's arrival to its end, 95th percentile.",
+                    SECONDS,
+                    Query(
+                        quantile(0.95, rate(gateway("e2e_request_latency_seconds_bucket", 'route=~"/v1/.*"')), "route"),
+                        "{{route}}",
+                    ),
+                ),
+                lines(
+                    "Tokens",
+                    "Of prompts, with those that a prefix cache had, and of answers.",
+                    TOKENS,
+                    *(
+                        Query(total(rate(of_model(f"{name}_total"))), legend)
+                        for name, legend in (
+                            ("prompt_tokens", "prompt"),
+                            ("cached_prompt_tokens", "prompt, cached"),
+                            ("generation_tokens", "output"),
+                        )
+                    ),
+                ),
+                lines(
+                    "What went wrong and was mended, or not",
+                    "Prompts sent to another decode pod before any token; streams continued on another one; answers "
+                    "that ended by an error after they had begun; requests refused because there was no room.",
+                    PER_SECOND,
+                    Query(total(rate(gateway("retries_total"))), "sent elsewhere"),
+                    Query(total(rate(gateway("resumed_streams_total"))), "continued elsewhere"),
+                    Query(total(rate(of_model("broken_streams_total"))), "broken"),
+                    Query(
+                        total(rate(gateway("refused_requests_total", 'reason="server_is_overloaded"')))
+                        + " or vector(0)",
+                        "refused",
+                    ),
+                ),
+            ],
+        ),
+        (
+            "Pods",
+            [
+                lines(
+                    "Live pods",
+                    "That take requests, as the gateway with the fewest sees it.",
+                    COUNT,
+                    Query(f"min by (model, pool, role) ({of_model('live_pods')})", "{{model}} {{pool}} {{role}}"),
+                    span=WIDTH // 3,
+                ),
+                lines(
+                    "Requests in flight and waiting",
+                    "Being answered, and of these waiting in a gateway for their turn.",
+                    COUNT,
+                    Query(total(gateway("requests_in_flight")), "in flight"),
+                    Query(total(of_model("requests_waiting"), "model", "pool"), "waiting: {{model}} {{pool}}"),
+                    span=WIDTH // 3,
+                ),
+                lines(
+                    "Requests by outcome on pods",
+                    "A request that failed on a pod and went on elsewhere is an error here, not to its client.",
+                    REQUESTS,
+                    Query(total(rate(of_model("revision_requests_total")), "outcome"), "{{outcome}}"),
+                    span=WIDTH // 3,
+                ),
+                lines(
+                    "Desired replicas",
+                    "What the controller wants, where it scales.",
+                    COUNT,
+                    Query(controller("desired_replicas"), "{{model}} {{role}}"),
+                    span=WIDTH // 3,
+                ),
+                lines(
+                    "Draining",
+                    "Gateways and workers that take nothing new.",
+                    COUNT,
+                    Query(total(gateway("draining")), "gateways"),
+                    Query('sum(baton_worker_draining{namespace=~"$namespace", model=~"$model"})', "workers"),
+                    span=WIDTH // 3,
+                ),
+                lines(
+                    "Redis",
+                    "1 while a gateway reaches it; nothing without Redis.",
+                    COUNT,
+                    Query(gateway("redis_up"), "{{instance}}"),
+                    span=WIDTH // 3,
+                ),
+            ],
+        ),
+    ],
+    choices=_OBJECTIVES,
+)

@@ -1,0 +1,63 @@
+"""What a decode pod's metrics cost its RPC process: for each step of a batch, and for each scrape.
+
+Usage: metrics_bench.py [--batch N] [--step-ms MS]. Times are medians.
+"""
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from prometheus_client import generate_latest
+
+from baton_engine.delta import Load
+from baton_worker.metrics import WorkerCollector
+from baton_worker.request_metrics import RequestMetrics
+
+REPEATS = 500
+
+
+def median_us(run: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=256, help="requests, each with a token a step")
+    parser.add_argument("--step-ms", type=float, default=13.0, help="of the device")
+    args = parser.parse_args()
+    metrics = RequestMetrics()
+    requests = [metrics.begin(1000) for _ in range(args.batch)]
+
+    def step() -> None:
+        for request in requests:
+            request.tokens(0, 1)
+
+    collector = WorkerCollector(
+        "model",
+        "stable",
+        "decode",
+        cast(Any, SimpleNamespace(num_blocks=1000, block_size=64)),
+        metrics,
+        lambda: Load(0, 0, 0, 0, 0, 0, 0, 0),
+        cast(Any, SimpleNamespace(draining=False, events=Counter(), handed_over_tokens=0, num_tickets=0)),
+    )
+    registry = collector.registry()
+    step_us, scrape_us = median_us(step, REPEATS), median_us(lambda: generate_latest(registry), 50)
+    share = step_us / args.step_ms / 1000
+    print(
+        f"step of {args.batch}: {step_us:.0f} us, {step_us / args.batch:.2f} us a token, {share:.1%} of {args.step_ms} ms"
+    )
+    print(f"scrape: {scrape_us / 1000:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Fixtures of the tests with a real Prometheus."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from baton_gateway.keys import Key, digest
+from baton_gateway.tenants import Tenant, TenantsFile
+from tests.debian import NoProgramError, find_program
+from tests.e2e.stack import Stack
+
+from .server import SCRAPE_S, Prometheus, prometheus_of
+
+LOOP: Final = "session"
+CHART = Path(__file__).parents[2] / "helm" / "baton"
+RULES = CHART / "rules"
+DASHBOARDS = CHART / "dashboards"
+
+_KEY = "bt-0a-of-who-may-ask-a-thousand-times-a-minute"
+_KEY_OF_ONE_REQUEST = "bt-0b-of-who-may-ask-once-a-minute"
+_ROLES = ("gateway", "prefill", "decode")
+_LOAD_S = 8
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A Baton that has had some load, and the Prometheus that saw it."""
+
+    stack: Stack
+    prometheus: Prometheus
+    begin: float
+    end: float
+
+
+def _program(name: str, config: pytest.Config) -> Path:
+    assert config.cache is not None
+    try:
+        return find_program(name, "prometheus", config.cache.mkdir("prometheus"))
+    except NoProgramError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def promtool(pytestconfig: pytest.Config) -> Path:
+    return _program("promtool", pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def program(pytestconfig: pytest.Config) -> Path:
+    return _program("prometheus", pytestconfig)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope=LOOP)
+async def watched(program: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    tenants = folder / "tenants.json"
+    limits = {
+        "many": Tenant(requests_per_minute=100_000, tokens_per_minute=10_000_000),
+        "once": Tenant(requests_per_minute=1),
+    }
+    keys = [Key("0a", digest(_KEY), "many"), Key("0b", digest(_KEY_OF_ONE_REQUEST), "once")]
+    tenants.write_bytes(msgspec.json.encode(TenantsFile(limits, keys)))
+    env = {"BATON_TENANTS_FILE": str(tenants)}
+    stack = await Stack.start(None, "--num-blocks", "512", env=env)
+    stack.http.headers["authorization"] = f"Bearer {_KEY}"
+    try:
+        targets = {role: stack.metrics_addresses(role) for role in _ROLES}
+        async with prometheus_of(program, targets, sorted(RULES.glob("*.yaml")), folder) as prometheus:
+            # What counters gain before they are first seen, nobody sees.
+            await prometheus.until("count(up == 1) == 3", timeout_s=20)
+            begin = time.time()
+            while time.time() < begin + _LOAD_S:
+                await _round(stack)
+            await asyncio.sleep(2 * SCRAPE_S)
+            yield Watched(stack, prometheus, begin, time.time())
+    finally:
+        await stack.stop()
+
+
+async def _round(stack: Stack) -> None:
+    """Send some of everything. Prompts are new each time, so that they are computed."""
+    text = f"{time.monotonic_ns()} and so on. " * 20
+    message = [{"role": "user", "content": text}]
+    sent = [
+        stack.complete(text, max_tokens=40, stream=True, ignore_eos=True),
+        stack.complete(text, max_tokens=20, n=2),
+        stack.complete(text, max_tokens=0),
+        stack.http.post("/v1/chat/completions", json={"model": stack.model, "messages": message, "max_tokens": 20}),
+        stack.http.post("/v1/responses", json={"model": "none", "input": text}),
+        stack.http.post(
+            "/v1/completions",
+            json={"model": stack.model, "prompt": "hello", "max_tokens": 2},
+            headers={"authorization": f"Bearer {_KEY_OF_ONE_REQUEST}"},
+        ),
+    ]
+    await asyncio.gather(*sent)
