@@ -53,9 +53,8 @@ def main() -> None:
     registry = collector.registry()
     step_us, scrape_us = median_us(step, REPEATS), median_us(lambda: generate_latest(registry), 50)
     share = step_us / args.step_ms / 1000
-    print(
-        f"step of {args.batch}: {step_us:.0f} us, {step_us / args.batch:.2f} us a token, {share:.1%} of {args.step_ms} ms"
-    )
+    each = f"{step_us:.0f} us, {step_us / args.batch:.2f} us a token"
+    print(f"step of {args.batch}: {each}, {share:.1%} of {args.step_ms} ms")
     print(f"scrape: {scrape_us / 1000:.1f} ms")
 
 

@@ -88,7 +88,7 @@ class WorkerServer:
         settings = self._settings
         engine = await EngineClient.start(settings.engine_config(), self._name, settings.log_level, settings.gpu_pairs)
         metrics = RequestMetrics()
-        tracing = self._tracing(name)
+        tracing = self._tracing(self._name)
         service = self._make_service(engine, self._epoch, metrics, tracing)
         health = HealthServicer()
         server = grpc.aio.server(options=channel_options(engine.ready.slot_bytes))

@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+from prometheus_client import generate_latest
 
 from baton_proto import serving_pb2 as pb
 
@@ -47,7 +48,8 @@ async def test_failure_in_a_stream_is_an_error_event(stack: Stack):
     assert response.status_code == 200
     *_, last = response.text.strip().split("\n\n")
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
-    assert 'baton_gateway_broken_streams_total{model="tiny"} 1.0' in (await stack.admin("/metrics")).text
+    broken = 'baton_gateway_broken_streams_total{model="tiny"} 1.0'
+    await stack.until(lambda: broken in generate_latest(stack.gateway.metrics.registry).decode())
     assert "[DONE]" not in response.text
     assert '"finish_reason":"' not in response.text
 

@@ -63,6 +63,7 @@ async def test_what_tenants_use_is_measured(tmp_path: Path, model_folder: Path) 
         [stack] = it.stacks
         for name in ("a", "a", "b"):
             await it.ask(name)
+        await stack.until(lambda: not stack.gateway.quota.in_flight())
         seen = await metrics(stack)
     prefix = "baton_gateway_tenant_"
     requests = {("a", "200"): 1, ("a", "429"): 1, ("b", "200"): 1}
