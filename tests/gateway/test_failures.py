@@ -5,7 +5,6 @@ import json
 import time
 
 import pytest
-from prometheus_client import generate_latest
 
 from baton_proto import serving_pb2 as pb
 
@@ -42,14 +41,18 @@ async def test_failures_before_any_token(stack: Stack, stream, script, status, c
     assert charges(stack) == [0]
 
 
+def broken_streams(stack: Stack) -> float | None:
+    return stack.gateway.metrics.registry.get_sample_value("baton_gateway_broken_streams_total", {"model": "tiny"})
+
+
 async def test_failure_in_a_stream_is_an_error_event(stack: Stack):
+    broken_before = broken_streams(stack)
     stack.pod.script = failing(INTERNAL, after=stack.ids("hello"))
     response = await stack.complete(stream=True)
     assert response.status_code == 200
     *_, last = response.text.strip().split("\n\n")
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
-    broken = 'baton_gateway_broken_streams_total{model="tiny"} 1.0'
-    await stack.until(lambda: broken in generate_latest(stack.gateway.metrics.registry).decode())
+    await stack.until(lambda: broken_streams(stack) == broken_before + 1)
     assert "[DONE]" not in response.text
     assert '"finish_reason":"' not in response.text
 
