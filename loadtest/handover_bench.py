@@ -28,6 +28,7 @@ from baton_decode.settings import DecodeSettings
 from baton_prefill.service import PrefillService
 from baton_prefill.settings import PrefillSettings
 from baton_proto import serving_pb2 as pb
+from baton_worker.request_metrics import RequestMetrics
 from baton_worker.server import channel_options
 
 # Llama-3.1-8B: 128 KiB of KV a token.
@@ -117,7 +118,7 @@ def add_plain(server: grpc.aio.Server, slot_bytes: int) -> None:
 
 def add_prefill(server: grpc.aio.Server, slot_bytes: int) -> object:
     engine = CannedEngine(**SHAPE, slot_bytes=slot_bytes, num_slots=NUM_SLOTS)
-    service = PrefillService(PrefillSettings(model=Path()), engine, epoch=1)  # type: ignore[arg-type]
+    service = PrefillService(PrefillSettings(model=Path()), engine, epoch=1, metrics=RequestMetrics())  # type: ignore[arg-type]
     engine.take = service.take
     service.add_to(server)
     return service
@@ -176,7 +177,7 @@ class Handover(Grpc):
     async def _open(self) -> tuple[CannedEngine, asyncio.Task[None]]:
         engine = CannedEngine(**SHAPE, slot_bytes=self.slot_bytes, num_slots=NUM_SLOTS)
         settings = DecodeSettings(model=Path(), lease_seconds=600, kv_transport=self._transport)
-        service = DecodeService(settings, engine, epoch=2)  # type: ignore[arg-type]
+        service = DecodeService(settings, engine, epoch=2, metrics=RequestMetrics())  # type: ignore[arg-type]
         engine.take = service.take
         return engine, asyncio.create_task(self._serve(service))
 

@@ -39,6 +39,7 @@ from baton_worker.messages import (
     UsePair,
 )
 from baton_worker.messages import Piece as Packed
+from baton_worker.request_metrics import RequestMetrics
 from baton_worker.server import channel_options
 
 EPOCH = 99
@@ -218,7 +219,7 @@ class Pair:
 async def pair(transport: str, gpu_unchecked: bool = False, **settings: Any) -> AsyncIterator[Pair]:
     wire: Wire | None = deque() if transport == "nccl" else None
     engine, decode = PrefillEngine(wire), DecodePod(wire, gpu_unchecked)
-    service = PrefillService(PrefillSettings(model=Path(), **settings), engine, epoch=1)  # type: ignore[arg-type]
+    service = PrefillService(PrefillSettings(model=Path(), **settings), engine, epoch=1, metrics=RequestMetrics())  # type: ignore[arg-type]
     server = grpc.aio.server(options=channel_options(SLOT_BYTES))
     service.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
