@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -127,14 +128,19 @@ def reference_greedy(folder: Path, prompt_ids: list[int], n: int) -> list[int]:
     return tokens
 
 
+def reference_logits(folder: Path, prompt_ids: list[int], output_ids: list[int]) -> "Tensor":
+    """Return transformers' logits [len(output_ids), vocab] after the prompt and each beginning of the output."""
+    import torch
+
+    with torch.inference_mode():
+        logits: Tensor = reference_model(folder)(torch.tensor([prompt_ids + output_ids[:-1]])).logits[0]
+    return logits[len(prompt_ids) - 1 :]
+
+
 def reference_choices(folder: Path, prompt_ids: list[int], output_ids: list[int]) -> list[int]:
     """Return the token that transformers puts after the prompt and each beginning of the output, in one pass.
 
     An output that equals this is, by induction, what reference_greedy gives.
     """
-    import torch
-
-    with torch.inference_mode():
-        logits = reference_model(folder)(torch.tensor([prompt_ids + output_ids[:-1]])).logits[0]
-    choices: list[int] = logits[len(prompt_ids) - 1 :].argmax(dim=-1).tolist()
+    choices: list[int] = reference_logits(folder, prompt_ids, output_ids).argmax(dim=-1).tolist()
     return choices
