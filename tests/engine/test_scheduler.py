@@ -298,6 +298,29 @@ def test_shorter_prompts_do_not_overtake_for_ever() -> None:
     assert overtaking == (4 * 60 - 4 * 10) // 10
 
 
+def test_a_part_of_a_prompt_does_not_make_those_wait_that_end_in_a_step() -> None:
+    scheduler = Scheduler(
+        BlockPool(2000), block_size=4, max_num_batched_tokens=1000, max_num_seqs=20, max_export_blocks=32
+    )
+    long = add(scheduler, 0, 3000)
+    assert computed(scheduler.schedule()) == [(long, 1000)]
+    # Too few to be worth a step of their own.
+    short = add(scheduler, 1, 300)
+    assert computed(scheduler.schedule()) == [(short, 300), (long, 700)]
+    scheduler.remove(short)
+    shorts = [add(scheduler, arrival, 300) for arrival in (2, 3)]
+    assert computed(scheduler.schedule()) == [(shorts[0], 300), (shorts[1], 300)]
+    for short in shorts:
+        scheduler.remove(short)
+    # The part that is left ends, too.
+    other = add(scheduler, 4, 700)
+    assert computed(scheduler.schedule()) == [(other, 700)]
+    scheduler.remove(other)
+    assert computed(scheduler.schedule()) == [(long, 1000)]
+    other = add(scheduler, 5, 600)
+    assert computed(scheduler.schedule()) == [(other, 600), (long, 300)]
+
+
 def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Scheduler) -> None:
     sequence = add(scheduler, 0, 19)
     assert [scheduler.schedule().counts for _ in range(3)] == [[8], [8], [3]]
