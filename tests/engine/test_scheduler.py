@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baton_engine.block_pool import BlockPool
 from baton_engine.delta import Reservation
-from baton_engine.engine import Export
+from baton_engine.exports import Export
 from baton_engine.scheduler import Scheduler
 from baton_engine.sequence import Sequence, State, Step
 
@@ -128,7 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
         first = {"last token": last - 1, "first tokens": last, "all": reservation.first_token}[part]
         for position in range(first, last):
             values = torch.full((1, 1, 1, 1, 1), fold(known[: position + 1]))
-            self.engine.import_kv(id, reservation.generation, self.engine.extent(position, 1), values)
+            self.engine.import_kv(id, reservation.generation, self.engine.model.extent(position, 1), values)
         if part != "last token" and id in self.engine._imports:
             self.start(id)
         if id not in self.engine._imports:
