@@ -28,15 +28,16 @@ from servers import HOST, Server
 from baton_engine.model_config import load_model_config
 from baton_gateway.keys import Key, make_key
 
-# Small enough for 2 cores to compute a hundred short prompts a round: with fewer, a p99 is an accident.
+# Small enough for 2 cores to compute a hundred short prompts a round: with fewer, a p99 is an accident. Wide enough for
+# products to be most of the work, as in real models: where attention is, a step deep in a long prompt takes longer.
 SMALL_SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 352,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "vocab_size": 4096,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
@@ -181,7 +182,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=18.0, help="of A's arrivals, twice a round")
     parser.add_argument("--calibration", type=int, default=5, help="long prompts by which the prefill rate is measured")
-    parser.add_argument("--short", type=int, default=256, help="tokens of A's prompts")
+    parser.add_argument("--short", type=int, default=512, help="tokens of A's prompts")
     parser.add_argument("--long", type=int, default=4000, help="tokens of B's prompts")
     parser.add_argument("--share", type=float, default=0.3, help="of the prefill rate, for A")
     parser.add_argument("--flood-share", type=float, default=0.5, help="of the prefill rate, for B")

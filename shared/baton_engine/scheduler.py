@@ -17,7 +17,7 @@ _MOST_PATIENCE = 2
 _MOST_STEPS = 24
 # Shorter prompts overtake a longer one until about so many times its tokens have been admitted since it came: in order
 # of arrival alone, all of them would wait for the whole of it.
-STRETCH = 4
+STRETCH = 8
 # Tokens of prompts that end in a step and are worth one without a part of another that would only make them wait: from
 # some hundreds on a device is busy, and twice as many take twice as long.
 _WORTH_A_STEP = 512
