@@ -62,7 +62,10 @@ OVERVIEW = Board(
                     "TTFT",
                     "From a request's arrival at a gateway to its first token.",
                     SECONDS,
-                    *(Query(quantile(q, _TTFT, "model"), f"{{{{model}}}} p{q * 100:g}") for q in QUANTILES),
+                    *(
+                        Query(quantile(q, _TTFT, "model"), f"{{{{model}}}} p{q * 100:g}", traced=q == QUANTILES[-1])
+                        for q in QUANTILES
+                    ),
                 ),
                 lines(
                     "Time between tokens",

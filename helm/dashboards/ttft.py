@@ -38,6 +38,7 @@ TTFT = Board(
                     Query(
                         quantile("$quantile", rate(of_model("time_to_first_token_seconds_bucket")), "model"),
                         "{{model}}",
+                        traced=True,
                     ),
                     span=WIDTH // 3,
                 ),
@@ -56,6 +57,7 @@ TTFT = Board(
                     "How many first tokens came after so long.",
                     SECONDS,
                     total(rate(of_model("time_to_first_token_seconds_bucket")), "le"),
+                    traced=True,
                 ),
                 lines(
                     "Wait in the gateway",

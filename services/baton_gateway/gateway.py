@@ -126,6 +126,7 @@ class Gateway:
             record.session or request.user or "",
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
+            record.trace_id,
         )
         choices = [_choice(model, request, params, silent, kept) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)

@@ -53,10 +53,15 @@ class Generation:
         session: str = "",
         tenant: str = "",
         weight: float = 1.0,
+        trace_id: str | None = None,
     ) -> None:
-        """session: as Demand has it. weight: of the tenant, when it takes turns with others."""
+        """session: as Demand has it. weight: of the tenant, when it takes turns with others.
+
+        trace_id: None when it is not traced.
+        """
         self.patience = patience
         self.session = session
+        self.trace_id = trace_id
         self._n = submits[0].sampling.n
         self._admission = fleet.admission
         self._unread = 0
@@ -200,7 +205,9 @@ class _Prompt:
         """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
         same = self._fingerprint if any(self._journal) else None
         chosen = self._fleet.dispatch(self.demand(submit), avoid, same)
-        self._fingerprint = chosen[0].decode.fingerprint
+        route, _, run = chosen
+        self._fingerprint = route.decode.fingerprint
+        run.trace_id = self._generation.trace_id
         return chosen
 
     def put(self, delta: pb.Delta) -> bool:

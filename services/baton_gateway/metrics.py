@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton_common.buckets import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS
+from baton_common.exposition import exemplar
 from baton_gateway.catalog import Catalog
 from baton_gateway.quota import Quota
 from baton_gateway.record import RequestRecord
@@ -105,7 +106,7 @@ class Metrics:
         if record.queued_s is not None:
             self._queue.labels(model).observe(record.queued_s)
         if record.first_token is not None:
-            self._ttft.labels(model).observe(record.first_token - record.started)
+            self._ttft.labels(model).observe(record.first_token - record.started, exemplar(record.trace_id))
             for part, seconds in record.ttft_parts().items():
                 self._parts.labels(model, part).observe(seconds)
         for by, count in record.prefills.items():

@@ -5,7 +5,7 @@ Content is no part of it. Source: OpenTelemetry's semantic conventions, "Generat
 
 from typing import Any
 
-from baton_common.tracing import Tracing, trace_id
+from baton_common.tracing import Tracing
 from baton_gateway.protocol import ChatCompletionRequest, GenerationRequest
 from baton_gateway.record import RequestRecord
 
@@ -43,7 +43,7 @@ class RequestTrace:
             if value is not None:
                 attributes[f"gen_ai.request.{attribute}"] = value
         self._span = tracing.begin(f"{operation} {model}", record.traceparent, attributes, at=record.started)
-        record.trace_id = trace_id(self._span)
+        record.trace_id = tracing.trace_id(self._span)
         self.traceparent = tracing.traceparent(self._span)
 
     def end(self) -> None:

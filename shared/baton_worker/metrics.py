@@ -7,6 +7,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from baton_common.histogram import Histogram
@@ -14,6 +15,7 @@ from baton_engine.delta import Load
 
 from .messages import Ready
 from .request_metrics import RequestMetrics
+from .traced_histogram import TracedHistogram
 
 _ENGINE = "0"  # a pod has one
 # There from the start, since nobody sees the rise of a counter that begins at 1.
@@ -171,9 +173,12 @@ def _counters(name: str, text: str, labels: Mapping[str, str], label: str, value
 
 def _histogram(name: str, text: str, labels: Mapping[str, str], histogram: Histogram) -> Metric:
     family = HistogramMetricFamily(name, text, labels=list(labels))
-    buckets, seen = [], 0
-    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        seen += count
-        buckets.append((floatToGoString(bound), seen))  # type: ignore[no-untyped-call]
+    exemplars = histogram.exemplars if isinstance(histogram, TracedHistogram) else {}
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    seen = 0
+    for number, bound in enumerate((*histogram.bounds, float("inf"))):
+        seen += histogram.counts[number]
+        le: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
+        buckets.append((le, seen, exemplars[number]) if number in exemplars else (le, seen))
     family.add_metric(list(labels.values()), buckets, histogram.total)
     return family

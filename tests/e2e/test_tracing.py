@@ -1,18 +1,13 @@
 """One trace of a request through gateway, decode and prefill pod, as a collector gets it."""
 
-import asyncio
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import grpc
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from .collector import Collector, attributes, collecting
 from .prompts import make_prompt
 from .stack import Stack
 
@@ -20,44 +15,14 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 
 
-class Collector(rpc.TraceServiceServicer):
-    """Takes spans over OTLP."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Span]] = []  # each with its service's name
-
-    def Export(self, request: Any, context: Any) -> Any:
-        for resource in request.resource_spans:
-            names = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
-            self.spans += [(names["service.name"], span) for scope in resource.scope_spans for span in scope.spans]
-        return collector.ExportTraceServiceResponse()
-
-    async def until(self, count: int, trace: str) -> dict[tuple[str, str], Span]:
-        """Wait for so many spans of a trace; return them by service and name."""
-        async with asyncio.timeout(20):
-            while True:
-                found = [(service, span) for service, span in self.spans if span.trace_id.hex() == trace]
-                if len(found) >= count:
-                    return {(service.removeprefix("baton-"), span.name): span for service, span in found}
-                await asyncio.sleep(0.1)
-
-
 @pytest.fixture
-def receiver() -> Iterator[tuple[Collector, str]]:
-    receiver, server = Collector(), grpc.server(ThreadPoolExecutor(2))
-    rpc.add_TraceServiceServicer_to_server(receiver, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield receiver, f"http://127.0.0.1:{port}"
-    server.stop(None)
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
 
 
 def seconds(span: Span) -> float:
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
-
-
-def attributes(span: Span) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
 
 
 async def first_byte_s(stack: Stack, **headers: str) -> float:
@@ -72,17 +37,16 @@ async def first_byte_s(stack: Stack, **headers: str) -> float:
     return first
 
 
-async def test_a_trace_has_all_parts(receiver: tuple[Collector, str], llama, monkeypatch) -> None:
-    taken, endpoint = receiver
-    monkeypatch.setenv("BATON_OTLP_ENDPOINT", endpoint)
+async def test_a_trace_has_all_parts(collector: Collector, llama, monkeypatch) -> None:
+    monkeypatch.setenv("BATON_OTLP_ENDPOINT", collector.endpoint)
     stack = await Stack.start(llama, "--max-num-batched-tokens", "4", "--no-enable-prefix-caching")
     try:
         await first_byte_s(stack, traceparent=f"00-{'0' * 31}1-{PARENT}-00")  # whose caller does not trace it
         ttft = await first_byte_s(stack, traceparent=f"00-{TRACE}-{PARENT}-01")
-        spans = await taken.until(12, TRACE)
+        spans = await collector.until(13, TRACE)
     finally:
         await stack.stop()
-    assert {span.trace_id.hex() for _, span in taken.spans} == {TRACE}
+    assert {span.trace_id.hex() for _, span in collector.spans} == {TRACE}
     whole = spans["gateway", f"text_completion {stack.model}"]
     assert whole.parent_span_id.hex() == PARENT
     told = attributes(whole)

@@ -14,6 +14,7 @@ import pytest_asyncio
 from baton_gateway.keys import Key, digest
 from baton_gateway.tenants import Tenant, TenantsFile
 from tests.debian import NoProgramError, find_program
+from tests.e2e.collector import Collector, collecting
 from tests.e2e.stack import Stack
 
 from .server import SCRAPE_S, Prometheus, prometheus_of
@@ -35,6 +36,7 @@ class Watched:
 
     stack: Stack
     prometheus: Prometheus
+    collector: Collector
     begin: float
     end: float
 
@@ -67,21 +69,22 @@ async def watched(program: Path, tmp_path_factory: pytest.TempPathFactory) -> As
     }
     keys = [Key("0a", digest(_KEY), "many"), Key("0b", digest(_KEY_OF_ONE_REQUEST), "once")]
     tenants.write_bytes(msgspec.json.encode(TenantsFile(limits, keys)))
-    env = {"BATON_TENANTS_FILE": str(tenants)}
-    stack = await Stack.start(None, "--num-blocks", "512", env=env)
-    stack.http.headers["authorization"] = f"Bearer {_KEY}"
-    try:
-        targets = {role: stack.metrics_addresses(role) for role in _ROLES}
-        async with prometheus_of(program, targets, sorted(RULES.glob("*.yaml")), folder) as prometheus:
-            # What counters gain before they are first seen, nobody sees.
-            await prometheus.until("count(up == 1) == 3", timeout_s=20)
-            begin = time.time()
-            while time.time() < begin + _LOAD_S:
-                await _round(stack)
-            await asyncio.sleep(2 * SCRAPE_S)
-            yield Watched(stack, prometheus, begin, time.time())
-    finally:
-        await stack.stop()
+    with collecting() as collector:
+        env = {"BATON_TENANTS_FILE": str(tenants), "BATON_OTLP_ENDPOINT": collector.endpoint}
+        stack = await Stack.start(None, "--num-blocks", "512", env=env)
+        stack.http.headers["authorization"] = f"Bearer {_KEY}"
+        try:
+            targets = {role: stack.metrics_addresses(role) for role in _ROLES}
+            async with prometheus_of(program, targets, sorted(RULES.glob("*.yaml")), folder) as prometheus:
+                # What counters gain before they are first seen, nobody sees.
+                await prometheus.until("count(up == 1) == 3", timeout_s=20)
+                begin = time.time()
+                while time.time() < begin + _LOAD_S:
+                    await _round(stack)
+                await asyncio.sleep(2 * SCRAPE_S)
+                yield Watched(stack, prometheus, collector, begin, time.time())
+        finally:
+            await stack.stop()
 
 
 async def _round(stack: Stack) -> None:

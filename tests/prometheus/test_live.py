@@ -53,6 +53,21 @@ async def test_every_variable_has_values(watched: Watched, path: Path) -> None:
             assert bool(found) == (name != "namespace"), variable["query"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "baton_gateway_time_to_first_token_seconds",
+        "baton_gateway_revision_time_to_first_token_seconds",
+        "vllm:time_to_first_token_seconds",
+    ],
+)
+async def test_first_tokens_lead_to_traces(watched: Watched, name: str) -> None:
+    exemplars = await watched.prometheus.exemplars(f"rate({name}_bucket[1m])", watched.begin, watched.end)
+    found = {exemplar["labels"]["trace_id"] for exemplar in exemplars}
+    assert found
+    assert found <= {span.trace_id.hex() for _, span in watched.collector.spans}
+
+
 async def test_every_rule_asks_for_what_is_there(watched: Watched) -> None:
     names = await watched.prometheus.names()
     for file in RULES.glob("*.yaml"):
