@@ -517,6 +517,7 @@ class DecodeService(DecodeServicer):
                 if ticket is None or live.link is None:
                     continue
                 if self._stalled(live):
+                    self.events["timeout"] += 1
                     self._give_up(ticket, "the rest does not come")
                 else:
                     tickets.setdefault(live.link.address, []).append(ticket.id)

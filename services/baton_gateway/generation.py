@@ -80,7 +80,8 @@ class Generation:
             submits[0].priority,
         )
         self._waiting: asyncio.TimerHandle | None = None
-        self.asked_at = 0.0  # when it wanted to be sent to pods, and when it was; of the monotonic clock
+        # When it wanted to be sent to pods, when its turn had come and when it was; of the monotonic clock.
+        self.asked_at = self.let_in_at = 0.0
         self.sent_at: float | None = None
         self.retries = 0  # prompts sent once more before anything of them came
         self.resumes = 0  # choices that went on on another pod
@@ -93,6 +94,7 @@ class Generation:
 
     def _come_in(self) -> None:
         self._leave_queue()
+        self.let_in_at = time.monotonic()
         try:
             for prompt in self._prompts:
                 prompt.start()
@@ -210,6 +212,9 @@ class _Prompt:
         run.trace_id = self._generation.trace_id
         return chosen
 
+    def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
+        self._fleet.prefilled(route, prompt)
+
     def put(self, delta: pb.Delta) -> bool:
         """Take new tokens; return False, with nothing taken, when some before them are missing."""
         journal = self._journal[delta.choice]
@@ -321,7 +326,7 @@ class _Leg:
         if not self._begun:
             self._begun = True
             if self._route is not None:
-                self._route.prefilled(delta.prompt.disaggregated)
+                self._prompt.prefilled(self._route, delta.prompt)
         if delta.choice not in self.choices:
             return False
         if not self._prompt.put(delta):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -9,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from baton_common.buckets import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS
 from baton_common.exposition import exemplar
+from baton_gateway.breaker import State
 from baton_gateway.catalog import Catalog
 from baton_gateway.quota import Quota
 from baton_gateway.record import RequestRecord
@@ -85,6 +87,7 @@ class Metrics:
         )
         registry.register(_Pools(catalog))
         catalog.revisions.register(registry)
+        catalog.routing.register(registry)
         self._tenants = TenantMetrics(tenants, quota, registry)
         self._begin_at_zero(model.name for model in catalog)
 
@@ -134,8 +137,16 @@ class _Pools(Collector):
             "baton_gateway_requests_waiting", "Requests that wait for their turn.", labels=labels
         )
         live = GaugeMetricFamily("baton_gateway_live_pods", "Pods that take requests.", labels=[*labels, "role"])
+        breakers = GaugeMetricFamily(
+            "baton_gateway_breakers",
+            "Pods by what their breaker does: closed, requests pass; open, none; half_open, one tries.",
+            labels=[*labels, "role", "state"],
+        )
         for model, pool in self._catalog.pools:
             waiting.add_metric([model, pool.spec.name], pool.fleet.admission.waiting)
             for role, count in pool.fleet.live_pods().items():
                 live.add_metric([model, pool.spec.name, role], count)
-        return [waiting, live]
+            for role, states in pool.fleet.breakers().items():
+                for state in get_args(State):
+                    breakers.add_metric([model, pool.spec.name, role, state], states[state])
+        return [waiting, live, breakers]

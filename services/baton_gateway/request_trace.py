@@ -51,8 +51,10 @@ class RequestTrace:
         record, part = self._record, self._tracing.part
         if record.prepared is not None:
             part(self._span, "prepare", record.started, record.prepared)
-            sent = record.prepared + (record.queued_s or 0.0)
-            part(self._span, "queue", record.prepared, sent)
+            let_in = record.prepared + (record.queued_s or 0.0)
+            sent = let_in + record.routed_s
+            part(self._span, "queue", record.prepared, let_in)
+            part(self._span, "route", let_in, sent)
             if record.first_token is not None and record.last_token is not None:
                 part(self._span, "first token", sent, record.first_token)
                 part(self._span, "stream", record.first_token, record.last_token)

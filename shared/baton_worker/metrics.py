@@ -19,7 +19,8 @@ from .traced_histogram import TracedHistogram
 
 _ENGINE = "0"  # a pod has one
 # There from the start, since nobody sees the rise of a counter that begins at 1.
-_EVENTS = dict.fromkeys(("failed", "lease_expired", "refused_checksum", "refused_stale"), 0)
+_REASONS = ("checksum", "epoch", "generation", "range", "stale", "ticket")
+_EVENTS = dict.fromkeys(("failed", "lease_expired", "timeout", *(f"refused_{reason}" for reason in _REASONS)), 0)
 
 
 class Counts(Protocol):
@@ -134,7 +135,7 @@ class WorkerCollector(Collector):
         yield _counters("baton_handover_bytes", "Their bytes.", self._baton, "way", requests.piece_bytes)
         yield _counters(
             "baton_handover_events",
-            "What went wrong with hand-overs: lease_expired, failed, or refused_ with the reason.",
+            "What went wrong with hand-overs: failed, lease_expired, timeout, or refused_ with a piece's reason.",
             self._baton,
             "event",
             {**_EVENTS, **counts.events},
