@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,13 +17,18 @@ from baton_gateway.record import RequestRecord
 from baton_gateway.tenant_metrics import TenantMetrics
 from baton_gateway.tenants import Tenants
 
+if TYPE_CHECKING:
+    from baton_gateway.genai_metrics import GenAiMetrics
+
 _MODEL = ("model",)
 
 
 class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
-    def __init__(self, catalog: Catalog, tenants: Tenants, quota: Quota) -> None:
+    def __init__(self, catalog: Catalog, tenants: Tenants, quota: Quota, genai: "GenAiMetrics | None" = None) -> None:
+        """genai: gets what ends, too."""
+        self._genai = genai
         self.registry = CollectorRegistry()
         registry = self.registry
         prefix = "baton_gateway_"
@@ -96,6 +101,8 @@ class Metrics:
         self._requests.labels(record.route, str(record.status)).inc()
         self._e2e.labels(record.route).observe(time.monotonic() - record.started)
         self._tenants.finished(record)
+        if self._genai is not None:
+            self._genai.finished(record)
         if record.status in (429, 503) and record.identity is not None:
             self._refusals.labels(record.error or "", record.identity.name).inc()
         self._retries.inc(record.retries)

@@ -1,5 +1,6 @@
-"""One trace of a request through gateway, decode and prefill pod, as a collector gets it."""
+"""What a collector gets of requests: a trace through gateway, decode and prefill pod, and metrics."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 
@@ -76,6 +77,37 @@ async def test_a_trace_has_all_parts(collector: Collector, llama, monkeypatch) -
     worked = seconds(spans["prefill", "prefill queue"]) + seconds(spans["prefill", "prefill compute"])
     assert abs(worked - seconds(spans["decode", "prefill elsewhere"])) < 0.1 * ttft
     assert not [name for name in told if "content" in name or "prompt" in name]
+
+
+async def test_metrics_are_those_of_the_conventions(collector: Collector, llama, monkeypatch) -> None:
+    monkeypatch.setenv("BATON_OTLP_ENDPOINT", collector.endpoint)
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "200")
+    stack = await Stack.start(llama)
+    try:
+        prompt = make_prompt(50, seed=1)
+        await stack.complete(prompt, max_tokens=10, ignore_eos=True, n=2)
+        await stack.complete(prompt, max_tokens=10, temperature=9)
+        await stack.http.post("/v1/chat/completions", json={"model": "none", "messages": []})
+        await stack.http.get("/v1/models")
+        async with asyncio.timeout(20):
+            while sum(point.count for _, point in collector.points("gen_ai.server.request.duration")) < 3:
+                await asyncio.sleep(0.1)
+    finally:
+        await stack.stop()
+    request = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "baton"}
+    served = {**request, "gen_ai.request.model": stack.model, "gen_ai.response.model": stack.model}
+    durations = [told for told, _ in collector.points("gen_ai.server.request.duration")]
+    assert served in durations
+    assert [told.pop("error.type") for told in durations if "error.type" in told] == ["invalid_request_error"] * 2
+    assert not [told for told in durations if told.get("gen_ai.request.model") == "none"]
+    for name, most_s in (("time_to_first_token", 10.0), ("time_per_output_token", 2.5)):
+        assert collector.metrics[f"gen_ai.server.{name}"].unit == "s"
+        [(told, point)] = collector.points(f"gen_ai.server.{name}")
+        assert (told, point.count) == (served, 1)
+        assert point.explicit_bounds[-1] == most_s
+        assert 0 < point.sum < 5
+    usage = {told["gen_ai.token.type"]: point.sum for told, point in collector.points("gen_ai.client.token.usage")}
+    assert usage == {"input": 50, "output": 20}
 
 
 async def test_without_a_collector_requests_are_answered(llama, monkeypatch) -> None:
