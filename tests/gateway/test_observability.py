@@ -50,8 +50,8 @@ async def test_metrics(model_folder):
     by = {by: seen[prefix + "prefills_total", (("by", by), *model)] for by in ("decode", "prefill")}
     assert by == {"decode": 1, "prefill": 0}
     used = prefix + "tenant_tokens_total"
-    assert seen[used, (("kind", "generation"), ("tenant", "default"))] == tokens
-    assert seen[used, (("kind", "prompt"), ("tenant", "default"))] == len(stack.pod.jobs[0].prompt)
+    assert seen[used, (("kind", "generation"), model[0], ("tenant", "default"))] == tokens
+    assert seen[used, (("kind", "prompt"), model[0], ("tenant", "default"))] == len(stack.pod.jobs[0].prompt)
     parts = {labels for name, labels in seen if name == prefix + "ttft_part_seconds_count"}
     assert {dict(labels)["part"] for labels in parts} == set(PARTS)
     # Without Redis there is none to lose.

@@ -87,6 +87,8 @@ _EVERYTHING: Values = {
     "monitoring": {
         name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
     },
+    "slo": {"ttftSeconds": 1, "tpotSeconds": 0.025, "objective": 0.999},
+    "cost": {"gpuHourPrice": {"prefill": 2.5, "decode": 4}},
     "tests": {"apiKeySecret": {"name": "test-key"}},
 }
 

@@ -60,14 +60,18 @@ class Prometheus:
 
 @asynccontextmanager
 async def prometheus_of(
-    program: Path, targets: Mapping[str, Iterable[str]], rules: Iterable[Path], folder: Path
+    program: Path, namespace: str, targets: Mapping[str, Iterable[str]], rules: Iterable[Path], folder: Path
 ) -> AsyncIterator[Prometheus]:
-    """Run Prometheus. targets: addresses by job. folder: for its files."""
+    """Run Prometheus. namespace: of all targets, as Kubernetes would say. targets: addresses by job.
+
+    folder: for its files.
+    """
     [port] = free_loopback_ports(1)
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": list(addresses)}]} for job, addresses in targets.items()
+            {"job_name": job, "static_configs": [{"targets": list(addresses), "labels": {"namespace": namespace}}]}
+            for job, addresses in targets.items()
         ],
         "rule_files": [str(_without_patience(path, folder)) for path in rules],
     }
