@@ -61,6 +61,7 @@ class RequestTrace:
         usage = {
             "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,
+            "gen_ai.response.model": record.model or "",
             "gen_ai.response.finish_reasons": record.finish_reasons,
             "http.response.status_code": record.status,
         }

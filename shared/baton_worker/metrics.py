@@ -20,6 +20,8 @@ from .traced_histogram import TracedHistogram
 _ENGINE = "0"  # a pod has one
 # There from the start, since nobody sees the rise of a counter that begins at 1.
 _REASONS = ("checksum", "epoch", "generation", "range", "stale", "ticket")
+_ENDED = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+_WAYS = {"host": 0, "gpu": 0}
 _EVENTS = dict.fromkeys(("failed", "lease_expired", "timeout", *(f"refused_{reason}" for reason in _REASONS)), 0)
 
 
@@ -96,7 +98,8 @@ class WorkerCollector(Collector):
             ("generation_tokens", "Tokens generated.", requests.generation_tokens),
         ):
             yield _counter(f"vllm:{name}", text, self._vllm, value)
-        yield _counters("vllm:request_success", "Requests that ended.", self._vllm, "finished_reason", requests.ended)
+        ended = {**_ENDED, **requests.ended}
+        yield _counters("vllm:request_success", "Requests that ended.", self._vllm, "finished_reason", ended)
 
     def _vllm_histograms(self) -> Iterable[Metric]:
         requests = self._requests
@@ -131,8 +134,9 @@ class WorkerCollector(Collector):
             {"prefill": 0, "decode": 0, **requests.prefills},
         )
         yield _counter("baton_handover_tokens", "Tokens whose KV came here.", self._baton, counts.handed_over_tokens)
-        yield _counters("baton_handover_pieces", "Pieces of KV that came here.", self._baton, "way", requests.pieces)
-        yield _counters("baton_handover_bytes", "Their bytes.", self._baton, "way", requests.piece_bytes)
+        pieces, piece_bytes = {**_WAYS, **requests.pieces}, {**_WAYS, **requests.piece_bytes}
+        yield _counters("baton_handover_pieces", "Pieces of KV that came here.", self._baton, "way", pieces)
+        yield _counters("baton_handover_bytes", "Their bytes.", self._baton, "way", piece_bytes)
         yield _counters(
             "baton_handover_events",
             "What went wrong with hand-overs: failed, lease_expired, timeout, or refused_ with a piece's reason.",

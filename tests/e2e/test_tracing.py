@@ -52,6 +52,7 @@ async def test_a_trace_has_all_parts(collector: Collector, llama, monkeypatch) -
     assert whole.parent_span_id.hex() == PARENT
     told = attributes(whole)
     assert (told["gen_ai.operation.name"], told["gen_ai.request.model"]) == ("text_completion", stack.model)
+    assert told["gen_ai.response.model"] == stack.model
     assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (900, 5)
     decode, prefill = spans["decode", "decode"], spans["prefill", "prefill"]
     assert decode.parent_span_id == whole.span_id
