@@ -15,9 +15,6 @@ from typing import Any, cast
 from prometheus_client import generate_latest
 
 from baton_engine.delta import Load
-from baton_gateway.genai_metrics import GenAiMetrics
-from baton_gateway.record import RequestRecord
-from baton_gateway.router_metrics import RouterMetrics
 from baton_worker.metrics import WorkerCollector
 from baton_worker.request_metrics import RequestMetrics
 
@@ -35,6 +32,10 @@ def median_us(run: Callable[[], object], repeats: int) -> float:
 
 def request_us() -> float:
     """Note a request for a collector that is not there."""
+    # Only here, and below, since a decode pod has none of it.
+    from baton_gateway.genai_metrics import GenAiMetrics
+    from baton_gateway.record import RequestRecord
+
     logging.disable()
     metrics = GenAiMetrics("http://127.0.0.1:9")
     record = RequestRecord("id", route="/v1/completions", model="model", status=200, finish_reasons=["stop"])
@@ -45,6 +46,8 @@ def request_us() -> float:
 
 def decision_us() -> float:
     """Count a decision of the router and what of the prompt was cached."""
+    from baton_gateway.router_metrics import RouterMetrics
+
     routing, route = RouterMetrics().of("model"), cast(Any, SimpleNamespace(prefills=["a"], reason="cached"))
 
     def count() -> None:
