@@ -9,7 +9,7 @@ DEV := $(VENV)/.installed-dev
 CONFORMANCE := .venv-conformance
 # Clients that want other versions of what Baton's own tests use.
 CLIENTS := .venv-clients
-# As does LiteLLM, which `make bench-gateway` compares with.
+# So does LiteLLM, which `make test` asks as a client and `make bench-gateway` measures as a proxy.
 LITELLM := .venv-litellm
 SOURCES := services shared kernels
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -28,10 +28,10 @@ help:  ## List the targets
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
 
-test: $(DEV)  ## Run the tests; ARGS='tests/cli -x' adds arguments of pytest
+test: $(DEV) $(LITELLM)/.installed  ## Run the tests; ARGS='tests/cli -x' adds arguments of pytest
 	@exec $(BIN)/python -m pytest $(ARGS)
 
-clients: $(RUN) $(CLIENTS)/.installed  ## Run litellm, llama-index, guidellm and aiperf against a local Baton
+clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Baton: llama-index, guidellm, aiperf
 	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \
 		--baton $(BIN)/baton $(ARGS)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from baton_common.extent import Extent
 from baton_engine.delta import Delta, Reservation
-from baton_engine.engine import Export
+from baton_engine.exports import Export
 from baton_kv.staging import StagingArena
 from baton_worker.export_queue import ExportQueue
 from baton_worker.messages import Abort, Add, Command, FreeSlot, Imported, ImportPiece, Output, Piece, Ready

@@ -22,7 +22,7 @@ import torch
 from bench_table import aligned, figure
 
 from baton_common.extent import Extent
-from baton_engine.engine import Export
+from baton_engine.exports import Export
 from baton_engine.kv_cache import KvCache
 from baton_kv.nccl import warm_up
 from baton_kv.staging import StagingArena

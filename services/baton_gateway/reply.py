@@ -16,7 +16,7 @@ from baton_gateway.errors import ApiError, internal_error, overloaded, timed_out
 from baton_gateway.generation import ClientGoneError, Generation
 from baton_gateway.metrics import Metrics
 from baton_gateway.record import SEND_BODY, RequestRecord
-from baton_gateway.shapes import Shape, Usage
+from baton_gateway.shapes import Shape, Usage, one_line_each
 from baton_proto import serving_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class Reply(Response):
                 parts.append(PING)
             if not self._open:
                 parts.append(shape.ending(self._usage().as_dict() if options.usage else None))
-            data = b"".join(parts)
+            data = one_line_each(b"".join(parts))
             if not data:
                 continue
             if not self._started:

@@ -13,6 +13,17 @@ from baton_proto import serving_pb2 as pb
 DONE = b"data: [DONE]\n\n"
 
 
+# U+0085, U+2028 and U+2029 end a line to Unicode, and so to readers of streams such as httpx's, though not to events.
+_LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
+
+
+def one_line_each(events: bytes) -> bytes:
+    """Escape what some take for the end of a line within the JSON of events."""
+    for character, escape in _LINE_ENDS:
+        events = events.replace(character, escape)
+    return events
+
+
 @dataclass(slots=True)
 class Usage:
     """Tokens of a request. cached_tokens: prompt tokens no pod had to compute."""

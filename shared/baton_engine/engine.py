@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import torch
@@ -20,20 +19,13 @@ from .compiling import Compiling
 from .config import ConfigError, EngineConfig
 from .cuda_runner import CudaRunner
 from .delta import Delta, Load, Reservation
+from .exports import Export, Exports
 from .grammars import Grammars
 from .loading import Progress
 from .model_config import ModelConfig, load_model_config
 from .runner import Choice, Launched, Runner, find_device
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State, Step
-
-
-class Export(msgspec.Struct):
-    """What of an exporting request's KV is complete now, and the request's block table."""
-
-    id: int
-    extent: Extent
-    blocks: list[int]
 
 
 class StepResult(msgspec.Struct):
@@ -101,8 +93,7 @@ class Engine:
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._in_flight: deque[tuple[Step, Launched]] = deque()
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
-        self._exported: dict[int, int] = {}  # the first token that has not been handed out
-        self._layers_out = 0  # of the oldest step's exports, how many layers have been handed out
+        self._exports = Exports(model, config.block_size)
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
@@ -119,17 +110,6 @@ class Engine:
             "sliding_windows": list(model.sliding_windows),
             "kv_dtype": str(self.runner.cache.data.dtype),
         }
-
-    def extent(self, first_token: int, num_tokens: int, first_layer: int = 0, num_layers: int | None = None) -> Extent:
-        """Return the extent of all heads that this engine has of some tokens; of all layers unless some are told."""
-        return Extent(
-            first_token=first_token,
-            num_tokens=num_tokens,
-            first_layer=first_layer,
-            num_layers=self.model.num_layers if num_layers is None else num_layers,
-            first_head=0,
-            num_heads=self.model.num_kv_heads,
-        )
 
     @property
     def has_work(self) -> bool:
@@ -216,10 +196,10 @@ class Engine:
             if caching and sequence.computed // size > sequence.remembered:
                 self._remember(sequence)
             if sequence.exports:
-                result.exports += self._export(sequence, count, end, bool(choices), self.model.num_layers)
+                result.exports += self._exports.hand_out(sequence, count, end, bool(choices), self.model.num_layers)
             if choices:
                 self._append(sequence, choices, result.deltas)
-        self._layers_out = 0
+        self._exports.begin_step()
 
     def early_exports(self) -> list[Export]:
         """Return what the step that the device is at has completed of exports since the last call: some layers of long
@@ -228,13 +208,13 @@ class Engine:
             return []
         step, launched = self._in_flight[0]
         layers = launched.layers_done()
-        if layers <= self._layers_out:
+        if layers <= self._exports.layers_out:
             return []
         exports: list[Export] = []
         for (sequence, count, end), samples in zip(step, step.samples, strict=True):
             if sequence.exports and sequence.state is not State.FINISHED:
-                exports += self._export(sequence, count, end, samples, layers)
-        self._layers_out = layers
+                exports += self._exports.hand_out(sequence, count, end, samples, layers)
+        self._exports.layers_out = layers
         return exports
 
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
@@ -313,7 +293,7 @@ class Engine:
             raise RuntimeError("the scheduler has lost count of the sequences that need the host")
         if self.scheduler.export_blocks != sum(len(sequence.blocks) for sequence in sequences if sequence.exports):
             raise RuntimeError("the scheduler has lost count of the blocks of exports")
-        for name, table in (("import", self._imports), ("export", self._exported)):
+        for name, table in (("import", self._imports), ("export", self._exports.first_left)):
             stray = table.keys() - self._sequences.keys()
             if stray:
                 raise RuntimeError(f"request {min(stray)} has an {name} but has ended")
@@ -321,12 +301,12 @@ class Engine:
     def _forget(self, id: int) -> None:
         self._sequences.pop(id, None)
         self._imports.pop(id, None)
-        self._exported.pop(id, None)
+        self._exports.first_left.pop(id, None)
 
     def _reserve(self, sequence: Sequence, first_tokens: list[int] | None = None) -> Reservation:
         self._generations += 1
         id, first, count = sequence.request.id, sequence.cached, sequence.given_len - sequence.cached
-        missing = Missing(self.extent(first, count))
+        missing = Missing(self.model.extent(first, count))
         self._imports[id] = _Import(sequence, self._generations, missing, first_tokens)
         return Reservation(id, first, count, self._generations, sequence.cached)
 
@@ -411,31 +391,6 @@ class Engine:
             for block, digest in zip(sequence.blocks[new], sequence.hashes(full)[new], strict=True):
                 self.pool.remember(block, digest)
             sequence.remembered = full
-
-    def _export(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Export]:
-        """Return what has not been handed out yet, when a step has computed so many layers of the `count` tokens that
-        end at `end`; complete: these are the last."""
-        id, size, num_layers = sequence.request.id, self.config.block_size, self.model.num_layers
-        first = self._exported.get(id, cast(int, sequence.request.exports_from))
-        # Whole blocks, and the rest of one with the next chunk. What is computed after this step does not count yet.
-        end, begin = sequence.given_len if complete else end // size * size, end - count
-        if end <= first:
-            return []
-        if layers - self._layers_out == num_layers:
-            self._exported[id] = end
-            return [Export(id, self.extent(first, end - first), sequence.blocks)]
-        exports: list[Export] = []
-        if first < begin:
-            # Of what this step has not computed all layers are there.
-            first, earlier = min(begin, end), first
-            self._exported[id] = first
-            exports.append(Export(id, self.extent(earlier, first - earlier), sequence.blocks))
-        if first < end:
-            extent = self.extent(first, end - first, self._layers_out, layers - self._layers_out)
-            exports.append(Export(id, extent, sequence.blocks))
-            if layers == num_layers:
-                self._exported[id] = end
-        return exports
 
 
 def _delta(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from baton_common.extent import Extent
+
 from .config import ConfigError
 
 
@@ -50,6 +52,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: bool
     dtype: str  # of the checkpoint
     eos_token_ids: tuple[int, ...]
+
+    def extent(self, first_token: int, num_tokens: int, first_layer: int = 0, num_layers: int | None = None) -> Extent:
+        """Return the extent of all heads of some tokens' KV; of all layers unless some are told."""
+        return Extent(
+            first_token=first_token,
+            num_tokens=num_tokens,
+            first_layer=first_layer,
+            num_layers=self.num_layers if num_layers is None else num_layers,
+            first_head=0,
+            num_heads=self.num_kv_heads,
+        )
 
 
 class Family(msgspec.Struct, frozen=True):

@@ -18,6 +18,9 @@ _MOST_STEPS = 24
 # Shorter prompts overtake a longer one until about so many times its tokens have been admitted since it came: in order
 # of arrival alone, all of them would wait for the whole of it.
 STRETCH = 4
+# Tokens of prompts that end in a step and are worth one without a part of another that would only make them wait: from
+# some hundreds on a device is busy, and twice as many take twice as long.
+_WORTH_A_STEP = 512
 
 
 class Scheduler:
@@ -175,9 +178,9 @@ class Scheduler:
         return True
 
     def _schedule_chunk(self, sequence: Sequence, step: Step, budget: int) -> None:
-        count = min(sequence.num_tokens - sequence.computed, budget - step.num_tokens)
-        if count > 0:
-            step.put(sequence, count)
+        missing, room = sequence.num_tokens - sequence.computed, budget - step.num_tokens
+        if 0 < missing <= room or (room > 0 and not _is_complete(step)):
+            step.put(sequence, min(missing, room))
 
     def _admit(self, step: Step, budget: int, before: Sequence | None = None) -> None:
         """Admit what is more urgent than `before` while there is room in the step."""
@@ -245,6 +248,11 @@ class Scheduler:
             self.export_blocks -= len(sequence.blocks)
         sequence.blocks = []
         sequence.computed = sequence.remembered = 0
+
+
+def _is_complete(step: Step) -> bool:
+    """Whether only prompts end in a step, and enough of them."""
+    return step.num_tokens >= _WORTH_A_STEP and all(step.samples) and step.counts[0] > 1
 
 
 def _take_out(queue: list[Sequence], sequence: Sequence) -> None:

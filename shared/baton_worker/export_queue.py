@@ -4,7 +4,7 @@ from collections import Counter, deque
 
 import msgspec
 
-from baton_engine.engine import Export
+from baton_engine.exports import Export
 
 
 class ExportQueue:

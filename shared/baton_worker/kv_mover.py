@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from baton_common.extent import Extent
-from baton_engine.engine import Engine, Export
+from baton_engine.engine import Engine
+from baton_engine.exports import Export
 from baton_engine.transfer import to_host
 from baton_kernels.blocks import checksum
 from baton_kv.staging import StagingArena

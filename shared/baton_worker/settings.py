@@ -41,7 +41,7 @@ class WorkerSettings(BaseSettings):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, prompt and output together, in tokens; by default what the model was made for."""
     max_num_batched_tokens: int = Field(default=0, ge=0)
-    """Tokens that one engine step computes at most; 0 = 8192 on GPU, 1024 on CPU."""
+    """Tokens that one engine step computes at most; 0 = 8192 on GPU (2048 if it only prefills), 1024 on CPU."""
     max_num_seqs: int = Field(default=0, ge=0)
     """Sequences that one engine step computes at most; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
@@ -71,6 +71,11 @@ class WorkerSettings(BaseSettings):
     def gpu_pairs(self) -> bool:
         """Whether KV may go from GPU to GPU."""
         return True
+
+    @property
+    def prefill_only(self) -> bool:
+        """Whether other pods decode what is prefilled here."""
+        return False
 
     @property
     def model_name(self) -> str:

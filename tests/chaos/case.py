@@ -65,8 +65,7 @@ class Case:
             if response.status_code != 200:
                 _raise_refusal(response, await response.aread())
             if stream:
-                # httpx's own lines also end at characters of a text, as U+2028.
-                return Answer.streamed((await response.aread()).decode().split("\n"))
+                return Answer.streamed([line async for line in response.aiter_lines()])
             return Answer.whole(json.loads(await response.aread()))
 
     async def recorded(self, http: httpx.AsyncClient, folder: Path) -> "Case | None":

@@ -65,7 +65,7 @@ class Release:
         return [event["reason"] for event in self.api.all("events")]
 
     def _data(self, key: str) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads(self.api.get("configmaps", "rel-canary")["data"].get(key, "{}"))
+        loaded: dict[str, Any] = json.loads(self.api.get("configmaps", "rel-canary").get("data", {}).get(key, "{}"))
         return loaded
 
 

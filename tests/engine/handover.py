@@ -7,7 +7,8 @@ import torch
 
 from baton_common.extent import Extent
 from baton_engine.delta import Reservation
-from baton_engine.engine import Engine, Export
+from baton_engine.engine import Engine
+from baton_engine.exports import Export
 from baton_engine.sequence import Request
 
 from .harness import Transcript

@@ -56,7 +56,7 @@ def importing(engine: Engine, transcript: Transcript) -> None:
     result = engine.step()
     transcript.take(result.deltas)
     [reservation] = result.reservations
-    extent = engine.extent(64, 6)
+    extent = engine.model.extent(64, 6)
     values = torch.ones(extent.num_layers, 2, extent.num_tokens, extent.num_heads, engine.model.head_dim)
     assert engine.import_kv(1, reservation.generation, extent, values) is False
 

@@ -206,13 +206,13 @@ def test_what_does_not_belong_is_refused_and_not_written(llama: Path) -> None:
         values = torch.ones(extent.num_layers, 2, extent.num_tokens, extent.num_heads, cache.data.shape[-1])
         return pair.decode.import_kv(id, generation, extent, values)
 
-    some = pair.decode.extent(0, 16)
+    some = pair.decode.model.extent(0, 16)
     assert imported(0, generation - 1, some) is None, "an earlier generation"
     assert imported(0, generation + 1, some) is None, "a later generation"
     assert imported(7, generation, some) is None, "another request"
-    assert imported(0, generation, pair.decode.extent(70, 1)) is None, "behind the last token"
-    assert imported(0, generation, pair.decode.extent(64, 7)) is None, "partly behind the last token"
-    assert imported(0, generation, pair.decode.extent(5, 0)) is None, "nothing"
+    assert imported(0, generation, pair.decode.model.extent(70, 1)) is None, "behind the last token"
+    assert imported(0, generation, pair.decode.model.extent(64, 7)) is None, "partly behind the last token"
+    assert imported(0, generation, pair.decode.model.extent(5, 0)) is None, "nothing"
     assert imported(0, generation, msgspec.structs.replace(some, num_layers=3)) is None, "a layer that there is not"
     assert imported(0, generation, msgspec.structs.replace(some, first_head=1)) is None, "a head that there is not"
     assert torch.equal(cache.data, before)

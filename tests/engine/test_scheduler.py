@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from baton_engine.block_pool import BlockPool
 from baton_engine.delta import Reservation
-from baton_engine.engine import Export
+from baton_engine.exports import Export
 from baton_engine.scheduler import Scheduler
 from baton_engine.sequence import Sequence, State, Step
 
@@ -128,7 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
         first = {"last token": last - 1, "first tokens": last, "all": reservation.first_token}[part]
         for position in range(first, last):
             values = torch.full((1, 1, 1, 1, 1), fold(known[: position + 1]))
-            self.engine.import_kv(id, reservation.generation, self.engine.extent(position, 1), values)
+            self.engine.import_kv(id, reservation.generation, self.engine.model.extent(position, 1), values)
         if part != "last token" and id in self.engine._imports:
             self.start(id)
         if id not in self.engine._imports:
@@ -296,6 +296,29 @@ def test_shorter_prompts_do_not_overtake_for_ever() -> None:
         scheduler.remove(short)
         overtaking += 1
     assert overtaking == (4 * 60 - 4 * 10) // 10
+
+
+def test_a_part_of_a_prompt_does_not_make_those_wait_that_end_in_a_step() -> None:
+    scheduler = Scheduler(
+        BlockPool(2000), block_size=4, max_num_batched_tokens=1000, max_num_seqs=20, max_export_blocks=32
+    )
+    long = add(scheduler, 0, 3000)
+    assert computed(scheduler.schedule()) == [(long, 1000)]
+    # Too few to be worth a step of their own.
+    short = add(scheduler, 1, 300)
+    assert computed(scheduler.schedule()) == [(short, 300), (long, 700)]
+    scheduler.remove(short)
+    shorts = [add(scheduler, arrival, 300) for arrival in (2, 3)]
+    assert computed(scheduler.schedule()) == [(shorts[0], 300), (shorts[1], 300)]
+    for short in shorts:
+        scheduler.remove(short)
+    # The part that is left ends, too.
+    other = add(scheduler, 4, 700)
+    assert computed(scheduler.schedule()) == [(other, 700)]
+    scheduler.remove(other)
+    assert computed(scheduler.schedule()) == [(long, 1000)]
+    other = add(scheduler, 5, 600)
+    assert computed(scheduler.schedule()) == [(other, 600), (long, 300)]
 
 
 def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Scheduler) -> None:

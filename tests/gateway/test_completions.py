@@ -268,6 +268,15 @@ async def test_stream(stack: Stack):
     assert not any("usage" in c for c in chunks)
 
 
+async def test_no_text_ends_a_line_of_a_stream(stack: Stack):
+    """httpx, as str.splitlines, ends lines at characters that end none of an event."""
+    text = "a\u0085b\u2028c\u2029d\x1ce\x0bf\rg\ni"
+    response = await stack.complete(text, stream=True, max_tokens=50)
+    lines = [line for line in response.text.splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-1]) == text
+
+
 async def test_streamed_echo_logprobs_and_ids(stack: Stack):
     ids = stack.ids("hello fox")
     chunks = events(await stack.complete(ids, stream=True, echo=True, logprobs=0, return_token_ids=True, max_tokens=2))

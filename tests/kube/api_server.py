@@ -196,6 +196,8 @@ class ApiServer:
             "resourceVersion": str(self._version),
         }
         stored = {**copy.deepcopy(body), "apiVersion": api, "kind": kind, "metadata": metadata}
+        if not stored.get("data", True):
+            del stored["data"]  # empty ones are left out
         self.objects[self._key(place)] = stored
         self._note("MODIFIED" if known else "ADDED", place, stored)
         return stored

@@ -42,7 +42,7 @@ async def seen(api: ApiServer) -> AsyncIterator[Seen]:
     maps = client.CoreV1Api(api.client()).list_namespaced_config_map
     watch = ObjectWatch("maps", maps, seen.take, namespace="default", label_selector="app=it")
     api.put("configmaps", "a", {"app": "it"}, data={"value": "1"})
-    api.put("configmaps", "other", {"app": "not it"}, data={"value": "1"})
+    api.put("configmaps", "other", {"app": "another"}, data={"value": "1"})
     watch.start()
     await seen.until(a="1")
     yield seen

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_common.extent import Extent
-from baton_engine.engine import Export
+from baton_engine.exports import Export
 from baton_worker.export_queue import ExportQueue
 
 LAYERS = 4

@@ -1,0 +1,61 @@
+"""What of the KV of exporting requests is computed and has not been handed out yet."""
+
+from typing import cast
+
+import msgspec
+
+from baton_common.extent import Extent
+
+from .model_config import ModelConfig
+from .sequence import Sequence
+
+
+class Export(msgspec.Struct):
+    """What of an exporting request's KV is complete now, and the request's block table."""
+
+    id: int
+    extent: Extent
+    blocks: list[int]
+
+
+class Exports:
+    """How far each exporting request has been handed out.
+
+    first_left: by request, the first token that has not been, of all layers. layers_out: layers that have been of the
+    tokens of the step that is computed now.
+    """
+
+    def __init__(self, model: ModelConfig, block_size: int) -> None:
+        self.first_left: dict[int, int] = {}
+        self.layers_out = 0
+        self._model = model
+        self._block_size = block_size
+
+    def begin_step(self) -> None:
+        self.layers_out = 0
+
+    def hand_out(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Export]:
+        """Return what has not been handed out yet, when a step has computed so many layers of the `count` tokens that
+        end at `end`; complete: these are the last."""
+        id, size, extent = sequence.request.id, self._block_size, self._model.extent
+        first = self.first_left.get(id, cast(int, sequence.request.exports_from))
+        # Whole blocks, and the rest of one with the next chunk. What is computed after this step does not count yet.
+        end, begin = sequence.given_len if complete else end // size * size, end - count
+        if end <= first:
+            return []
+        all_layers = layers == self._model.num_layers
+        if all_layers and not self.layers_out:
+            self.first_left[id] = end
+            return [Export(id, extent(first, end - first), sequence.blocks)]
+        exports: list[Export] = []
+        if first < begin:
+            # Of what this step has not computed all layers are there.
+            first, earlier = min(begin, end), first
+            self.first_left[id] = first
+            exports.append(Export(id, extent(earlier, first - earlier), sequence.blocks))
+        if first < end:
+            new = extent(first, end - first, self.layers_out, layers - self.layers_out)
+            exports.append(Export(id, new, sequence.blocks))
+            if all_layers:
+                self.first_left[id] = end
+        return exports
