@@ -5,6 +5,8 @@ from .panels import COUNT, DOLLARS, TOKENS, WIDTH, Query, lines, number
 from .queries import count, of_model, rate, recorded, share, total, worker
 
 _PER_HOUR = recorded("cost_per_hour")
+# Over the time shown, as prices of now jump with the load; a sum at each time, as pods come and go.
+_AVERAGE_PER_HOUR = f"avg_over_time({total(_PER_HOUR)}[$__range:])"
 _PODS = count(worker("worker_info"))
 _OUTPUT, _PROMPT = (f"{kind}_tokens_total" for kind in ("generation", "prompt"))
 _MILLION_PER_HOUR = 1e6 / 3600
@@ -12,14 +14,9 @@ _GPU_SECONDS = "GPU-seconds"
 _TENANT = ("tenant", "model")
 
 
-def _over_time(selector: str) -> str:
-    """Average over the time shown, as a price of now jumps with the load."""
-    return f"avg_over_time({selector}[$__range])"
-
-
 def _per_million(*tokens: str) -> str:
     rates = " + ".join(f"sum(rate({of_model(name)}[$__range]))" for name in tokens)
-    return share(f"{total(_over_time(_PER_HOUR))} * {_MILLION_PER_HOUR:.6f}", f"({rates})")
+    return share(f"{_AVERAGE_PER_HOUR} * {_MILLION_PER_HOUR:.6f}", f"({rates})")
 
 
 COST = Board(
@@ -31,7 +28,7 @@ COST = Board(
         (
             "In the time shown",
             [
-                number("Per hour", "All worker pods.", DOLLARS, total(_over_time(_PER_HOUR)), span=6),
+                number("Per hour", "All worker pods.", DOLLARS, _AVERAGE_PER_HOUR, span=6),
                 number(
                     "Per million output tokens",
                     "All cost on the tokens generated.",

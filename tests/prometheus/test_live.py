@@ -64,7 +64,9 @@ async def test_first_tokens_lead_to_traces(watched: Watched, name: str) -> None:
     exemplars = await watched.prometheus.exemplars(f"rate({name}_bucket[1m])", watched.begin, watched.end)
     found = {exemplar["labels"]["trace_id"] for exemplar in exemplars}
     assert found
-    assert found <= {span.trace_id.hex() for _, span in watched.collector.spans}
+    async with asyncio.timeout(20):
+        while not found <= {span.trace_id.hex() for _, span in watched.collector.spans}:
+            await asyncio.sleep(0.1)
 
 
 async def test_every_rule_asks_for_what_is_there(watched: Watched, rules: list[Path]) -> None:
