@@ -84,6 +84,7 @@ _EVERYTHING: Values = {
     "redis": {"enabled": True},
     "ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "llm-tls", "annotations": {"x": "y"}},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "edge"}], "hostnames": ["llm.example"]},
+    "networkPolicy": {"collector": [{"namespaceSelector": {"matchLabels": {"team": "telemetry"}}}]},
     "monitoring": {
         name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
     },
