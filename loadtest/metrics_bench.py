@@ -1,9 +1,10 @@
-"""What a decode pod's metrics cost its RPC process: for each step of a batch, and for each scrape.
+"""What metrics cost: a decode pod's RPC process for each step of a batch and each scrape, a gateway for each request.
 
 Usage: metrics_bench.py [--batch N] [--step-ms MS]. Times are medians.
 """
 
 import argparse
+import logging
 import statistics
 import time
 from collections import Counter
@@ -27,6 +28,33 @@ def median_us(run: Callable[[], object], repeats: int) -> float:
         run()
         times.append(time.perf_counter() - begin)
     return statistics.median(times) * 1e6
+
+
+def request_us() -> float:
+    """Note a request for a collector that is not there."""
+    # Only here, and below, since a decode pod has none of it.
+    from baton_gateway.genai_metrics import GenAiMetrics
+    from baton_gateway.record import RequestRecord
+
+    logging.disable()
+    metrics = GenAiMetrics("http://127.0.0.1:9")
+    record = RequestRecord("id", route="/v1/completions", model="model", status=200, finish_reasons=["stop"])
+    record.prompt_tokens, record.completion_tokens = 1000, 100
+    record.first_token, record.last_token = record.started + 0.1, record.started + 1.1
+    return median_us(lambda: metrics.finished(record), REPEATS)
+
+
+def decision_us() -> float:
+    """Count a decision of the router and what of the prompt was cached."""
+    from baton_gateway.router_metrics import RouterMetrics
+
+    routing, route = RouterMetrics().of("model"), cast(Any, SimpleNamespace(prefills=["a"], reason="cached"))
+
+    def count() -> None:
+        routing.decided(route, 1e-4)
+        routing.prefilled(100, 100)
+
+    return median_us(count, REPEATS)
 
 
 def main() -> None:
@@ -56,6 +84,7 @@ def main() -> None:
     each = f"{step_us:.0f} us, {step_us / args.batch:.2f} us a token"
     print(f"step of {args.batch}: {each}, {share:.1%} of {args.step_ms} ms")
     print(f"scrape: {scrape_us / 1000:.1f} ms")
+    print(f"gateway, a request: {decision_us():.1f} us for the router, {request_us():.0f} us for a collector")
 
 
 if __name__ == "__main__":

@@ -24,16 +24,6 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A variable that is typed in."""
-
-    name: str
-    label: str
-    description: str
-    value: str
-
-
-@dataclass(frozen=True)
 class Board:
     """panels: in rows by their titles. by_…: what there is a variable for."""
 
@@ -41,7 +31,7 @@ class Board:
     title: str
     description: str
     rows: Sequence[tuple[str, Sequence[Panel]]]
-    choices: Sequence[Choice | Text] = ()
+    choices: Sequence[Choice] = ()
     by_model: bool = True
     by_revision: bool = False
     by_tenant: bool = False
@@ -90,11 +80,7 @@ def _labels(label: str, title: str, metric: str) -> builders.QueryVariable:
     return variable.current(models.VariableOption(selected=True, text="All", value="$__all"))
 
 
-def _variable(choice: Choice | Text) -> builders.CustomVariable | builders.TextBoxVariable:
-    if isinstance(choice, Text):
-        option = models.VariableOption(selected=True, text=choice.value, value=choice.value)
-        text = builders.TextBoxVariable(choice.name).default_value(choice.value)
-        return text.label(choice.label).description(choice.description).current(option)
+def _variable(choice: Choice) -> builders.CustomVariable:
     first = choice.values[0]
     custom = builders.CustomVariable(choice.name).values(",".join(choice.values))
     option = models.VariableOption(selected=True, text=first, value=first)

@@ -10,9 +10,12 @@ _REQUESTS = total(rate(of_revision("requests_total")), *_KEY)
 _ERRORS = total(rate(of_revision("requests_total", 'outcome="error"')), *_KEY)
 
 
-def _latency(name: str) -> list[Query]:
+def _latency(name: str, traced: bool = False) -> list[Query]:
     rates = rate(of_revision(f"{name}_seconds_bucket"))
-    return [Query(quantile(q, rates, *_KEY), f"{_LEGEND} p{q * 100:g}") for q in QUANTILES]
+    return [
+        Query(quantile(q, rates, *_KEY), f"{_LEGEND} p{q * 100:g}", traced=traced and q == QUANTILES[-1])
+        for q in QUANTILES
+    ]
 
 
 CANARY = Board(
@@ -28,7 +31,7 @@ CANARY = Board(
                     "TTFT",
                     "From sending a request to pods to its first token.",
                     SECONDS,
-                    *_latency("time_to_first_token"),
+                    *_latency("time_to_first_token", traced=True),
                 ),
                 lines(
                     "TPOT", "Mean time between the tokens of a request.", SECONDS, *_latency("time_per_output_token")

@@ -91,8 +91,8 @@ HANDOVER = Board(
                 lines(
                     "Failures by reason",
                     "failed: went to the next prefill pod, or the decode pod computed the prompt. lease_expired: "
-                    "nobody took the KV in time. refused_…: a piece was not what was ordered; refused_stale is what a "
-                    "cancel leaves.",
+                    "nobody took the KV in time. timeout: the rest of it did not come. refused_…: a piece was not what "
+                    "was ordered; refused_stale is what a cancel leaves.",
                     PER_SECOND,
                     Query(_total("events", "event"), "{{event}}"),
                 ),

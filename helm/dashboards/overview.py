@@ -1,28 +1,19 @@
 """How Baton does as a whole, and whether it keeps what it promises."""
 
-from .board import Board, Choice
+from .board import Board
 from .panels import COUNT, PER_SECOND, QUANTILES, REQUESTS, SECONDS, SHARE, TOKENS, WIDTH, Query, lines, number
-from .queries import controller, gateway, of_model, quantile, rate, share, total
+from .queries import controller, gateway, of_model, promised, quantile, rate, recorded, share, total
 
 _REQUESTS = total(rate(gateway("requests_total", 'route=~"/v1/.*"')))
 _ERRORS = total(rate(gateway("requests_total", 'route=~"/v1/.*"', 'status=~"5.."'))) + " or vector(0)"
 _TTFT = rate(of_model("time_to_first_token_seconds_bucket"))
 _ITL = rate(of_model("inter_token_latency_seconds_bucket"))
 
-_OBJECTIVES = (
-    Choice(
-        "ttft_slo",
-        "TTFT, s",
-        "Bound of the histogram that counts as fast enough.",
-        ("2.5", "0.25", "0.5", "1.0", "5.0"),
-    ),
-    Choice("tpot_slo", "TPOT, s", "Likewise, of the time per output token.", ("0.05", "0.01", "0.025", "0.1", "0.2")),
-)
+_OBJECTIVE = Query(promised("objective:ratio"), "objective")
 
 
-def _within(name: str, bound: str) -> str:
-    fast = total(rate(of_model(f"{name}_bucket", f'le="${bound}"')), "model")
-    return share(fast, total(rate(of_model(f"{name}_count")), "model"))
+def _in_time(latency: str) -> Query:
+    return Query(f"1 - {recorded(f'{latency}_slow:ratio_rate5m')}", "{{model}}")
 
 
 OVERVIEW = Board(
@@ -46,23 +37,27 @@ OVERVIEW = Board(
             [
                 lines(
                     "First tokens in time",
-                    "Share of requests whose first token came within the TTFT chosen above. The alerts want 99 % "
-                    "within 2.5 s.",
+                    "Share of requests whose first token came within the chart's slo.ttftSeconds.",
                     SHARE,
-                    Query(_within("time_to_first_token_seconds", "ttft_slo"), "{{model}}"),
+                    _in_time("ttft"),
+                    _OBJECTIVE,
                 ),
                 lines(
                     "Fast enough answers",
-                    "Share of requests whose mean time per output token was within the TPOT chosen above. The alerts "
-                    "want 99 % within 50 ms.",
+                    "Share of requests whose mean time per output token was within the chart's slo.tpotSeconds.",
                     SHARE,
-                    Query(_within("revision_time_per_output_token_seconds", "tpot_slo"), "{{model}}"),
+                    _in_time("tpot"),
+                    _OBJECTIVE,
                 ),
                 lines(
                     "TTFT",
                     "From a request's arrival at a gateway to its first token.",
                     SECONDS,
-                    *(Query(quantile(q, _TTFT, "model"), f"{{{{model}}}} p{q * 100:g}") for q in QUANTILES),
+                    *(
+                        Query(quantile(q, _TTFT, "model"), f"{{{{model}}}} p{q * 100:g}", traced=q == QUANTILES[-1])
+                        for q in QUANTILES
+                    ),
+                    Query(promised("ttft_seconds"), "promised"),
                 ),
                 lines(
                     "Time between tokens",
@@ -171,5 +166,4 @@ OVERVIEW = Board(
             ],
         ),
     ],
-    choices=_OBJECTIVES,
 )

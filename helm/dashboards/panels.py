@@ -31,10 +31,11 @@ Panel = Any  # of the SDK, whose builders have no common type
 
 @dataclass(frozen=True)
 class Query:
-    """legend: with {{label}} for the value of a label."""
+    """legend: with {{label}} for the value of a label. traced: whether its histogram leads to traces, by exemplars."""
 
     expression: str
     legend: str = ""
+    traced: bool = False
 
 
 def lines(
@@ -63,11 +64,13 @@ def number(title: str, description: str, unit: str, expression: str, span: int =
     return _filled(panel, title, description, unit, [Query(expression)], span, _STAT_HEIGHT)
 
 
-def heat(title: str, description: str, unit: str, expression: str, span: int = WIDTH // 2) -> Panel:
-    """Draw a histogram in time. expression: the rates of its buckets, by `le`."""
+def heat(
+    title: str, description: str, unit: str, expression: str, span: int = WIDTH // 2, traced: bool = False
+) -> Panel:
+    """Draw a histogram in time. expression: the rates of its buckets, by `le`. traced: as Query has it."""
     panel = heatmap.Panel().calculate(False).show_legend().y_axis(heatmap.YAxisConfig().unit(unit))
     panel.color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
-    query = _target(Query(expression, "{{le}}"), 0).format(PromQueryFormat.HEATMAP)
+    query = _target(Query(expression, "{{le}}", traced), 0).format(PromQueryFormat.HEATMAP)
     return _described(panel, title, description, span, _HEIGHT).with_target(query)
 
 
@@ -92,4 +95,6 @@ def _described(panel: Panel, title: str, description: str, span: int, height: in
 
 def _target(query: Query, index: int) -> prometheus.Dataquery:
     target = prometheus.Dataquery().expr(query.expression).range().ref_id(chr(ord("A") + index))
+    if query.traced:
+        target.exemplar(True)
     return target.legend_format(query.legend) if query.legend else target

@@ -15,8 +15,8 @@ def _quantiles(role: str, title: str, description: str, histogram: str, unit: st
     return lines(title, description, unit, *queries)
 
 
-def _heat(role: str, title: str, description: str, histogram: str, unit: str = SECONDS) -> Panel:
-    return heat(title, description, unit, total(of_role(role, buckets(histogram)), "le"))
+def _heat(role: str, title: str, description: str, histogram: str, unit: str = SECONDS, traced: bool = False) -> Panel:
+    return heat(title, description, unit, total(of_role(role, buckets(histogram)), "le"), traced=traced)
 
 
 def _cache(role: str) -> tuple[Panel, Panel]:
@@ -69,7 +69,9 @@ PREFILL = Board(
             [
                 _quantiles("prefill", "Queue", "Until a prompt began to be computed.", "request_queue_time_seconds"),
                 _quantiles("prefill", "Prefill", "From then until its first token.", "request_prefill_time_seconds"),
-                _heat("prefill", "First tokens", "From a ticket's arrival on.", "time_to_first_token_seconds"),
+                _heat(
+                    "prefill", "First tokens", "From a ticket's arrival on.", "time_to_first_token_seconds", traced=True
+                ),
                 _quantiles("prefill", "Length of prompts", "In tokens.", "request_prompt_tokens", COUNT),
             ],
         ),

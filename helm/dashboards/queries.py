@@ -27,6 +27,16 @@ def worker(name: str, *matchers: str) -> str:
     return _selector(f"baton_{name}", _NAMESPACE, _MODEL, _REVISION, *matchers)
 
 
+def recorded(name: str) -> str:
+    """Select what a rule of the chart has recorded of the chosen models."""
+    return _selector(f"baton:{name}", _NAMESPACE, _MODEL)
+
+
+def promised(name: str) -> str:
+    """Select a bound that the chart's rules have recorded."""
+    return _selector(f"baton:slo_{name}", _NAMESPACE)
+
+
 def controller(name: str) -> str:
     return _selector(f"baton_controller_{name}", _NAMESPACE, _MODEL)
 

@@ -5,7 +5,7 @@ from .panels import SECONDS, SHARE, WIDTH, Query, heat, lines
 from .queries import buckets, of_model, of_role, quantile, rate, share, shares, total
 
 # In the order in which a request meets them.
-PARTS = ("prepare", "gateway_queue", "prefill_queue", "prefill", "delivery")
+PARTS = ("prepare", "tokenize", "gateway_queue", "route", "prefill_queue", "prefill", "delivery")
 _PARTS = "ttft_part_seconds_bucket"
 
 
@@ -23,9 +23,9 @@ TTFT = Board(
             [
                 lines(
                     "Parts",
-                    "The chosen quantile of each part: checking, templates and tokenizing; the wait in the gateway; "
-                    "the wait on the pod; computing the prompt; all else, such as the way there and back. Quantiles "
-                    "of parts do not add up to that of the whole, which is beside.",
+                    "The chosen quantile of each part: checking and templates; tokenizing; the wait in the gateway; "
+                    "choosing pods; the wait on the pod; computing the prompt; all else, such as the way there and "
+                    "back. Quantiles of parts do not add up to that of the whole, which is beside.",
                     SECONDS,
                     *map(_part, PARTS),
                     span=WIDTH * 2 // 3,
@@ -38,6 +38,7 @@ TTFT = Board(
                     Query(
                         quantile("$quantile", rate(of_model("time_to_first_token_seconds_bucket")), "model"),
                         "{{model}}",
+                        traced=True,
                     ),
                     span=WIDTH // 3,
                 ),
@@ -56,6 +57,7 @@ TTFT = Board(
                     "How many first tokens came after so long.",
                     SECONDS,
                     total(rate(of_model("time_to_first_token_seconds_bucket")), "le"),
+                    traced=True,
                 ),
                 lines(
                     "Wait in the gateway",

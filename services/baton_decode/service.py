@@ -169,8 +169,8 @@ class DecodeService(DecodeServicer):
         output, choice = list(submit.continuation.token_ids), submit.continuation.choice
         known = len(submit.prompt_token_ids) + len(output)
         prefills = list(submit.prefill_addresses) if known > self._settings.local_prefill_tokens else []
-        times = self._metrics.begin(known)
         span = begin_span(self._tracing, "decode", submit.request_id, submit.traceparent)
+        times = self._metrics.begin(known, span.trace_id if span is not None else None)
         self._live[id] = _Live(submit, stream, times, span, set(range(choice, choice + sampling.n)), prefills)
         stream.requests[submit.handle] = id
         request = Request(
@@ -517,6 +517,7 @@ class DecodeService(DecodeServicer):
                 if ticket is None or live.link is None:
                     continue
                 if self._stalled(live):
+                    self.events["timeout"] += 1
                     self._give_up(ticket, "the rest does not come")
                 else:
                     tickets.setdefault(live.link.address, []).append(ticket.id)

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from baton_common.exposition import exposition
 from baton_gateway.gateway import Gateway
 from baton_gateway.pods import Pod
 
@@ -30,8 +30,9 @@ class AdminServer(uvicorn.Server):
 def create_admin(gateway: Gateway) -> Starlette:
     """Build the application. It asks for no key: its port is not for clients."""
 
-    async def metrics(_request: Request) -> Response:
-        return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        content, content_type = exposition(gateway.metrics.registry, request.headers.get("accept"))
+        return Response(content, headers={"content-type": content_type})
 
     async def live(_request: Request) -> Response:
         return Response()

@@ -1,10 +1,13 @@
 """Leaves a pod out for a while after repeated failures. Plain state; the caller brings the clock."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 FAILURES = 3  # one after another, that open it
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 30.0
+
+State = Literal["closed", "open", "half_open"]
 
 
 @dataclass(slots=True, eq=False)
@@ -15,8 +18,15 @@ class Breaker:
     open_until: float = 0.0  # seconds
     trying: bool = False
 
+    def state(self, now: float) -> State:
+        """half_open: one request may try, or does."""
+        if self.failures < FAILURES:
+            return "closed"
+        return "half_open" if now >= self.open_until else "open"
+
     def allows(self, now: float) -> bool:
-        return self.failures < FAILURES or (now >= self.open_until and not self.trying)
+        state = self.state(now)
+        return state == "closed" or (state == "half_open" and not self.trying)
 
     def admit(self) -> bool:
         """Note a request that is sent; return whether it is the one to try."""

@@ -10,6 +10,7 @@ from baton_gateway.model import ServedModel, load_model
 from baton_gateway.models_file import PoolSpec
 from baton_gateway.pods import Limits
 from baton_gateway.revision_metrics import RevisionMetrics
+from baton_gateway.router_metrics import RouterMetrics
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.tenants import Identity
 
@@ -71,9 +72,10 @@ class Model:
 class Catalog:
     """All models, by name."""
 
-    def __init__(self, models: Iterable[Model], revisions: RevisionMetrics) -> None:
+    def __init__(self, models: Iterable[Model], revisions: RevisionMetrics, routing: RouterMetrics) -> None:
         self._models = {model.name: model for model in models}
         self.revisions = revisions
+        self.routing = routing
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -118,12 +120,15 @@ class Catalog:
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
     """Read all models. Raises ModelError."""
-    revisions = RevisionMetrics()
+    revisions, routing = RevisionMetrics(), RouterMetrics()
     models = [
         Model(
             load_model(spec, settings.tokenizer_threads),
-            [Pool(pool, Fleet(settings, spec.name, revisions, pool.decode, pool.prefill)) for pool in spec.pools],
+            [
+                Pool(pool, Fleet(settings, spec.name, revisions, routing, pool.decode, pool.prefill))
+                for pool in spec.pools
+            ],
         )
         for spec in settings.model_specs()
     ]
-    return Catalog(models, revisions)
+    return Catalog(models, revisions, routing)

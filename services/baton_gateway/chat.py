@@ -84,7 +84,8 @@ async def prepare_chat(
         param,
     )
     # A template writes the special tokens itself.
-    token_ids = await served.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+    with record.tokenizing():
+        token_ids = await served.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
     pool = gateway.pool(model, record, prompt_length(request, token_ids))
     limits = pool.limits()
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens

@@ -22,7 +22,8 @@ async def completion(gateway: Gateway, model: Model, request: CompletionRequest,
     if len(request.prompt) > gateway.settings.max_prompts:
         raise bad_request(f"At most {gateway.settings.max_prompts} prompts are allowed.", "prompt")
     grammar = grammar_of(request, gateway.settings)
-    tokenized = [await _tokenize(prompt, request, tokenizer) for prompt in request.prompt]
+    with record.tokenizing():
+        tokenized = [await _tokenize(prompt, request, tokenizer) for prompt in request.prompt]
     pool = gateway.pool(model, record, prompt_length(request, *tokenized))
     limits = pool.limits()
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 
 from baton_gateway.admission import Admission
+from baton_gateway.breaker import State
 from baton_gateway.contact import Contact
 from baton_gateway.cost import CostModel
 from baton_gateway.decode_link import DecodeLink
@@ -17,6 +19,7 @@ from baton_gateway.policies import LeastLoaded, Policy, Random, RoundRobin
 from baton_gateway.prefix_index import PrefixIndex
 from baton_gateway.revision_metrics import RevisionMetrics, Run
 from baton_gateway.router import Route, Router
+from baton_gateway.router_metrics import RouterMetrics
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.shadow import Shadow
 from baton_proto import serving_pb2 as pb
@@ -34,6 +37,7 @@ class Fleet:
         settings: GatewaySettings,
         model: str,
         revisions: RevisionMetrics,
+        routing: RouterMetrics,
         decodes: Iterable[str] = (),
         prefills: Iterable[str] = (),
     ) -> None:
@@ -41,6 +45,7 @@ class Fleet:
         self._settings = settings
         self._model = model
         self._revisions = revisions
+        self._routing = routing.of(model)
         self._contacts: dict[int, Contact] = {}  # by slot
         self._ending: set[asyncio.Task[None]] = set()
         self._letting_in: asyncio.Task[None] | None = None
@@ -109,14 +114,29 @@ class Fleet:
             "prefill": sum(pod.live for pod in router.prefills),
         }
 
+    def breakers(self) -> dict[str, Counter[State]]:
+        """Return the number of pods by role and by what their breakers allow."""
+        now, router = time.monotonic(), self.router
+        return {
+            "decode": Counter(pod.breaker.state(now) for pod in router.decodes),
+            "prefill": Counter(pod.breaker.state(now) for pod in router.prefills),
+        }
+
     def dispatch(
         self, demand: Demand, avoid: Collection[str] = (), fingerprint: str | None = None
     ) -> tuple[Route, DecodeLink, Run]:
         """Choose pods, as Router.dispatch does, and charge them. Raises ApiError 503 when no decode pod is live."""
+        began = time.perf_counter()
         route = self.router.dispatch(demand, avoid, fingerprint)
+        self._routing.decided(route, time.perf_counter() - began)
         if route is None:
             raise overloaded("No decode pod is available now.")
         return route, self._link(route), self._revisions.begin(self._model, route.decode.revision)
+
+    def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
+        """Note that a prompt has been computed: its first token is there."""
+        route.prefilled(prompt.disaggregated)
+        self._routing.prefilled(route.num_cached, prompt.cached_tokens)
 
     @property
     def shadowed(self) -> bool:

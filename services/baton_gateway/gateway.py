@@ -23,6 +23,7 @@ from baton_proto import serving_pb2 as pb
 if TYPE_CHECKING:
     from baton_common.tracing import Tracing
     from baton_gateway.discovery import Discovery
+    from baton_gateway.genai_metrics import GenAiMetrics
 
 MOST_PRIORITY = 2**31 - 1
 
@@ -30,18 +31,25 @@ MOST_PRIORITY = 2**31 - 1
 class Gateway:
     """The models, the pods that serve them, and what is measured."""
 
-    def __init__(self, settings: GatewaySettings, catalog: Catalog, tracing: "Tracing | None" = None) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        catalog: Catalog,
+        tracing: "Tracing | None" = None,
+        genai: "GenAiMetrics | None" = None,
+    ) -> None:
         """Raises TenantsError, CanaryError, KubernetesError."""
         self.settings = settings
         self.catalog = catalog
         self._tracing = tracing
+        self._telemetry = [part for part in (tracing, genai) if part is not None]
         self.draining = False
         self._followers = list(_followers(settings, catalog))
         redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
         self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)
-        self.metrics = Metrics(catalog, self.tenants, self.quota)
+        self.metrics = Metrics(catalog, self.tenants, self.quota, genai)
         self.metrics.draining.set_function(lambda: self.draining)
 
     def start(self) -> None:
@@ -57,8 +65,7 @@ class Gateway:
         await self.catalog.stop()
         await self.tenants.stop()
         await self.quota.stop()
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.stop)
+        await asyncio.gather(*(asyncio.to_thread(part.stop) for part in self._telemetry))
 
     @property
     def ready(self) -> bool:
@@ -126,6 +133,7 @@ class Gateway:
             record.session or request.user or "",
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
+            record.trace_id,
         )
         choices = [_choice(model, request, params, silent, kept) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)

@@ -53,10 +53,15 @@ class Generation:
         session: str = "",
         tenant: str = "",
         weight: float = 1.0,
+        trace_id: str | None = None,
     ) -> None:
-        """session: as Demand has it. weight: of the tenant, when it takes turns with others."""
+        """session: as Demand has it. weight: of the tenant, when it takes turns with others.
+
+        trace_id: None when it is not traced.
+        """
         self.patience = patience
         self.session = session
+        self.trace_id = trace_id
         self._n = submits[0].sampling.n
         self._admission = fleet.admission
         self._unread = 0
@@ -75,7 +80,8 @@ class Generation:
             submits[0].priority,
         )
         self._waiting: asyncio.TimerHandle | None = None
-        self.asked_at = 0.0  # when it wanted to be sent to pods, and when it was; of the monotonic clock
+        # When it wanted to be sent to pods, when its turn had come and when it was; of the monotonic clock.
+        self.asked_at = self.let_in_at = 0.0
         self.sent_at: float | None = None
         self.retries = 0  # prompts sent once more before anything of them came
         self.resumes = 0  # choices that went on on another pod
@@ -88,6 +94,7 @@ class Generation:
 
     def _come_in(self) -> None:
         self._leave_queue()
+        self.let_in_at = time.monotonic()
         try:
             for prompt in self._prompts:
                 prompt.start()
@@ -200,8 +207,13 @@ class _Prompt:
         """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
         same = self._fingerprint if any(self._journal) else None
         chosen = self._fleet.dispatch(self.demand(submit), avoid, same)
-        self._fingerprint = chosen[0].decode.fingerprint
+        route, _, run = chosen
+        self._fingerprint = route.decode.fingerprint
+        run.trace_id = self._generation.trace_id
         return chosen
+
+    def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
+        self._fleet.prefilled(route, prompt)
 
     def put(self, delta: pb.Delta) -> bool:
         """Take new tokens; return False, with nothing taken, when some before them are missing."""
@@ -314,7 +326,7 @@ class _Leg:
         if not self._begun:
             self._begun = True
             if self._route is not None:
-                self._route.prefilled(delta.prompt.disaggregated)
+                self._prompt.prefilled(self._route, delta.prompt)
         if delta.choice not in self.choices:
             return False
         if not self._prompt.put(delta):

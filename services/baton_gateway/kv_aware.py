@@ -9,7 +9,7 @@ from typing import NamedTuple
 from baton_gateway.cost import CostModel
 from baton_gateway.demand import Demand
 from baton_gateway.pods import Pod
-from baton_gateway.policies import MOST_PREFILLS, Choice, Group
+from baton_gateway.policies import MOST_PREFILLS, Choice, Group, Reason
 from baton_gateway.prefix_index import PrefixIndex
 
 TICK_S = 0.001  # predictions that differ by less are equal
@@ -40,6 +40,7 @@ class _Pair(NamedTuple):
     seconds: float
     decode: _DecodeBid
     prefills: Sequence[_Bid]
+    reason: Reason
 
 
 class KvAware:
@@ -68,18 +69,19 @@ class KvAware:
             prefills = self._prefill_bids(demand, group.prefills, cached)
             decodes = self._decode_bids(demand, group, cached)
             best = _first_few(prefills, tie)
-            pairs.append(_best_pair(decodes, best, tie))
+            pairs.append(_best_pair(decodes, best, tie, "least_ttft"))
             holding = _first_few([bid for bid in prefills if bid.cached >= most], tie)
             holders = [bid for bid in decodes if bid.cached >= most]
             if holding or holders:
                 others = [bid for bid in best if bid not in holding]
-                staying.append(_best_pair(holders or decodes, [*holding, *others][:MOST_PREFILLS], tie))
+                staying.append(_best_pair(holders or decodes, [*holding, *others][:MOST_PREFILLS], tie, "cached"))
         chosen = min(pairs, key=_seconds)
         if staying:
             stay = min(staying, key=_seconds)
             chosen = stay if stay.seconds <= chosen.seconds * (1 + self._stay_margin) else chosen
         known = chosen.prefills[0].cached if chosen.prefills else chosen.decode.cached
-        return Choice(chosen.decode.pod, [bid.pod for bid in chosen.prefills], known, chosen.seconds)
+        order = [bid.pod for bid in chosen.prefills]
+        return Choice(chosen.decode.pod, order, chosen.reason, known, chosen.seconds)
 
     def _cached(self, demand: Demand, groups: Sequence[Group]) -> dict[int, int]:
         """Return by slot how many tokens of the prompt a pod has; none = not in it."""
@@ -119,8 +121,13 @@ def _first_few(bids: Sequence[_Bid], tie: Callable[[Pod], int]) -> list[_Bid]:
     return [first, *(bid for bid in few if bid is not first)][:MOST_PREFILLS]
 
 
-def _best_pair(decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], tie: Callable[[Pod], int]) -> _Pair:
-    """Return the best decode pod for the first of these prefill pods, or for none of them."""
+def _best_pair(
+    decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], tie: Callable[[Pod], int], reason: Reason
+) -> _Pair:
+    """Return the best decode pod for the first of these prefill pods, or for none of them.
+
+    reason: why these, if there are prefill pods at all.
+    """
     before = prefills[0].seconds if prefills else math.inf
     times = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
     limit = min(times) + TICK_S
@@ -128,7 +135,7 @@ def _best_pair(decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], tie: Cal
         [(seconds, bid) for seconds, bid in zip(times, decodes, strict=True) if seconds < limit],
         key=lambda pair: (tie(pair[1].pod), pair[1].pod.slot),
     )
-    return _Pair(seconds, bid, [] if seconds == bid.alone else prefills)
+    return _Pair(seconds, bid, [] if seconds == bid.alone else prefills, reason if prefills else "no_prefill_pods")
 
 
 def _seconds(pair: _Pair) -> float:

@@ -21,6 +21,7 @@ from baton_kube.errors import KubernetesError
 
 if TYPE_CHECKING:
     from baton_common.tracing import Tracing
+    from baton_gateway.genai_metrics import GenAiMetrics
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def main(settings: GatewaySettings) -> None:
     server_socket = _listen(settings.host, settings.port)
     admin_socket = _listen(settings.admin_host or settings.host, settings.admin_port)
     try:
-        gateway = Gateway(settings, load_catalog(settings), _tracing(settings))
+        gateway = Gateway(settings, load_catalog(settings), *_telemetry(settings))
     except TenantsError as error:
         _fail(f"cannot use the tenants: {error}")
     except (ModelError, ModelsFileError, CanaryError, KubernetesError) as error:
@@ -53,12 +54,15 @@ def main(settings: GatewaySettings) -> None:
     GatewayServer(gateway, config, admin_socket).run([server_socket])
 
 
-def _tracing(settings: GatewaySettings) -> "Tracing | None":
+def _telemetry(settings: GatewaySettings) -> "tuple[Tracing, GenAiMetrics] | tuple[()]":
     if not settings.otlp_endpoint:
-        return None
+        return ()
+    # Only here, as OpenTelemetry takes a moment and some memory.
     from baton_common.tracing import Tracing
+    from baton_gateway.genai_metrics import GenAiMetrics
 
-    return Tracing("gateway", settings.otlp_endpoint, settings.trace_share, {})
+    tracing = Tracing("gateway", settings.otlp_endpoint, settings.trace_share, {})
+    return tracing, GenAiMetrics(settings.otlp_endpoint)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,17 +2,23 @@
 
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton_common.buckets import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS
+from baton_common.exposition import exemplar
+from baton_gateway.breaker import State
 from baton_gateway.catalog import Catalog
 from baton_gateway.quota import Quota
 from baton_gateway.record import RequestRecord
 from baton_gateway.tenant_metrics import TenantMetrics
 from baton_gateway.tenants import Tenants
+
+if TYPE_CHECKING:
+    from baton_gateway.genai_metrics import GenAiMetrics
 
 _MODEL = ("model",)
 
@@ -20,7 +26,9 @@ _MODEL = ("model",)
 class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
-    def __init__(self, catalog: Catalog, tenants: Tenants, quota: Quota) -> None:
+    def __init__(self, catalog: Catalog, tenants: Tenants, quota: Quota, genai: "GenAiMetrics | None" = None) -> None:
+        """genai: gets what ends, too."""
+        self._genai = genai
         self.registry = CollectorRegistry()
         registry = self.registry
         prefix = "baton_gateway_"
@@ -84,6 +92,7 @@ class Metrics:
         )
         registry.register(_Pools(catalog))
         catalog.revisions.register(registry)
+        catalog.routing.register(registry)
         self._tenants = TenantMetrics(tenants, quota, registry)
         self._begin_at_zero(model.name for model in catalog)
 
@@ -92,6 +101,8 @@ class Metrics:
         self._requests.labels(record.route, str(record.status)).inc()
         self._e2e.labels(record.route).observe(time.monotonic() - record.started)
         self._tenants.finished(record)
+        if self._genai is not None:
+            self._genai.finished(record)
         if record.status in (429, 503) and record.identity is not None:
             self._refusals.labels(record.error or "", record.identity.name).inc()
         self._retries.inc(record.retries)
@@ -105,7 +116,7 @@ class Metrics:
         if record.queued_s is not None:
             self._queue.labels(model).observe(record.queued_s)
         if record.first_token is not None:
-            self._ttft.labels(model).observe(record.first_token - record.started)
+            self._ttft.labels(model).observe(record.first_token - record.started, exemplar(record.trace_id))
             for part, seconds in record.ttft_parts().items():
                 self._parts.labels(model, part).observe(seconds)
         for by, count in record.prefills.items():
@@ -133,8 +144,16 @@ class _Pools(Collector):
             "baton_gateway_requests_waiting", "Requests that wait for their turn.", labels=labels
         )
         live = GaugeMetricFamily("baton_gateway_live_pods", "Pods that take requests.", labels=[*labels, "role"])
+        breakers = GaugeMetricFamily(
+            "baton_gateway_breakers",
+            "Pods by what their breaker does: closed, requests pass; open, none; half_open, one tries.",
+            labels=[*labels, "role", "state"],
+        )
         for model, pool in self._catalog.pools:
             waiting.add_metric([model, pool.spec.name], pool.fleet.admission.waiting)
             for role, count in pool.fleet.live_pods().items():
                 live.add_metric([model, pool.spec.name, role], count)
-        return [waiting, live]
+            for role, states in pool.fleet.breakers().items():
+                for state in get_args(State):
+                    breakers.add_metric([model, pool.spec.name, role, state], states[state])
+        return [waiting, live, breakers]

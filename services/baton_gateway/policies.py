@@ -12,6 +12,9 @@ from baton_gateway.pods import Pod
 MOST_PREFILLS = 3  # prefill pods that a request may be handed to, one after another
 
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin", "random"]
+# Why a prompt is computed where it is: predicted to be the soonest, most of it is cached there, there is no prefill pod
+# to do it, or the policy looks at nothing of that.
+Reason = Literal["least_ttft", "cached", "no_prefill_pods", "policy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Choice:
 
     decode: Pod
     prefills: Sequence[Pod]
+    reason: Reason
     num_cached: int = 0
     ttft: float = 0.0
 
@@ -49,7 +53,7 @@ class LeastLoaded:
         prefills = heapq.nsmallest(
             MOST_PREFILLS, group.prefills, key=lambda pod: (pod.prefill_tokens.load, pod.dispatched)
         )
-        return Choice(decode, prefills)
+        return Choice(decode, prefills, _reason(group))
 
 
 class RoundRobin:
@@ -64,7 +68,7 @@ class RoundRobin:
         count = len(group.prefills)
         prefills = [group.prefills[(self._turn + i) % count] for i in range(min(MOST_PREFILLS, count))]
         self._turn += 1
-        return Choice(decode, prefills)
+        return Choice(decode, prefills, _reason(group))
 
 
 class Random:
@@ -75,8 +79,13 @@ class Random:
 
     def choose(self, demand: Demand, groups: Sequence[Group]) -> Choice:
         decode, group = self._random.choice(_decodes(groups))
-        return Choice(decode, self._random.sample(group.prefills, min(MOST_PREFILLS, len(group.prefills))))
+        prefills = self._random.sample(group.prefills, min(MOST_PREFILLS, len(group.prefills)))
+        return Choice(decode, prefills, _reason(group))
 
 
 def _decodes(groups: Sequence[Group]) -> list[tuple[Pod, Group]]:
     return [(decode, group) for group in groups for decode in group.decodes]
+
+
+def _reason(group: Group) -> Reason:
+    return "policy" if group.prefills else "no_prefill_pods"

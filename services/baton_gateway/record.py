@@ -4,7 +4,8 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from baton_gateway.quota import Reservation
@@ -29,6 +30,8 @@ class RequestRecord:
     first_token: float | None = None
     last_token: float | None = None
     queued_s: float | None = None  # how long it waited for its turn
+    routed_s: float = 0.0  # how long choosing pods and sending it there took
+    tokenized_s: float = 0.0  # what of its preparing was tokenizing
     prepared: float | None = None  # when it was known what to ask of pods
     prefill_queued_s: float = 0.0  # how long the first prompt waited on the pod that computed it
     prefill_s: float = 0.0
@@ -48,13 +51,22 @@ class RequestRecord:
     trace_id: str | None = None
     end_trace: Callable[[], None] | None = None
 
+    @contextmanager
+    def tokenizing(self) -> Iterator[None]:
+        """Note how long what is done within takes."""
+        began = time.monotonic()
+        yield
+        self.tokenized_s += time.monotonic() - began
+
     def ttft_parts(self) -> dict[str, float]:
         """Return what the time to the first token is made of; `delivery` is all that nobody has measured."""
         if self.first_token is None or self.prepared is None:
             return {}
         parts = {
-            "prepare": self.prepared - self.started,
+            "prepare": self.prepared - self.started - self.tokenized_s,
+            "tokenize": self.tokenized_s,
             "gateway_queue": self.queued_s or 0.0,
+            "route": self.routed_s,
             "prefill_queue": self.prefill_queued_s,
             "prefill": self.prefill_s,
         }

@@ -5,7 +5,7 @@ Content is no part of it. Source: OpenTelemetry's semantic conventions, "Generat
 
 from typing import Any
 
-from baton_common.tracing import Tracing, trace_id
+from baton_common.tracing import Tracing
 from baton_gateway.protocol import ChatCompletionRequest, GenerationRequest
 from baton_gateway.record import RequestRecord
 
@@ -43,7 +43,7 @@ class RequestTrace:
             if value is not None:
                 attributes[f"gen_ai.request.{attribute}"] = value
         self._span = tracing.begin(f"{operation} {model}", record.traceparent, attributes, at=record.started)
-        record.trace_id = trace_id(self._span)
+        record.trace_id = tracing.trace_id(self._span)
         self.traceparent = tracing.traceparent(self._span)
 
     def end(self) -> None:
@@ -51,14 +51,17 @@ class RequestTrace:
         record, part = self._record, self._tracing.part
         if record.prepared is not None:
             part(self._span, "prepare", record.started, record.prepared)
-            sent = record.prepared + (record.queued_s or 0.0)
-            part(self._span, "queue", record.prepared, sent)
+            let_in = record.prepared + (record.queued_s or 0.0)
+            sent = let_in + record.routed_s
+            part(self._span, "queue", record.prepared, let_in)
+            part(self._span, "route", let_in, sent)
             if record.first_token is not None and record.last_token is not None:
                 part(self._span, "first token", sent, record.first_token)
                 part(self._span, "stream", record.first_token, record.last_token)
         usage = {
             "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,
+            "gen_ai.response.model": record.model or "",
             "gen_ai.response.finish_reasons": record.finish_reasons,
             "http.response.status_code": record.status,
         }

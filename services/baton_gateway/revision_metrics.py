@@ -5,6 +5,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from baton_common.buckets import ITL_BUCKETS, TTFT_BUCKETS
+from baton_common.exposition import exemplar
 
 _LABELS = ("model", "revision")
 
@@ -41,7 +42,8 @@ class RevisionMetrics:
     def ended(self, run: "Run", ok: bool) -> None:
         self._requests.labels(run.model, run.revision, "ok" if ok else "error").inc()
         if run.first_token is not None:
-            self._ttft.labels(run.model, run.revision).observe(run.first_token - run.sent)
+            ttft = self._ttft.labels(run.model, run.revision)
+            ttft.observe(run.first_token - run.sent, exemplar(run.trace_id))
         if run.first_token is not None and run.tokens_after_first:
             seconds = (run.last_token - run.first_token) / run.tokens_after_first
             self._tpot.labels(run.model, run.revision).observe(seconds)
@@ -50,7 +52,7 @@ class RevisionMetrics:
 class Run:
     """A request, or a part of it, on one decode pod. Times of the monotonic clock, in seconds."""
 
-    __slots__ = ("_metrics", "first_token", "last_token", "model", "revision", "sent", "tokens_after_first")
+    __slots__ = ("_metrics", "first_token", "last_token", "model", "revision", "sent", "tokens_after_first", "trace_id")
 
     def __init__(self, metrics: RevisionMetrics, model: str, revision: str) -> None:
         self._metrics = metrics
@@ -60,6 +62,7 @@ class Run:
         self.first_token: float | None = None
         self.last_token = self.sent
         self.tokens_after_first = 0
+        self.trace_id: str | None = None  # where it is traced
 
     def tokens(self, count: int) -> None:
         """Note that tokens of one of its choices came."""

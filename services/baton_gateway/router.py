@@ -19,6 +19,8 @@ class Route:
         """clock: returns seconds. freed: called when some of the charge has been given back."""
         self.decode = choice.decode
         self.prefills = choice.prefills
+        self.reason = choice.reason
+        self.num_cached = choice.num_cached
         self._waiting = list(choice.prefills)  # prefill pods that have not failed
         self._clock = clock
         self._freed = freed

@@ -123,7 +123,8 @@ class GatewaySettings(BaseSettings):
     tokenizer_threads: int = Field(default=2, gt=0)
     """Threads that tokenize long prompts."""
     otlp_endpoint: str = ""
-    """OpenTelemetry collector that gets traces, over gRPC: http://host:4317. Empty: none."""
+    """OpenTelemetry collector that gets traces and the metrics of its conventions for generative AI, over gRPC:
+    http://host:4317. Empty: none."""
     trace_share: float = Field(default=1.0, ge=0, le=1)
     """Share of the requests that are traced; one that comes with a traceparent goes by that."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -18,7 +18,9 @@ class TenantMetrics:
 
     def __init__(self, tenants: Tenants, quota: Quota, registry: CollectorRegistry) -> None:
         self._requests = Counter(_PREFIX + "tenant_requests", "Requests.", ["tenant", "status"], registry=registry)
-        self._tokens = Counter(_PREFIX + "tenant_tokens", "Tokens used.", ["tenant", "kind"], registry=registry)
+        self._tokens = Counter(
+            _PREFIX + "tenant_tokens", "Tokens used.", ["tenant", "model", "kind"], registry=registry
+        )
         registry.register(_Limits(tenants, quota))
 
     def finished(self, record: RequestRecord) -> None:
@@ -27,8 +29,9 @@ class TenantMetrics:
             return
         tenant = record.identity.name
         self._requests.labels(tenant, str(record.status)).inc()
-        self._tokens.labels(tenant, "prompt").inc(record.prompt_tokens)
-        self._tokens.labels(tenant, "generation").inc(record.completion_tokens)
+        if record.model is not None:
+            self._tokens.labels(tenant, record.model, "prompt").inc(record.prompt_tokens)
+            self._tokens.labels(tenant, record.model, "generation").inc(record.completion_tokens)
 
 
 class _Limits(Collector):

@@ -234,7 +234,8 @@ class PrefillService(PrefillServicer):
         id = next(self._ids)
         known = len(ticket.prompt_token_ids) + len(ticket.continuation.token_ids)
         span = begin_span(self._tracing, "prefill", ticket.request_id, ticket.traceparent)
-        export = Export(ticket, id, self._lease(id, ticket.lease_ms), self._metrics.begin(known), span)
+        times = self._metrics.begin(known, span.trace_id if span is not None else None)
+        export = Export(ticket, id, self._lease(id, ticket.lease_ms), times, span)
         session.exports[ticket.ticket_id] = export
         self._owners[id] = session, export
         request = Request(

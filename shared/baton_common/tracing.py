@@ -60,14 +60,14 @@ class Tracing:
         self._context.inject(carrier, set_span_in_context(span))
         return carrier.get(_HEADER, "")
 
+    @staticmethod
+    def trace_id(span: Span) -> str | None:
+        """Return the id of a span's trace in hex, None when the trace is not recorded."""
+        return f"{span.get_span_context().trace_id:032x}" if span.is_recording() else None
+
     def stop(self) -> None:
         """Send what there is."""
         self._provider.shutdown()
 
     def _ns(self, at: float | None) -> int | None:
         return None if at is None else int(at * 1e9) + self._epoch_ns
-
-
-def trace_id(span: Span) -> str | None:
-    """Return the id of a span's trace in hex, None when the trace is not recorded."""
-    return f"{span.get_span_context().trace_id:032x}" if span.is_recording() else None

@@ -7,6 +7,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from baton_common.histogram import Histogram
@@ -14,10 +15,14 @@ from baton_engine.delta import Load
 
 from .messages import Ready
 from .request_metrics import RequestMetrics
+from .traced_histogram import TracedHistogram
 
 _ENGINE = "0"  # a pod has one
 # There from the start, since nobody sees the rise of a counter that begins at 1.
-_EVENTS = dict.fromkeys(("failed", "lease_expired", "refused_checksum", "refused_stale"), 0)
+_REASONS = ("checksum", "epoch", "generation", "range", "stale", "ticket")
+_ENDED = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+_WAYS = {"host": 0, "gpu": 0}
+_EVENTS = dict.fromkeys(("failed", "lease_expired", "timeout", *(f"refused_{reason}" for reason in _REASONS)), 0)
 
 
 class Counts(Protocol):
@@ -93,7 +98,8 @@ class WorkerCollector(Collector):
             ("generation_tokens", "Tokens generated.", requests.generation_tokens),
         ):
             yield _counter(f"vllm:{name}", text, self._vllm, value)
-        yield _counters("vllm:request_success", "Requests that ended.", self._vllm, "finished_reason", requests.ended)
+        ended = {**_ENDED, **requests.ended}
+        yield _counters("vllm:request_success", "Requests that ended.", self._vllm, "finished_reason", ended)
 
     def _vllm_histograms(self) -> Iterable[Metric]:
         requests = self._requests
@@ -128,11 +134,12 @@ class WorkerCollector(Collector):
             {"prefill": 0, "decode": 0, **requests.prefills},
         )
         yield _counter("baton_handover_tokens", "Tokens whose KV came here.", self._baton, counts.handed_over_tokens)
-        yield _counters("baton_handover_pieces", "Pieces of KV that came here.", self._baton, "way", requests.pieces)
-        yield _counters("baton_handover_bytes", "Their bytes.", self._baton, "way", requests.piece_bytes)
+        pieces, piece_bytes = {**_WAYS, **requests.pieces}, {**_WAYS, **requests.piece_bytes}
+        yield _counters("baton_handover_pieces", "Pieces of KV that came here.", self._baton, "way", pieces)
+        yield _counters("baton_handover_bytes", "Their bytes.", self._baton, "way", piece_bytes)
         yield _counters(
             "baton_handover_events",
-            "What went wrong with hand-overs: lease_expired, failed, or refused_ with the reason.",
+            "What went wrong with hand-overs: failed, lease_expired, timeout, or refused_ with a piece's reason.",
             self._baton,
             "event",
             {**_EVENTS, **counts.events},
@@ -171,9 +178,12 @@ def _counters(name: str, text: str, labels: Mapping[str, str], label: str, value
 
 def _histogram(name: str, text: str, labels: Mapping[str, str], histogram: Histogram) -> Metric:
     family = HistogramMetricFamily(name, text, labels=list(labels))
-    buckets, seen = [], 0
-    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        seen += count
-        buckets.append((floatToGoString(bound), seen))  # type: ignore[no-untyped-call]
+    exemplars = histogram.exemplars if isinstance(histogram, TracedHistogram) else {}
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    seen = 0
+    for number, bound in enumerate((*histogram.bounds, float("inf"))):
+        seen += histogram.counts[number]
+        le: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
+        buckets.append((le, seen, exemplars[number]) if number in exemplars else (le, seen))
     family.add_metric(list(labels.values()), buckets, histogram.total)
     return family

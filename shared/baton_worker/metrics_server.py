@@ -4,7 +4,9 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+
+from baton_common.exposition import exposition
 
 
 class MetricsServer(ThreadingHTTPServer):
@@ -24,10 +26,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: MetricsServer
 
     def do_GET(self) -> None:
-        # Whatever is asked for: in OpenMetrics, prometheus_client makes underscores of the colons in vLLM's names.
-        body = generate_latest(self.server.registry)
+        body, content_type = exposition(self.server.registry, self.headers.get("accept"))
         self.send_response(200)
-        self.send_header("content-type", CONTENT_TYPE_LATEST)
+        self.send_header("content-type", content_type)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -6,6 +6,8 @@ from collections import Counter
 from baton_common.buckets import E2E_BUCKETS, HANDOVER_BUCKETS, ITL_BUCKETS, TOKENS_BUCKETS, TTFT_BUCKETS
 from baton_common.histogram import Histogram
 
+from .traced_histogram import TracedHistogram
+
 
 class RequestMetrics:
     """Of all requests since the start."""
@@ -18,7 +20,7 @@ class RequestMetrics:
         self.prefills: Counter[str] = Counter()  # prompts by who computed them: prefill or decode pods
         self.pieces: Counter[str] = Counter()  # that came, by way: host or gpu
         self.piece_bytes: Counter[str] = Counter()
-        self.ttft = Histogram(TTFT_BUCKETS)
+        self.ttft = TracedHistogram(TTFT_BUCKETS)
         self.inter_token = Histogram(ITL_BUCKETS)
         self.e2e = Histogram(E2E_BUCKETS)
         self.queued = Histogram(TTFT_BUCKETS)
@@ -29,10 +31,11 @@ class RequestMetrics:
         self.generation_lengths = Histogram(TOKENS_BUCKETS)
         self.exposed_handover = Histogram(HANDOVER_BUCKETS)
 
-    def begin(self, prompt_tokens: int) -> "RequestTimes":
+    def begin(self, prompt_tokens: int, trace_id: str | None = None) -> "RequestTimes":
+        """trace_id: None when it is not traced."""
         self.prompt_tokens += prompt_tokens
         self.prompt_lengths.observe(prompt_tokens)
-        return RequestTimes(self)
+        return RequestTimes(self, trace_id)
 
     def piece(self, way: str, size: int) -> None:
         self.pieces[way] += 1
@@ -42,15 +45,16 @@ class RequestMetrics:
 class RequestTimes:
     """Of one request."""
 
-    __slots__ = ("_began", "_first", "_last", "_metrics", "_queued_s", "_tokens")
+    __slots__ = ("_began", "_first", "_last", "_metrics", "_queued_s", "_tokens", "_trace_id")
 
-    def __init__(self, metrics: RequestMetrics) -> None:
+    def __init__(self, metrics: RequestMetrics, trace_id: str | None) -> None:
         self._metrics = metrics
         self._began = time.monotonic()
         self._first = 0.0
         self._last: dict[int, float] = {}  # by choice
         self._queued_s = 0.0
         self._tokens = 0
+        self._trace_id = trace_id
 
     def prompt(self, cached_tokens: int, queued_s: float, prefill_s: float, by: str) -> None:
         """Note how its prompt was computed. by: the kind of pod."""
@@ -71,7 +75,7 @@ class RequestTimes:
             metrics.inter_token.observe((now - last) / count, count)
         elif not self._first:
             self._first = now
-            metrics.ttft.observe(now - self._began)
+            metrics.ttft.observe_traced(now - self._began, self._trace_id)
         self._last[choice] = now
 
     def end(self, reason: str) -> None:

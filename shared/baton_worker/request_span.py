@@ -15,6 +15,7 @@ class RequestSpan:
         self._since = time.monotonic()
         self._span = tracing.begin(name, traceparent, {"baton.request_id": request_id}, at=self._since)
         self.traceparent = tracing.traceparent(self._span)
+        self.trace_id = tracing.trace_id(self._span)  # None when it is not recorded
 
     def part(self, name: str, **attributes: Any) -> None:
         now = time.monotonic()

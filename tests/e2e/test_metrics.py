@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from .conftest import StartWorker
 from .decode_client import DecodeClient

@@ -1,18 +1,14 @@
-"""One trace of a request through gateway, decode and prefill pod, as a collector gets it."""
+"""What a collector gets of requests: a trace through gateway, decode and prefill pod, and metrics."""
 
 import asyncio
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import grpc
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from .collector import Collector, attributes, collecting
 from .prompts import make_prompt
 from .stack import Stack
 
@@ -20,44 +16,14 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 
 
-class Collector(rpc.TraceServiceServicer):
-    """Takes spans over OTLP."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Span]] = []  # each with its service's name
-
-    def Export(self, request: Any, context: Any) -> Any:
-        for resource in request.resource_spans:
-            names = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
-            self.spans += [(names["service.name"], span) for scope in resource.scope_spans for span in scope.spans]
-        return collector.ExportTraceServiceResponse()
-
-    async def until(self, count: int, trace: str) -> dict[tuple[str, str], Span]:
-        """Wait for so many spans of a trace; return them by service and name."""
-        async with asyncio.timeout(20):
-            while True:
-                found = [(service, span) for service, span in self.spans if span.trace_id.hex() == trace]
-                if len(found) >= count:
-                    return {(service.removeprefix("baton-"), span.name): span for service, span in found}
-                await asyncio.sleep(0.1)
-
-
 @pytest.fixture
-def receiver() -> Iterator[tuple[Collector, str]]:
-    receiver, server = Collector(), grpc.server(ThreadPoolExecutor(2))
-    rpc.add_TraceServiceServicer_to_server(receiver, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield receiver, f"http://127.0.0.1:{port}"
-    server.stop(None)
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
 
 
 def seconds(span: Span) -> float:
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
-
-
-def attributes(span: Span) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
 
 
 async def first_byte_s(stack: Stack, **headers: str) -> float:
@@ -72,21 +38,21 @@ async def first_byte_s(stack: Stack, **headers: str) -> float:
     return first
 
 
-async def test_a_trace_has_all_parts(receiver: tuple[Collector, str], llama, monkeypatch) -> None:
-    taken, endpoint = receiver
-    monkeypatch.setenv("BATON_OTLP_ENDPOINT", endpoint)
+async def test_a_trace_has_all_parts(collector: Collector, llama, monkeypatch) -> None:
+    monkeypatch.setenv("BATON_OTLP_ENDPOINT", collector.endpoint)
     stack = await Stack.start(llama, "--max-num-batched-tokens", "4", "--no-enable-prefix-caching")
     try:
         await first_byte_s(stack, traceparent=f"00-{'0' * 31}1-{PARENT}-00")  # whose caller does not trace it
         ttft = await first_byte_s(stack, traceparent=f"00-{TRACE}-{PARENT}-01")
-        spans = await taken.until(12, TRACE)
+        spans = await collector.until(13, TRACE)
     finally:
         await stack.stop()
-    assert {span.trace_id.hex() for _, span in taken.spans} == {TRACE}
+    assert {span.trace_id.hex() for _, span in collector.spans} == {TRACE}
     whole = spans["gateway", f"text_completion {stack.model}"]
     assert whole.parent_span_id.hex() == PARENT
     told = attributes(whole)
     assert (told["gen_ai.operation.name"], told["gen_ai.request.model"]) == ("text_completion", stack.model)
+    assert told["gen_ai.response.model"] == stack.model
     assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == (900, 5)
     decode, prefill = spans["decode", "decode"], spans["prefill", "prefill"]
     assert decode.parent_span_id == whole.span_id
@@ -112,6 +78,37 @@ async def test_a_trace_has_all_parts(receiver: tuple[Collector, str], llama, mon
     worked = seconds(spans["prefill", "prefill queue"]) + seconds(spans["prefill", "prefill compute"])
     assert abs(worked - seconds(spans["decode", "prefill elsewhere"])) < 0.1 * ttft
     assert not [name for name in told if "content" in name or "prompt" in name]
+
+
+async def test_metrics_are_those_of_the_conventions(collector: Collector, llama, monkeypatch) -> None:
+    monkeypatch.setenv("BATON_OTLP_ENDPOINT", collector.endpoint)
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "200")
+    stack = await Stack.start(llama)
+    try:
+        prompt = make_prompt(50, seed=1)
+        await stack.complete(prompt, max_tokens=10, ignore_eos=True, n=2)
+        await stack.complete(prompt, max_tokens=10, temperature=9)
+        await stack.http.post("/v1/chat/completions", json={"model": "none", "messages": []})
+        await stack.http.get("/v1/models")
+        async with asyncio.timeout(20):
+            while sum(point.count for _, point in collector.points("gen_ai.server.request.duration")) < 3:
+                await asyncio.sleep(0.1)
+    finally:
+        await stack.stop()
+    request = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "baton"}
+    served = {**request, "gen_ai.request.model": stack.model, "gen_ai.response.model": stack.model}
+    durations = [told for told, _ in collector.points("gen_ai.server.request.duration")]
+    assert served in durations
+    assert [told.pop("error.type") for told in durations if "error.type" in told] == ["invalid_request_error"] * 2
+    assert not [told for told in durations if told.get("gen_ai.request.model") == "none"]
+    for name, most_s in (("time_to_first_token", 10.0), ("time_per_output_token", 2.5)):
+        assert collector.metrics[f"gen_ai.server.{name}"].unit == "s"
+        [(told, point)] = collector.points(f"gen_ai.server.{name}")
+        assert (told, point.count) == (served, 1)
+        assert point.explicit_bounds[-1] == most_s
+        assert 0 < point.sum < 5
+    usage = {told["gen_ai.token.type"]: point.sum for told, point in collector.points("gen_ai.client.token.usage")}
+    assert usage == {"input": 50, "output": 20}
 
 
 async def test_without_a_collector_requests_are_answered(llama, monkeypatch) -> None:

@@ -27,14 +27,17 @@ def test_one_request_tries_it_after_the_pause():
     breaker = opened()
     assert not breaker.allows(FIRST_PAUSE_S * 0.9)
     assert breaker.allows(FIRST_PAUSE_S)
+    assert (breaker.state(0.0), breaker.state(FIRST_PAUSE_S)) == ("open", "half_open")
     assert breaker.admit()
     assert not breaker.allows(FIRST_PAUSE_S)
+    assert breaker.state(FIRST_PAUSE_S) == "half_open"
     breaker.release()
     assert breaker.allows(FIRST_PAUSE_S)
     breaker.admit()
     breaker.succeed()
     assert breaker.allows(FIRST_PAUSE_S)
     assert not breaker.admit()
+    assert breaker.state(FIRST_PAUSE_S) == "closed"
 
 
 def test_each_failed_try_doubles_the_pause_up_to_the_last():

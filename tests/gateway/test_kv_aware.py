@@ -94,7 +94,9 @@ def test_it_stays_where_most_is_cached_within_the_margin(cached, queued, stays):
     # Alone it takes 0.5 s here, so that the margin is about 0.25 s.
     fleet.prefill(prefill_rate=2000.0)
     holder = fleet.prefill(cached=cached, tokens=queued)
-    assert (fleet.choose(1000).prefills[0] is holder) == stays
+    choice = fleet.choose(1000)
+    assert (choice.prefills[0] is holder) == stays
+    assert choice.reason == ("cached" if stays else "least_ttft")
 
 
 def test_others_are_asked_when_the_pod_with_the_prefix_fails():
@@ -108,7 +110,8 @@ def test_others_are_asked_when_the_pod_with_the_prefix_fails():
 def test_a_decode_pod_prefills_what_is_not_worth_a_hand_over():
     fleet = Fleet()
     decode, prefill = fleet.decode(), fleet.prefill()
-    assert fleet.choose(5).prefills == []
+    choice = fleet.choose(5)
+    assert (choice.prefills, choice.reason) == ([], "least_ttft")
     prefill.prefill_tokens.report(10_000)
     assert fleet.choose(2000).prefills == []
     # Now what decodes there would wait too long.
@@ -131,6 +134,7 @@ def test_without_prefill_pods_the_prefix_still_counts():
     holder = fleet.decode(cached=50, requests=20)
     choice = fleet.choose(1000)
     assert (choice.decode, choice.prefills, choice.num_cached) == (holder, [], 500)
+    assert choice.reason == "no_prefill_pods"
 
 
 def test_a_session_breaks_ties_always_in_the_same_way():

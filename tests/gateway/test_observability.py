@@ -1,6 +1,12 @@
 """Metrics, log lines, /tokenize and the API description."""
 
+from typing import get_args
+
 from prometheus_client.parser import text_string_to_metric_families
+
+from baton_gateway.breaker import FAILURES, State
+from baton_proto import serving_pb2 as pb
+from helm.dashboards.ttft import PARTS
 
 from .fake_worker import say
 from .harness import Stack, error_of, pods, running
@@ -44,10 +50,41 @@ async def test_metrics(model_folder):
     by = {by: seen[prefix + "prefills_total", (("by", by), *model)] for by in ("decode", "prefill")}
     assert by == {"decode": 1, "prefill": 0}
     used = prefix + "tenant_tokens_total"
-    assert seen[used, (("kind", "generation"), ("tenant", "default"))] == tokens
-    assert seen[used, (("kind", "prompt"), ("tenant", "default"))] == len(stack.pod.jobs[0].prompt)
+    assert seen[used, (("kind", "generation"), model[0], ("tenant", "default"))] == tokens
+    assert seen[used, (("kind", "prompt"), model[0], ("tenant", "default"))] == len(stack.pod.jobs[0].prompt)
+    parts = {labels for name, labels in seen if name == prefix + "ttft_part_seconds_count"}
+    assert {dict(labels)["part"] for labels in parts} == set(PARTS)
     # Without Redis there is none to lose.
     assert (prefix + "redis_up", ()) not in seen
+
+
+async def test_what_the_router_decides(model_folder):
+    router, model = "baton_gateway_router_", ("model", "tiny")
+
+    def decisions(seen, outcome: str, reason: str) -> float:
+        return seen[router + "decisions_total", (model, ("outcome", outcome), ("reason", reason))]
+
+    async with pods() as decodes, pods(role=pb.ROLE_PREFILL) as prefills, running(model_folder, decodes) as stack:
+        before = await metrics(stack)
+        assert decisions(before, "local", "no_prefill_pods") == decisions(before, "none", "no_decode_pods") == 0
+        stack.pod.cached_tokens = 1
+        await stack.complete("lazy dog")
+        stack.fleet.follow([pod.address for pod in decodes], [pod.address for pod in prefills])
+        await stack.until(lambda: all(pod.live for pod in stack.fleet.router.prefills))
+        await stack.complete("lazy dog")
+        [decode] = stack.fleet.router.decodes
+        for _ in range(FAILURES):
+            decode.breaker.fail(stack.fleet.router._clock())
+        seen = await metrics(stack)
+    assert decisions(seen, "local", "no_prefill_pods") == decisions(seen, "disaggregated", "least_ttft") == 1
+    assert seen[router + "decision_seconds_count", (model,)] == 2
+    assert seen[router + "cached_tokens_total", (("kind", "predicted"), model)] == 0
+    assert seen[router + "cached_tokens_total", (("kind", "actual"), model)] == 2
+    pool = (model, ("pool", "default"))
+    decode_pods = (*pool, ("role", "decode"))
+    states = {state: seen["baton_gateway_breakers", (*decode_pods, ("state", state))] for state in get_args(State)}
+    assert states == {"closed": 0, "open": 1, "half_open": 0}
+    assert seen["baton_gateway_breakers", (*pool, ("role", "prefill"), ("state", "closed"))] == 1
 
 
 async def test_what_operators_see(stack: Stack):

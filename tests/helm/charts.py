@@ -84,9 +84,12 @@ _EVERYTHING: Values = {
     "redis": {"enabled": True},
     "ingress": {"enabled": True, "host": "llm.example", "tlsSecret": "llm-tls", "annotations": {"x": "y"}},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "edge"}], "hostnames": ["llm.example"]},
+    "networkPolicy": {"collector": [{"namespaceSelector": {"matchLabels": {"team": "telemetry"}}}]},
     "monitoring": {
         name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
     },
+    "slo": {"ttftSeconds": 1, "tpotSeconds": 0.025, "objective": 0.999},
+    "cost": {"gpuHourPrice": {"prefill": 2.5, "decode": 4}},
     "tests": {"apiKeySecret": {"name": "test-key"}},
 }
 

@@ -365,9 +365,21 @@ def test_strangers_come_in_where_values_say():
     assert by_port["grpc"] == by_port["kv"] == []
 
 
+def test_the_collector_is_reached_where_values_say():
+    def senders(name: str) -> list[str]:
+        wanted = {"to": CASES["everything"]["networkPolicy"]["collector"]}
+        found = [
+            policy for policy in of_kind(case(name), "NetworkPolicy") if wanted in policy["spec"].get("egress", ())
+        ]
+        return [policy["metadata"]["labels"]["app.kubernetes.io/component"] for policy in found]
+
+    assert senders("defaults") == []
+    assert senders("everything") == ["gateway", "prefill", "decode"]
+
+
 def test_no_list_of_peers_is_empty():
     """To Kubernetes that is everybody."""
-    nobody = {"networkPolicy": {"clients": [], "prometheus": [], "dns": []}}
+    nobody = {"networkPolicy": {"clients": [], "prometheus": [], "dns": [], "collector": []}}
     for values in (nobody, {**CASES["everything"], **nobody}):
         for policy in of_kind(render(values), "NetworkPolicy"):
             for direction, peers in (("ingress", "from"), ("egress", "to")):

@@ -8,6 +8,8 @@ import helm_python
 import pytest
 import yaml
 
+from baton_common.buckets import ITL_BUCKETS, TTFT_BUCKETS
+
 from .charts import CASES, CHART, case, chart, named, of_kind, render, rendered_text
 
 
@@ -80,6 +82,10 @@ def _model(**fields: Any) -> dict[str, Any]:
         ({"tenants": {"keys": [{"id": "a", "hash": "bt-a-secret", "tenant": "acme"}]}}, ["/tenants/keys/0/hash"]),
         ({"httpRoute": {"enabled": True}}, ["/httpRoute/parentRefs"]),
         ({"redis": {"image": "redis"}}, ["/redis/image"]),
+        ({"slo": {"ttftSeconds": 3}}, ["/slo/ttftSeconds", "one of 0.001, 0.005", " 2.5, 5, "]),
+        ({"slo": {"tpotSeconds": 0.03}}, ["/slo/tpotSeconds", " 0.025, 0.05, "]),
+        ({"slo": {"objective": 1}}, ["/slo/objective"]),
+        ({"cost": {"gpuHourPrice": 3}}, ["/cost/gpuHourPrice"]),
         # What no schema can say:
         (_model(decode={"hpa": {"enabled": True}}), ["models.a.decode.hpa.metrics: give at least one"]),
         ({"gateway": {"keda": {"enabled": True}}}, ["gateway.keda.triggers: give at least one"]),
@@ -134,11 +140,30 @@ def filled_chart(tmp_path: Path) -> helm_python.Chart:
     return helm_python.Chart.load(copy)
 
 
+def test_bounds_are_those_of_the_buckets():
+    """Of others the share of requests that are slower is not known."""
+    assert chart().schema is not None
+    slo = chart().schema["properties"]["slo"]["properties"]
+    assert slo["ttftSeconds"]["enum"] == list(TTFT_BUCKETS)
+    assert slo["tpotSeconds"]["enum"] == list(ITL_BUCKETS)
+
+
+def test_rules_follow_from_what_is_promised_and_paid():
+    manifests = case("everything")
+    slo, cost = (str(named(manifests, "PrometheusRule", f"rel-baton-{name}")["spec"]) for name in ("slo", "cost"))
+    assert 'time_to_first_token_seconds_bucket{namespace="ns", le="1.0"}[6h]' in slo
+    assert 'time_per_output_token_seconds_bucket{namespace="ns", le="0.025"}[5m]' in slo
+    assert "> 14.4 * (1 - 0.999)" in slo
+    assert "later than 1 s." in slo
+    assert 'role="prefill"}) * 2.5' in cost
+    assert 'role="decode"}) * 4' in cost
+
+
 def test_rules_and_dashboards_come_from_files_as_they_are(filled_chart):
     manifests = render(CASES["everything"], filled_chart)
-    rules = of_kind(manifests, "PrometheusRule")
-    assert [rule["metadata"]["name"] for rule in rules] == ["rel-baton-gateway", "rel-baton-workers"]
-    assert "{{ $labels.pod }}" in str(rules[0]["spec"])
+    rules = {rule["metadata"]["name"]: rule for rule in of_kind(manifests, "PrometheusRule")}
+    assert rules.keys() == {f"rel-baton-{name}" for name in ("cost", "gateway", "slo", "workers")}
+    assert "{{ $labels.pod }}" in str(rules["rel-baton-gateway"]["spec"])
     dashboard = named(manifests, "ConfigMap", "rel-baton-dashboard-workers")
     assert dashboard["data"] == {"workers.json": '{"title": "{{model}}"}\n'}
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"

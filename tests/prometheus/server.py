@@ -46,6 +46,11 @@ class Prometheus:
         """Return the names of all metrics that it has."""
         return set(await self.ask("label/__name__/values"))
 
+    async def exemplars(self, expression: str, start: float, end: float) -> list[dict[str, Any]]:
+        """Return the exemplars of all series that an expression is about, between two times."""
+        series = await self.ask("query_exemplars", query=expression, start=start, end=end)
+        return [exemplar for one in series for exemplar in one["exemplars"]]
+
     async def until(self, expression: str, timeout_s: float) -> None:
         """Wait until an expression has a result."""
         async with asyncio.timeout(timeout_s):
@@ -55,14 +60,18 @@ class Prometheus:
 
 @asynccontextmanager
 async def prometheus_of(
-    program: Path, targets: Mapping[str, Iterable[str]], rules: Iterable[Path], folder: Path
+    program: Path, namespace: str, targets: Mapping[str, Iterable[str]], rules: Iterable[Path], folder: Path
 ) -> AsyncIterator[Prometheus]:
-    """Run Prometheus. targets: addresses by job. folder: for its files."""
+    """Run Prometheus. namespace: of all targets, as Kubernetes would say. targets: addresses by job.
+
+    folder: for its files.
+    """
     [port] = free_loopback_ports(1)
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"},
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": list(addresses)}]} for job, addresses in targets.items()
+            {"job_name": job, "static_configs": [{"targets": list(addresses), "labels": {"namespace": namespace}}]}
+            for job, addresses in targets.items()
         ],
         "rule_files": [str(_without_patience(path, folder)) for path in rules],
     }
@@ -83,7 +92,7 @@ async def _start(program: Path, folder: Path, port: int) -> asyncio.subprocess.P
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid())),
             *(program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
-            f"--web.listen-address=127.0.0.1:{port}",
+            *(f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"),
             stdout=log,
             stderr=log,
         )

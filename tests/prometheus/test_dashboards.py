@@ -30,6 +30,15 @@ def test_all_is_said(board: Board) -> None:
     assert dashboard.used() == dashboard.variables.keys() - {"datasource"}
 
 
+def test_panels_of_first_tokens_have_exemplars_once() -> None:
+    for board in BOARDS:
+        for panel in Dashboard(DASHBOARDS / f"{board.name}.json").panels:
+            shown = [target["expr"] for target in panel["targets"] if target.get("exemplar")]
+            drawn = panel["type"] == "heatmap" or panel["fieldConfig"]["defaults"]["unit"] == "s"
+            of_first_tokens = "time_to_first_token_seconds_bucket" in panel["targets"][0]["expr"]
+            assert len(shown) == (drawn and of_first_tokens and panel["type"] != "stat"), panel["title"]
+
+
 def test_no_two_panels_overlap() -> None:
     for board in BOARDS:
         cells = [

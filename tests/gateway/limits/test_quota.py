@@ -70,7 +70,7 @@ async def test_what_tenants_use_is_measured(tmp_path: Path, model_folder: Path) 
     for (name, status), count in requests.items():
         assert seen[prefix + "requests_total", (("status", status), ("tenant", name))] == count
     # The one that was refused used none.
-    assert seen[prefix + "tokens_total", (("kind", "prompt"), ("tenant", "a"))] == 3
+    assert seen[prefix + "tokens_total", (("kind", "prompt"), ("model", "tiny"), ("tenant", "a"))] == 3
     limits = {labels: value for (name, labels), value in seen.items() if name == prefix + "limit"}
     assert limits == {
         (("limit", "requests_per_minute"), ("tenant", "a")): 1,
