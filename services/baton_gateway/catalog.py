@@ -117,7 +117,7 @@ class Catalog:
 
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
-    """Read all models. Raises ModelError."""
+    """Read all models. Raises ModelError, PeerTlsError."""
     revisions = RevisionMetrics()
     models = [
         Model(

@@ -2,17 +2,21 @@
 
 gRPC in Python copies every byte of a message several times; loadtest/handover_bench.py shows what that costs. The
 connection begins with the token of a session, which only whoever opened that session over gRPC knows. Then frames
-follow: checksum, sizes of header and payload, header, payload; header and checksum are those of handover.proto.
+follow: checksum, sizes of header and payload, header, payload; header and checksum are those of handover.proto. Where
+pods speak TLS with each other this connection does, too.
 """
 
 import asyncio
 import logging
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 
+from baton_common.peer_tls import PeerTls
 from baton_proto.handover_pb2 import PieceHeader
 
+from . import tls_socket
 from .pieces import Piece, checksum, read_piece
 
 log = logging.getLogger(__name__)
@@ -30,7 +34,13 @@ _SILENCE_MS = 10_000
 class BulkListener:
     """The prefill pod's end: takes connections, and gives each to its session."""
 
-    def __init__(self, host: str, port: int, admit: Callable[[bytes, socket.socket], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        admit: Callable[[bytes, socket.socket], Awaitable[None]],
+        tls: PeerTls | None,
+    ) -> None:
         """port: 0 = any free one. admit: serves a connection with this token until one of them ends; it is closed then.
 
         Raises OSError when the port is taken.
@@ -40,6 +50,7 @@ class BulkListener:
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._admit = admit
+        self._tls = tls
         self._serving: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept())
 
@@ -57,27 +68,31 @@ class BulkListener:
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                _prepare(connection)
+    async def _serve(self, accepted: socket.socket) -> None:
+        try:
+            with accepted, _prepared(accepted, self._tls, server_side=True) as connection:
                 async with asyncio.timeout(_TOKEN_TIMEOUT_S):
+                    await _shake_hands(connection, self._tls)
                     token = await _read(connection, TOKEN_BYTES)
                 await self._admit(token, connection)
-            except (OSError, TimeoutError) as error:
-                log.info("bulk connection ended: %s", error, extra={"event": "bulk_ended"})
+        except ssl.SSLError as error:
+            log.warning("bulk connection refused, or broken: %s", error, extra={"event": "bulk_refused"})
+        except (OSError, TimeoutError) as error:
+            log.info("bulk connection ended: %s", error, extra={"event": "bulk_ended"})
 
 
-async def connect(host: str, port: int, token: bytes) -> socket.socket:
+async def connect(host: str, port: int, token: bytes, tls: PeerTls | None) -> socket.socket:
     """Return the decode pod's end of a session's connection. Raises OSError or TimeoutError."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
         [(family, kind, protocol, _, address), *_] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         connection = socket.socket(family, kind, protocol)
         try:
-            _prepare(connection)
+            connection.setblocking(False)
             await loop.sock_connect(connection, address)
-            await loop.sock_sendall(connection, token)
+            connection = _prepared(connection, tls, server_side=False)
+            await _shake_hands(connection, tls)
+            await _send_all(connection, token)
         except BaseException:
             connection.close()
             raise
@@ -86,11 +101,10 @@ async def connect(host: str, port: int, token: bytes) -> socket.socket:
 
 async def send(connection: socket.socket, header: PieceHeader, payload: memoryview) -> None:
     """Send a piece. The payload must stay as it is until this returns."""
-    loop = asyncio.get_running_loop()
     words = header.SerializeToString()
     frame = _FRAME.pack(checksum(words, payload), len(words), len(payload))
-    await loop.sock_sendall(connection, frame + words)
-    await loop.sock_sendall(connection, payload)
+    await _send_all(connection, frame + words)
+    await _send_all(connection, payload)
 
 
 class Frame:
@@ -115,7 +129,8 @@ async def receive_frame(connection: socket.socket) -> Frame:
     return Frame(checksum, await _read(connection, header_size), size)
 
 
-def _prepare(connection: socket.socket) -> None:
+def _prepared(connection: socket.socket, tls: PeerTls | None, server_side: bool) -> socket.socket:
+    """Return a connected socket, ready for use, or what takes its place."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -124,6 +139,19 @@ def _prepare(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    return connection if tls is None else tls_socket.wrap(connection, tls, server_side)
+
+
+async def _shake_hands(connection: socket.socket, tls: PeerTls | None) -> None:
+    if tls is not None and isinstance(connection, ssl.SSLSocket):
+        await tls_socket.shake_hands(connection, tls)
+
+
+async def _send_all(connection: socket.socket, data: bytes | memoryview) -> None:
+    if isinstance(connection, ssl.SSLSocket):
+        await tls_socket.send_all(connection, data)
+    else:
+        await asyncio.get_running_loop().sock_sendall(connection, data)
 
 
 async def _read(connection: socket.socket, size: int) -> bytes:
@@ -133,6 +161,9 @@ async def _read(connection: socket.socket, size: int) -> bytes:
 
 
 async def _fill(connection: socket.socket, view: memoryview) -> None:
+    if isinstance(connection, ssl.SSLSocket):
+        await tls_socket.fill(connection, view)
+        return
     loop = asyncio.get_running_loop()
     while view:
         count = await loop.sock_recv_into(connection, view)
