@@ -14,7 +14,7 @@ from baton_kv import bulk
 from baton_kv.bulk import BulkListener
 from baton_kv.pieces import make_header
 from baton_proto.handover_pb2 import PieceHeader
-from tests.peer_files import NAME, PeerFiles
+from tests.peer_files import STRANGERS, PeerFiles, of_other_authority
 
 from .test_transports import extent
 
@@ -25,10 +25,6 @@ PAYLOAD = bytes(range(256)) * (3 << 12) + b"end"
 
 def header() -> PieceHeader:
     return make_header(1, 2, 3, extent(0, 1))
-
-
-def tls_by(files: PeerFiles, name: str = NAME) -> PeerTls:
-    return PeerTls(files.chain, files.key, files.roots, name)
 
 
 class Sender:
@@ -80,32 +76,14 @@ async def refused(sender: Sender, port: int, tls: PeerTls | None) -> str:
     raise AssertionError("a stranger was let in")
 
 
-def other_authority(folder: Path, files: PeerFiles) -> PeerTls:
-    """A client that trusts the server, but whom the server does not."""
-    stranger = PeerFiles(folder)
-    stranger.roots.write_bytes(files.authority.cert_pem.bytes() + stranger.authority.cert_pem.bytes())
-    return tls_by(stranger)
-
-
-def other_name(folder: Path, files: PeerFiles) -> PeerTls:
-    """A client of the right authority that is of another release, and looks for the server's name."""
-    stranger = tls_by(PeerFiles(folder, "other-peer", files.authority), "other-peer")
-    stranger.name = NAME
-    return stranger
-
-
-def no_certificate(folder: Path, files: PeerFiles) -> None:
-    return None
-
-
-@pytest.mark.parametrize("stranger", [other_authority, other_name, no_certificate])
+@pytest.mark.parametrize("stranger", STRANGERS)
 async def test_strangers_are_refused_and_peers_go_on(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     stranger: Callable[[Path, PeerFiles], PeerTls | None],
 ) -> None:
     files = PeerFiles(tmp_path / "peers")
-    tls = tls_by(files)
+    tls = files.load()
     async with listening(tls) as (sender, port):
         with await bulk.connect("127.0.0.1", port, TOKEN, tls) as connection:
             assert await sender.works(connection)
@@ -116,10 +94,10 @@ async def test_strangers_are_refused_and_peers_go_on(
 
 async def test_servers_that_are_no_peers_are_refused(tmp_path: Path) -> None:
     files = PeerFiles(tmp_path / "peers")
-    ours = tls_by(files)
+    ours = files.load()
     for theirs in (
-        other_authority(tmp_path / "a", files),
-        tls_by(PeerFiles(tmp_path / "b", "x", files.authority), "x"),
+        of_other_authority(tmp_path / "a", files),
+        PeerFiles(tmp_path / "b", "x", files.authority).load(),
     ):
         async with listening(theirs) as (sender, port):
             assert "certificate verify failed" in await refused(sender, port, ours)
@@ -131,7 +109,7 @@ async def test_servers_that_are_no_peers_are_refused(tmp_path: Path) -> None:
 
 async def test_a_handshake_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "_TOKEN_TIMEOUT_S", 0.1)
-    async with listening(tls_by(PeerFiles(tmp_path))) as (sender, port):
+    async with listening(PeerFiles(tmp_path).load()) as (sender, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
@@ -140,11 +118,11 @@ async def test_a_handshake_that_does_not_end_is_given_up(tmp_path: Path, monkeyp
 
 async def test_new_files_are_for_new_connections(tmp_path: Path) -> None:
     files = PeerFiles(tmp_path)
-    tls = tls_by(files)
+    tls = files.load()
     async with listening(tls) as (sender, port):
         with await bulk.connect("127.0.0.1", port, TOKEN, tls) as before:
             old = before.getpeercert(binary_form=True)  # type: ignore[attr-defined]
-            files.issue()
+            files.renew()
             with await bulk.connect("127.0.0.1", port, TOKEN, tls) as after:
                 assert after.getpeercert(binary_form=True) != old  # type: ignore[attr-defined]
                 assert await sender.works(after, 1)

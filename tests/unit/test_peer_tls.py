@@ -14,10 +14,6 @@ from baton_prefill.settings import PrefillSettings
 from tests.peer_files import NAME, PeerFiles
 
 
-def load(files: PeerFiles, name: str = NAME) -> PeerTls:
-    return PeerTls(files.chain, files.key, files.roots, name)
-
-
 @pytest.mark.parametrize("given", [["cert"], ["cert", "key"], ["ca"], ["key", "ca"]])
 def test_settings_have_all_files_or_none(given: list[str]):
     args = ["--model", "m", *(f"--peer-tls-{kind}-file=/x" for kind in given)]
@@ -42,19 +38,19 @@ def test_files_that_are_not_there_are_named(tmp_path: Path, missing: str):
     path: Path = getattr(files, missing)
     path.unlink()
     with pytest.raises(PeerTlsError, match=str(path)):
-        load(files)
+        files.load()
 
 
 def test_files_with_which_no_pod_could_reach_another_are_refused(tmp_path: Path):
     files = PeerFiles(tmp_path)
     with pytest.raises(PeerTlsError, match="not valid for 'other-peer'"):
-        load(files, "other-peer")
+        PeerTls(files.chain, files.key, files.roots, "other-peer")
     files.roots.write_bytes(trustme.CA().cert_pem.bytes())
     with pytest.raises(PeerTlsError, match="certificate verify failed"):
-        load(files)
+        files.load()
     files.roots.write_bytes(b"nothing")
     with pytest.raises(PeerTlsError):
-        load(files)
+        files.load()
 
 
 def test_a_key_of_another_certificate_is_refused(tmp_path: Path):
@@ -62,18 +58,18 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path):
     secret = files.authority.issue_cert(NAME).private_key_pem.bytes()
     files.key.write_bytes(secret)
     with pytest.raises(PeerTlsError, match="mismatch") as refused:
-        load(files)
+        files.load()
     assert secret.splitlines()[1].decode() not in str(refused.value)
 
 
 def test_what_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     files = PeerFiles(tmp_path)
-    tls = load(files)
+    tls = files.load()
     before = tls.server_context(), tls.client_context()
     files.key.write_bytes(files.authority.issue_cert(NAME).private_key_pem.bytes())
     assert (tls.renewals, tls.server_context(), tls.client_context()) == (0, *before)
-    files.issue()
+    files.renew()
     assert tls.renewals == 1
     assert tls.server_context() is not before[0]
     assert tls.client_context() is not before[1]
