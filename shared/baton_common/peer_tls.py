@@ -77,14 +77,14 @@ class PeerTls:
         return grpc.ssl_channel_credentials(latest.authority, latest.key, latest.chain)
 
     def server_context(self) -> ssl.SSLContext:
-        """For the next connection to be accepted. Whom it is with, `admit` tells once the hands are shaken."""
+        """For the next connection to be accepted. Whom it is with, `check_client` tells once the hands are shaken."""
         return self._latest().server
 
     def client_context(self) -> ssl.SSLContext:
         """For the next connection to a peer, with `name` as server_hostname."""
         return self._latest().client
 
-    def admit(self, certificate: Mapping[str, object] | None) -> None:
+    def check_client(self, certificate: Mapping[str, object] | None) -> None:
         """Raise ssl.SSLCertVerificationError unless a client's certificate, as SSLSocket.getpeercert, is a peer's."""
         names = (certificate or {}).get("subjectAltName", ())
         if not isinstance(names, tuple) or ("DNS", self.name) not in names:
@@ -138,7 +138,7 @@ class PeerTls:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-        self.admit(ends[1].getpeercert())
+        self.check_client(ends[1].getpeercert())
 
 
 def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:

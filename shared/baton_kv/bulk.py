@@ -68,17 +68,20 @@ class BulkListener:
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, accepted: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket) -> None:
         try:
-            with accepted, _prepared(accepted, self._tls, server_side=True) as connection:
-                async with asyncio.timeout(_TOKEN_TIMEOUT_S):
-                    await _shake_hands(connection, self._tls)
-                    token = await _read(connection, TOKEN_BYTES)
-                await self._admit(token, connection)
+            _prepare(connection)
+            async with asyncio.timeout(_TOKEN_TIMEOUT_S):
+                if self._tls is not None:
+                    connection = await tls_socket.secure(connection, self._tls, server_side=True)
+                token = await _read(connection, TOKEN_BYTES)
+            await self._admit(token, connection)
         except ssl.SSLError as error:
             log.warning("bulk connection refused, or broken: %s", error, extra={"event": "bulk_refused"})
         except (OSError, TimeoutError) as error:
             log.info("bulk connection ended: %s", error, extra={"event": "bulk_ended"})
+        finally:
+            connection.close()
 
 
 async def connect(host: str, port: int, token: bytes, tls: PeerTls | None) -> socket.socket:
@@ -88,10 +91,10 @@ async def connect(host: str, port: int, token: bytes, tls: PeerTls | None) -> so
         [(family, kind, protocol, _, address), *_] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         connection = socket.socket(family, kind, protocol)
         try:
-            connection.setblocking(False)
+            _prepare(connection)
             await loop.sock_connect(connection, address)
-            connection = _prepared(connection, tls, server_side=False)
-            await _shake_hands(connection, tls)
+            if tls is not None:
+                connection = await tls_socket.secure(connection, tls, server_side=False)
             await _send_all(connection, token)
         except BaseException:
             connection.close()
@@ -129,8 +132,7 @@ async def receive_frame(connection: socket.socket) -> Frame:
     return Frame(checksum, await _read(connection, header_size), size)
 
 
-def _prepared(connection: socket.socket, tls: PeerTls | None, server_side: bool) -> socket.socket:
-    """Return a connected socket, ready for use, or what takes its place."""
+def _prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -139,12 +141,6 @@ def _prepared(connection: socket.socket, tls: PeerTls | None, server_side: bool)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    return connection if tls is None else tls_socket.wrap(connection, tls, server_side)
-
-
-async def _shake_hands(connection: socket.socket, tls: PeerTls | None) -> None:
-    if tls is not None and isinstance(connection, ssl.SSLSocket):
-        await tls_socket.shake_hands(connection, tls)
 
 
 async def _send_all(connection: socket.socket, data: bytes | memoryview) -> None:

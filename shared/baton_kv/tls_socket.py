@@ -15,26 +15,24 @@ from baton_common.peer_tls import PeerTls
 _RECORDS_PER_TURN = 32
 
 
-def wrap(connection: socket.socket, tls: PeerTls, server_side: bool) -> ssl.SSLSocket:
-    """Take over a connected non-blocking socket. Raises OSError."""
-    if server_side:
-        return tls.server_context().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-    return tls.client_context().wrap_socket(connection, server_hostname=tls.name, do_handshake_on_connect=False)
+async def secure(connection: socket.socket, tls: PeerTls, server_side: bool) -> ssl.SSLSocket:
+    """Take over a connected non-blocking socket. Raises OSError when the other end is no peer.
 
-
-async def shake_hands(connection: ssl.SSLSocket, tls: PeerTls) -> None:
-    """Raises OSError when the other end is no peer.
-
-    That this end is one the other says only after that; if it is none, the first bytes to be read are an error.
+    That this end is one the other says only after that: if it is none, the first bytes to be read are an error.
     """
-    while True:
-        try:
-            connection.do_handshake()
-            break
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as want:
-            await _ready(connection, want)
-    if connection.server_side:
-        tls.admit(connection.getpeercert())
+    if server_side:
+        secured = tls.server_context().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+    else:
+        context = tls.client_context()
+        secured = context.wrap_socket(connection, server_hostname=tls.name, do_handshake_on_connect=False)
+    try:
+        await _shake_hands(secured)
+        if server_side:
+            tls.check_client(secured.getpeercert())
+    except BaseException:
+        secured.close()
+        raise
+    return secured
 
 
 async def send_all(connection: ssl.SSLSocket, data: bytes | memoryview) -> None:
@@ -45,6 +43,16 @@ async def send_all(connection: ssl.SSLSocket, data: bytes | memoryview) -> None:
 async def fill(connection: ssl.SSLSocket, view: memoryview) -> None:
     """Receive until the memory is full. Raises OSError, when the connection ends too."""
     await _move(connection, connection.recv_into, view)
+
+
+async def _shake_hands(connection: ssl.SSLSocket) -> None:
+    while True:
+        try:
+            connection.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as want:
+            await _ready(connection, want)
+        else:
+            return
 
 
 async def _move(connection: ssl.SSLSocket, some: Callable[[memoryview], int], view: memoryview) -> None:
