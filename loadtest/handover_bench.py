@@ -14,6 +14,7 @@ import multiprocessing
 import resource
 import socket
 import statistics
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import trustme
 from canned_engine import CannedEngine
 
+from baton_common.peer_rpc import bind, make_server
 from baton_decode.service import DecodeService
 from baton_decode.settings import DecodeSettings
 from baton_prefill.service import PrefillService
@@ -91,11 +94,25 @@ class Tcp:
         return measured(size, self._child, work)
 
 
-def serve_grpc(parent: Connection, make: Callable[[grpc.aio.Server, int], object], slot_bytes: int) -> None:
+def write_certificate(folder: Path) -> dict[str, Path]:
+    """Return the pods' settings for TLS, without its name."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("baton-peer")
+    files = {name: folder / f"{name}.pem" for name in ("peer_tls_cert_file", "peer_tls_key_file", "peer_tls_ca_file")}
+    contents = issued.cert_chain_pems[0], issued.private_key_pem, authority.cert_pem
+    for path, content in zip(files.values(), contents, strict=True):
+        content.write_to_path(path)
+    return files
+
+
+def serve_grpc(parent: Connection, make: Callable[..., object], slot_bytes: int, files: dict[str, Path]) -> None:
+    """make: adds services to a server. files: as write_certificate; none, no TLS."""
+
     async def main() -> None:
-        server = grpc.aio.server(options=channel_options(slot_bytes))
-        kept = make(server, slot_bytes)
-        parent.send(server.add_insecure_port("127.0.0.1:0"))
+        tls = PrefillSettings(model=Path(), **files).peer_tls
+        server = make_server(channel_options(slot_bytes), tls)
+        kept = make(server, slot_bytes, files)
+        parent.send(bind(server, "127.0.0.1:0", tls))
         await server.start()
         with contextlib.suppress(EOFError):
             while await asyncio.to_thread(parent.recv):
@@ -105,7 +122,7 @@ def serve_grpc(parent: Connection, make: Callable[[grpc.aio.Server, int], object
     asyncio.run(main())
 
 
-def add_plain(server: grpc.aio.Server, slot_bytes: int) -> None:
+def add_plain(server: grpc.aio.Server, slot_bytes: int, files: dict[str, Path]) -> None:
     payload = bytes(slot_bytes)
 
     async def pieces(request: bytes, context: Any) -> Any:
@@ -116,9 +133,9 @@ def add_plain(server: grpc.aio.Server, slot_bytes: int) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plain.Plain", handlers),))
 
 
-def add_prefill(server: grpc.aio.Server, slot_bytes: int) -> object:
+def add_prefill(server: grpc.aio.Server, slot_bytes: int, files: dict[str, Path]) -> object:
     engine = CannedEngine(**SHAPE, slot_bytes=slot_bytes, num_slots=NUM_SLOTS)
-    service = PrefillService(PrefillSettings(model=Path()), engine, epoch=1, metrics=RequestMetrics())  # type: ignore[arg-type]
+    service = PrefillService(PrefillSettings(model=Path(), **files), engine, epoch=1, metrics=RequestMetrics())  # type: ignore[arg-type]
     engine.take = service.take
     service.add_to(server)
     return service
@@ -127,9 +144,10 @@ def add_prefill(server: grpc.aio.Server, slot_bytes: int) -> object:
 class Grpc:
     """A child process that serves, and an event loop here."""
 
-    def __init__(self, make: Callable[[grpc.aio.Server, int], object], slot_bytes: int) -> None:
+    def __init__(self, make: Callable[..., object], slot_bytes: int, files: dict[str, Path] | None = None) -> None:
         self.child, theirs = multiprocessing.Pipe()
-        multiprocessing.Process(target=serve_grpc, args=(theirs, make, slot_bytes), daemon=True).start()
+        self.files = files or {}
+        multiprocessing.Process(target=serve_grpc, args=(theirs, make, slot_bytes, self.files), daemon=True).start()
         self.address = f"127.0.0.1:{self.child.recv()}"
         self.slot_bytes = slot_bytes
         self.runner = asyncio.Runner()
@@ -157,8 +175,8 @@ class Plain(Grpc):
 class Handover(Grpc):
     """A decode pod's service in this process, a prefill pod's in the child."""
 
-    def __init__(self, slot_bytes: int, transport: str) -> None:
-        super().__init__(add_prefill, slot_bytes)
+    def __init__(self, slot_bytes: int, transport: str, files: dict[str, Path] | None = None) -> None:
+        super().__init__(add_prefill, slot_bytes, files)
         self._transport = transport
         self._handles = itertools.count(1)
         self._messages: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
@@ -176,7 +194,7 @@ class Handover(Grpc):
 
     async def _open(self) -> tuple[CannedEngine, asyncio.Task[None]]:
         engine = CannedEngine(**SHAPE, slot_bytes=self.slot_bytes, num_slots=NUM_SLOTS)
-        settings = DecodeSettings(model=Path(), lease_seconds=600, kv_transport=self._transport)
+        settings = DecodeSettings(model=Path(), lease_seconds=600, kv_transport=self._transport, **self.files)
         service = DecodeService(settings, engine, epoch=2, metrics=RequestMetrics())  # type: ignore[arg-type]
         engine.take = service.take
         return engine, asyncio.create_task(self._serve(service))
@@ -217,11 +235,15 @@ def main() -> None:
     args = parser.parse_args()
     multiprocessing.set_start_method("spawn")
     size, slot_bytes = int(args.gib * 2**30), args.slot_kib << 10
+    folder = tempfile.TemporaryDirectory()
+    files = write_certificate(Path(folder.name))
     ways: dict[str, Any] = {
         "plain TCP": Tcp(),
         "plain gRPC": Plain(slot_bytes),
         "KV over TCP": Handover(slot_bytes, "tcp"),
         "KV over gRPC": Handover(slot_bytes, "grpc"),
+        "KV over TCP, TLS": Handover(slot_bytes, "tcp", files),
+        "KV over gRPC, TLS": Handover(slot_bytes, "grpc", files),
     }
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     # Turn about, so that whatever else runs on the machine hits all alike.
@@ -231,12 +253,12 @@ def main() -> None:
     result: dict[str, Any] = {name: median(measurements) for name, measurements in rows.items()}
     for name, row in result.items():
         share = 100 * row["gib_per_s"] / result["plain TCP"]["gib_per_s"]
-        print(f"{name:12} {row['gib_per_s']:6.2f} GiB/s {share:5.0f} % {row['cpu_s_per_gib']:6.2f} CPU s/GiB")
-    for name in ("KV over TCP", "KV over gRPC"):
+        print(f"{name:17} {row['gib_per_s']:6.2f} GiB/s {share:5.0f} % {row['cpu_s_per_gib']:6.2f} CPU s/GiB")
+    for name in [name for name in ways if name.startswith("KV")]:
         for tokens in LENGTHS:
             times = [ways[name].milliseconds(tokens) for _ in range(args.repeats)]
             result[name][f"ms_{tokens}"] = statistics.median(times)
-            print(f"{name:12} {tokens} tokens of {TOKEN_BYTES >> 10} KiB: {statistics.median(times):.1f} ms")
+            print(f"{name:17} {tokens} tokens of {TOKEN_BYTES >> 10} KiB: {statistics.median(times):.1f} ms")
     if args.out is not None:
         args.out.write_text(json.dumps(result, indent=1))
 

@@ -324,7 +324,8 @@ class DecodeService(DecodeServicer):
     def _link(self, address: str) -> PrefillLink:
         if address not in self._links:
             options = channel_options(self._engine.ready.slot_bytes)
-            self._links[address] = PrefillLink(address, self._hello, self, options, self._settings.kv_transport)
+            transport, tls = self._settings.kv_transport, self._settings.peer_tls
+            self._links[address] = PrefillLink(address, self._hello, self, options, transport, tls)
         return self._links[address]
 
     def _end_handover(self, live: _Live) -> None:

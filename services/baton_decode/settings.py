@@ -12,9 +12,10 @@ class DecodeSettings(WorkerSettings):
 
     local_prefill_tokens: int = Field(default=0, ge=0)
     """Prompts of at most so many tokens are prefilled here rather than handed over."""
-    kv_transport: Literal["auto", "tcp", "grpc"] = "auto"
-    """How KV comes from prefill pods: over a TCP connection of its own, over gRPC, or (auto) the first that works of
-    from GPU to GPU over NCCL, TCP and gRPC."""
+    kv_transport: Literal["auto", "nccl", "tcp", "grpc"] = "auto"
+    """How KV comes from prefill pods: over a TCP connection of its own, over gRPC, or (nccl) the first that works of
+    from GPU to GPU over NCCL, TCP and gRPC. auto is that, but where pods speak TLS it leaves NCCL out, which encrypts
+    nothing."""
     kv_gpu_checksum: bool = True
     """Check KV that has come from GPU to GPU before it is used, as all else is."""
     lease_seconds: float = Field(default=30.0, gt=0)
@@ -22,4 +23,4 @@ class DecodeSettings(WorkerSettings):
 
     @property
     def gpu_pairs(self) -> bool:
-        return self.kv_transport == "auto"
+        return self.kv_transport == "nccl" or (self.kv_transport == "auto" and self.peer_tls is None)

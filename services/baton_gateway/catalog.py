@@ -119,7 +119,7 @@ class Catalog:
 
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
-    """Read all models. Raises ModelError."""
+    """Read all models. Raises ModelError, PeerTlsError."""
     revisions, routing = RevisionMetrics(), RouterMetrics()
     models = [
         Model(

@@ -4,6 +4,8 @@ import logging
 import ssl
 from pathlib import Path
 
+from baton_common.file_state import file_state
+
 log = logging.getLogger(__name__)
 
 
@@ -14,17 +16,17 @@ class Certificate:
         """Raises OSError, ssl.SSLError when the files are none or do not belong together."""
         self._chain = chain
         self._key = key
-        self._loaded = self._signature()
+        self._loaded = file_state(chain, key)
         self.context = self._make_context()
         self.context.set_alpn_protocols(["http/1.1"])
 
     def follow(self) -> None:
         """Use for new connections what the files hold now; what cannot be used changes nothing."""
         try:
-            signature = self._signature()
-            if signature == self._loaded:
+            state = file_state(self._chain, self._key)
+            if state == self._loaded:
                 return
-            self._loaded = signature
+            self._loaded = state
             self._make_context()  # a chain without its key would leave the one in use broken
             self.context.load_cert_chain(self._chain, self._key)
         except (OSError, ssl.SSLError) as error:
@@ -37,7 +39,3 @@ class Certificate:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self._chain, self._key)
         return context
-
-    def _signature(self) -> tuple[tuple[int, int], ...]:
-        stats = [path.stat() for path in (self._chain, self._key)]
-        return tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import grpc.aio
 
+from baton_common.peer_rpc import open_channel
+from baton_common.peer_tls import PeerTls
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.pods import Pod
 from baton_gateway.prefix_index import PrefixIndex
@@ -16,14 +18,22 @@ class Contact:
     """Follows a pod's reports; a decode pod also has a link, for requests."""
 
     def __init__(
-        self, pod: Pod, role: pb.Role, index: PrefixIndex, timeout_s: float, changed: Callable[["Contact"], None]
+        self,
+        pod: Pod,
+        role: pb.Role,
+        index: PrefixIndex,
+        timeout_s: float,
+        changed: Callable[["Contact"], None],
+        tls: PeerTls | None,
     ) -> None:
         """index, timeout_s: as Watcher has them. changed: called whenever the pod may have come or gone."""
         self.pod = pod
         self._changed = changed
-        self._channel = grpc.aio.insecure_channel(pod.address, options=CHANNEL_OPTIONS)
-        self.link = DecodeLink(pod, self._channel, self._tell) if role == pb.ROLE_DECODE else None
-        watcher = Watcher(pod, role, self._channel, index, timeout_s, self._reported)
+        self._tls = tls
+        self._renewals = tls.renewals if tls is not None else 0
+        self._channel = open_channel(pod.address, CHANNEL_OPTIONS, tls)
+        self.link = DecodeLink(pod, lambda: self._channel, self._tell) if role == pb.ROLE_DECODE else None
+        watcher = Watcher(pod, role, self._current_channel, index, timeout_s, self._reported)
         self._watching = asyncio.create_task(watcher.run())
 
     async def end(self) -> None:
@@ -33,6 +43,14 @@ class Contact:
             self.link.close()
         await asyncio.gather(self._watching, return_exceptions=True)
         await self._channel.close()
+
+    async def _current_channel(self) -> grpc.aio.Channel:
+        """Return the channel for another try, which must not show a certificate that has been replaced since."""
+        if self._tls is not None and self._renewals != self._tls.renewals:
+            self._renewals = self._tls.renewals
+            old, self._channel = self._channel, open_channel(self.pod.address, CHANNEL_OPTIONS, self._tls)
+            await old.close()
+        return self._channel
 
     def _reported(self, pod: Pod) -> None:
         if self.link is not None:

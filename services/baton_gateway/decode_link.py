@@ -37,10 +37,10 @@ class Receiver(Protocol):
 class DecodeLink:
     """Sends requests to a decode pod and hands what comes back to their receivers."""
 
-    def __init__(self, pod: Pod, channel: grpc.aio.Channel, changed: Callable[[Pod], None]) -> None:
-        """changed: called when the stream opened or broke."""
+    def __init__(self, pod: Pod, channel: Callable[[], grpc.aio.Channel], changed: Callable[[Pod], None]) -> None:
+        """channel: the one for the next stream. changed: called when the stream opened or broke."""
         self.pod = pod
-        self._stub = rpc.DecodeStub(channel)  # type: ignore[no-untyped-call]
+        self._channel = channel
         self._changed = changed
         self._receivers: dict[int, Receiver] = {}
         self._outbox: deque[pb.GatewayMessage] = deque()
@@ -92,7 +92,7 @@ class DecodeLink:
 
     async def _run(self) -> None:
         while True:
-            call = self._stub.Serve()
+            call = rpc.DecodeStub(self._channel()).Serve()  # type: ignore[no-untyped-call]
             self._outbox.clear()
             self._send(pb.GatewayMessage(peers=self._peers))
             self.pod.connected = True

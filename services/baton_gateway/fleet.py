@@ -41,8 +41,9 @@ class Fleet:
         decodes: Iterable[str] = (),
         prefills: Iterable[str] = (),
     ) -> None:
-        """decodes, prefills: addresses of those pods that are known from the start."""
+        """decodes, prefills: addresses of those pods that are known from the start. Raises PeerTlsError."""
         self._settings = settings
+        self._tls = settings.peer_tls
         self._model = model
         self._revisions = revisions
         self._routing = routing.of(model)
@@ -159,7 +160,8 @@ class Fleet:
 
     def _meet(self, pod: Pod, role: list[Pod]) -> None:
         kind = pb.ROLE_DECODE if role is self.router.decodes else pb.ROLE_PREFILL
-        self._contacts[pod.slot] = Contact(pod, kind, self._index, self._settings.worker_timeout_s, self._changed)
+        timeout_s = self._settings.worker_timeout_s
+        self._contacts[pod.slot] = Contact(pod, kind, self._index, timeout_s, self._changed, self._tls)
 
     def _changed(self, contact: Contact) -> None:
         self._forget_if_gone(contact)

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
+from baton_common.peer_settings import PeerSettings
 from baton_gateway.models_file import ModelSpec, PoolSpec, check_addresses, read_models
 from baton_gateway.policies import PolicyName
 from baton_gateway.tool_formats import ToolFormat
@@ -13,7 +14,7 @@ from baton_gateway.tool_formats import ToolFormat
 CommaSeparated = Annotated[list[str], NoDecode]
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(PeerSettings):
     """The OpenAI-compatible HTTP front of a set of decode and prefill pods."""
 
     model_config = SettingsConfigDict(

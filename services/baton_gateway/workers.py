@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from baton_common.peer_rpc import why_failed
 from baton_gateway.breaker import Breaker
 from baton_gateway.pods import Pod
 from baton_gateway.prefix_index import PrefixIndex
@@ -48,29 +49,29 @@ class Watcher:
         self,
         pod: Pod,
         role: pb.Role,
-        channel: grpc.aio.Channel,
+        channel: Callable[[], Awaitable[grpc.aio.Channel]],
         index: PrefixIndex,
         timeout_s: float,
         changed: Callable[[Pod], None],
     ) -> None:
-        """index: gets what the pod has cached. timeout_s: how long the pod may be silent.
+        """channel: the one for the next try. index: gets what the pod has cached.
 
-        changed: called whenever the pod may have come or gone.
+        timeout_s: how long the pod may be silent. changed: called whenever the pod may have come or gone.
         """
         self._pod = pod
         self._role = role
-        self._stub = rpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        self._channel = channel
         self._index = index
         self._timeout_s = timeout_s
         self._changed = changed
 
     async def run(self) -> None:
-        retry_s = FIRST_RETRY_S
+        retry_s, told = FIRST_RETRY_S, ""
         while True:
             try:
                 await self._watch()
             except grpc.aio.AioRpcError as error:
-                reason = error.code().name
+                reason = why_failed(error)
             except TimeoutError:
                 reason = "silent"
             except WrongPodError as error:
@@ -81,7 +82,9 @@ class Watcher:
                 retry_s = FIRST_RETRY_S
                 log.warning("pod lost", extra={"pod": self._pod.address, "reason": reason})
             else:
-                log.debug("pod out of reach", extra={"pod": self._pod.address, "reason": reason})
+                level = logging.DEBUG if reason == told else logging.INFO
+                log.log(level, "pod out of reach", extra={"pod": self._pod.address, "reason": reason})
+            told = reason
             self._pod.reporting = False
             self._index.drop(self._pod.slot)
             self._changed(self._pod)
@@ -89,7 +92,8 @@ class Watcher:
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
     async def _watch(self) -> None:
-        call = self._stub.Watch(pb.WatchRequest())
+        stub = rpc.WorkerStub(await self._channel())  # type: ignore[no-untyped-call]
+        call = stub.Watch(pb.WatchRequest())
         try:
             while True:
                 report = await self._next_report(call)

@@ -62,7 +62,7 @@ class PrefillService(PrefillServicer):
         self._bulk: BulkListener | None = None
         if settings.kv_port is not None:
             try:
-                self._bulk = BulkListener(settings.host, settings.kv_port, self._send_bulk)
+                self._bulk = BulkListener(settings.host, settings.kv_port, self._send_bulk, settings.peer_tls)
             except OSError as error:
                 raise ConfigError(f"--kv-port {settings.kv_port} on {settings.host}: {error.strerror}") from None
 

@@ -2,17 +2,21 @@
 
 gRPC in Python copies every byte of a message several times; loadtest/handover_bench.py shows what that costs. The
 connection begins with the token of a session, which only whoever opened that session over gRPC knows. Then frames
-follow: checksum, sizes of header and payload, header, payload; header and checksum are those of handover.proto.
+follow: checksum, sizes of header and payload, header, payload; header and checksum are those of handover.proto. Where
+pods speak TLS with each other this connection does, too.
 """
 
 import asyncio
 import logging
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 
+from baton_common.peer_tls import PeerTls
 from baton_proto.handover_pb2 import PieceHeader
 
+from . import tls_socket
 from .pieces import Piece, checksum, read_piece
 
 log = logging.getLogger(__name__)
@@ -30,7 +34,13 @@ _SILENCE_MS = 10_000
 class BulkListener:
     """The prefill pod's end: takes connections, and gives each to its session."""
 
-    def __init__(self, host: str, port: int, admit: Callable[[bytes, socket.socket], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        admit: Callable[[bytes, socket.socket], Awaitable[None]],
+        tls: PeerTls | None,
+    ) -> None:
         """port: 0 = any free one. admit: serves a connection with this token until one of them ends; it is closed then.
 
         Raises OSError when the port is taken.
@@ -40,6 +50,7 @@ class BulkListener:
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._admit = admit
+        self._tls = tls
         self._serving: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept())
 
@@ -58,17 +69,22 @@ class BulkListener:
             task.add_done_callback(self._serving.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                _prepare(connection)
-                async with asyncio.timeout(_TOKEN_TIMEOUT_S):
-                    token = await _read(connection, TOKEN_BYTES)
-                await self._admit(token, connection)
-            except (OSError, TimeoutError) as error:
-                log.info("bulk connection ended: %s", error, extra={"event": "bulk_ended"})
+        try:
+            _prepare(connection)
+            async with asyncio.timeout(_TOKEN_TIMEOUT_S):
+                if self._tls is not None:
+                    connection = await tls_socket.secure(connection, self._tls, server_side=True)
+                token = await _read(connection, TOKEN_BYTES)
+            await self._admit(token, connection)
+        except ssl.SSLError as error:
+            log.warning("bulk connection refused, or broken: %s", error, extra={"event": "bulk_refused"})
+        except (OSError, TimeoutError) as error:
+            log.info("bulk connection ended: %s", error, extra={"event": "bulk_ended"})
+        finally:
+            connection.close()
 
 
-async def connect(host: str, port: int, token: bytes) -> socket.socket:
+async def connect(host: str, port: int, token: bytes, tls: PeerTls | None) -> socket.socket:
     """Return the decode pod's end of a session's connection. Raises OSError or TimeoutError."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -77,7 +93,9 @@ async def connect(host: str, port: int, token: bytes) -> socket.socket:
         try:
             _prepare(connection)
             await loop.sock_connect(connection, address)
-            await loop.sock_sendall(connection, token)
+            if tls is not None:
+                connection = await tls_socket.secure(connection, tls, server_side=False)
+            await _send_all(connection, token)
         except BaseException:
             connection.close()
             raise
@@ -86,11 +104,10 @@ async def connect(host: str, port: int, token: bytes) -> socket.socket:
 
 async def send(connection: socket.socket, header: PieceHeader, payload: memoryview) -> None:
     """Send a piece. The payload must stay as it is until this returns."""
-    loop = asyncio.get_running_loop()
     words = header.SerializeToString()
     frame = _FRAME.pack(checksum(words, payload), len(words), len(payload))
-    await loop.sock_sendall(connection, frame + words)
-    await loop.sock_sendall(connection, payload)
+    await _send_all(connection, frame + words)
+    await _send_all(connection, payload)
 
 
 class Frame:
@@ -126,6 +143,13 @@ def _prepare(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
+async def _send_all(connection: socket.socket, data: bytes | memoryview) -> None:
+    if isinstance(connection, ssl.SSLSocket):
+        await tls_socket.send_all(connection, data)
+    else:
+        await asyncio.get_running_loop().sock_sendall(connection, data)
+
+
 async def _read(connection: socket.socket, size: int) -> bytes:
     data = bytearray(size)
     await _fill(connection, memoryview(data))
@@ -133,6 +157,9 @@ async def _read(connection: socket.socket, size: int) -> bytes:
 
 
 async def _fill(connection: socket.socket, view: memoryview) -> None:
+    if isinstance(connection, ssl.SSLSocket):
+        await tls_socket.fill(connection, view)
+        return
     loop = asyncio.get_running_loop()
     while view:
         count = await loop.sock_recv_into(connection, view)

@@ -9,6 +9,8 @@ from typing import Protocol
 import grpc
 
 from baton_common.extent import Extent
+from baton_common.peer_rpc import open_channel, why_failed
+from baton_common.peer_tls import PeerTls
 from baton_proto.handover_pb2 import (
     DecodeToPrefill,
     FirstTokens,
@@ -69,15 +71,22 @@ class PrefillLink:
     """Opens itself when created and ends once, with `link_lost`; a new pair needs a new link."""
 
     def __init__(
-        self, address: str, hello: Hello, receiver: Receiver, options: list[tuple[str, int]], transport: str
+        self,
+        address: str,
+        hello: Hello,
+        receiver: Receiver,
+        options: list[tuple[str, int]],
+        transport: str,
+        tls: PeerTls | None,
     ) -> None:
-        """options: of the gRPC channels. transport: of KV pieces; tcp, grpc, or auto, the first of these that works."""
+        """options: of the gRPC channels. transport: of KV pieces; tcp, grpc, or else the first of these that works."""
         self.address = address
         self.pair: int | None = None  # of the GPUs; the receiver's number of it, while there is one
         self._transport = transport
         self._hello = hello
         self._receiver = receiver
         self._options = options
+        self._tls = tls
         self._outbox: asyncio.Queue[DecodeToPrefill | None] = asyncio.Queue()  # None: nothing follows
         self._task = asyncio.create_task(self._run())
 
@@ -93,13 +102,13 @@ class PrefillLink:
             # Channels with equal options to one address share a connection unless each keeps a pool of its own.
             options = [*self._options, ("grpc.use_local_subchannel_pool", 1)]
             async with (
-                grpc.aio.insecure_channel(self.address, options=options) as control,
-                grpc.aio.insecure_channel(self.address, options=options) as bulk,
+                open_channel(self.address, options, self._tls) as control,
+                open_channel(self.address, options, self._tls) as bulk,
             ):
                 await self._converse(PrefillStub(control), pieces_of(bulk))  # type: ignore[no-untyped-call]
         except* (grpc.aio.AioRpcError, OSError) as group:
             error = group.exceptions[0]
-            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
+            reason = why_failed(error) if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
             log.warning("link to prefill pod %s lost: %s", self.address, reason, extra={"event": "link_lost"})
         finally:
             # gRPC goes on waiting for the next message of a call that has ended, unless told that there is none.
@@ -126,11 +135,11 @@ class PrefillLink:
 
     async def _connect_bulk(self, welcome: Welcome) -> socket.socket | None:
         """Return a connection for pieces, None when they are to come over gRPC."""
-        if self._transport == "grpc" or (self._transport == "auto" and not welcome.bulk_port):
+        if self._transport == "grpc" or (self._transport != "tcp" and not welcome.bulk_port):
             return None
         host = self.address.rpartition(":")[0].strip("[]")
         try:
-            return await bulk.connect(host, welcome.bulk_port, welcome.bulk_token)
+            return await bulk.connect(host, welcome.bulk_port, welcome.bulk_token, self._tls)
         except (OSError, TimeoutError) as error:
             if self._transport == "tcp":
                 raise ConnectionError(f"no TCP connection for KV: {error or 'timed out'}") from None

@@ -13,6 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from baton_common.logging import configure_logging
+from baton_common.peer_rpc import bind, make_server
+from baton_common.peer_tls import PeerTls, PeerTlsError
 from baton_engine.config import ConfigError
 from baton_engine.delta import Load
 from baton_kv.pieces import MESSAGE_OVERHEAD
@@ -86,18 +88,19 @@ class WorkerServer:
 
     async def run(self) -> None:
         settings = self._settings
+        tls = settings.peer_tls
         engine = await EngineClient.start(settings.engine_config(), self._name, settings.log_level, settings.gpu_pairs)
         metrics = RequestMetrics()
         tracing = self._tracing(self._name)
         service = self._make_service(engine, self._epoch, metrics, tracing)
         health = HealthServicer()
-        server = grpc.aio.server(options=channel_options(engine.ready.slot_bytes))
+        server = make_server(channel_options(engine.ready.slot_bytes), tls)
         service.add_to(server)
         add_WorkerServicer_to_server(  # type: ignore[no-untyped-call]
             Reporter(self._info(engine), lambda: self._report(service), self._cache), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
-        port = _bind(server, settings.host, settings.port)
+        port = _bind(server, settings.host, settings.port, tls)
         await server.start()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -141,7 +144,9 @@ class WorkerServer:
             settings.model_name, settings.revision, self._name, engine.ready, metrics, lambda: self._load, service
         )
         try:
-            server = MetricsServer(collector.registry(), settings.host, settings.metrics_port)
+            server = MetricsServer(
+                collector.registry(), settings.host, settings.metrics_port, lambda: not self._stopping.is_set()
+            )
         except OSError as error:
             raise ConfigError(f"metrics port {settings.metrics_port} cannot be bound: {error.strerror}") from None
         return {"metrics_port": server.server_port}
@@ -225,9 +230,9 @@ def channel_options(piece_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: PeerTls | None) -> int:
     try:
-        return server.add_insecure_port(f"{host}:{port}")
+        return bind(server, f"{host}:{port}", tls)
     except RuntimeError:
         raise ConfigError(f"port {port} on {host} cannot be bound; is it taken?") from None
 
@@ -249,6 +254,6 @@ def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFac
 
     try:
         asyncio.run(run())
-    except (ConfigError, EngineDied) as error:
+    except (ConfigError, PeerTlsError, EngineDied) as error:
         log.error("%s", error, extra={"event": "fatal"})
         sys.exit(1)

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from baton_common.peer_settings import PeerSettings
 from baton_engine.config import CHUNK_MS, EXPORT_FRACTION, GPU_MEMORY_UTILIZATION, EngineConfig
 
 
-class WorkerSettings(BaseSettings):
+class WorkerSettings(PeerSettings):
     model_config = SettingsConfigDict(
         env_prefix="BATON_", cli_kebab_case=True, cli_implicit_flags=True, use_attribute_docstrings=True
     )
@@ -25,7 +26,7 @@ class WorkerSettings(BaseSettings):
     port: int = Field(default=0, ge=0, le=65535)
     """gRPC port; 0 = any free one."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port for Prometheus, at the same address; 0 = any free one, none = no metrics."""
+    """Port for Prometheus and the probes /live and /ready, at the same address; 0 = any free one, none = neither."""
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: str = "auto"

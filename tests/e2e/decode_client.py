@@ -11,7 +11,7 @@ import grpc
 from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import DecodeStub
 
-from .pod import CHANNEL_OPTIONS, Pod
+from .pod import Pod
 
 MAX_TOKENS = 64
 
@@ -91,7 +91,7 @@ class DecodeClient:
     """One Serve stream to a decode pod."""
 
     def __init__(self, pod: Pod) -> None:
-        self._channel = grpc.aio.insecure_channel(pod.address, options=CHANNEL_OPTIONS)
+        self._channel = pod.open_channel()
         self._call = DecodeStub(self._channel).Serve(wait_for_ready=True)
         self._handles = itertools.count(1)
         self._answers: dict[int, Answer] = {}

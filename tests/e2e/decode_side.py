@@ -13,7 +13,7 @@ from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillStub
 
-from .pod import CHANNEL_OPTIONS, Pod
+from .pod import Pod
 
 EPOCH = 4711
 
@@ -71,7 +71,7 @@ class DecodeSide:
 @asynccontextmanager
 async def decode_side(prefill: Pod, options: Sequence[tuple[str, int]] = ()) -> AsyncIterator[DecodeSide]:
     """Link to a prefill pod; the link breaks at the end. options: gRPC's, of the connection."""
-    async with grpc.aio.insecure_channel(prefill.address, options=[*CHANNEL_OPTIONS, *options]) as channel:
+    async with prefill.open_channel(options) as channel:
         side = DecodeSide(channel, (await prefill.info()).fingerprint)
         await side.open()
         yield side

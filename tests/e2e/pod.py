@@ -1,13 +1,15 @@
 """What a worker pod reports of itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
 
+from baton_common.peer_rpc import open_channel
 from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import WorkerStub
+from tests.peer_files import PeerFiles
 
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
@@ -20,8 +22,15 @@ CHANNEL_OPTIONS = [
 class Pod:
     """A worker pod at an address."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, peers: PeerFiles | None = None) -> None:
+        """peers: how it speaks TLS, if it does."""
         self.address = address
+        self.peers = peers
+
+    def open_channel(self, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+        """Return a channel to the pod, as a peer of its has one. options: gRPC's, besides those of all tests."""
+        tls = self.peers.load() if self.peers is not None else None
+        return open_channel(self.address, [*CHANNEL_OPTIONS, *options], tls)
 
     async def info(self) -> pb.WorkerInfo:
         async with self._reports() as reports:
@@ -60,7 +69,7 @@ class Pod:
 
     @asynccontextmanager
     async def _reports(self) -> AsyncIterator[AsyncIterator[pb.WorkerReport]]:
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        async with self.open_channel() as channel:
             call = WorkerStub(channel).Watch(pb.WatchRequest(), wait_for_ready=True)
             try:
                 yield aiter(call)

@@ -12,7 +12,7 @@ from baton_proto import handover_pb2 as kv
 from baton_proto.handover_pb2_grpc import PrefillServicer, PrefillStub
 from baton_worker.server import channel_options
 
-from .pod import CHANNEL_OPTIONS, Pod
+from .pod import Pod
 
 Change = Callable[[bytes], Iterable[bytes]]
 
@@ -60,7 +60,7 @@ class Relay(PrefillServicer):
                     yield sent
 
     def _prefill(self) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(self._target.address, options=CHANNEL_OPTIONS)
+        return self._target.open_channel()
 
     async def _until_cut(self, call: Any, context: Any) -> AsyncIterator[Any]:
         cut = asyncio.create_task(self.cut.wait())

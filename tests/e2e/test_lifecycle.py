@@ -22,16 +22,25 @@ from .workers import Worker
 LONG = 1_500  # tokens: seconds of decoding
 
 
+async def probes(pod: Worker) -> tuple[int, int]:
+    """Return what /live and /ready answer."""
+    port = (await pod.process.logged("ready"))["metrics_port"]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        return (await http.get("/live")).status_code, (await http.get("/ready")).status_code
+
+
 async def test_a_decode_pod_finishes_what_runs_and_takes_nothing_new(
     llama: Path, prefill: Worker, start_worker: StartWorker
 ) -> None:
-    pod = await start_worker("decode")
+    pod = await start_worker("decode", metrics_port=0)
     prompt = make_prompt(100, seed=500)
     async with DecodeClient(pod) as client:
         running = await client.submit(prompt, prefill, max_tokens=LONG)
         await running.until(lambda answer: len(answer.only) > 1)
+        assert await probes(pod) == (200, 200)
         pod.process.send(signal.SIGTERM)
         await pod.process.logged("draining")
+        assert await probes(pod) == (200, 503)
         assert (await pod.load()).draining
         refused = await client.submit(make_prompt(20, seed=501), prefill)
         await refused.until(lambda answer: answer.done)

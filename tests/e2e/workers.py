@@ -4,6 +4,8 @@ import signal
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.peer_files import PeerFiles
+
 from .pod import Pod
 from .process import Process
 
@@ -13,18 +15,26 @@ Role = Literal["prefill", "decode"]
 class Worker(Pod):
     """A worker pod that the test has started."""
 
-    def __init__(self, process: Process, port: int) -> None:
-        super().__init__(f"127.0.0.1:{port}")
+    def __init__(self, process: Process, port: int, peers: PeerFiles | None) -> None:
+        super().__init__(f"127.0.0.1:{port}", peers)
         self.process = process
 
     @classmethod
-    async def start(cls, role: Role, model: Path, env: dict[str, str] | None = None, **flags: Any) -> "Worker":
+    async def start(
+        cls,
+        role: Role,
+        model: Path,
+        env: dict[str, str] | None = None,
+        peers: PeerFiles | None = None,
+        **flags: Any,
+    ) -> "Worker":
         """Start a worker on any free port and wait until it serves. flags: its settings by field name."""
         settings = {"model": model, "port": 0, "num_threads": 1, "num_blocks": 512, **flags}
+        settings |= peers.settings if peers is not None else {}
         args = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         process = await Process.start(role, *args, env=env)
         try:
-            return cls(process, (await process.logged("ready"))["port"])
+            return cls(process, (await process.logged("ready"))["port"], peers)
         except BaseException:
             await process.kill()
             raise

@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from baton_common.peer_rpc import bind, make_server
+from baton_common.peer_tls import PeerTls
 from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
 
@@ -127,10 +129,12 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         revision: str = "r1",
         fingerprint: str = "same",
         port: int = 0,
+        tls: PeerTls | None = None,
         **info: Any,
     ) -> None:
         """info: further fields of WorkerInfo."""
         self.role = role
+        self.tls = tls
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.revision = revision
@@ -157,10 +161,10 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> "FakePod":
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = make_server([("grpc.so_reuseport", 0)], self.tls)
         rpc.add_DecodeServicer_to_server(self, self._server)
         rpc.add_WorkerServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = bind(self._server, self.address, self.tls)
         await self._server.start()
         return self
 

@@ -22,7 +22,8 @@ _EVERYTHING: Values = {
     "imagePullSecrets": [{"name": "pull"}],
     "commonLabels": {"team": "llm"},
     "drainSeconds": 45,
-    "gpuPairs": {"enabled": True},
+    "gpuPairs": {"enabled": True, "unencrypted": True},
+    "peerTls": {"enabled": True, "certManager": {"enabled": True}},
     "models": {
         "large": {
             "name": "acme/Large",
@@ -100,6 +101,7 @@ CASES: dict[str, Values] = {
     "everything": _EVERYTHING,
     "image volume": {"models": {"a": {"volume": {"image": {"reference": "models/a:1", "path": "model"}}}}},
     "outside": {
+        "peerTls": {"enabled": True, "existingSecret": "peers", "name": "llm-pods"},
         "redis": {"external": {"existingSecret": "redis-url", "port": 6380}},
         "tenants": {"existingSecret": "tenants"},
         "gateway": {
@@ -109,6 +111,10 @@ CASES: dict[str, Values] = {
         },
     },
     "bare": {
+        "peerTls": {
+            "enabled": True,
+            "certManager": {"enabled": True, "issuerRef": {"name": "ca", "kind": "ClusterIssuer"}},
+        },
         "networkPolicy": {"enabled": False},
         "redis": {"enabled": True, "existingSecret": "redis", "persistence": {"enabled": False}},
         "fullnameOverride": "a-name-that-is-much-longer-than-anybody-would-want",

@@ -73,6 +73,8 @@ def test_settings_arrive_as_values_say_them():
     assert settings.drain_seconds == 45
     assert settings.log_level == "debug"
     assert (settings.host, settings.port, settings.kv_port) == ("0.0.0.0", 50051, 50052)
+    assert settings.peer_tls_name == "rel-baton-peer.ns"
+    assert settings.peer_tls_ca_file == Path("/etc/baton-peer-tls/ca.crt")
     [gateway] = [c for c in baton_containers("everything") if c["args"][0] == "gateway"]
     settings = parsed(gateway)
     assert settings.prefix_index_entries == 5_000_000
@@ -89,6 +91,13 @@ def test_pairs_are_not_tried_where_their_ports_are_closed():
             spec["containers"][0] for _, _, spec in pods(manifests) if spec["containers"][0]["name"] == "decode"
         ]
         assert parsed(decode).kv_transport == transport
+    pairs = {"gpuPairs": {"enabled": True, "unencrypted": True}}
+    [decode] = [
+        spec["containers"][0]
+        for _, _, spec in pods(render({**values, **pairs, "peerTls": {"enabled": True, "existingSecret": "peers"}}))
+        if spec["containers"][0]["name"] == "decode"
+    ]
+    assert parsed(decode).kv_transport == "nccl"
     values["models"]["a"]["decode"]["engine"] = {"kv-transport": "grpc"}
     [decode] = [
         spec["containers"][0] for _, _, spec in pods(render(values)) if spec["containers"][0]["name"] == "decode"

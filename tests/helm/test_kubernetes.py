@@ -19,7 +19,8 @@ FOREIGN: dict[str, tuple[str, set[str]]] = {
     "PrometheusRule": ("monitoring.coreos.com/v1", {"groups"}),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", {"parentRefs", "rules"}),
     "ScaledObject": ("keda.sh/v1alpha1", {"scaleTargetRef", "triggers"}),
-    "Certificate": ("cert-manager.io/v1", {"secretName", "issuerRef", "dnsNames"}),
+    "Certificate": ("cert-manager.io/v1", {"secretName", "issuerRef"}),
+    "Issuer": ("cert-manager.io/v1", set()),
 }
 
 

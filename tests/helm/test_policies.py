@@ -9,8 +9,20 @@ import pytest
 from .charts import CASES, Manifest, case, containers, flags, named, of_kind, pods, render, selects, workloads
 
 # Secrets, claims and such that the values of a case say to be there already.
-OUTSIDE = {"pull", "hub", "keys", "test-key", "llm-tls", "redis-url", "tenants", "tls", "redis", "models", "other"}
-MADE_BY_CERT_MANAGER = {"rel-baton-gateway-tls"}
+OUTSIDE = {
+    "pull",
+    "hub",
+    "keys",
+    "test-key",
+    "llm-tls",
+    "redis-url",
+    "tenants",
+    "tls",
+    "redis",
+    "models",
+    "other",
+    "peers",
+}
 
 all_cases = pytest.mark.parametrize("name", CASES)
 
@@ -78,10 +90,9 @@ def test_long_running_containers_have_probes_that_reach_a_port(name):
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                 probe = container[kind]
-                [how] = {"grpc", "httpGet", "exec"} & set(probe)
-                if how == "grpc":
-                    assert probe["grpc"] == {"port": ports["grpc"]}
-                elif how == "httpGet":
+                # Not grpc, which knows no certificates.
+                [how] = {"httpGet", "exec"} & set(probe)
+                if how == "httpGet":
                     assert probe["httpGet"]["port"] in ports
                     assert probe["httpGet"]["path"] in ("/live", "/ready")
 
@@ -164,10 +175,16 @@ def test_worker_services_carry_the_labels_of_discovery(name):
 def test_references_resolve(name):
     manifests = case(name)
     there = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
+    there |= {("Secret", certificate["spec"]["secretName"]) for certificate in of_kind(manifests, "Certificate")}
     for pod, _, spec in pods(manifests):
         assert ("ServiceAccount", spec["serviceAccountName"]) in there
         for kind, referred in _references(spec):
-            assert (kind, referred) in there or referred in OUTSIDE | MADE_BY_CERT_MANAGER, (pod, kind, referred)
+            assert (kind, referred) in there or referred in OUTSIDE, (pod, kind, referred)
+    for issuer in of_kind(manifests, "Issuer"):
+        assert "ca" not in issuer["spec"] or ("Secret", issuer["spec"]["ca"]["secretName"]) in there
+    for certificate in of_kind(manifests, "Certificate"):
+        issuer = certificate["spec"]["issuerRef"]
+        assert (issuer["kind"], issuer["name"]) in there or issuer["name"] == "ca"
     for manifest in of_kind(manifests, "HorizontalPodAutoscaler", "ScaledObject"):
         assert ("Deployment", manifest["spec"]["scaleTargetRef"]["name"]) in there
     for binding in of_kind(manifests, "RoleBinding"):
@@ -385,6 +402,32 @@ def test_no_list_of_peers_is_empty():
             for direction, peers in (("ingress", "from"), ("egress", "to")):
                 assert all(rule.get(peers) != [] for rule in policy["spec"].get(direction, ()))
                 assert policy["spec"].get(direction) != []
+
+
+@all_cases
+def test_all_pods_that_speak_with_each_other_have_tls_or_none(name):
+    """By one name, which the certificate has."""
+    manifests = case(name)
+    said = []
+    for _, _, spec in pods(manifests):
+        [container] = spec["containers"]
+        if container["name"] not in ("gateway", "prefill", "decode"):
+            continue
+        given = {flag: value for flag, value in flags(container).items() if flag.startswith("peer-tls")}
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        secrets = {volume["name"]: volume.get("secret") for volume in spec["volumes"]}
+        if given:
+            mount = mounts["/etc/baton-peer-tls"]
+            assert mount["readOnly"] is True
+            given["secret"] = secrets[mount["name"]]["secretName"]
+        assert ("peer-tls" in secrets) == bool(given)
+        said.append(given)
+    assert all(given == said[0] for given in said)
+    assert bool(said[0]) == CASES[name].get("peerTls", {}).get("enabled", False)
+    for certificate in of_kind(manifests, "Certificate"):
+        if certificate["spec"]["secretName"] == said[0].get("secret"):
+            assert certificate["spec"]["dnsNames"] == [said[0]["peer-tls-name"]]
+            assert {"server auth", "client auth"} <= set(certificate["spec"]["usages"])
 
 
 def test_no_secret_stands_in_a_command_line_or_a_config_map():

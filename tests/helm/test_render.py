@@ -46,7 +46,8 @@ def test_notes_have_a_first_request():
     notes = rendered_text(CASES["everything"])["baton/templates/NOTES.txt"]
     assert "curl https://llm.example/v1/chat/completions" in notes
     assert "Authorization: Bearer" in notes
-    assert "WARNING" not in notes
+    assert "WARNING: between GPUs KV goes unencrypted" in notes
+    assert "WARNING" not in rendered_text(CASES["outside"])["baton/templates/NOTES.txt"]
     assert "WARNING" in rendered_text({"tenants": {"tenants": {"acme": {}}}})["baton/templates/NOTES.txt"]
 
 
@@ -101,6 +102,18 @@ def _model(**fields: Any) -> dict[str, Any]:
         ({"tenants": {"existingSecret": "t", "tenants": {"acme": {}}}}, ["tenants: give either existingSecret"]),
         ({"redis": {"enabled": True, "external": {"existingSecret": "r"}}}, ["redis: give either"]),
         ({"gateway": {"tls": {"enabled": True}}}, ["gateway.tls: give existingSecret"]),
+        ({"peerTls": {"certManager": {"duration": "90d"}}}, ["/peerTls/certManager/duration"]),
+        ({"peerTls": {"certManager": {"issuerRef": {"kind": "Issuer"}}}}, ["/peerTls/certManager/issuerRef", "name"]),
+        ({"gateway": {"settings": {"peer-tls-name": "x"}}}, ["/gateway/settings", "peer-tls-name"]),
+        ({"peerTls": {"enabled": True}}, ["peerTls: give either existingSecret or certManager.enabled"]),
+        (
+            {"peerTls": {"enabled": True, "existingSecret": "s", "certManager": {"enabled": True}}},
+            ["peerTls: give either existingSecret or certManager.enabled"],
+        ),
+        (
+            {"peerTls": {"enabled": True, "existingSecret": "s"}, "gpuPairs": {"enabled": True}},
+            ["peerTls: NCCL encrypts nothing", "gpuPairs.unencrypted"],
+        ),
     ],
 )
 def test_wrong_values_are_refused_by_name(values, words):

@@ -170,6 +170,21 @@ def test_the_admin_port_is_not_where_clients_come_in():
                 assert ports == ["http"]
 
 
+def test_certificates_of_pods_have_an_authority_of_the_release_s_own_or_the_one_that_is_said():
+    manifests = case("everything")
+    leaf, authority = (named(manifests, "Certificate", f"rel-baton-peer{end}")["spec"] for end in ("", "-ca"))
+    issuers = {issuer["metadata"]["name"]: issuer["spec"] for issuer in of_kind(manifests, "Issuer")}
+    assert issuers[leaf["issuerRef"]["name"]] == {"ca": {"secretName": authority["secretName"]}}
+    assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}}
+    assert authority["isCA"] is True
+    # Renewed by another key, it would part the pods that have seen it from those that have not.
+    assert authority["privateKey"]["rotationPolicy"] == "Never"
+    assert not of_kind(case("bare"), "Issuer")
+    [certificate] = of_kind(case("bare"), "Certificate")
+    assert certificate["spec"]["issuerRef"] == {"name": "ca", "kind": "ClusterIssuer"}
+    assert not of_kind(case("outside"), "Issuer", "Certificate")
+
+
 def test_pod_labels_have_no_version():
     """A new version of the chart must not start pods anew that have not changed."""
     for workload in workloads(case("everything")):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import socket
+import tempfile
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator
@@ -11,11 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 import pytest
 
 from baton_common.extent import Extent
+from baton_common.peer_rpc import bind, make_server
 from baton_kv import bulk, pieces
 from baton_kv.link import PrefillLink
 from baton_kv.pieces import Layout, Piece, PieceRefused
@@ -41,6 +42,7 @@ from baton_worker.messages import (
 from baton_worker.messages import Piece as Packed
 from baton_worker.request_metrics import RequestMetrics
 from baton_worker.server import channel_options
+from tests.peer_files import PeerFiles
 
 EPOCH = 99
 Wire = deque[bytes]
@@ -217,12 +219,23 @@ class Pair:
 
 @asynccontextmanager
 async def pair(transport: str, gpu_unchecked: bool = False, **settings: Any) -> AsyncIterator[Pair]:
+    """transport: of KV; "… with TLS" on all connections."""
+    transport, _, tls = transport.partition(" with ")
+    with tempfile.TemporaryDirectory() as folder:
+        if tls:
+            settings |= PeerFiles(Path(folder)).settings
+        async with _pair(transport, gpu_unchecked, PrefillSettings(model=Path(), **settings)) as both:
+            yield both
+
+
+@asynccontextmanager
+async def _pair(transport: str, gpu_unchecked: bool, settings: PrefillSettings) -> AsyncIterator[Pair]:
     wire: Wire | None = deque() if transport == "nccl" else None
     engine, decode = PrefillEngine(wire), DecodePod(wire, gpu_unchecked)
-    service = PrefillService(PrefillSettings(model=Path(), **settings), engine, epoch=1, metrics=RequestMetrics())  # type: ignore[arg-type]
-    server = grpc.aio.server(options=channel_options(SLOT_BYTES))
+    service = PrefillService(settings, engine, epoch=1, metrics=RequestMetrics())  # type: ignore[arg-type]
+    server = make_server(channel_options(SLOT_BYTES), settings.peer_tls)
     service.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = bind(server, "127.0.0.1:0", settings.peer_tls)
     await server.start()
     hello = kv.Hello(
         epoch=EPOCH,
@@ -230,7 +243,8 @@ async def pair(transport: str, gpu_unchecked: bool = False, **settings: Any) -> 
         gpu_piece_bytes=engine.ready.gpu_slot_bytes,
         gpu_unchecked=gpu_unchecked,
     )
-    link = PrefillLink(f"127.0.0.1:{port}", hello, decode, channel_options(SLOT_BYTES), transport)
+    options = channel_options(SLOT_BYTES)
+    link = PrefillLink(f"127.0.0.1:{port}", hello, decode, options, transport, settings.peer_tls)
     try:
         if wire is not None:
             number = await asyncio.wait_for(engine.opened.get(), 10)
@@ -244,8 +258,9 @@ async def pair(transport: str, gpu_unchecked: bool = False, **settings: Any) -> 
         await service.stop()
 
 
-transports = pytest.mark.parametrize("transport", ["tcp", "grpc", "nccl"])
-by_host = pytest.mark.parametrize("transport", ["tcp", "grpc"])
+HOST = ["tcp", "grpc", "tcp with TLS", "grpc with TLS"]
+transports = pytest.mark.parametrize("transport", [*HOST, "nccl"])
+by_host = pytest.mark.parametrize("transport", HOST)
 
 
 @transports
@@ -400,9 +415,10 @@ async def test_what_both_offer_is_taken(kv_port: int | None, expected: str, capl
         await both.until(lambda: not ticket.missing)
 
 
-async def test_a_port_out_of_reach_leaves_grpc(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("transport", ["auto", "auto with TLS"])
+async def test_a_port_out_of_reach_leaves_grpc(transport: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    async with pair("auto") as both:
+    async with pair(transport) as both:
         assert both.service._bulk is not None
         await both.service._bulk.close()
         assert await linked(caplog) == "grpc"

@@ -375,3 +375,48 @@ spec:
 {{- end -}}
 {{- end -}}
 {{- end }}
+
+{{/* Name of the Secret with the certificate by which pods know each other; nothing without TLS between them. */}}
+{{- define "baton.peerTlsSecret" -}}
+{{- with .Values.peerTls -}}
+{{- if .enabled -}}
+{{- if eq (empty .existingSecret) (not .certManager.enabled) -}}
+{{- fail "peerTls: give either existingSecret or certManager.enabled" -}}
+{{- end -}}
+{{- if and $.Values.gpuPairs.enabled (not $.Values.gpuPairs.unencrypted) -}}
+{{- fail "peerTls: NCCL encrypts nothing; set gpuPairs.unencrypted to have it nevertheless, or gpuPairs.enabled to false" -}}
+{{- end -}}
+{{- .existingSecret | default (printf "%s-peer-tls" (include "baton.fullname" $)) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The release's own, so that two releases under one authority are no peers. */}}
+{{- define "baton.peerTlsName" -}}
+{{- .Values.peerTls.name | default (printf "%s-peer.%s" (include "baton.fullname" .) .Release.Namespace) -}}
+{{- end }}
+
+{{- define "baton.peerTlsFlags" -}}
+{{- if include "baton.peerTlsSecret" . }}
+- --peer-tls-cert-file=/etc/baton-peer-tls/tls.crt
+- --peer-tls-key-file=/etc/baton-peer-tls/tls.key
+- --peer-tls-ca-file=/etc/baton-peer-tls/ca.crt
+- --peer-tls-name={{ include "baton.peerTlsName" . }}
+{{- end }}
+{{- end }}
+
+{{- define "baton.peerTlsMount" -}}
+{{- if include "baton.peerTlsSecret" . }}
+- name: peer-tls
+  mountPath: /etc/baton-peer-tls
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "baton.peerTlsVolume" -}}
+{{- with include "baton.peerTlsSecret" . }}
+- name: peer-tls
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- end }}

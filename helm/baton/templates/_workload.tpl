@@ -11,9 +11,11 @@
 {{- $selector := printf "%s\n%s" (include "baton.selectorLabels" $component) (include "baton.workerLabels" $workload) -}}
 {{- $model := dict "key" $workload.key "volume" $workload.volume "revision" $workload.revision "image" $image "weights" true -}}
 {{- $engine := dict -}}
-{{- /* Without their ports open, pairs would try for nothing. */ -}}
-{{- if and (eq $workload.role "decode") (eq $device "cuda") (not $root.Values.gpuPairs.enabled) -}}
-{{- $_ := set $engine "kv-transport" "tcp" -}}
+{{- $tls := include "baton.peerTlsSecret" $root -}}
+{{- if and (eq $workload.role "decode") (eq $device "cuda") -}}
+{{- /* Without their ports open, pairs would try for nothing; with TLS they have to be asked for. */ -}}
+{{- $transport := $root.Values.gpuPairs.enabled | ternary (empty $tls | ternary "" "nccl") "tcp" -}}
+{{- with $transport }}{{ $_ := set $engine "kv-transport" . }}{{ end -}}
 {{- end -}}
 {{- $engine = include "baton.merge" (list $engine $spec.engine) | fromJson -}}
 apiVersion: apps/v1
@@ -75,6 +77,9 @@ spec:
             - --metrics-port=9400
             - --device={{ $device }}
             - --drain-seconds={{ int $root.Values.drainSeconds }}
+            {{- with include "baton.peerTlsFlags" $root | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
             {{- with include "baton.flags" $engine | trim }}
             {{- . | nindent 12 }}
             {{- end }}
@@ -102,22 +107,24 @@ spec:
             {{- $resources = include "baton.merge" (list $resources (dict "requests" $gpu "limits" $gpu)) | fromJson }}
             {{- end }}
             {{- toYaml $resources | nindent 12 }}
-          # The port opens when the model is loaded.
+          # The port opens when the model is loaded. Not the one of gRPC, where the kubelet has no certificate to show.
           startupProbe:
-            grpc:
-              port: 50051
+            httpGet:
+              path: /live
+              port: metrics
             periodSeconds: 5
             timeoutSeconds: 5
             failureThreshold: {{ divf $spec.startupSeconds 5 | ceil | int }}
-          # The same answer for both: it falls on SIGTERM, and from then on the kubelet asks for readiness alone.
           readinessProbe:
-            grpc:
-              port: 50051
+            httpGet:
+              path: /ready
+              port: metrics
             periodSeconds: 5
             timeoutSeconds: 5
           livenessProbe:
-            grpc:
-              port: 50051
+            httpGet:
+              path: /live
+              port: metrics
             periodSeconds: 10
             timeoutSeconds: 10
             failureThreshold: 6
@@ -127,6 +134,9 @@ spec:
               mountPath: /tmp
             - name: shm
               mountPath: /dev/shm
+            {{- with include "baton.peerTlsMount" $root | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
             {{- with include "baton.modelMount" $model | trim }}
             {{- . | nindent 12 }}
             {{- end }}
@@ -141,6 +151,9 @@ spec:
           emptyDir:
             medium: Memory
             sizeLimit: {{ $spec.shmSize }}
+        {{- with include "baton.peerTlsVolume" $root | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- with include "baton.modelVolume" $model | trim }}
         {{- . | nindent 8 }}
         {{- end }}
@@ -171,7 +184,7 @@ spec:
     - name: grpc
       port: 50051
       targetPort: grpc
-      appProtocol: kubernetes.io/h2c
+      appProtocol: {{ empty $tls | ternary "kubernetes.io/h2c" "https" }}
     {{- if eq $workload.role "prefill" }}
     - name: kv
       port: 50052

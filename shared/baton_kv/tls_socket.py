@@ -1,0 +1,90 @@
+"""TLS on non-blocking sockets in an event loop: what asyncio has for plain ones in sock_sendall and sock_recv_into.
+
+asyncio's own TLS copies all of it several times; here OpenSSL works on the memory that is to be sent or filled.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+from baton_common.peer_tls import PeerTls
+
+# Of at most 16 KiB each. While both ends keep up there is never a wait in which the event loop could turn to others;
+# that many take OpenSSL a fraction of a millisecond.
+_RECORDS_PER_TURN = 32
+
+
+async def secure(connection: socket.socket, tls: PeerTls, server_side: bool) -> ssl.SSLSocket:
+    """Take over a connected non-blocking socket. Raises OSError when the other end is no peer.
+
+    That this end is one the other says only after that: if it is none, the first bytes to be read are an error.
+    """
+    if server_side:
+        secured = tls.server_context().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+    else:
+        context = tls.client_context()
+        secured = context.wrap_socket(connection, server_hostname=tls.name, do_handshake_on_connect=False)
+    try:
+        await _shake_hands(secured)
+        if server_side:
+            tls.check_client(secured.getpeercert())
+    except BaseException:
+        secured.close()
+        raise
+    return secured
+
+
+async def send_all(connection: ssl.SSLSocket, data: bytes | memoryview) -> None:
+    """Raises OSError."""
+    await _move(connection, connection.send, memoryview(data))
+
+
+async def fill(connection: ssl.SSLSocket, view: memoryview) -> None:
+    """Receive until the memory is full. Raises OSError, when the connection ends too."""
+    await _move(connection, connection.recv_into, view)
+
+
+async def _shake_hands(connection: ssl.SSLSocket) -> None:
+    while True:
+        try:
+            connection.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as want:
+            await _ready(connection, want)
+        else:
+            return
+
+
+async def _move(connection: ssl.SSLSocket, some: Callable[[memoryview], int], view: memoryview) -> None:
+    """Call `some`, which says how far it came, until nothing is left."""
+    records = 0
+    while view:
+        try:
+            count = some(view)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as want:
+            await _ready(connection, want)
+            continue
+        if not count:
+            raise ConnectionError("the connection was closed")
+        view = view[count:]
+        records += 1
+        if records % _RECORDS_PER_TURN == 0:
+            await asyncio.sleep(0)
+
+
+async def _ready(connection: ssl.SSLSocket, want: ssl.SSLError) -> None:
+    """Wait for what OpenSSL wants, which while it sends can be to read, and the other way round."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def note() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    reads = isinstance(want, ssl.SSLWantReadError)
+    add, remove = (loop.add_reader, loop.remove_reader) if reads else (loop.add_writer, loop.remove_writer)
+    add(connection, note)
+    try:
+        await ready
+    finally:
+        remove(connection)
