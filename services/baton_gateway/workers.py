@@ -82,7 +82,9 @@ class Watcher:
                 retry_s = FIRST_RETRY_S
                 log.warning("pod lost", extra={"pod": self._pod.address, "reason": reason})
             else:
-                level = logging.DEBUG if reason == told else logging.INFO
+                # Where nobody listens yet, the pod is only starting.
+                known = reason == told or "Connection refused" in reason
+                level = logging.DEBUG if known else logging.INFO
                 log.log(level, "pod out of reach", extra={"pod": self._pod.address, "reason": reason})
             told = reason
             self._pod.reporting = False
