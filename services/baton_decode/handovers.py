@@ -138,6 +138,7 @@ class Handovers:
             if request.span is not None:
                 request.span.part("handover", tokens=handover.num_tokens)
             request.close_handover("ack")
+            request.prefills.clear()
 
     def _give_up(self, ticket: OpenTicket, why: str) -> None:
         """End a hand-over that failed: the next prefill pod gets the order, after the last the engine computes here."""

@@ -23,9 +23,14 @@ class LiveRequest(msgspec.Struct):
     times: RequestTimes
     span: RequestSpan | None
     choices: set[int]  # still running
-    prefills: list[str]  # addresses of prefill pods that have not been tried
+    prefills: list[str]  # addresses of prefill pods that may yet be asked
     handover: Handover | None = None  # the open one
     first_tokens_at: float | None = None  # when a prefill pod's came; in the event loop's seconds
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether its KV is to come from a prefill pod, ordered already or not."""
+        return self.handover is not None or bool(self.prefills)
 
     def fail(self, code: pb.Failure.Code, message: str, param: str = "") -> None:
         self.stream.put([failure_delta(self.submit.handle, code, message, param)])

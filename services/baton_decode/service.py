@@ -143,7 +143,7 @@ class DecodeService(DecodeServicer):
         request = self._requests.get(id)
         # Until the KV is there the choices are one sequence in the engine; the rest of this one is then generated and
         # ignored, which costs little and changes nothing.
-        if request is not None and request.handover is None and choice in request.choices:
+        if request is not None and not request.awaits_kv and choice in request.choices:
             self._engine.send(Abort(id, choice))
             self._requests.note_finish(request, choice, FinishReason.STOP)
 
