@@ -30,10 +30,12 @@ class Counts(Protocol):
 
     draining: bool
     events: Counter[str]
-    handed_over_tokens: int
 
     @property
     def num_tickets(self) -> int: ...
+
+    @property
+    def handed_over_tokens(self) -> int: ...
 
 
 class WorkerCollector(Collector):

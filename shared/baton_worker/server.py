@@ -44,8 +44,6 @@ class Service(Protocol):
 
     draining: bool
     events: Counter[str]  # as WorkerLoad.handover_events
-    handed_over_tokens: int
-    exposed_handover_s: float
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register the role's gRPC services."""
@@ -59,6 +57,12 @@ class Service(Protocol):
 
     @property
     def num_tickets(self) -> int: ...
+
+    @property
+    def handed_over_tokens(self) -> int: ...
+
+    @property
+    def exposed_handover_s(self) -> float: ...
 
     def hand_back(self) -> None:
         """End everything that is active, so that another pod can go on with it."""

@@ -1,0 +1,295 @@
+"""The hand-overs of KV from prefill pods, from an engine's reservation to the acknowledgement."""
+
+import asyncio
+import logging
+from collections import Counter
+
+from baton_common.extent import Extent
+from baton_engine.delta import Reservation
+from baton_kv.link import PrefillLink
+from baton_kv.pieces import Layout, Piece, PieceRefused
+from baton_kv.tickets import OpenTicket, TicketBook
+from baton_proto import handover_pb2 as kv
+from baton_worker.engine_client import EngineClient
+from baton_worker.messages import Abort, CancelImport, Imported, ImportPiece, ImportTokens, Output, RestartImport
+from baton_worker.request_metrics import RequestMetrics
+
+from .gpu_pairs import GpuPairs
+from .handover import Handover
+from .links import PrefillLinks
+from .live_requests import LiveRequest, LiveRequests
+from .settings import DecodeSettings
+
+log = logging.getLogger(__name__)
+
+
+class Handovers:
+    """Owns tickets and links: orders what requests lack, and receives what prefill pods send (baton_kv.link.Receiver).
+
+    events: as Service.events. tokens, exposed_s: handed over so far, and how long that KV came after its first tokens.
+    """
+
+    def __init__(
+        self,
+        settings: DecodeSettings,
+        engine: EngineClient,
+        epoch: int,
+        metrics: RequestMetrics,
+        requests: LiveRequests,
+    ) -> None:
+        self.events: Counter[str] = Counter()
+        self.tokens, self.exposed_s = 0, 0.0
+        self._engine = engine
+        self._metrics = metrics
+        self._requests = requests
+        self._lease_s = settings.lease_seconds
+        ready = engine.ready
+        self._layout = Layout(
+            ready.num_layers, ready.num_kv_heads, ready.head_bytes, ready.slot_bytes, ready.gpu_slot_bytes
+        )
+        self._tickets = TicketBook(epoch)
+        self._links = PrefillLinks(settings, ready, epoch, self)
+        self._pairs = GpuPairs(engine, self._links, settings.kv_gpu_checksum)
+        self._renewing = asyncio.create_task(self._renew())
+
+    @property
+    def num_tickets(self) -> int:
+        return len(self._tickets)
+
+    def link_to(self, address: str) -> None:
+        """Have the link before the first request needs it."""
+        self._links.to(address)
+
+    async def stop(self) -> None:
+        self._renewing.cancel()
+        await self._links.close()
+
+    # Engine
+
+    def take(self, output: Output) -> None:
+        for slot in output.freed_slots:
+            self.free(slot)
+        for reservation in output.reservations:
+            self._order(reservation)
+        for imported in output.imported:
+            request = self._requests.get(imported.id)
+            handover = _reserved_as(imported, request)
+            if request is not None and handover is not None:
+                handover.kv_complete = True
+                self._acknowledge(request)
+        if output.stale:
+            self.events["refused_stale"] += len(output.stale)
+        for damaged in output.damaged:
+            self.events["refused_checksum"] += 1
+            handover = _reserved_as(damaged, self._requests.get(damaged.id))
+            if handover is not None:
+                self._give_up(handover.ticket, "KV piece refused: checksum")
+        for number in output.pairs_up:
+            self._pairs.up(number)
+        for lost in output.pairs_lost:
+            link = self._pairs.link(lost.pair)
+            if link is not None:
+                link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(lost=lost.reason)))
+                self._pair_lost(link, lost.reason)
+
+    def _order(self, reservation: Reservation) -> None:
+        """Send a ticket for the KV that a request lacks."""
+        request = self._requests.get(reservation.id)
+        if request is None:
+            return
+        extent = Extent(
+            first_token=reservation.first_token,
+            num_tokens=reservation.num_tokens,
+            first_layer=0,
+            num_layers=self._layout.num_layers,
+            first_head=0,
+            num_heads=self._layout.num_heads,
+        )
+        link = self._links.to(request.prefills.pop(0))
+        request.handover = Handover(self._tickets, link, reservation, extent)
+        if request.span is not None:
+            request.span.part("reserve")
+        submit = request.submit
+        link.send(
+            kv.DecodeToPrefill(
+                ticket=kv.Ticket(
+                    ticket_id=request.handover.ticket.id,
+                    request_id=submit.request_id,
+                    prompt_token_ids=submit.prompt_token_ids,
+                    sampling=submit.sampling,
+                    priority=submit.priority,
+                    first_token=reservation.first_token,
+                    generation=reservation.generation,
+                    lease_ms=self._lease_ms,
+                    continuation=submit.continuation if submit.HasField("continuation") else None,
+                    traceparent=request.span.traceparent if request.span is not None else "",
+                )
+            )
+        )
+
+    def _acknowledge(self, request: LiveRequest) -> None:
+        """End a hand-over when KV and first tokens are both there."""
+        handover = request.handover
+        if handover is not None and handover.kv_complete and request.first_tokens_at is not None:
+            exposed_s = asyncio.get_running_loop().time() - request.first_tokens_at
+            self.tokens += handover.num_tokens
+            self.exposed_s += exposed_s
+            self._metrics.exposed_handover.observe(exposed_s)
+            if request.span is not None:
+                request.span.part("handover", tokens=handover.num_tokens)
+            request.close_handover("ack")
+            request.prefills.clear()
+
+    def _give_up(self, ticket: OpenTicket, why: str) -> None:
+        """End a hand-over that failed: the next prefill pod gets the order, after the last the engine computes here."""
+        request = self._requests.get(ticket.request)
+        if request is None or request.handover is None:
+            return
+        where = f"asking {request.prefills[0]}" if request.prefills else "prefilling here"
+        log.warning(
+            "hand-over failed, %s: %s", where, why,
+            extra={"event": "handover_failed", "request_id": request.submit.request_id},
+        )  # fmt: skip
+        self.events["failed"] += 1
+        if request.span is not None:
+            request.span.part("failed handover", why=why)
+        request.stream.put_failed_handover(request.submit.handle, request.handover.link.address)
+        request.close_handover("cancel")
+        self._engine.send(RestartImport(request.id) if request.prefills else CancelImport(request.id))
+
+    # Prefill pods
+
+    def first_tokens(self, message: kv.FirstTokens) -> None:
+        ticket = self._tickets.get(message.ticket_id)
+        request = self._requests.get(ticket.request) if ticket is not None else None
+        if ticket is None or request is None or request.first_tokens_at is not None:
+            return
+        if [len(delta.token_ids) for delta in message.deltas] != [1] * request.submit.sampling.n:
+            self._give_up(ticket, "the first tokens are not one per choice")
+            return
+        request.first_tokens_at = asyncio.get_running_loop().time()
+        if request.span is not None:
+            request.span.part("prefill elsewhere")
+        self._note_arrival(ticket)
+        for delta in message.deltas:
+            delta.handle = request.submit.handle
+            request.measure(delta, "prefill")
+        request.stream.put(list(message.deltas))
+        running = [delta for delta in message.deltas if not delta.finish_reason]
+        if running:
+            self._engine.send(ImportTokens(request.id, [delta.token_ids[0] for delta in message.deltas]))
+        else:
+            self._engine.send(Abort(request.id))
+        self._acknowledge(request)
+        for delta in message.deltas:
+            self._requests.note_finish(request, delta.choice, delta.finish_reason)
+
+    def ticket_failed(self, message: kv.TicketFailed) -> None:
+        ticket = self._tickets.get(message.ticket_id)
+        if ticket is not None:
+            self._give_up(ticket, message.failure.message)
+
+    async def slot(self) -> tuple[int, memoryview]:
+        slot = await self._engine.import_slots.get()
+        return slot, self._engine.imports.slot(slot)
+
+    def free(self, slot: int) -> None:
+        self._engine.import_slots.put_nowait(slot)
+
+    def claim(self, piece: Piece) -> OpenTicket | None:
+        try:
+            self._layout.check(piece)
+            return self._tickets.claim(piece)
+        except PieceRefused as refusal:
+            self.refused(refusal)
+            return None
+
+    def refused(self, refusal: PieceRefused) -> None:
+        self.events[f"refused_{refusal.reason}"] += 1
+        # A refused piece of an open hand-over leaves a hole in it. If a damaged one names the wrong ticket, that one is
+        # given up for nothing, which only costs time. Stray ones follow every request that has ended early and concern
+        # nobody.
+        ticket = self._tickets.get(refusal.header.ticket_id) if refusal.header is not None else None
+        level = logging.DEBUG if ticket is None else logging.WARNING
+        log.log(level, "%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
+        if ticket is not None:
+            self._give_up(ticket, str(refusal))
+
+    def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
+        self._note_arrival(ticket)
+        size = extent.num_layers * extent.num_tokens * extent.num_heads * self._layout.head_bytes
+        self._metrics.piece("host", size)
+        self._engine.send(ImportPiece(ticket.request, ticket.generation, extent, slot))
+
+    def receive_on_gpu(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> None:
+        if ticket is not None:
+            self._note_arrival(ticket)
+        if link.pair is not None:
+            self._metrics.piece("gpu", piece.header.gpu_bytes)
+            self._pairs.receive(link.pair, piece, ticket)
+        elif ticket is not None:
+            self._give_up(ticket, "a piece was sent over a lost pair")
+
+    def pair_changed(self, link: PrefillLink, pair: kv.GpuPair) -> None:
+        if pair.WhichOneof("state") == "id":
+            self._pairs.join(link, pair.id)
+        else:
+            self._pair_lost(link, pair.lost)
+
+    def _pair_lost(self, link: PrefillLink, reason: str) -> None:
+        """Go on without the connection between the GPUs; what was ordered over it is ordered anew."""
+        if link.pair is None:
+            return
+        self._pairs.fall_back(link, reason)
+        for handover in self._open_with(link):
+            if not handover.kv_complete:
+                self._give_up(handover.ticket, "the connection between the GPUs is lost")
+
+    def link_lost(self, link: PrefillLink) -> None:
+        self._links.forget(link)
+        self._pairs.close(link)
+        for handover in self._open_with(link):
+            self._give_up(handover.ticket, "the prefill pod is lost")
+
+    def _open_with(self, link: PrefillLink) -> list[Handover]:
+        handovers = (request.handover for request in self._requests)
+        return [handover for handover in handovers if handover is not None and handover.link is link]
+
+    def _note_arrival(self, ticket: OpenTicket) -> None:
+        request = self._requests.get(ticket.request)
+        if request is not None and request.handover is not None:
+            request.handover.note_arrival()
+
+    # Leases
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._lease_s * 1000)
+
+    def _stalled(self, request: LiveRequest, handover: Handover) -> bool:
+        """Whether the prefill pod has computed all and yet, for the time of a lease, sent nothing of the rest."""
+        computed = request.first_tokens_at is not None or handover.kv_complete
+        return computed and handover.silence_s > self._lease_s
+
+    async def _renew(self) -> None:
+        """Keep the leases of open tickets, so that KV waits while this pod is busy; give up the stalled ones."""
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            tickets: dict[PrefillLink, list[int]] = {}
+            for request in list(self._requests):
+                handover = request.handover
+                if handover is None:
+                    continue
+                if self._stalled(request, handover):
+                    self.events["timeout"] += 1
+                    self._give_up(handover.ticket, "the rest does not come")
+                else:
+                    tickets.setdefault(handover.link, []).append(handover.ticket.id)
+            for link, ids in tickets.items():
+                link.send(kv.DecodeToPrefill(renew=kv.Renew(ticket_ids=ids, lease_ms=self._lease_ms)))
+
+
+def _reserved_as(imported: Imported, request: LiveRequest | None) -> Handover | None:
+    """Return a request's open hand-over if the engine means that, and not one before it."""
+    handover = request.handover if request is not None else None
+    return handover if handover is not None and handover.ticket.generation == imported.generation else None

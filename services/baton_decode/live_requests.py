@@ -1,0 +1,88 @@
+"""The requests that this pod answers for, from a gateway's order to the end of their last choice."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from baton_engine.sequence import FinishReason
+from baton_proto import serving_pb2 as pb
+from baton_worker.convert import failure_delta
+from baton_worker.request_metrics import RequestTimes
+from baton_worker.request_span import RequestSpan
+
+from .handover import Handover
+from .stream import GatewayStream
+
+
+class LiveRequest(msgspec.Struct):
+    """Owns what is measured of a request and, while its KV is on the way, the hand-over."""
+
+    id: int  # the engine's
+    submit: pb.Submit
+    stream: GatewayStream
+    times: RequestTimes
+    span: RequestSpan | None
+    choices: set[int]  # still running
+    prefills: list[str]  # addresses of prefill pods that may yet be asked
+    handover: Handover | None = None  # the open one
+    first_tokens_at: float | None = None  # when a prefill pod's came; in the event loop's seconds
+
+    @property
+    def awaits_kv(self) -> bool:
+        """Whether its KV is to come from a prefill pod, ordered already or not."""
+        return self.handover is not None or bool(self.prefills)
+
+    def fail(self, code: pb.Failure.Code, message: str, param: str = "") -> None:
+        self.stream.put([failure_delta(self.submit.handle, code, message, param)])
+
+    def measure(self, delta: pb.Delta, by: str) -> None:
+        """by: the kind of pod that computed the prompt."""
+        if delta.HasField("prompt"):
+            prompt = delta.prompt
+            self.times.prompt(prompt.cached_tokens, prompt.queued_seconds, prompt.prefill_seconds, by)
+            if by == "decode" and self.span is not None:
+                self.span.prefilled(prompt.queued_seconds, prompt.prefill_seconds)
+        if delta.token_ids:
+            self.times.tokens(delta.choice, len(delta.token_ids))
+
+    def close_handover(self, verdict: str) -> None:
+        """verdict: as Handover.close has it. Does nothing when none is open."""
+        if self.handover is not None:
+            self.handover.close(verdict)
+            self.handover = None
+
+
+class LiveRequests:
+    """Owns all of them, by the engine's numbers; a gateway's stream keeps which of them are its own."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return iter(self._requests.values())
+
+    def get(self, id: int) -> LiveRequest | None:
+        return self._requests.get(id)
+
+    def add(self, request: LiveRequest) -> None:
+        self._requests[request.id] = request
+        request.stream.requests[request.submit.handle] = request.id
+
+    def note_finish(self, request: LiveRequest, choice: int, reason: int) -> None:
+        """Take a choice's finish reason, which may be none; the last choice ends the request."""
+        if reason != FinishReason.NONE:
+            request.choices.discard(choice)
+            if not request.choices:
+                self.end(request, FinishReason(reason).name.lower())
+
+    def end(self, request: LiveRequest, reason: str) -> None:
+        """Forget a request and let its prefill pod do so. reason: as RequestTimes.end has it."""
+        request.close_handover("cancel")
+        request.times.end(reason)
+        if request.span is not None:
+            request.span.end(reason)
+        del self._requests[request.id]
+        request.stream.requests.pop(request.submit.handle, None)
