@@ -198,7 +198,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=18.0, help="of A's arrivals, twice a round")
     parser.add_argument("--calibration", type=int, default=5, help="long prompts by which the prefill rate is measured")
-    parser.add_argument("--short", type=int, default=512, help="tokens of A's prompts")
+    parser.add_argument("--short", type=int, default=1024, help="tokens of A's prompts")
     parser.add_argument("--long", type=int, default=4000, help="tokens of B's prompts")
     parser.add_argument("--share", type=float, default=0.3, help="of the prefill rate, for A")
     parser.add_argument("--flood-share", type=float, default=0.5, help="of the prefill rate, for B")
