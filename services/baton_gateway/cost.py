@@ -19,14 +19,29 @@ class CostModel:
     turnover_s: float = 10.0  # in which a full pod gets all its blocks back
     # A second of delay to one running decode counts as so many seconds of TTFT.
     decode_delay: float = 0.4
+    most_busy: float = 0.9  # share of the time that a pod counts as busy at most
 
     def prefill_rate(self, pod: Pod) -> float:
         """Return how many prompt tokens a pod computes in a second."""
         return pod.prefill_rate or pod.learned_rate or self.default_prefill_rate
 
     def prefill(self, pod: Pod, num_tokens: int) -> float:
-        """Return the time until a pod has computed so many tokens of a new prompt, behind what is queued there."""
-        return (pod.prefill_tokens.load + num_tokens) / self.prefill_rate(pod)
+        """Return the time until a pod has computed so many tokens of a new prompt, behind what is queued there.
+
+        Longer prompts let it pass, after the step that the pod is at.
+        """
+        load = pod.prefill_tokens.load
+        if load > num_tokens and pod.step_tokens:
+            load = min(load, pod.prefill_tokens.ahead_of(num_tokens) + pod.step_tokens)
+        return (load + num_tokens) / self.prefill_rate(pod)
+
+    def price(self, pod: Pod) -> float:
+        """Return what a second of work for the best prefill pod counts as with the delay to those who come later.
+
+        What is to be done and what comes meanwhile keep a pod busy for 1 / (1 - busy share) times as long as the first
+        alone would (the busy period of M/G/1: Kleinrock, Queueing Systems 1, 5.8).
+        """
+        return 1 / (1 - min(pod.busy_share, self.most_busy))
 
     def transfer(self, pod: Pod, num_tokens: int) -> float:
         """Return how much later than its first token a decode pod has the KV of so many tokens from another pod."""
@@ -43,9 +58,16 @@ class CostModel:
                 wait += self.turnover_s * short / max(pod.num_blocks, 1)
         return wait
 
-    def local_prefill(self, pod: Pod, num_tokens: int) -> float | None:
-        """As `prefill`, on a decode pod, with the delay to what decodes there; None when its rate is not measured."""
+    def local_prefill(self, pod: Pod, num_tokens: int, price: float = 1.0) -> float | None:
+        """As `prefill`, on a decode pod, with the delay to what decodes there; None when its rate is not measured.
+
+        price: of a second behind what is queued there, which whoever comes next would have to wait for as well.
+        """
         if not pod.prefill_rate:
             return None
-        delay = self.decode_delay * pod.requests.load * num_tokens / pod.prefill_rate
-        return self.prefill(pod, num_tokens) + delay
+        seconds = num_tokens / pod.prefill_rate
+        return (
+            (self.prefill(pod, num_tokens) - seconds) * price
+            + seconds
+            + self.decode_delay * pod.requests.load * seconds
+        )

@@ -37,14 +37,14 @@ class _DecodeBid(NamedTuple):
 class _Pair(NamedTuple):
     """A decode pod, and the prefill pods in the order in which they are to be tried; without any it prefills."""
 
-    seconds: float
+    price: float
     decode: _DecodeBid
     prefills: Sequence[_Bid]
     reason: Reason
 
 
 class KvAware:
-    """The pair of pods with the least predicted TTFT.
+    """The pair of pods with the least predicted TTFT, and what others lose by it in time counted in.
 
     A prompt stays on pods that have most of it cached unless that is predicted to take more than (1 + stay_margin)
     times as long as the best pair: small differences in load would spread a prefix over all pods otherwise.
@@ -67,21 +67,25 @@ class KvAware:
         staying: list[_Pair] = []
         for group in groups:
             prefills = self._prefill_bids(demand, group.prefills, cached)
-            decodes = self._decode_bids(demand, group, cached)
             best = _first_few(prefills, tie)
-            pairs.append(_best_pair(decodes, best, tie, "least_ttft"))
+            price = self._costs.price(best[0].pod) if best else 1.0
+            decodes = self._decode_bids(demand, group, cached, price)
+            pairs.append(_best_pair(decodes, best, price, tie, "least_ttft"))
             holding = _first_few([bid for bid in prefills if bid.cached >= most], tie)
             holders = [bid for bid in decodes if bid.cached >= most]
             if holding or holders:
                 others = [bid for bid in best if bid not in holding]
-                staying.append(_best_pair(holders or decodes, [*holding, *others][:MOST_PREFILLS], tie, "cached"))
-        chosen = min(pairs, key=_seconds)
+                first = [*holding, *others][:MOST_PREFILLS]
+                staying.append(_best_pair(holders or decodes, first, price, tie, "cached"))
+            if best:
+                best[0].pod.note_arrival()
+        chosen = min(pairs, key=_price)
         if staying:
-            stay = min(staying, key=_seconds)
-            chosen = stay if stay.seconds <= chosen.seconds * (1 + self._stay_margin) else chosen
+            stay = min(staying, key=_price)
+            chosen = stay if stay.price <= chosen.price * (1 + self._stay_margin) else chosen
         known = chosen.prefills[0].cached if chosen.prefills else chosen.decode.cached
         order = [bid.pod for bid in chosen.prefills]
-        return Choice(chosen.decode.pod, order, chosen.reason, known, chosen.seconds)
+        return Choice(chosen.decode.pod, order, chosen.reason, known, chosen.price)
 
     def _cached(self, demand: Demand, groups: Sequence[Group]) -> dict[int, int]:
         """Return by slot how many tokens of the prompt a pod has; none = not in it."""
@@ -95,7 +99,7 @@ class KvAware:
             bids.append(_Bid(prefill(pod, num_tokens - known), pod.slot, pod, known))
         return bids
 
-    def _decode_bids(self, demand: Demand, group: Group, cached: dict[int, int]) -> list[_DecodeBid]:
+    def _decode_bids(self, demand: Demand, group: Group, cached: dict[int, int], price: float) -> list[_DecodeBid]:
         bids, costs, num_tokens = [], self._costs, demand.num_tokens
         for pod in group.decodes:
             known = cached.get(pod.slot, 0)
@@ -104,7 +108,7 @@ class KvAware:
             if not group.prefills:
                 alone: float | None = costs.prefill(pod, missing)
             else:
-                alone = costs.local_prefill(pod, missing) if self._local_prefill else None
+                alone = costs.local_prefill(pod, missing, price) if self._local_prefill else None
             bids.append(
                 _DecodeBid(wait + costs.transfer(pod, missing), math.inf if alone is None else wait + alone, pod, known)
             )
@@ -122,24 +126,24 @@ def _first_few(bids: Sequence[_Bid], tie: Callable[[Pod], int]) -> list[_Bid]:
 
 
 def _best_pair(
-    decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], tie: Callable[[Pod], int], reason: Reason
+    decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], price: float, tie: Callable[[Pod], int], reason: Reason
 ) -> _Pair:
     """Return the best decode pod for the first of these prefill pods, or for none of them.
 
-    reason: why these, if there are prefill pods at all.
+    price: of a second there. reason: why these, if there are prefill pods at all.
     """
-    before = prefills[0].seconds if prefills else math.inf
-    times = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
-    limit = min(times) + TICK_S
-    seconds, bid = min(
-        [(seconds, bid) for seconds, bid in zip(times, decodes, strict=True) if seconds < limit],
+    before = prefills[0].seconds * price if prefills else math.inf
+    prices = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
+    limit = min(prices) + TICK_S
+    least, bid = min(
+        [(price, bid) for price, bid in zip(prices, decodes, strict=True) if price < limit],
         key=lambda pair: (tie(pair[1].pod), pair[1].pod.slot),
     )
-    return _Pair(seconds, bid, [] if seconds == bid.alone else prefills, reason if prefills else "no_prefill_pods")
+    return _Pair(least, bid, [] if least == bid.alone else prefills, reason if prefills else "no_prefill_pods")
 
 
-def _seconds(pair: _Pair) -> float:
-    return pair.seconds
+def _price(pair: _Pair) -> float:
+    return pair.price
 
 
 def _tie_breaker(session: str) -> Callable[[Pod], int]:

@@ -7,6 +7,7 @@ from baton_gateway.breaker import Breaker
 
 LEAST_TOKENS_TO_LEARN = 64  # with fewer, the time to a first token says little about the rate
 _NEWEST_SHARE = 0.2
+_NEWEST_ARRIVAL = 0.02
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class InFlight:
 
     def ahead_of(self, amount: int) -> int:
         """Return the load less what was sent from here in larger amounts."""
-        return self.load - sum(larger * count for larger, count in self.amounts.items() if larger > amount)
+        return max(self.load - sum(larger * count for larger, count in self.amounts.items() if larger > amount), 0)
 
     def report(self, load: int) -> None:
         """Note the load that the pod reports."""
@@ -68,11 +69,13 @@ class Pod:
     prefill_rate: float = 0.0  # tokens a second, as the pod has measured it; 0 = not measured
     learned_rate: float = 0.0  # the same, as seen from here; 0 = nothing seen yet
     token_bytes: int = 0  # of KV; 0 = not told
+    step_tokens: int = 0  # that it computes at a time; 0 = not told
     handed_over_tokens: int = 0  # in its last report, likewise the next
     exposed_handover_s: float = 0.0
     handover_token_s: float | None = None  # what handing a token's KV over adds to a prefill, of late; None = unknown
     requests: InFlight = field(default_factory=InFlight)  # those that decode there
     prefill_tokens: InFlight = field(default_factory=InFlight)  # those waiting for prefill
+    busy_share: float = 0.0  # of late arrivals for which no pod was better, those that found it busy
     breaker: Breaker = field(default_factory=Breaker)
     dispatched: int = 0  # how often it was chosen
 
@@ -86,6 +89,10 @@ class Pod:
         if new >= LEAST_TOKENS_TO_LEARN:
             self.handed_over_tokens, self.exposed_handover_s = tokens, exposed_s
             self.handover_token_s = _learned(self.handover_token_s, seconds / new)
+
+    def note_arrival(self) -> None:
+        """Note that a request came for which no other prefill pod was better."""
+        self.busy_share += _NEWEST_ARRIVAL * ((self.prefill_tokens.load > 0) - self.busy_share)
 
     def learn_rate(self, num_tokens: int, seconds: float) -> None:
         """Note that a prompt had its first token after so long, with so many tokens to compute, its own included."""

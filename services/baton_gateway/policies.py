@@ -29,19 +29,19 @@ class Group:
 class Choice:
     """prefills: in the order in which they are to be tried; none = the decode pod prefills.
 
-    num_cached: tokens of the prompt that the pod which prefills first is known to have; ttft: predicted, in seconds.
+    num_cached: tokens of the prompt that the pod which prefills first is known to have. price: in seconds.
     """
 
     decode: Pod
     prefills: Sequence[Pod]
     reason: Reason
     num_cached: int = 0
-    ttft: float = 0.0
+    price: float = 0.0
 
 
 class Policy(Protocol):
     def choose(self, demand: Demand, groups: Sequence[Group]) -> Choice:
-        """Choose among the pods of these groups, of which there is at least one. Changes nothing of a pod."""
+        """Choose among the pods of these groups, of which there is at least one. Charges nothing."""
         ...
 
 

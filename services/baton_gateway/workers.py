@@ -159,6 +159,7 @@ class Watcher:
         pod.num_blocks = info.num_blocks
         pod.prefill_rate = info.prefill_rate
         pod.token_bytes = info.token_bytes
+        pod.step_tokens = info.step_tokens
         pod.reporting = True
         log.info(
             "pod found",

@@ -1,8 +1,7 @@
-"""The engine core: requests in, one step at a time, tokens out. It knows no pods, no network and no clock."""
+"""The engine core: requests in, one step at a time, tokens out. It knows no pods and no network."""
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,9 +22,10 @@ from .exports import Export, Exports
 from .grammars import Grammars
 from .loading import Progress
 from .model_config import ModelConfig, load_model_config
-from .runner import Choice, Launched, Runner, find_device
+from .pipeline import Pipeline
+from .runner import Choice, Runner, find_device
 from .scheduler import Scheduler
-from .sequence import FinishReason, Request, Sequence, State, Step
+from .sequence import FinishReason, Request, Sequence, State
 
 
 class StepResult(msgspec.Struct):
@@ -91,7 +91,7 @@ class Engine:
         self._sequences: dict[int, list[Sequence]] = {}
         self._imports: dict[int, _Import] = {}
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
-        self._in_flight: deque[tuple[Step, Launched]] = deque()
+        self._in_flight = Pipeline(self.runner.prefill_rate)
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
         self._exports = Exports(model, config.block_size)
 
@@ -162,9 +162,13 @@ class Engine:
     def step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
         """Start the next step and return what became known, possibly nothing.
 
-        On a GPU the next step is started before the tokens of the last one are read, so results come one call late.
-        meanwhile: called again and again while these are not there; it may do anything with the engine but step.
+        On a GPU the next step is started before the tokens of the last one are read, so results come one call late; if
+        it can be foreseen when they will be there, shortly before, so that who comes until then is in the next step.
+        meanwhile: called again and again while there is nothing to start or read; it may do anything with the engine
+        but step.
         """
+        while meanwhile and self._in_flight.is_full():
+            meanwhile()
         result = StepResult()
         if self._compiling:
             self._take_compiled(result.rejections)
@@ -177,9 +181,9 @@ class Engine:
         result.progress = bool(step.sequences or result.reservations or self._in_flight or self._compiling)
         if step.sequences:
             self._step_tokens.observe(step.num_tokens)
-            self._in_flight.append((step, self.runner.launch(step)))
+            self._in_flight.put(step, self.runner.launch(step))
         if len(self._in_flight) > self.runner.depth or not step.sequences:
-            while meanwhile and self._in_flight and not self._in_flight[0][1].done():
+            while meanwhile and self._in_flight and not self._in_flight.oldest[1].done():
                 meanwhile()
             self._collect(result)
         return result
@@ -188,9 +192,9 @@ class Engine:
         """Wait for the oldest step and note what it brought."""
         if not self._in_flight:
             return
-        step, launched = self._in_flight.popleft()
+        step, results = self._in_flight.read()
         finished, size, caching = State.FINISHED, self.config.block_size, self.pool.enable_prefix_caching
-        for (sequence, count, end), choices in zip(step, launched.wait(), strict=True):
+        for (sequence, count, end), choices in zip(step, results, strict=True):
             if sequence.state is finished:
                 continue
             if caching and sequence.computed // size > sequence.remembered:
@@ -206,7 +210,7 @@ class Engine:
         prompts."""
         if not self._in_flight:
             return []
-        step, launched = self._in_flight[0]
+        step, launched = self._in_flight.oldest
         layers = launched.layers_done()
         if layers <= self._exports.layers_out:
             return []

@@ -77,6 +77,7 @@ class EngineLoop:
             num_slots=self._mover.exports.num_slots,
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
             prefill_rate=engine.runner.prefill_rate,
+            step_tokens=engine.config.max_num_batched_tokens,
         )
 
     def run(self) -> None:

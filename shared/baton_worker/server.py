@@ -190,6 +190,7 @@ class WorkerServer:
             num_blocks=ready.num_blocks,
             prefill_rate=ready.prefill_rate,
             token_bytes=ready.num_layers * ready.num_kv_heads * ready.head_bytes,
+            step_tokens=ready.step_tokens,
         )
 
     def _report(self, service: Service) -> pb.WorkerLoad:

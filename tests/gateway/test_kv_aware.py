@@ -52,7 +52,7 @@ def test_ttft_is_the_sum_of_its_parts():
     fleet.prefill(cached=2, tokens=300)
     choice = fleet.choose(100)
     # (300 + 80) / 1000, 50 tokens of 10 bytes at 1 MB/s, the hand-over itself and ten requests.
-    assert choice.ttft == pytest.approx(0.38 + 0.0005 + 0.01 + 0.02)
+    assert choice.price == pytest.approx(0.38 + 0.0005 + 0.01 + 0.02)
     assert choice.num_cached == 20
 
 
@@ -62,11 +62,11 @@ def test_hand_overs_are_expected_to_take_what_they_have_taken():
     fleet.prefill()
     decode.note_handovers(40, 9.0)
     # Too few tokens to say anything: they count with the next ones.
-    assert fleet.choose(100).ttft == pytest.approx(0.1 + 0.001 + 0.01)
+    assert fleet.choose(100).price == pytest.approx(0.1 + 0.001 + 0.01)
     decode.note_handovers(1000, 2.0)
-    assert fleet.choose(100).ttft == pytest.approx(0.1 + 100 * 0.002)
+    assert fleet.choose(100).price == pytest.approx(0.1 + 100 * 0.002)
     decode.note_handovers(2000, 2.0)
-    assert fleet.choose(100).ttft == pytest.approx(0.1 + 100 * 0.0016)
+    assert fleet.choose(100).price == pytest.approx(0.1 + 100 * 0.0016)
 
 
 def test_a_prompt_waits_for_blocks_of_a_full_pod():
@@ -118,6 +118,55 @@ def test_a_decode_pod_prefills_what_is_not_worth_a_hand_over():
     prefill.prefill_tokens.report(4000)
     decode.requests.report(200)
     assert fleet.choose(2000).prefills == [prefill]
+
+
+def test_where_a_queue_seldom_empties_a_place_in_it_costs_more():
+    """Who comes while the pod is busy waits as well: for 1 / (1 - busy share) of the time, twice that here."""
+    fleet = Fleet()
+    decode, prefill = fleet.decode(requests=10), fleet.prefill(tokens=300)
+    # 1.3 s behind a queue, or 1 s alone and half of one for ten decodes.
+    assert fleet.choose(1000).prefills == [prefill]
+    prefill.busy_share = 0.5
+    choice = fleet.choose(1000)
+    assert (choice.prefills, choice.price) == ([], pytest.approx(1.52))
+    # Nothing is worth everything: a pod counts as busy for at most 90 % of the time.
+    prefill.busy_share = 1.0
+    decode.requests.report(200)
+    choice = fleet.choose(1000)
+    assert (choice.prefills, choice.price) == ([], pytest.approx(11.4))
+    decode.requests.report(400)
+    assert fleet.choose(1000).prefills == [prefill]
+
+
+def test_a_pod_is_as_busy_as_those_who_come_find_it():
+    """One that is not the best is not asked: who comes need not go there."""
+    fleet = Fleet()
+    fleet.decode()
+    best, other = fleet.prefill(), fleet.prefill(tokens=1000)
+    for number in range(400):
+        best.prefill_tokens.report(100 if number % 4 else 0)
+        fleet.choose(50)
+    assert best.busy_share == pytest.approx(0.75, abs=0.02)
+    assert other.busy_share == 0
+
+
+def test_longer_prompts_are_in_the_way_for_a_step():
+    fleet = Fleet(local_prefill=False)
+    fleet.decode()
+    prefill = fleet.prefill(step_tokens=200)
+    for tokens in (900, 500, 100):
+        prefill.prefill_tokens.charge(tokens)
+    pod_s = [COSTS.prefill(prefill, tokens) for tokens in (100, 300, 600, 1000)]
+    assert pod_s == pytest.approx([0.1 + 0.2 + 0.1, 0.1 + 0.2 + 0.3, 0.6 + 0.2 + 0.6, 1.5 + 1.0])
+    # Only 150 of all those tokens are still to be computed.
+    prefill.prefill_tokens.report(1500)
+    prefill.prefill_tokens.charged = 0
+    prefill.prefill_tokens.report(150)
+    assert COSTS.prefill(prefill, 100) == pytest.approx(0.15 + 0.1)
+    # A pod that does not tell computes all first.
+    prefill.step_tokens = 0
+    prefill.prefill_tokens.report(1500)
+    assert COSTS.prefill(prefill, 100) == pytest.approx(1.6)
 
 
 @pytest.mark.parametrize("state", [{"local_prefill": False}, {"prefill_rate": 0.0}])
@@ -194,7 +243,7 @@ def test_without_a_margin_no_pair_is_better(decodes, prefills, num_tokens):
         ]
     choice = fleet.choose(num_tokens)
     # Predictions within a tick are equal, once for the prefill pod and once for the pair.
-    assert min(times) - 1e-9 <= choice.ttft <= min(times) + 2 * TICK_S
+    assert min(times) - 1e-9 <= choice.price <= min(times) + 2 * TICK_S
     if fleet.prefills:
         by = choice.prefills[0] if choice.prefills else choice.decode
         assert choice.num_cached == num_tokens - missing[by.slot]

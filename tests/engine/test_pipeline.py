@@ -1,0 +1,118 @@
+"""When the next step is started while the device is still at the last one."""
+
+from pathlib import Path
+
+import pytest
+
+from baton_engine.engine import Engine
+from baton_engine.pipeline import Pipeline
+from baton_engine.runner import Choice
+from baton_engine.sequence import Sequence, Step
+
+from .harness import make_request
+from .ledger import LedgerRunner, LedgerStep, make_ledger_engine
+
+
+class Clock:
+    """time.monotonic that goes on by a tick whenever somebody looks."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.0001
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("baton_engine.pipeline.time.monotonic", clock)
+    return clock
+
+
+class Flying:
+    """As Launched; it is over when it is told so."""
+
+    over = False
+
+    def wait(self) -> list[list[Choice]]:
+        return [[]]
+
+    def done(self) -> bool:
+        return self.over
+
+    def layers_done(self) -> int:
+        return 0
+
+
+def step_of(count: int) -> Step:
+    step = Step()
+    step.put(Sequence(make_request(0, [1] * (count + 1), 1), 0, b"root", 4, 4096), count)
+    return step
+
+
+def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock) -> None:
+    pipeline, flying = Pipeline(1000.0), Flying()
+    assert not pipeline.is_full()
+    pipeline.put(step_of(200), flying)
+    full_for = -clock.now
+    while pipeline.is_full():
+        pass
+    full_for += clock.now
+    assert 0.15 < full_for < 0.2
+    pipeline.put(step_of(200), Flying())
+    assert not pipeline.is_full()
+    pipeline.read()
+    # The second began when the first was over.
+    assert pipeline.is_full()
+
+
+def test_what_was_predicted_too_long_ends_when_it_ends(clock: Clock) -> None:
+    pipeline, flying = Pipeline(1000.0), Flying()
+    pipeline.put(step_of(200), flying)
+    assert pipeline.is_full()
+    flying.over = True
+    assert not pipeline.is_full()
+
+
+@pytest.mark.parametrize(("rate", "count"), [(0.0, 200), (1000.0, 1)], ids=["rate unknown", "decodes"])
+def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, count: int) -> None:
+    pipeline = Pipeline(rate)
+    pipeline.put(step_of(count), Flying())
+    assert not pipeline.is_full()
+
+
+class SlowRunner(LedgerRunner):
+    """Its steps take their time, one after the other."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self.__dict__ = engine.runner.__dict__
+        self.clock = clock
+        self.free_at = 0.0
+
+    def launch(self, step: Step) -> LedgerStep:
+        ends = self.free_at = max(self.free_at, self.clock.now) + step.num_tokens / self.prefill_rate
+        launched = super().launch(step)
+        launched.done = lambda: self.clock() >= ends  # type: ignore[method-assign]
+        return launched
+
+
+def test_who_comes_during_a_step_is_in_the_next(clock: Clock, tmp_path: Path) -> None:
+    engine = make_ledger_engine(
+        tmp_path, 1, block_size=4, num_blocks=64, max_num_batched_tokens=50, max_num_seqs=4, max_model_len=200
+    )
+    engine.runner = SlowRunner(engine, clock)
+    first_tokens: dict[int, float] = {}
+    late = [(1, 100.05), (2, 100.25)]  # steps of 50 tokens take 0.2 s
+
+    def meanwhile() -> None:
+        while late and clock() >= late[0][1]:
+            engine.add(make_request(late.pop(0)[0], [1] * 10, 1))
+
+    engine.add(make_request(0, [0] * 150, 1))
+    while engine.has_work:
+        for delta in engine.step(meanwhile).deltas:
+            first_tokens[delta.id] = clock.now
+    assert first_tokens[1] == pytest.approx(100.4, abs=0.01)
+    assert first_tokens[2] == pytest.approx(100.6, abs=0.01)
+    assert first_tokens[0] == pytest.approx(100.6 + 20 / 250, abs=0.01)
