@@ -129,6 +129,7 @@ class Watcher:
             pod.requests.report(load.running + load.waiting)
             pod.prefill_tokens.report(load.queued_prefill_tokens)
             pod.blocks_held = load.blocks_held
+            pod.prefill_rate = load.prefill_rate or pod.prefill_rate
             pod.note_handovers(load.handed_over_tokens, load.exposed_handover_s)
         if report.HasField("cache"):
             self._take_cache(report.cache)

@@ -47,3 +47,4 @@ class Load(msgspec.Struct, array_like=True):
     prefix_hits: int
     blocks_pinned: int = 0  # of blocks_held, by computed prompts until decode pods have them
     step_tokens: Histogram | None = None  # tokens computed in each step
+    prefill_rate: float = 0.0  # tokens a second, of late; 0 = not measured

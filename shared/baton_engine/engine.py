@@ -83,7 +83,7 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             max_export_blocks=int(self.pool.num_blocks * config.export_fraction),
-            chunk_tokens=math.ceil(config.chunk_ms / 1e3 * self.runner.prefill_rate),
+            chunk_tokens=self._chunk_tokens(self.runner.prefill_rate),
         )
         self._root = root_hash()
         self._arrivals = 0
@@ -193,6 +193,7 @@ class Engine:
         if not self._in_flight:
             return
         step, results = self._in_flight.read()
+        self.scheduler.chunk_tokens = self._chunk_tokens(self._in_flight.prefill_rate)
         finished, size, caching = State.FINISHED, self.config.block_size, self.pool.enable_prefix_caching
         for (sequence, count, end), choices in zip(step, results, strict=True):
             if sequence.state is finished:
@@ -281,6 +282,7 @@ class Engine:
             prefix_hits=self.scheduler.prefix_hits,
             blocks_pinned=self.scheduler.export_blocks,
             step_tokens=self._step_tokens,
+            prefill_rate=self._in_flight.prefill_rate,
         )
 
     def check_integrity(self) -> None:
@@ -301,6 +303,9 @@ class Engine:
             stray = table.keys() - self._sequences.keys()
             if stray:
                 raise RuntimeError(f"request {min(stray)} has an {name} but has ended")
+
+    def _chunk_tokens(self, prefill_rate: float) -> int:
+        return math.ceil(self.config.chunk_ms / 1e3 * prefill_rate)
 
     def _forget(self, id: int) -> None:
         self._sequences.pop(id, None)

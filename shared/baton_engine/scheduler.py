@@ -58,7 +58,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self._max_export_blocks = max_export_blocks
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
         self._burst_chunk = chunk_tokens  # for the prompts that are queued now
         self._admitted_tokens = 0  # of prompts, since the start
         self._free_rows = list(reversed(range(max_num_seqs)))
@@ -128,7 +128,7 @@ class Scheduler:
             ):
                 decodes.append(sequence)
         step = Step.decode(decodes, copies)
-        if decodes and self._chunk_tokens:
+        if decodes and self.chunk_tokens:
             budget = min(budget, len(decodes) + self._prompt_tokens(chunks))
         for sequence in chunks:
             if sequence.state is running:
@@ -147,8 +147,8 @@ class Scheduler:
             if not sequence.request.imports_kv:
                 queued += len(sequence.tokens)
         if not queued:
-            self._burst_chunk = self._chunk_tokens
-        soon = min(-(-queued // _STEPS_TO_CATCH_UP), self._chunk_tokens * _MOST_PATIENCE)
+            self._burst_chunk = self.chunk_tokens
+        soon = min(-(-queued // _STEPS_TO_CATCH_UP), self.chunk_tokens * _MOST_PATIENCE)
         self._burst_chunk = max(self._burst_chunk, soon, queued // _MOST_STEPS)
         return self._burst_chunk
 

@@ -305,7 +305,7 @@ class WorkerInfo(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., token_bytes: _Optional[int] = ..., step_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining", "handover_events", "handed_over_tokens", "exposed_handover_s")
+    __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining", "handover_events", "handed_over_tokens", "exposed_handover_s", "prefill_rate")
     class HandoverEventsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,7 @@ class WorkerLoad(_message.Message):
     HANDOVER_EVENTS_FIELD_NUMBER: _ClassVar[int]
     HANDED_OVER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_HANDOVER_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_RATE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     blocks_held: int
@@ -339,4 +340,5 @@ class WorkerLoad(_message.Message):
     handover_events: _containers.ScalarMap[str, int]
     handed_over_tokens: int
     exposed_handover_s: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., tickets: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., draining: _Optional[bool] = ..., handover_events: _Optional[_Mapping[str, int]] = ..., handed_over_tokens: _Optional[int] = ..., exposed_handover_s: _Optional[float] = ...) -> None: ...
+    prefill_rate: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., tickets: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., draining: _Optional[bool] = ..., handover_events: _Optional[_Mapping[str, int]] = ..., handed_over_tokens: _Optional[int] = ..., exposed_handover_s: _Optional[float] = ..., prefill_rate: _Optional[float] = ...) -> None: ...

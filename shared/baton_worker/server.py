@@ -209,6 +209,7 @@ class WorkerServer:
             handover_events=service.events,
             handed_over_tokens=service.handed_over_tokens,
             exposed_handover_s=service.exposed_handover_s,
+            prefill_rate=load.prefill_rate,
         )
 
 

@@ -82,6 +82,18 @@ def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, co
     assert not pipeline.is_full()
 
 
+def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
+    """Not one before which the device was idle, as its launch counts as well."""
+    pipeline, rates = Pipeline(10_000.0), []
+    for count in (1000, 100, 1000):
+        pipeline.put(step_of(count), Flying())
+    for _ in range(3):
+        clock.now += 0.05
+        pipeline.read()
+        rates.append(pipeline.prefill_rate)
+    assert rates == pytest.approx([10_000, 10_000, 11_000], rel=0.01)
+
+
 class SlowRunner(LedgerRunner):
     """Its steps take their time, one after the other."""
 
