@@ -183,7 +183,7 @@ class Engine:
             self._step_tokens.observe(step.num_tokens)
             self._in_flight.put(step, self.runner.launch(step))
         if len(self._in_flight) > self.runner.depth or not step.sequences:
-            while meanwhile and self._in_flight and not self._in_flight.oldest[1].done():
+            while meanwhile and self._in_flight and not self._in_flight.done():
                 meanwhile()
             self._collect(result)
         return result

@@ -6,12 +6,13 @@ from collections import deque
 from .runner import Choice, Launched
 from .sequence import Step
 
-# What it takes to launch the next step, and how far off the prediction of the one before may be.
-_LEAD_S = 0.004
-_LEAD_SHARE = 0.1
-# Of prompts, in a step that tells how fast the device is, and how much the last such step counts.
+# How long before the device is done the next step is launched: what that takes, and how far off a prediction may be.
+_LEAD_S = 0.012
+_LEAD_SHARE = 0.05
+# Prompt tokens of a step that tells how fast the device is, and how much the last such step counts.
 _LEAST_TOKENS = 512
 _NEWEST_SHARE = 0.1
+_ON_TIME_S = 0.002
 
 
 class Pipeline:
@@ -21,8 +22,9 @@ class Pipeline:
         """prefill_rate: prompt tokens that the device computes in a second, from which it is followed; 0 = unknown."""
         self.prefill_rate = prefill_rate
         self._steps: deque[tuple[Step, Launched]] = deque()
-        self._followed = False  # whether the oldest was launched before the one before it was read
-        self._began_at = 0.0  # of the oldest: when it was launched, or the one before it read
+        self._began_at = 0.0  # when the device began the oldest, or before
+        self._timed = False  # whether it was then, and not idle before
+        self._busy_at = 0.0  # when it was last seen not to be done
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -33,28 +35,34 @@ class Pipeline:
 
     def put(self, step: Step, launched: Launched) -> None:
         if not self._steps:
-            self._began_at, self._followed = time.monotonic(), False
+            self._began_at, self._timed = time.monotonic(), False
         self._steps.append((step, launched))
+
+    def done(self) -> bool:
+        """Whether the oldest can be read at once."""
+        if self._steps[0][1].done():
+            return True
+        self._busy_at = time.monotonic()
+        return False
 
     def read(self) -> tuple[Step, list[list[Choice]]]:
         """Wait for the oldest, and remove it; returns it with its results."""
+        waited = not self.done()
         step, launched = self._steps.popleft()
         results = launched.wait()
         now = time.monotonic()
-        if self._followed and self.prefill_rate and _is_prompts(step) and step.num_tokens >= _LEAST_TOKENS:
+        on_time = waited or now - self._busy_at < _ON_TIME_S
+        if on_time and self._timed and self.prefill_rate and _is_prompts(step) and step.num_tokens >= _LEAST_TOKENS:
             self.prefill_rate += _NEWEST_SHARE * (step.num_tokens / (now - self._began_at) - self.prefill_rate)
-        self._began_at, self._followed = now, True
+        self._began_at, self._timed = (now, True) if on_time else (self._busy_at, False)
         return step, results
 
     def is_full(self) -> bool:
         """Whether the next step may wait without the device having to: a step of prompts alone is under way, of which
         one knows how long it takes."""
-        if len(self._steps) != 1 or not self.prefill_rate:
+        if len(self._steps) != 1 or not self.prefill_rate or not _is_prompts(self._steps[0][0]) or self.done():
             return False
-        [(step, launched)] = self._steps
-        if not _is_prompts(step) or launched.done():
-            return False
-        seconds = step.num_tokens / self.prefill_rate
+        seconds = self._steps[0][0].num_tokens / self.prefill_rate
         return time.monotonic() < self._began_at + seconds * (1 - _LEAD_SHARE) - _LEAD_S
 
 

@@ -83,15 +83,21 @@ def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, co
 
 
 def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
-    """Not one before which the device was idle, as its launch counts as well."""
+    """Not one before which the device was idle, as its launch counts as well, and none whose end was missed."""
     pipeline, rates = Pipeline(10_000.0), []
-    for count in (1000, 100, 1000):
-        pipeline.put(step_of(count), Flying())
-    for _ in range(3):
+    steps = [(count, Flying()) for count in (1000, 100, 1000, 1000, 1000, 1000)]
+    for count, flying in steps:
+        pipeline.put(step_of(count), flying)
+    for index, (_, flying) in enumerate(steps):
         clock.now += 0.05
+        flying.over = index == 3
+        if index == 3:
+            clock.now += 0.01
         pipeline.read()
         rates.append(pipeline.prefill_rate)
-    assert rates == pytest.approx([10_000, 10_000, 11_000], rel=0.01)
+    assert rates[:3] == pytest.approx([10_000, 10_000, 11_000], rel=0.01)
+    # The fourth was over before anybody looked, so that neither its time is known nor that of the fifth.
+    assert rates[2] == rates[3] == rates[4] < rates[5]
 
 
 class SlowRunner(LedgerRunner):
