@@ -36,7 +36,7 @@ class CostModel:
         return (load + num_tokens) / self.prefill_rate(pod)
 
     def price(self, pod: Pod) -> float:
-        """Return what a second of work for the best prefill pod counts as with the delay to those who come later.
+        """Return what a second of prefill on a pod counts as with the delay to those who come later.
 
         What is to be done and what comes meanwhile keep a pod busy for 1 / (1 - busy share) times as long as the first
         alone would (the busy period of M/G/1: Kleinrock, Queueing Systems 1, 5.8).
@@ -58,16 +58,12 @@ class CostModel:
                 wait += self.turnover_s * short / max(pod.num_blocks, 1)
         return wait
 
-    def local_prefill(self, pod: Pod, num_tokens: int, price: float = 1.0) -> float | None:
-        """As `prefill`, on a decode pod, with the delay to what decodes there; None when its rate is not measured.
+    def local_prefill(self, pod: Pod, num_tokens: int) -> float | None:
+        """Return the price of a prefill on a decode pod, with the delay to what decodes there, too.
 
-        price: of a second behind what is queued there, which whoever comes next would have to wait for as well.
+        None when the pod's rate is not measured.
         """
         if not pod.prefill_rate:
             return None
-        seconds = num_tokens / pod.prefill_rate
-        return (
-            (self.prefill(pod, num_tokens) - seconds) * price
-            + seconds
-            + self.decode_delay * pod.requests.load * seconds
-        )
+        delay = self.decode_delay * pod.requests.load * num_tokens / pod.prefill_rate
+        return self.prefill(pod, num_tokens) * self.price(pod) + delay

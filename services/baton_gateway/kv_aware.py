@@ -69,7 +69,7 @@ class KvAware:
             prefills = self._prefill_bids(demand, group.prefills, cached)
             best = _first_few(prefills, tie)
             price = self._costs.price(best[0].pod) if best else 1.0
-            decodes = self._decode_bids(demand, group, cached, price)
+            decodes = self._decode_bids(demand, group, cached)
             pairs.append(_best_pair(decodes, best, price, tie, "least_ttft"))
             holding = _first_few([bid for bid in prefills if bid.cached >= most], tie)
             holders = [bid for bid in decodes if bid.cached >= most]
@@ -83,6 +83,7 @@ class KvAware:
         if staying:
             stay = min(staying, key=_price)
             chosen = stay if stay.price <= chosen.price * (1 + self._stay_margin) else chosen
+        chosen.decode.pod.note_arrival()
         known = chosen.prefills[0].cached if chosen.prefills else chosen.decode.cached
         order = [bid.pod for bid in chosen.prefills]
         return Choice(chosen.decode.pod, order, chosen.reason, known, chosen.price)
@@ -99,7 +100,7 @@ class KvAware:
             bids.append(_Bid(prefill(pod, num_tokens - known), pod.slot, pod, known))
         return bids
 
-    def _decode_bids(self, demand: Demand, group: Group, cached: dict[int, int], price: float) -> list[_DecodeBid]:
+    def _decode_bids(self, demand: Demand, group: Group, cached: dict[int, int]) -> list[_DecodeBid]:
         bids, costs, num_tokens = [], self._costs, demand.num_tokens
         for pod in group.decodes:
             known = cached.get(pod.slot, 0)
@@ -108,7 +109,7 @@ class KvAware:
             if not group.prefills:
                 alone: float | None = costs.prefill(pod, missing)
             else:
-                alone = costs.local_prefill(pod, missing, price) if self._local_prefill else None
+                alone = costs.local_prefill(pod, missing) if self._local_prefill else None
             bids.append(
                 _DecodeBid(wait + costs.transfer(pod, missing), math.inf if alone is None else wait + alone, pod, known)
             )
