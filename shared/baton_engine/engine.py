@@ -188,6 +188,12 @@ class Engine:
             self._collect(result)
         return result
 
+    def reserve(self) -> list[Reservation]:
+        """Reserve blocks for requests that import KV, as `step` does, and return what that step would have told."""
+        known = len(self.scheduler.importing)
+        self.scheduler.admit_imports()
+        return [self._reserve(sequence) for sequence in self.scheduler.importing[known:]]
+
     def _collect(self, result: StepResult) -> None:
         """Wait for the oldest step and note what it brought."""
         if not self._in_flight:
@@ -297,6 +303,8 @@ class Engine:
             sequence for sequence in (*self.scheduler.running, *self.scheduler.waiting) if sequence.needs_host
         }:
             raise RuntimeError("the scheduler has lost count of the sequences that need the host")
+        if self.scheduler.imports_waiting != sum(s.request.imports_kv for s in self.scheduler.waiting):
+            raise RuntimeError("the scheduler has lost count of the imports that wait")
         if self.scheduler.export_blocks != sum(len(sequence.blocks) for sequence in sequences if sequence.exports):
             raise RuntimeError("the scheduler has lost count of the blocks of exports")
         for name, table in (("import", self._imports), ("export", self._exports.first_left)):

@@ -48,6 +48,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
+        self.imports_waiting = 0  # sequences in `waiting` that import KV
         # Of those that wait or run: they can go on only when the host knows their tokens.
         self.host_bound: set[Sequence] = set()
         self.export_blocks = 0  # held by exports, those that still run included
@@ -72,13 +73,13 @@ class Scheduler:
         if sequence.due < 0:
             sequence.due = self._admitted_tokens + STRETCH * len(sequence.tokens)
         insort(self.waiting, sequence, key=_ORDER)
+        self.imports_waiting += sequence.request.imports_kv
         self._note(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and free its blocks."""
         if sequence.state is State.WAITING:
-            _take_out(self.waiting, sequence)
-            self.host_bound.discard(sequence)
+            self._leave_queue(sequence)
         elif sequence.state is State.RUNNING:
             self._stop(sequence)
         elif sequence.state is State.IMPORTING:
@@ -134,8 +135,29 @@ class Scheduler:
             if sequence.state is running:
                 self._admit(step, budget, sequence)
                 self._schedule_chunk(sequence, step, budget)
+        self.admit_imports()
         self._admit(step, budget)
         return step
+
+    def admit_imports(self) -> None:
+        """Give sequences that import KV their blocks, which takes no place in a step and need not wait for one.
+
+        They pass more urgent prompts that do, but leave them the blocks and rows that they will need.
+        """
+        rows, claimed = self._rows_left(), 0
+        for sequence in self.waiting.copy() if self.imports_waiting else ():
+            rows -= sequence.width
+            if rows < 0:
+                return
+            if not sequence.request.imports_kv:
+                claimed += sequence.blocks_for(len(sequence.tokens))
+            elif sequence.pending or not self._take_blocks(sequence, claimed):
+                return
+            else:
+                self._leave_queue(sequence)
+                self._admitted_tokens += len(sequence.tokens)
+                sequence.state = State.IMPORTING
+                self.importing.append(sequence)
 
     def _prompt_tokens(self, chunks: list[Sequence]) -> int:
         """Return how many prompt tokens to compute beside decodes; while prompts are queued it grows or stays."""
@@ -183,26 +205,30 @@ class Scheduler:
             step.put(sequence, min(missing, room))
 
     def _admit(self, step: Step, budget: int, before: Sequence | None = None) -> None:
-        """Admit what is more urgent than `before` while there is room in the step."""
+        """Start prompts that are more urgent than `before` while there is room in the step."""
         if not self.waiting:
             return
-        rows = self._max_num_seqs - sum(sequence.width for sequence in (*self.running, *self.importing))
+        rows = self._rows_left()
         while self.waiting and step.num_tokens < budget:
             sequence = self.waiting[0]
-            if before is not None and sequence.order > before.order:
+            # One that imports KV and is still here waits for blocks; what is less urgent must not take them.
+            if sequence.request.imports_kv or (before is not None and sequence.order > before.order):
                 return
             rows -= sequence.width
             if sequence.pending or rows < 0 or self._exports_too_much(sequence) or not self._take_blocks(sequence):
                 return
             del self.waiting[0]
             self._admitted_tokens += len(sequence.tokens)
-            if sequence.request.imports_kv:
-                self.host_bound.discard(sequence)
-                sequence.state = State.IMPORTING
-                self.importing.append(sequence)
-            else:
-                self.start(sequence)
-                self._schedule_chunk(sequence, step, budget)
+            self.start(sequence)
+            self._schedule_chunk(sequence, step, budget)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        _take_out(self.waiting, sequence)
+        self.imports_waiting -= sequence.request.imports_kv
+        self.host_bound.discard(sequence)
+
+    def _rows_left(self) -> int:
+        return self._max_num_seqs - sum(sequence.width for sequence in (*self.running, *self.importing))
 
     def _exports_too_much(self, sequence: Sequence) -> bool:
         """Whether a sequence must wait because decode pods have yet to take what others left for them."""
@@ -210,8 +236,11 @@ class Scheduler:
             return False
         return self.export_blocks + sequence.blocks_for(len(sequence.tokens)) > self._max_export_blocks
 
-    def _take_blocks(self, sequence: Sequence) -> bool:
-        """Give a sequence the blocks for all its tokens, known prefixes from the cache; False if too few are left."""
+    def _take_blocks(self, sequence: Sequence, claimed: int = 0) -> bool:
+        """Give a sequence the blocks for all its tokens, known prefixes from the cache; False if too few are left.
+
+        claimed: blocks that others will need before.
+        """
         known = len(sequence.tokens)
         cached: list[int] = []
         # Prompt logprobs need the logits of every prompt token, so none may be skipped.
@@ -222,9 +251,8 @@ class Scheduler:
         self.pool.hold(cached)
         missing = sequence.blocks_for(known) - len(cached)
         # Each running sequence may need a block soon: admitting into that margin would only lead to preemption.
-        if missing + len(self.running) > self.pool.num_available and (
-            self.running or missing > self.pool.num_available
-        ):
+        margin = len(self.running) + claimed
+        if missing + margin > self.pool.num_available and (margin or missing > self.pool.num_available):
             self.pool.release(cached)
             return False
         self.prefix_queries += known

@@ -116,6 +116,7 @@ class EngineLoop:
         """Do what need not wait for the step that the device is at."""
         for command in self._channel.receive(timeout=_POLL_S):
             self._obey(command)
+        self._mover.output.reservations += self._engine.reserve()
         for export in self._engine.early_exports():
             self._mover.put(export)
         self._mover.settle()

@@ -147,6 +147,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.import_tokens(id, firsts)
 
     @rule()
+    def reserve(self) -> None:
+        """What needs no step is done while one is under way."""
+        for reservation in self.engine.reserve():
+            self.reservations[reservation.id] = reservation
+
+    @rule()
     def step(self) -> None:
         running = list(self.engine.scheduler.running)
         decodes = [s for s in running if s.num_tokens - s.computed == 1 and not s.ends_here]
@@ -252,8 +258,10 @@ def read(sequence: Sequence, token: int) -> None:
     sequence.tokens.append(token)
 
 
-def add(scheduler: Scheduler, arrival: int, length: int, n: int = 1, priority: int = 0) -> Sequence:
-    request = make_request(arrival, [arrival] * length, 8, n=n, priority=priority)
+def add(
+    scheduler: Scheduler, arrival: int, length: int, n: int = 1, priority: int = 0, imports_kv: bool = False
+) -> Sequence:
+    request = make_request(arrival, [arrival] * length, 8, n=n, priority=priority, imports_kv=imports_kv)
     sequence = Sequence(request, arrival, b"root", 4, 64)
     scheduler.add(sequence)
     return sequence
@@ -373,6 +381,41 @@ def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:
                 read(sequence, 9)
     assert decoding.output_len == 6
     assert counts == [[3], [1, 20], [1, 20], [1, 1], [1, 1, 10], [1, 1, 5]]
+
+
+def test_imports_do_not_wait_for_a_place_in_a_step(scheduler: Scheduler) -> None:
+    add(scheduler, 0, 32)
+    add(scheduler, 1, 32)
+    first, second = (add(scheduler, number, 40, imports_kv=True) for number in (2, 3))
+    scheduler.schedule()
+    assert scheduler.importing == [first, second]
+    third = add(scheduler, 4, 48, imports_kv=True)
+    # There are four rows, and the last is the second prompt's.
+    scheduler.admit_imports()
+    assert scheduler.importing == [first, second]
+    scheduler.remove(first)
+    scheduler.admit_imports()
+    assert scheduler.importing == [second, third]
+
+
+def test_imports_leave_more_urgent_prompts_the_blocks_that_they_need() -> None:
+    scheduler = Scheduler(BlockPool(20), block_size=4, max_num_batched_tokens=8, max_num_seqs=8, max_export_blocks=32)
+    running, waiting = add(scheduler, 0, 32, priority=-2), add(scheduler, 1, 16, priority=-1)
+    scheduler.schedule()
+    # 8 of 20 blocks are held, 4 are the waiting prompt's, and one is left for each that runs.
+    large = add(scheduler, 2, 32, imports_kv=True)
+    small = add(scheduler, 3, 24, priority=1, imports_kv=True)
+    scheduler.admit_imports()
+    assert (scheduler.running, scheduler.waiting, scheduler.importing) == ([running], [waiting, large, small], [])
+    scheduler.remove(large)
+    scheduler.admit_imports()
+    assert (scheduler.waiting, scheduler.importing) == ([waiting], [small])
+    # Who came before it gets his blocks first.
+    scheduler.remove(small)
+    last = add(scheduler, 4, 40, imports_kv=True)
+    scheduler.remove(running)
+    scheduler.schedule()
+    assert (scheduler.running, scheduler.importing) == ([waiting], [last])
 
 
 def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> None:
