@@ -18,7 +18,7 @@ from .loading import Progress
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
 from .models.decoder import Tokens
-from .runner import Choice, Launched, Runner
+from .runner import Choice, Fence, Launched, Runner
 from .sequence import Step
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
@@ -149,6 +149,11 @@ class CudaRunner(Runner):
             return super().launch(step)
         self.cache.copy(step.copies)
         return self._run(step)
+
+    def fence(self) -> Fence:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def _replay(self, graphs: DecodeGraphs, step: Step) -> Launched:
         done = graphs.replay(step)

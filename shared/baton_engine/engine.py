@@ -23,7 +23,7 @@ from .grammars import Grammars
 from .loading import Progress
 from .model_config import ModelConfig, load_model_config
 from .pipeline import Pipeline
-from .runner import Choice, Runner, find_device
+from .runner import Choice, Fence, Runner, find_device
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State
 
@@ -44,6 +44,7 @@ class _Import(msgspec.Struct):
     sequence: Sequence
     generation: int
     missing: Missing
+    fence: Fence | None  # steps that may still write to its blocks for who had them before
     first_tokens: list[int] | None = None
 
 
@@ -229,7 +230,7 @@ class Engine:
         return exports
 
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
-        """Put KV from another pod into a waiting request's blocks.
+        """Put KV from another pod into a waiting request's blocks, in the current stream.
 
         values: [layers, 2, tokens, kv_heads, head_dim] of the extent. Returns whether all KV is there now, or None,
         with nothing written, when the request does not wait for this (any more).
@@ -237,6 +238,8 @@ class Engine:
         entry = self._imports.get(id)
         if entry is None or entry.generation != generation or not entry.missing.lacks(extent):
             return None
+        if entry.fence is not None:
+            entry.fence.wait()
         self.runner.cache.scatter(entry.sequence.blocks, extent, values)
         entry.missing.remove(extent)
         self._start_import(entry)
@@ -324,7 +327,7 @@ class Engine:
         self._generations += 1
         id, first, count = sequence.request.id, sequence.cached, sequence.given_len - sequence.cached
         missing = Missing(self.model.extent(first, count))
-        self._imports[id] = _Import(sequence, self._generations, missing, first_tokens)
+        self._imports[id] = _Import(sequence, self._generations, missing, self.runner.fence(), first_tokens)
         return Reservation(id, first, count, self._generations, sequence.cached)
 
     def _start_import(self, entry: _Import) -> None:

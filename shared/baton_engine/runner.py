@@ -65,6 +65,13 @@ class Launched(Protocol):
         """Return of how many layers the KV is complete, as far as that is known before all are."""
 
 
+class Fence(Protocol):
+    """All that was launched before some moment."""
+
+    def wait(self) -> None:
+        """Let what is launched from now on into the current stream begin after it."""
+
+
 class Done(msgspec.Struct):
     """A step that was over when it was launched."""
 
@@ -195,6 +202,10 @@ class Runner:
         hidden = self._decoder.forward(Tokens(*to_device(packed, self.device)), self._backend)
         self._prompt_logprobs(step, batch, hidden)
         return Done(self._sample(step, batch, hidden))
+
+    def fence(self) -> Fence | None:
+        """Return what separates the steps launched so far from other streams' work; None where there are no others."""
+        return None
 
     def _pack(self, step: Step, out: np.ndarray) -> AttentionBatch:
         """Fill out [3, at least the step's tokens] int64 with token ids, positions and slots, as Tokens has them.

@@ -1,4 +1,4 @@
-"""Copies that no step of the engine waits for."""
+"""Copies beside the steps of the engine."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,12 +7,14 @@ import torch
 
 
 class CopyStream:
-    """On a GPU a stream of its own, or that of the steps, but nobody waits for it. On a CPU all is done at once."""
+    """On a GPU a stream of its own. On a CPU all is done at once."""
 
-    def __init__(self, device: torch.device, own: bool = True) -> None:
+    def __init__(self, device: torch.device, before_steps: bool = False) -> None:
+        """before_steps: whether steps that are launched from then on are to find the copies done."""
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device) if own else torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._before_steps = before_steps
         self._under_way: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
 
     @property
@@ -29,6 +31,8 @@ class CopyStream:
             work()
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
+        if self._before_steps:
+            event.wait()
         self._under_way.append((event, then))
 
     def settle(self) -> None:

@@ -43,8 +43,8 @@ class KvMover:
         self.exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
         self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
         self._copies = CopyStream(device)
-        # What is written to blocks keeps its place among the steps that use them.
-        self._scatters = CopyStream(device, own=False)
+        # Not in the stream of the steps: what arrives would keep its slot until those that are queued there are over.
+        self._scatters = CopyStream(device, before_steps=True)
         self._pairs = Pairs(device, gpu_pairs)
         self._outgoing, self._landing = (GpuSlots(_NUM_GPU_SLOTS, gpu_slot_bytes, device) for _ in range(2))
         size = engine.config.block_size

@@ -105,6 +105,9 @@ class LedgerRunner:
         self._unread: dict[tuple[int, int], int] = {}  # tokens by sequence and position, as a device keeps them
         self._steps: list[LedgerStep] = []  # not waited for
 
+    def fence(self) -> None:
+        return None
+
     def writing(self) -> set[tuple[int, int]]:
         """Return the slots, as block and offset, that steps write which nobody has waited for yet."""
         return {slot for step in self._steps if not step.over for slot in step.writes}
