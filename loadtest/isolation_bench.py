@@ -1,10 +1,11 @@
-"""What a tenant that floods the stack with long prompts costs another one that sends short ones: TTFT alone and beside.
+"""What a tenant that floods the stack with long prompts costs another one that sends short ones: A's TTFT beside B's.
 
 Usage: isolation_bench.py [SHAPE_DIR] [--out FILE]. `baton up` with a prefill and a decode pod, and two tenants of equal
-weight. Tenant A sends short prompts at random (Poisson), first alone, then while B sends long ones, and so on in turns,
-because a machine that others use is not equally fast all the time. Before each round and after the last it is measured
-how many tokens the stack prefills in a second; the rates of both tenants are shares of that. Random weights (without a
-shape, of a small model), random prompts, prefix caches off. TTFT counts from the moment a request was due.
+weight. Tenant A sends short prompts at random (Poisson): alone, while B sends as many tokens in prompts as short as
+A's, and while it does so in long ones; and so on in turns, because a machine that others use is not equally fast all
+the time. Before each round and after the last it is measured how many tokens the stack prefills in a second; the rates
+of both tenants are shares of that. Random weights (without a shape, of a small model), random prompts, prefix caches
+off. TTFT counts from the moment a request was due.
 """
 
 import argparse
@@ -44,7 +45,8 @@ SMALL_SHAPE = {
     "torch_dtype": "bfloat16",
 }
 OUTPUTS = 4
-GOAL = 1.2  # of A's p99 beside B to that alone
+GOAL = 1.2  # of A's p99 beside B's long prompts to that without them
+PHASES = ("alone", "alike", "long")  # what A has beside it: nobody, or B with short or long prompts
 
 
 class Bench:
@@ -61,7 +63,7 @@ class Bench:
         rate = await self._prefill_rate()
         rounds = []
         for number in range(a.rounds):
-            # The same arrivals both times: what differs is B.
+            # The same arrivals each time: what differs is B.
             self._seed = a.seed + number
             result = await self._round(rate)
             before, rate = rate, await self._prefill_rate()
@@ -75,15 +77,21 @@ class Bench:
     async def _round(self, rate: float) -> Json:
         """rate: prompt tokens a second that the stack can compute."""
         a = self._arguments
-        lead = a.seconds / 5
-        calm_rate, flood_rate = a.share * rate / a.short, a.flood_share * rate / a.long
-        calm = Load("a", "", a.short, OUTPUTS, max(round(calm_rate * a.seconds), 2), calm_rate)
-        flood = Load("b", "", a.long, OUTPUTS, max(round(flood_rate * (a.seconds + lead)), 2), flood_rate)
-        alone = await self._drive(calm, "A")
-        flooding = asyncio.create_task(self._drive(flood, "B"))
-        await asyncio.sleep(lead)
-        beside = await self._drive(calm, "A")
-        return {"a_req_s": calm_rate, "b_asked_req_s": flood_rate, **figures(alone, beside, await flooding)}
+        calm = self._load("a", a.short, a.share * rate, a.seconds)
+        answers, others = {"alone": await self._drive(calm, "A")}, {}
+        for phase, tokens in (("alike", a.short), ("long", a.long)):
+            lead = a.seconds / 5
+            flood = self._load("b", tokens, a.flood_share * rate, a.seconds + lead)
+            flooding = asyncio.create_task(self._drive(flood, "B"))
+            await asyncio.sleep(lead)
+            answers[phase] = await self._drive(calm, "A")
+            others[phase] = await flooding
+        return {"a_req_s": calm.rate, "b_asked_req_s": flood.rate, **figures(answers, others)}
+
+    @staticmethod
+    def _load(name: str, tokens: int, tokens_s: float, seconds: float) -> Load:
+        rate = tokens_s / tokens
+        return Load(name, "", tokens, OUTPUTS, max(round(rate * seconds), 2), rate)
 
     async def _prefill_rate(self) -> float:
         """Return tokens a second of long prompts, of which one waits while the other is computed."""
@@ -98,15 +106,19 @@ class Bench:
         return await drive(HOST, self._port, load, self._seed, self._vocab, self._keys[tenant])
 
 
-def figures(alone: Sequence[Answer], beside: Sequence[Answer], flood: Sequence[Answer]) -> Json:
-    """Return what a round has shown; times in ms."""
-    result: Json = compared(ttfts(alone), ttfts(beside))
-    result["ttfts"] = {"alone": ttfts(alone), "beside": ttfts(beside)}
+def figures(answers: dict[str, list[Answer]], others: dict[str, list[Answer]]) -> Json:
+    """Return what a round has shown, by phase; times in ms. others: of B."""
+    times = {phase: ttfts(answers[phase]) for phase in PHASES}
+    result: Json = {**compared(times), "ttfts": times}
+    flood = others["long"]
     good = [answer for answer in flood if not answer.error]
     span = max((answer.events[-1] for answer in good), default=0.0) - min(answer.due for answer in flood)
     result["b_req_s"] = len(good) / span if good else 0.0
     result["b_ttft"] = percentiles(ttfts(flood))
-    result["failed"] = {"A": sum(bool(a.error) for a in (*alone, *beside)), "B": len(flood) - len(good)}
+    result["failed"] = {
+        tenant: sum(bool(answer.error) for phase in of.values() for answer in phase)
+        for tenant, of in (("A", answers), ("B", others))
+    }
     return result
 
 
@@ -114,10 +126,11 @@ def ttfts(answers: Sequence[Answer]) -> list[float]:
     return [(answer.events[0] - answer.due) * 1e3 for answer in answers if not answer.error]
 
 
-def compared(alone: Sequence[float], beside: Sequence[float]) -> Json:
-    result: Json = {"alone": percentiles(alone), "beside": percentiles(beside)}
-    for name in ("p50", "p99"):
-        result[f"{name}_ratio"] = result["beside"][name] / result["alone"][name]
+def compared(times: dict[str, list[float]]) -> Json:
+    """Return the percentiles of each phase, and how much those beside long prompts are of the others."""
+    result: Json = {phase: percentiles(times[phase]) for phase in PHASES}
+    for phase in PHASES[:2]:
+        result[f"to_{phase}"] = {name: result["long"][name] / result[phase][name] for name in ("p50", "p99")}
     return result
 
 
@@ -129,8 +142,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 def together(rounds: Sequence[Json]) -> Json:
     """Return the percentiles of all rounds' requests: a p99 of one round is that of a handful."""
-    alone, beside = ([value for r in rounds for value in r["ttfts"][name]] for name in ("alone", "beside"))
-    return compared(alone, beside)
+    return compared({phase: [value for r in rounds for value in r["ttfts"][phase]] for phase in PHASES})
 
 
 def medians(rounds: Sequence[Json]) -> Json:
@@ -145,27 +157,32 @@ def medians(rounds: Sequence[Json]) -> Json:
 
 
 def row(result: Json) -> str:
-    alone, beside = result["alone"], result["beside"]
+    times = (f"{phase} {figure(result[phase]['p50'])} / {figure(result[phase]['p99'])} ms" for phase in PHASES)
+    ratios = (f"to {phase} {ratio(result, phase)}" for phase in PHASES[:2])
     return (
-        f"A alone {figure(alone['p50'])} / {figure(alone['p99'])} ms, "
-        f"beside B {figure(beside['p50'])} / {figure(beside['p99'])} ms, "
-        f"ratio {result['p50_ratio']:.2f} / {result['p99_ratio']:.2f}; B {result['b_req_s']:.2f} req/s; "
+        f"A {', '.join(times)}; {', '.join(ratios)}; B {result['b_req_s']:.2f} req/s; "
         f"{figure(result['prefill_tok_s'])} tok/s, load {result['load']:.0%}"
     )
+
+
+def ratio(result: Json, phase: str) -> str:
+    return " / ".join(f"{value:.2f}" for value in result[f"to_{phase}"].values())
 
 
 def table(report: Json) -> str:
     median, all_of_a = report["median"], report["together"]
     lines = [["TTFT of A, all rounds together", "p50 ms", "p99 ms"]]
-    lines += [[name, *(figure(all_of_a[name][p]) for p in ("p50", "p99"))] for name in ("alone", "beside")]
-    lines.append(["ratio", f"{all_of_a['p50_ratio']:.2f}", f"{all_of_a['p99_ratio']:.2f}"])
+    lines += [[phase, *map(figure, all_of_a[phase].values())] for phase in PHASES]
     text = aligned(lines, 1)
+    for phase in PHASES[:2]:
+        text += f"\nlong to {phase}: {ratio(all_of_a, phase)}"
     text += f"\n\nload {median['load']:.0%} of {figure(median['prefill_tok_s'])} prompt tokens a second"
     text += f"\nB: {median['b_req_s']:.2f} of {median['b_asked_req_s']:.2f} req/s, first token after "
     text += " / ".join(figure(value) for value in median["b_ttft"].values()) + " ms"
     failed = {tenant: sum(r["failed"][tenant] for r in report["rounds"]) for tenant in "AB"}
     text += f"\nfailed: A {failed['A']}, B {failed['B']}"
-    return text + f"\np99 of A moves by at most {GOAL - 1:.0%}: {'yes' if all_of_a['p99_ratio'] <= GOAL else 'no'}"
+    kept = {phase: "yes" if all_of_a[f"to_{phase}"]["p99"] <= GOAL else "no" for phase in PHASES[:2]}
+    return text + f"\np99 of A moves by at most {GOAL - 1:.0%}: {kept['alike']}; to that alone: {kept['alone']}"
 
 
 def write_tenants(path: Path) -> dict[str, str]:
@@ -196,7 +213,7 @@ def parse_arguments() -> argparse.Namespace:
         "--out", type=Path, default=Path("loadtest/out/isolation_bench.json"), help="its log goes along"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=18.0, help="of A's arrivals, twice a round")
+    parser.add_argument("--seconds", type=float, default=18.0, help="of A's arrivals, three times a round")
     parser.add_argument("--calibration", type=int, default=5, help="long prompts by which the prefill rate is measured")
     parser.add_argument("--short", type=int, default=1024, help="tokens of A's prompts")
     parser.add_argument("--long", type=int, default=4000, help="tokens of B's prompts")

@@ -18,7 +18,9 @@ def test_both_tenants_are_answered_and_the_goal_is_judged(shape: Path) -> None:
     report = json.loads(out.read_text())
     assert [r["failed"] for r in report["rounds"]] == [{"A": 0, "B": 0}] * 2
     median = report["median"]
-    assert 0 < median["alone"]["p50"] <= median["alone"]["p99"]
+    for phase in ("alone", "alike", "long"):
+        assert 0 < median[phase]["p50"] <= median[phase]["p99"]
+    assert median["to_alone"]["p99"] > 0 < median["to_alike"]["p99"]
     assert median["b_req_s"] > 0
     assert median["load"] > 0
     assert "p99 of A moves by at most 20%: " in done.stdout
