@@ -17,7 +17,7 @@ CACHED_SHARE = 0.8  # of a prompt, at which it stays where that is
 
 
 class _Bid(NamedTuple):
-    """A pod that may be chosen, the time that it needs for its part, and what of the prompt it has cached."""
+    """A prefill pod that may be chosen, the time that it needs, and what of the prompt it has cached."""
 
     seconds: float
     slot: int  # no two bids are equal
@@ -26,7 +26,7 @@ class _Bid(NamedTuple):
 
 
 class _DecodeBid(NamedTuple):
-    """As _Bid, for a decode pod: after another pod's prefill, and if it prefills by itself."""
+    """A decode pod that may be chosen: what it adds to another pod's prefill, and the price if it prefills by itself."""
 
     after_prefill: float
     alone: float  # infinite if it may not
@@ -131,13 +131,13 @@ def _best_pair(
 ) -> _Pair:
     """Return the best decode pod for the first of these prefill pods, or for none of them.
 
-    price: of a second there. reason: why these, if there are prefill pods at all.
+    price: of a second on a prefill pod. reason: why these, if there are prefill pods at all.
     """
     before = prefills[0].seconds * price if prefills else math.inf
-    prices = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
-    limit = min(prices) + TICK_S
+    sums = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
+    limit = min(sums) + TICK_S
     least, bid = min(
-        [(price, bid) for price, bid in zip(prices, decodes, strict=True) if price < limit],
+        [(total, bid) for total, bid in zip(sums, decodes, strict=True) if total < limit],
         key=lambda pair: (tie(pair[1].pod), pair[1].pod.slot),
     )
     return _Pair(least, bid, [] if least == bid.alone else prefills, reason if prefills else "no_prefill_pods")
