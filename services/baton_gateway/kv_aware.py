@@ -26,7 +26,7 @@ class _Bid(NamedTuple):
 
 
 class _DecodeBid(NamedTuple):
-    """A decode pod that may be chosen: what it adds to another pod's prefill, and the price if it prefills by itself."""
+    """A decode pod that may be chosen: what it adds to another pod's prefill, and the price if it prefills itself."""
 
     after_prefill: float
     alone: float  # infinite if it may not
