@@ -31,9 +31,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def on(self, device_type: str) -> "EngineConfig":
         """Return these settings with what suits a "cpu" or "cuda" device in place of each 0."""
         # A block of 64 is what the GPU's copy engine fetches as one tile of attention.
-        suits = {"block_size": 64, "max_num_batched_tokens": 1024 if self.prefill_only else 8192, "max_num_seqs": 256}
+        suits = {"block_size": 64, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
         if device_type == "cpu":
             suits = {"block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 128}
+        if self.prefill_only:
+            suits["max_num_batched_tokens"] = 256 if device_type == "cpu" else 1024
         return msgspec.structs.replace(self, **{name: getattr(self, name) or value for name, value in suits.items()})
 
 

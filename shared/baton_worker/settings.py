@@ -42,7 +42,7 @@ class WorkerSettings(PeerSettings):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, prompt and output together, in tokens; by default what the model was made for."""
     max_num_batched_tokens: int = Field(default=0, ge=0)
-    """Tokens that one engine step computes at most; 0 = 8192 on GPU (2048 if it only prefills), 1024 on CPU."""
+    """Tokens that one engine step computes at most; 0 = 8192 on GPU and 1024 on CPU, on a prefill pod 1024 and 256."""
     max_num_seqs: int = Field(default=0, ge=0)
     """Sequences that one engine step computes at most; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
