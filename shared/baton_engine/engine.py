@@ -182,7 +182,7 @@ class Engine:
         result.progress = bool(step.sequences or result.reservations or self._in_flight or self._compiling)
         if step.sequences:
             self._step_tokens.observe(step.num_tokens)
-            self._in_flight.put(step, self.runner.launch(step))
+            self._in_flight.put(step, self.runner.launch)
         if len(self._in_flight) > self.runner.depth or not step.sequences:
             while meanwhile and self._in_flight and not self._in_flight.done():
                 meanwhile()

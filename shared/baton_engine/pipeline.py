@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 from .runner import Choice, Launched
 from .sequence import Step
@@ -33,10 +34,12 @@ class Pipeline:
     def oldest(self) -> tuple[Step, Launched]:
         return self._steps[0]
 
-    def put(self, step: Step, launched: Launched) -> None:
+    def put(self, step: Step, launch: Callable[[Step], Launched]) -> None:
+        """Launch a step behind the others."""
+        # An idle device begins with the first kernel of a step, long before the last is launched.
         if not self._steps:
             self._began_at, self._timed = time.monotonic(), False
-        self._steps.append((step, launched))
+        self._steps.append((step, launch(step)))
 
     def done(self) -> bool:
         """Whether the oldest can be read at once."""

@@ -44,6 +44,9 @@ class Flying:
     def layers_done(self) -> int:
         return 0
 
+    def launch(self, step: Step) -> "Flying":
+        return self
+
 
 def step_of(count: int) -> Step:
     step = Step()
@@ -54,22 +57,36 @@ def step_of(count: int) -> Step:
 def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock) -> None:
     pipeline, flying = Pipeline(1000.0), Flying()
     assert not pipeline.is_full()
-    pipeline.put(step_of(200), flying)
+    pipeline.put(step_of(200), flying.launch)
     full_for = -clock.now
     while pipeline.is_full():
         pass
     full_for += clock.now
     assert 0.15 < full_for < 0.2
-    pipeline.put(step_of(200), Flying())
+    pipeline.put(step_of(200), Flying().launch)
     assert not pipeline.is_full()
     pipeline.read()
     # The second began when the first was over.
     assert pipeline.is_full()
 
 
+def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
+    pipeline = Pipeline(1000.0)
+
+    def launch(step: Step) -> Flying:
+        clock.now += 0.1
+        return Flying()
+
+    begun = clock.now
+    pipeline.put(step_of(200), launch)
+    while pipeline.is_full():
+        pass
+    assert 0.15 < clock.now - begun < 0.2
+
+
 def test_what_was_predicted_too_long_ends_when_it_ends(clock: Clock) -> None:
     pipeline, flying = Pipeline(1000.0), Flying()
-    pipeline.put(step_of(200), flying)
+    pipeline.put(step_of(200), flying.launch)
     assert pipeline.is_full()
     flying.over = True
     assert not pipeline.is_full()
@@ -78,7 +95,7 @@ def test_what_was_predicted_too_long_ends_when_it_ends(clock: Clock) -> None:
 @pytest.mark.parametrize(("rate", "count"), [(0.0, 200), (1000.0, 1)], ids=["rate unknown", "decodes"])
 def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, count: int) -> None:
     pipeline = Pipeline(rate)
-    pipeline.put(step_of(count), Flying())
+    pipeline.put(step_of(count), Flying().launch)
     assert not pipeline.is_full()
 
 
@@ -87,7 +104,7 @@ def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
     pipeline, rates = Pipeline(10_000.0), []
     steps = [(count, Flying()) for count in (1000, 100, 1000, 1000, 1000, 1000)]
     for count, flying in steps:
-        pipeline.put(step_of(count), flying)
+        pipeline.put(step_of(count), flying.launch)
     for index, (_, flying) in enumerate(steps):
         clock.now += 0.05
         flying.over = index == 3
