@@ -25,8 +25,7 @@ class Breaker:
         return "half_open" if now >= self.open_until else "open"
 
     def allows(self, now: float) -> bool:
-        state = self.state(now)
-        return state == "closed" or (state == "half_open" and not self.trying)
+        return self.failures < FAILURES or (now >= self.open_until and not self.trying)
 
     def admit(self) -> bool:
         """Note a request that is sent; return whether it is the one to try."""

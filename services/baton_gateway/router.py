@@ -1,6 +1,7 @@
 """Finds the pods that may serve a request, lets a policy choose, and charges what it chose. Knows no network."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from baton_gateway.breaker import Breaker
@@ -181,11 +182,9 @@ class Router:
 
     def _groups(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> dict[str, Group]:
         now = self._clock()
-        fits = [
-            pod
-            for pod in self.decodes
-            if pod.live and pod.max_model_len >= demand.most_tokens and fingerprint in (None, pod.fingerprint)
-        ]
+        fits = [pod for pod in self.decodes if pod.live and pod.max_model_len >= demand.most_tokens]
+        if fingerprint is not None:
+            fits = [pod for pod in fits if pod.fingerprint == fingerprint]
         # A pod that has failed is better than none; an answer can do without a prefill pod.
         wanted = [pod for pod in fits if pod.address not in avoid] if avoid else fits
         sound = [pod for pod in wanted if pod.breaker.allows(now)]
@@ -194,9 +193,9 @@ class Router:
             for pod in self.prefills
             if pod.live and pod.max_model_len >= demand.most_tokens and pod.breaker.allows(now)
         ]
-        groups: dict[str, Group] = {}
+        groups: defaultdict[str, Group] = defaultdict(lambda: Group([], []))
         for pod in sound or wanted or fits:
-            groups.setdefault(pod.revision, Group([], [])).decodes.append(pod)
+            groups[pod.revision].decodes.append(pod)
         for pod in prefills:
             if pod.revision in groups:
                 groups[pod.revision].prefills.append(pod)
