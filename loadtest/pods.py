@@ -65,7 +65,8 @@ class Pods:
 
     def events(self, name: str, *events: str) -> list[dict[str, Any]]:
         """Return the log lines of a process about one of these events."""
-        lines = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
+        # The last line may not be written to its end yet.
+        lines = (self._folder / f"{name}.log").read_text(errors="replace").split("\n")[:-1]
         parsed = (json.loads(line) for line in lines if line.startswith("{") and '"event"' in line)
         return [line for line in parsed if line["event"] in events]
 
