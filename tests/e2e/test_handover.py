@@ -192,8 +192,12 @@ async def test_a_gateway_vanishes_with_requests_in_every_state(decode: Worker, p
     await asyncio.gather(decode.idle(), prefill.idle())
 
 
-async def test_a_lease_ends_on_a_frozen_decode_pod(llama: Path, start_worker: StartWorker) -> None:
-    slow, frozen = await asyncio.gather(start_worker("prefill", **SLOW), start_worker("decode", lease_seconds=1))
+async def test_a_lease_ends_on_a_frozen_decode_pod(tiny_model: MakeModel, start_worker: StartWorker) -> None:
+    # Deep enough for the prompt to take several leases on any processor: a KV sent to its end would be taken.
+    deep = tiny_model("llama", num_hidden_layers=12, max_position_embeddings=2048)
+    slow, frozen = await asyncio.gather(
+        start_worker("prefill", deep, **SLOW), start_worker("decode", deep, lease_seconds=1)
+    )
     prompt = make_prompt(LONG, seed=31)
     async with DecodeClient(frozen) as client:
         answer = await client.submit(prompt, slow)
@@ -207,7 +211,7 @@ async def test_a_lease_ends_on_a_frozen_decode_pod(llama: Path, start_worker: St
         finally:
             frozen.thaw()
         await answer.finished()
-    assert_reference(llama, prompt, answer)
+    assert_reference(deep, prompt, answer)
     assert_prefilled_by(answer, other_pod=False)
     await frozen.idle()
 

@@ -1,7 +1,10 @@
 """Kernels run for real where there is a GPU, and in Triton's interpreter elsewhere."""
 
+from typing import Any
+
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -19,3 +22,19 @@ def fresh_inputs() -> int:
     torch.manual_seed(seed)
     print(f"torch.manual_seed({seed})")
     return seed
+
+
+@pytest.fixture
+def same_sum_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter sum a cell of tl.dot in the same order wherever in the tile it is, as tensor cores do.
+
+    Its numpy asks a BLAS, whose order at a tile's edge is another one on some processors.
+    """
+
+    def create_dot(_: Any, a: Any, b: Any, acc: Any, *__: Any) -> TensorHandle:
+        total = acc.data.copy()
+        for column, row in zip(a.data.T.astype(total.dtype), b.data.astype(total.dtype), strict=True):
+            total += column[:, None] * row
+        return TensorHandle(total, acc.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)

@@ -113,6 +113,7 @@ def test_prefill(
     assert relative_error(plain.cpu(), expected) < 1e-6
 
 
+@pytest.mark.usefixtures("same_sum_anywhere")
 @pytest.mark.parametrize(("page", "dtype"), [(16, torch.float32), (64, torch.float16)])
 def test_a_uniform_result_does_not_depend_on_the_chunk(device: torch.device, page: int, dtype: torch.dtype) -> None:
     """The last tokens of each sequence, computed in one chunk and one by one, to the last bit."""

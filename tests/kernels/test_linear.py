@@ -36,6 +36,7 @@ def test_linear(
         assert relative_error(out, expected) < (1e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
+@pytest.mark.usefixtures("same_sum_anywhere")
 def test_sum_does_not_depend_on_the_rows_around(device: torch.device) -> None:
     x = torch.randn(20, 96, device=device)
     weight = torch.randn(32, 96, device=device)
@@ -44,6 +45,7 @@ def test_sum_does_not_depend_on_the_rows_around(device: torch.device) -> None:
     assert torch.equal(linear(x, weight, config=config)[7:8], alone)
 
 
+@pytest.mark.usefixtures("same_sum_anywhere")
 def test_fixed_linear_does_not_depend_on_the_rows_around(device: torch.device) -> None:
     x = torch.randn(70, 96, device=device)
     weight = torch.randn(40, 96, device=device)
