@@ -7,6 +7,10 @@ EXPORT_FRACTION = 0.75
 CHUNK_MS = 28.0
 
 
+class ConfigError(ValueError):
+    """The model or the settings cannot be served; the message says what is wrong and what would help."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of an engine. Sizes are in tokens unless they say otherwise; 0 = what suits the device."""
 
@@ -29,15 +33,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None  # of torch on CPU; None = all cores
 
     def on(self, device_type: str) -> "EngineConfig":
-        """Return these settings with what suits a "cpu" or "cuda" device in place of each 0."""
+        """Return these settings with what suits a "cpu" or "cuda" device in place of each 0.
+
+        Raises ConfigError for what no engine can have.
+        """
         # A block of 64 is what the GPU's copy engine fetches as one tile of attention.
         suits = {"block_size": 64, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
         if device_type == "cpu":
             suits = {"block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 128}
         if self.prefill_only:
             suits["max_num_batched_tokens"] = 256 if device_type == "cpu" else 1024
-        return msgspec.structs.replace(self, **{name: getattr(self, name) or value for name, value in suits.items()})
+        config = msgspec.structs.replace(self, **{name: getattr(self, name) or value for name, value in suits.items()})
+        config._check()
+        return config
 
-
-class ConfigError(ValueError):
-    """The model or the settings cannot be served; the message says what is wrong and what would help."""
+    def _check(self) -> None:
+        if self.block_size < 1:
+            raise ConfigError("--block-size must be at least 1")
+        if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1:
+            raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
+        if self.chunk_ms < 0:
+            raise ConfigError("--chunk-ms must be at least 0")
+        if not 0 < self.export_fraction <= 1:
+            raise ConfigError("--export-fraction must be above 0 and at most 1")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")

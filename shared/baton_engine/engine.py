@@ -10,20 +10,21 @@ import torch
 
 from baton_common.block_hash import root_hash
 from baton_common.buckets import STEP_TOKENS_BUCKETS
-from baton_common.extent import Extent, Missing
+from baton_common.extent import Extent
 from baton_common.histogram import Histogram
 
 from .block_pool import BlockPool
 from .compiling import Compiling
-from .config import ConfigError, EngineConfig
+from .config import EngineConfig
 from .cuda_runner import CudaRunner
 from .delta import Delta, Load, Reservation
 from .exports import Export, Exports
 from .grammars import Grammars
+from .imports import Import, Imports
 from .loading import Progress
 from .model_config import ModelConfig, load_model_config
 from .pipeline import Pipeline
-from .runner import Choice, Fence, Runner, find_device
+from .runner import Choice, Runner, find_device
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State
 
@@ -36,16 +37,6 @@ class StepResult(msgspec.Struct):
     reservations: list[Reservation] = []
     exports: list[Export] = []
     rejections: list[tuple[int, str, str]] = []  # (id, field, what is wrong with it), of requests that were added
-
-
-class _Import(msgspec.Struct):
-    """KV on its way into a sequence's blocks."""
-
-    sequence: Sequence
-    generation: int
-    missing: Missing
-    fence: Fence | None  # steps that may still write to its blocks for who had them before
-    first_tokens: list[int] | None = None
 
 
 def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Runner:
@@ -63,16 +54,6 @@ class Engine:
         model = load_model_config(Path(config.model))
         device = find_device(config.device).type
         config = config.on(device)
-        if config.block_size < 1:
-            raise ConfigError("--block-size must be at least 1")
-        if config.max_num_batched_tokens < 1 or config.max_num_seqs < 1:
-            raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
-        if config.chunk_ms < 0:
-            raise ConfigError("--chunk-ms must be at least 0")
-        if not 0 < config.export_fraction <= 1:
-            raise ConfigError("--export-fraction must be above 0 and at most 1")
-        if not 0 < config.gpu_memory_utilization <= 1:
-            raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
         self.runner = make_runner(config, model, device, progress)
         self.model = model
         self.config = config
@@ -88,9 +69,8 @@ class Engine:
         )
         self._root = root_hash()
         self._arrivals = 0
-        self._generations = 0
         self._sequences: dict[int, list[Sequence]] = {}
-        self._imports: dict[int, _Import] = {}
+        self._imports = Imports(model)
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._in_flight = Pipeline(self.runner.prefill_rate)
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
@@ -118,26 +98,7 @@ class Engine:
 
     def request_error(self, request: Request) -> tuple[str, str] | None:
         """Return (field, message) when the request can never run here, else None."""
-        length, vocab = len(request.prompt), self.model.vocab_size
-        if length == 0:
-            return "prompt", "must hold at least one token"
-        if min(request.prompt) < 0 or max(request.prompt) >= vocab:
-            return "prompt", f"a token id is outside the vocabulary of {vocab}"
-        if length + request.sampling.max_tokens > self.max_model_len:
-            return "prompt", (
-                f"{length} prompt tokens and max_tokens {request.sampling.max_tokens} are more than the context of "
-                f"{self.max_model_len}"
-            )
-        if request.output or request.choice:
-            if request.sampling.n != 1:
-                return "n", "must be 1 for a choice that goes on"
-            if len(request.output) >= request.sampling.max_tokens:
-                return "max_tokens", f"{len(request.output)} tokens are there already"
-            if min(request.output, default=0) < 0 or max(request.output, default=0) >= vocab:
-                return "output", f"a token id is outside the vocabulary of {vocab}"
-        if request.sampling.n > self.config.max_num_seqs:
-            return "n", f"must be at most {self.config.max_num_seqs}"
-        return request.sampling.error(vocab)
+        return request.error(self.model.vocab_size, self.max_model_len, self.config.max_num_seqs)
 
     def add(self, request: Request) -> None:
         """Queue a request that `request_error` has passed. Its id must be new."""
@@ -235,8 +196,8 @@ class Engine:
         values: [layers, 2, tokens, kv_heads, head_dim] of the extent. Returns whether all KV is there now, or None,
         with nothing written, when the request does not wait for this (any more).
         """
-        entry = self._imports.get(id)
-        if entry is None or entry.generation != generation or not entry.missing.lacks(extent):
+        entry = self._imports.awaiting(id, generation, extent)
+        if entry is None:
             return None
         if entry.fence is not None:
             entry.fence.wait()
@@ -247,7 +208,7 @@ class Engine:
 
     def import_tokens(self, id: int, tokens: list[int]) -> None:
         """Note the first token of each choice, which the other pod has sampled and the client already has."""
-        entry = self._imports.get(id)
+        entry = self._imports.waiting.get(id)
         if entry is not None and entry.first_tokens is None:
             entry.first_tokens = tokens
             self._start_import(entry)
@@ -257,12 +218,12 @@ class Engine:
 
         Returns None, with nothing changed, when the request does not wait for KV or tokens.
         """
-        entry = self._imports.get(id)
+        entry = self._imports.waiting.get(id)
         return self._reserve(entry.sequence, entry.first_tokens) if entry is not None else None
 
     def cancel_import(self, id: int) -> None:
         """Compute here what another pod failed to deliver; first tokens that did arrive are kept."""
-        entry = self._imports.pop(id, None)
+        entry = self._imports.waiting.pop(id, None)
         if entry is None:
             return
         sequence = entry.sequence
@@ -310,7 +271,7 @@ class Engine:
             raise RuntimeError("the scheduler has lost count of the imports that wait")
         if self.scheduler.export_blocks != sum(len(sequence.blocks) for sequence in sequences if sequence.exports):
             raise RuntimeError("the scheduler has lost count of the blocks of exports")
-        for name, table in (("import", self._imports), ("export", self._exports.first_left)):
+        for name, table in (("import", self._imports.waiting), ("export", self._exports.first_left)):
             stray = table.keys() - self._sequences.keys()
             if stray:
                 raise RuntimeError(f"request {min(stray)} has an {name} but has ended")
@@ -320,21 +281,17 @@ class Engine:
 
     def _forget(self, id: int) -> None:
         self._sequences.pop(id, None)
-        self._imports.pop(id, None)
+        self._imports.waiting.pop(id, None)
         self._exports.first_left.pop(id, None)
 
     def _reserve(self, sequence: Sequence, first_tokens: list[int] | None = None) -> Reservation:
-        self._generations += 1
-        id, first, count = sequence.request.id, sequence.cached, sequence.given_len - sequence.cached
-        missing = Missing(self.model.extent(first, count))
-        self._imports[id] = _Import(sequence, self._generations, missing, self.runner.fence(), first_tokens)
-        return Reservation(id, first, count, self._generations, sequence.cached)
+        return self._imports.order(sequence, self.runner.fence(), first_tokens)
 
-    def _start_import(self, entry: _Import) -> None:
+    def _start_import(self, entry: Import) -> None:
         if entry.missing or entry.first_tokens is None:
             return
         sequence = entry.sequence
-        del self._imports[sequence.request.id]
+        del self._imports.waiting[sequence.request.id]
         self.scheduler.importing.remove(sequence)
         sequence.request.imports_kv = False
         sequence.computed = sequence.given_len

@@ -43,6 +43,29 @@ class Request(msgspec.Struct, kw_only=True):
     output: list[int] = []
     choice: int = 0
 
+    def error(self, vocab_size: int, max_model_len: int, max_num_seqs: int) -> tuple[str, str] | None:
+        """Return (field, message) when no engine of this vocabulary and these limits can run it, else None."""
+        length, params = len(self.prompt), self.sampling
+        if length == 0:
+            return "prompt", "must hold at least one token"
+        if min(self.prompt) < 0 or max(self.prompt) >= vocab_size:
+            return "prompt", f"a token id is outside the vocabulary of {vocab_size}"
+        if length + params.max_tokens > max_model_len:
+            return "prompt", (
+                f"{length} prompt tokens and max_tokens {params.max_tokens} are more than the context of "
+                f"{max_model_len}"
+            )
+        if self.output or self.choice:
+            if params.n != 1:
+                return "n", "must be 1 for a choice that goes on"
+            if len(self.output) >= params.max_tokens:
+                return "max_tokens", f"{len(self.output)} tokens are there already"
+            if min(self.output, default=0) < 0 or max(self.output, default=0) >= vocab_size:
+                return "output", f"a token id is outside the vocabulary of {vocab_size}"
+        if params.n > max_num_seqs:
+            return "n", f"must be at most {max_num_seqs}"
+        return params.error(vocab_size)
+
 
 class State(enum.Enum):
     COMPILING = enum.auto()  # its grammar; the scheduler does not know it yet

@@ -129,9 +129,9 @@ class EngineMachine(RuleBasedStateMachine):
         for position in range(first, last):
             values = torch.full((1, 1, 1, 1, 1), fold(known[: position + 1]))
             self.engine.import_kv(id, reservation.generation, self.engine.model.extent(position, 1), values)
-        if part != "last token" and id in self.engine._imports:
+        if part != "last token" and id in self.engine._imports.waiting:
             self.start(id)
-        if id not in self.engine._imports:
+        if id not in self.engine._imports.waiting:
             del self.reservations[id]
 
     def start(self, id: int) -> None:
