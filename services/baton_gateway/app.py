@@ -81,7 +81,7 @@ def _api_routes(gateway: Gateway) -> APIRouter:
 
     def card(model: Model, record: RequestRecord) -> dict[str, Any] | None:
         """Describe a model; None when no pod serves it, as whoever sees it may use it."""
-        length = None if gateway.draining else model.max_model_len(record.identity)
+        length = None if gateway.refusing else model.max_model_len(record.identity)
         if length is None:
             return None
         return {

@@ -223,13 +223,21 @@ class GatewayProtocol(HttpToolsProtocol):
 
 
 class GatewayServer(uvicorn.Server):
-    """Ends on SIGTERM or SIGINT: readiness falls, new requests are refused, running ones get time to finish."""
+    """Ends on SIGTERM or SIGINT.
+
+    Readiness falls at once. For `drain_delay_s`, as load balancers take time to notice, requests are served as before;
+    each answer closes its connection, so that clients come to another gateway without losing a request. A connection
+    without a request stays open until then, since a request may be on its way on it. Then listening ends, idle
+    connections are closed, new requests are refused, and running ones get `shutdown_grace_s`. A second signal ends all
+    of it at once.
+    """
 
     def __init__(self, gateway: Gateway, config: ServerConfig, admin: socket.socket) -> None:
-        """admin: where operators are served meanwhile."""
+        """admin: the listening socket for operators, who are served until the end."""
         super().__init__(config)
         self._gateway = gateway
         self._admin = admin
+        self._drained_at = 0.0  # of the monotonic clock; set by the first signal
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         admin = AdminServer(self._gateway)
@@ -242,19 +250,23 @@ class GatewayServer(uvicorn.Server):
             await serving
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        else:
+            self._drained_at = time.monotonic() + self._gateway.settings.drain_delay_s
         self._gateway.draining = True
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if not self.force_exit:
-            await asyncio.sleep(self._gateway.settings.drain_delay_s)
+        self._gateway.draining = self._gateway.refusing = True
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         assert isinstance(self.config, ServerConfig)
         if self.config.certificate is not None and counter % TICKS_PER_LOOK == 0:
             self.config.certificate.follow()
-        return await super().on_tick(counter)
+        ending = await super().on_tick(counter)
+        return ending and (self.force_exit or time.monotonic() >= self._drained_at)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
