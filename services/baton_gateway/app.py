@@ -52,6 +52,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         summary="OpenAI-compatible API",
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_url="/openapi.json" if gateway.settings.docs else None,  # without it /docs and /redoc are off, too
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.include_router(_api_routes(gateway), dependencies=[Depends(Authenticator(gateway.tenants))])

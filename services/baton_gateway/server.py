@@ -6,17 +6,18 @@ import functools
 import signal
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton_gateway.admin import AdminServer
 from baton_gateway.body import declared_length
 from baton_gateway.certificate import Certificate
+from baton_gateway.crash_log import loop_crashed
 from baton_gateway.errors import ApiError, bad_request
 from baton_gateway.gateway import Gateway
 from baton_gateway.record import SEND_BODY
@@ -26,6 +27,9 @@ MAX_HEAD_BYTES = 64 * 1024
 # and dropped up to here, and no framing (chunks of one byte, trailers) takes more.
 MAX_BODIES = 16
 TICKS_PER_LOOK = 100  # at the certificate; uvicorn ticks ten times a second
+
+
+_Send = Callable[[Any], Awaitable[None]]
 
 
 class ServerConfig(uvicorn.Config):
@@ -151,7 +155,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(bad_request(msg))
 
-    async def _send(self, cycle: RequestResponseCycle, plain: Send, message: Message) -> None:
+    async def _send(self, cycle: RequestResponseCycle, plain: _Send, message: Any) -> None:
         """Send as the application asks, and say at an answer's start whether the connection ends with it."""
         if cycle.response_started:
             await plain(message)
@@ -240,6 +244,9 @@ class GatewayServer(uvicorn.Server):
         self._drained_at = 0.0  # of the monotonic clock; set by the first signal
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        handler_before = loop.get_exception_handler()
+        loop.set_exception_handler(loop_crashed)
         admin = AdminServer(self._gateway)
         serving = asyncio.create_task(admin.serve([self._admin]))
         try:
@@ -248,6 +255,7 @@ class GatewayServer(uvicorn.Server):
             # Until the last stream has ended operators see how that goes.
             admin.should_exit = True
             await serving
+            loop.set_exception_handler(handler_before)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

@@ -129,6 +129,8 @@ class GatewaySettings(PeerSettings):
     http://host:4317. Empty: none."""
     trace_share: float = Field(default=1.0, ge=0, le=1)
     """Share of the requests that are traced; one that comes with a traceparent goes by that."""
+    docs: bool = False
+    """Serve a description of the API at /docs, /redoc and /openapi.json, to everybody."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 
