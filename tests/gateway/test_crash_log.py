@@ -118,6 +118,7 @@ async def test_in_the_protocol(stack: Stack, log: io.StringIO, monkeypatch: pyte
 
 async def test_while_the_stream_of_a_pod_is_read(model_folder: Path, log: io.StringIO):
     async with pods() as decodes, running(model_folder, decodes) as stack:
+        assert (await stack.complete()).status_code == 200  # by then the pod has the stream
         [contact] = stack.fleet._contacts.values()
         contact.link._read = fail
         stack.pod.drop_streams()
