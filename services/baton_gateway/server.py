@@ -163,8 +163,10 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._closes_with(cycle):
             cycle.keep_alive = False
         await plain(message)
-        # Else uvicorn would close at the end of the answer, even while the request is still arriving.
-        self._last, cycle.keep_alive = not cycle.keep_alive, True
+        if cycle.response_started:
+            # Else uvicorn would close at the end of the answer, even while the request is still arriving.
+            self._last, cycle.keep_alive = not cycle.keep_alive, True
+            del vars(cycle)["send"]  # it refers to the cycle, which would then wait for the garbage collector
 
     def _closes_with(self, cycle: RequestResponseCycle) -> bool:
         if self._gateway.draining and not self.pipeline:
