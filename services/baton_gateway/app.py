@@ -52,6 +52,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         summary="OpenAI-compatible API",
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_url="/openapi.json" if gateway.settings.docs else None,  # without it /docs and /redoc are off, too
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.include_router(_api_routes(gateway), dependencies=[Depends(Authenticator(gateway.tenants))])
@@ -81,7 +82,7 @@ def _api_routes(gateway: Gateway) -> APIRouter:
 
     def card(model: Model, record: RequestRecord) -> dict[str, Any] | None:
         """Describe a model; None when no pod serves it, as whoever sees it may use it."""
-        length = None if gateway.draining else model.max_model_len(record.identity)
+        length = None if gateway.refusing else model.max_model_len(record.identity)
         if length is None:
             return None
         return {

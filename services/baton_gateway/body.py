@@ -1,6 +1,7 @@
 """Reading request bodies."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,9 +16,8 @@ MAX_LENGTH_DIGITS = 19
 
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
     """Read a body of at most `limit` bytes, within `timeout_s`. Raises ApiError 413 or 408 otherwise."""
-    declared = request.headers.get("content-length", "")
-    # Python reads no number of thousands of digits.
-    if declared.isdecimal() and (len(declared) > MAX_LENGTH_DIGITS or int(declared) > limit):
+    declared = declared_length(request.scope["headers"])
+    if declared is not None and declared > limit:
         raise _too_large(limit)
     body = bytearray()
     try:
@@ -33,6 +33,13 @@ async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
     except ClientDisconnect:
         raise ApiError(400, "The body ended early.", headers={"connection": "close"}) from None
     return bytes(body)
+
+
+def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """Return the body's length as the headers of an ASGI scope declare it, None if they do not."""
+    value = next((value for name, value in headers if name == b"content-length"), b"")
+    # Python reads no number of thousands of digits.
+    return int(value[:MAX_LENGTH_DIGITS]) if value.isdigit() else None
 
 
 def parse_body(body: bytes, model: type[M]) -> M:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from baton_gateway.crash_log import log_crash
 from baton_gateway.pods import Pod
 from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
@@ -102,9 +103,9 @@ class DecodeLink:
                 await self._read(call)
             except grpc.aio.AioRpcError as error:
                 log.warning("stream lost", extra={"pod": self.pod.address, "reason": error.code().name})
-            except Exception:
+            except Exception as error:
                 # Whatever went wrong, the requests on the stream must learn that nothing more will come.
-                log.exception("stream failed", extra={"pod": self.pod.address})
+                log_crash("stream failed", error, pod=self.pod.address)
             finally:
                 writer.cancel()
                 call.cancel()

@@ -2,11 +2,11 @@
 
 import logging
 import time
-import traceback
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton_gateway.crash_log import log_crash
 from baton_gateway.errors import internal_error
 from baton_gateway.metrics import Metrics
 from baton_gateway.quota import Quota
@@ -55,7 +55,7 @@ class Edge:
         try:
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
-            _log_crash(record, error)
+            log_crash("request crashed", error, request_id=record.request_id)
             if record.status:
                 return  # the server sees an unfinished answer and resets the connection
             await internal_error().response()(scope, receive, send_with_headers)
@@ -98,12 +98,3 @@ class Edge:
 
 def _ms(start: float, end: float | None) -> float | None:
     return None if end is None else round((end - start) * 1000, 1)
-
-
-def _log_crash(record: RequestRecord, error: Exception) -> None:
-    """Log where a request failed, but not the exception's text: it may quote the prompt."""
-    where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    log.error(
-        "request crashed",
-        extra={"request_id": record.request_id, "exception_type": type(error).__name__, "stack": where},
-    )

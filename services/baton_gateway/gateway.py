@@ -43,7 +43,8 @@ class Gateway:
         self.catalog = catalog
         self._tracing = tracing
         self._telemetry = [part for part in (tracing, genai) if part is not None]
-        self.draining = False
+        self.draining = False  # not ready any more; requests are still served
+        self.refusing = False  # nothing new is taken
         self._followers = list(_followers(settings, catalog))
         redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
@@ -79,7 +80,7 @@ class Gateway:
 
     def pool(self, model: Model, record: RequestRecord, prompt_tokens: int) -> Pool:
         """Return the pool for a request. Raises ApiError 503 when nothing new is taken."""
-        if self.draining:
+        if self.refusing:
             raise overloaded("The server is shutting down.")
         pool = model.pool(record.identity, prompt_tokens)
         record.pool = pool.spec.name

@@ -12,6 +12,7 @@ from baton_gateway.app import create_app
 from baton_gateway.canary import CanaryError
 from baton_gateway.catalog import load_catalog
 from baton_gateway.certificate import Certificate
+from baton_gateway.crash_log import CrashFormatter
 from baton_gateway.gateway import Gateway
 from baton_gateway.model import ModelError
 from baton_gateway.models_file import ModelsFileError
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def main(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. Exits with status 1 and one log line when it cannot start."""
-    configure_logging("gateway", settings.log_level)
+    configure_logging("gateway", settings.log_level, CrashFormatter)
     # Its lines at this level repeat ours.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server_socket = _listen(settings.host, settings.port)

@@ -34,7 +34,7 @@ class Metrics:
         prefix = "baton_gateway_"
         self._requests = Counter(prefix + "requests", "HTTP requests.", ["route", "status"], registry=registry)
         self.in_flight = Gauge(prefix + "requests_in_flight", "HTTP requests being answered.", registry=registry)
-        self.draining = Gauge(prefix + "draining", "1 when nothing new is taken.", registry=registry)
+        self.draining = Gauge(prefix + "draining", "1 once the gateway has been told to end.", registry=registry)
         self._broken = Counter(
             prefix + "broken_streams", "Answers that ended by an error after they had begun.", _MODEL, registry=registry
         )

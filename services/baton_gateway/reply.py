@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +11,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton_gateway.choice import Choice, Piece
+from baton_gateway.crash_log import log_crash
 from baton_gateway.errors import ApiError, internal_error, overloaded, timed_out
 from baton_gateway.generation import ClientGoneError, Generation
 from baton_gateway.metrics import Metrics
 from baton_gateway.record import SEND_BODY, RequestRecord
 from baton_gateway.shapes import Shape, Usage, one_line_each
 from baton_proto import serving_pb2 as pb
-
-log = logging.getLogger(__name__)
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,7 +44,11 @@ class ReplyOptions:
 
 
 class Reply(Response):
-    """The answer to a generation. Nothing is sent before the first tokens, so failures until then have a status."""
+    """The answer to a generation.
+
+    A failure has a status of its own until the answer has begun. A stream begins with its first tokens, or after
+    `keepalive_s` of silence with a comment line.
+    """
 
     def __init__(
         self,
@@ -96,10 +98,10 @@ class Reply(Response):
             return
         except ApiError as e:
             error = e
-        except Exception:
+        except Exception as e:
             if not self._started:
                 raise
-            log.exception("stream failed", extra={"request_id": self._record.request_id})
+            log_crash("stream failed", e, request_id=self._record.request_id)
             error = internal_error()
         except asyncio.CancelledError:
             if self._started:

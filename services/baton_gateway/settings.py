@@ -118,9 +118,10 @@ class GatewaySettings(PeerSettings):
     session_header: str = "x-session-id"
     """Request header that names the session of a request; equally good pods are told apart by it, or else by `user`."""
     drain_delay_s: float = Field(default=0, ge=0)
-    """Seconds between SIGTERM, when readiness falls, and closing the listening socket."""
+    """Seconds after SIGTERM, when readiness falls, for which requests are still served; each answer then closes its
+    connection. Behind a load balancer: as long as that may go on sending connections here."""
     shutdown_grace_s: int = Field(default=60, ge=0)
-    """Seconds running requests get to finish after that."""
+    """Seconds running requests get to finish after that, while new ones are refused."""
     tokenizer_threads: int = Field(default=2, gt=0)
     """Threads that tokenize long prompts."""
     otlp_endpoint: str = ""
@@ -128,6 +129,8 @@ class GatewaySettings(PeerSettings):
     http://host:4317. Empty: none."""
     trace_share: float = Field(default=1.0, ge=0, le=1)
     """Share of the requests that are traced; one that comes with a traceparent goes by that."""
+    docs: bool = False
+    """Serve a description of the API at /docs, /redoc and /openapi.json, to everybody."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 

@@ -29,11 +29,11 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry, enc_hook=str).decode()
 
 
-def configure_logging(service: str, level: str = "info") -> None:
+def configure_logging(service: str, level: str = "info", formatter: type[JsonFormatter] = JsonFormatter) -> None:
     """Send every record of this process to stderr as JSON lines.
 
     service: name put into each line. level: debug, info, warning or error.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(service))
+    handler.setFormatter(formatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

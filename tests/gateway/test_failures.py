@@ -8,8 +8,8 @@ import pytest
 
 from baton_proto import serving_pb2 as pb
 
-from .fake_worker import FakePod, echo, failing, hang, say
-from .harness import Stack, error_of, events, pods, running
+from .fake_worker import FakePod, failing, hang, say
+from .harness import Stack, error_of, pods, running
 
 INVALID, UNAVAILABLE, INTERNAL = pb.Failure.CODE_INVALID, pb.Failure.CODE_UNAVAILABLE, pb.Failure.CODE_INTERNAL
 
@@ -262,28 +262,6 @@ async def test_limits_are_those_of_the_smallest_pod(model_folder):
     ):
         assert (await stack.complete([5] * 100)).status_code == 400
         assert (await stack.complete([5] * 84)).status_code == 200
-
-
-async def test_shutdown_lets_running_requests_finish_and_refuses_new_ones(model_folder):
-    async with pods() as decodes, running(model_folder, decodes, drain_delay_s=0.3) as stack:
-        gate = asyncio.Event()
-
-        async def script(job):
-            await job.send(job.delta(stack.ids("hello")))
-            await gate.wait()
-            await echo(job)
-
-        stack.pod.script = script
-        running_request = asyncio.create_task(stack.complete("world", stream=True))
-        await stack.pod.job()
-        stack.server.handle_exit(15, None)
-        assert (await stack.http.get("/ready")).status_code == 503
-        refused = await stack.complete()
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"]
-        gate.set()
-        chunks = events(await running_request)
-        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_a_stream_that_outlives_the_grace_period_ends_by_an_error_event(model_folder):

@@ -2,6 +2,7 @@
 
 from typing import get_args
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_gateway.breaker import FAILURES, State
@@ -141,12 +142,20 @@ async def test_a_long_text_is_tokenized_off_the_loop(stack: Stack):
     assert body["tokens"] == stack.ids(text)
 
 
-async def test_the_description_has_the_bodies(stack: Stack):
-    schema = (await stack.http.get("/openapi.json")).json()
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json"])
+async def test_the_api_is_described_only_where_that_is_wanted(stack: Stack, path: str):
+    response = await stack.http.get(path)
+    assert (response.status_code, error_of(response)["message"]) == (404, "There is no such path.")
+
+
+async def test_the_description_has_the_bodies(model_folder):
+    async with pods() as decodes, running(model_folder, decodes, docs=True) as stack:
+        schema = (await stack.http.get("/openapi.json")).json()
+        for path in ("/docs", "/redoc"):
+            assert (await stack.http.get(path)).status_code == 200
     for path, name in (("chat/completions", "ChatCompletionRequest"), ("responses", "ResponseRequest")):
         body = schema["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert body == {"$ref": f"#/components/schemas/{name}"}
         assert "temperature" in schema["components"]["schemas"][name]["properties"]
     items = schema["components"]["schemas"]["ResponseRequest"]["properties"]["input"]
     assert {"$ref": "#/components/schemas/FunctionCallOutput"} in items["anyOf"][1]["items"]["anyOf"]
-    assert (await stack.http.get("/docs")).status_code == 200

@@ -69,6 +69,7 @@ _EVERYTHING: Values = {
         },
     },
     "gateway": {
+        "drainDelaySeconds": 25,
         "settings": {"prefix-index-entries": 5_000_000, "ttft-slo-s": 7.5, "local-prefill": False},
         "extraArgs": ["--log-level=debug"],
         "extraEnv": [{"name": "BATON_API_KEYS", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "keys"}}}],

@@ -81,6 +81,7 @@ def test_settings_arrive_as_values_say_them():
     assert settings.ttft_slo_s == 7.5
     assert settings.local_prefill is False
     assert settings.shutdown_grace_s == 45
+    assert settings.drain_delay_s == 25
 
 
 def test_pairs_are_not_tried_where_their_ports_are_closed():

@@ -106,11 +106,12 @@ def test_a_pod_may_finish_before_it_is_killed(name):
         if container["name"] not in ("gateway", "prefill", "decode"):
             continue
         given = flags(container)
-        sleep_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
         if container["name"] == "gateway":
             assert given["shutdown-grace-s"] == str(drain_s)
-            sleep_s += int(given["drain-delay-s"] or 0)
+            sleep_s = int(given["drain-delay-s"] or 0)
+            assert sleep_s > 0
         else:
+            sleep_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
             assert given["drain-seconds"] == str(drain_s)
         assert spec["terminationGracePeriodSeconds"] >= sleep_s + drain_s + 3
 

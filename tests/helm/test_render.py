@@ -60,6 +60,7 @@ def _model(**fields: Any) -> dict[str, Any]:
     [
         ({"gatway": {}}, ["gatway"]),
         ({"drainSeconds": "a minute"}, ["/drainSeconds", "want integer"]),
+        ({"gateway": {"drainDelaySeconds": 0}}, ["/gateway/drainDelaySeconds", "minimum"]),
         ({"image": {"tag": "latest"}}, ["/image/tag"]),
         ({"image": {"pullPolicy": "Sometimes"}}, ["/image/pullPolicy", "IfNotPresent"]),
         ({"models": {"Llama_8B": {}}}, ["Llama_8B"]),

@@ -10,7 +10,7 @@ import pytest
 from baton_proto import serving_pb2 as pb
 from tests.e2e.stack import Stack as WholeStack
 from tests.gateway.fake_worker import Job, echo, failing, hang, say
-from tests.gateway.harness import Stack, error_of, events
+from tests.gateway.harness import Stack, error_of, events, running
 
 from .conftest import KEY, KEY_OF_ONE_REQUEST, LOOP
 from .nginx import Nginx, nginx_before
@@ -150,6 +150,34 @@ def headers_of(response: httpx.Response) -> dict[str, str]:
         for name, value in response.headers.items()
         if name not in NOT_COMPARED
     }
+
+
+async def test_refused_bodies_do_not_cut_the_stream_behind_them(program: Path, stack: Stack, tmp_path: Path) -> None:
+    """nginx keeps its connections: a stream comes on one on which keys were wrong while bodies were arriving."""
+    tokens = stack.ids("The quick brown fox jumps over the lazy dog")
+
+    async def script(job: Job) -> None:
+        for token in tokens:
+            await job.send(job.delta([token]))
+            await asyncio.sleep(1.5 / len(tokens))
+        await job.send(job.delta(finish=pb.FINISH_REASON_STOP))
+
+    own = {"api_keys": [KEY], "body_timeout_s": 0.5, "keepalive_s": 0.2}
+    assert stack.gateway.settings.model is not None
+    async with (
+        running(stack.gateway.settings.model, stack.decodes, **own) as gateway,
+        nginx_before(program, gateway.port, tmp_path) as nginx,
+        client(nginx) as http,
+    ):
+        stack.pod.script = script
+        for _ in range(6):
+            refused = await http.post(
+                "/v1/completions", content=b"x" * 100_000, headers={"authorization": "Bearer wrong"}
+            )
+            assert refused.status_code == 401
+        streamed = await http.post("/v1/completions", json={"model": "tiny", "prompt": "hello", "stream": True})
+    assert streamed.status_code == 200
+    assert events(streamed)[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_the_request_id_of_nginx_is_taken(stack: Stack, nginx: Nginx) -> None:

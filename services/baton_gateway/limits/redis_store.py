@@ -64,7 +64,8 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 for index = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', now + ARGV[1], ARGV[index]) end
 """
-_KEEP_S = 40 * 86_400  # longer than the longest period of a budget
+# Longer than a month. A budget without a period starts over when its tenant has asked for nothing for this long.
+_KEEP_S = 40 * 86_400
 
 
 # A request waits no longer for Redis; what comes after that is the setting for its loss.

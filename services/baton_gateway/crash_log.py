@@ -1,0 +1,43 @@
+"""Logging exceptions by their type and place alone: their text may quote a prompt."""
+
+import asyncio
+import logging
+import traceback
+from types import TracebackType
+from typing import Any
+
+from baton_common.logging import JsonFormatter
+
+log = logging.getLogger(__name__)
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def log_crash(message: str, error: BaseException, **fields: Any) -> None:
+    """Log an exception that nobody expected. message: without anything of the exception. fields: of the log line."""
+    log.error(message, extra={**fields, "exception_type": type(error).__name__, "stack": _frames(error)})
+
+
+def loop_crashed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Handle exceptions in the event loop as asyncio does, but without the callbacks and tasks it would quote."""
+    error = context.get("exception")
+    if error is None:
+        log.error("error in the event loop: %s", context["message"])
+    else:
+        log_crash("exception in the event loop", error)
+
+
+class CrashFormatter(JsonFormatter):
+    """For what libraries log with an exception, such as uvicorn and gRPC."""
+
+    def formatException(self, ei: _ExcInfo) -> str:
+        chain: list[BaseException] = []
+        error = ei[1]
+        while error is not None and error not in chain:
+            chain.append(error)
+            error = error.__cause__ or error.__context__
+        return "\n\n".join("\n".join([type(error).__name__, *_frames(error)]) for error in chain)
+
+
+def _frames(error: BaseException) -> list[str]:
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
