@@ -37,7 +37,7 @@ class Prompt:
         self._legs: dict[int, Leg] = {}  # by choice, those that still run
         self._journal: list[list[int]] = [[] for _ in range(submit.sampling.n)]
         self._fingerprint: str | None = None  # of the pods that began
-        self._fleet = fleet
+        self.fleet = fleet
         self.submit = submit
 
     def demand(self, submit: pb.Submit) -> Demand:
@@ -49,20 +49,39 @@ class Prompt:
         leg = Leg(self, self.submit, range(self.submit.sampling.n), self._generation.limits.resume_timeout_s)
         self._legs.update(dict.fromkeys(leg.choices, leg))
         leg.start()
-        if self._fleet.shadowed:
-            self._fleet.shadow(self.submit, self.demand(self.submit))
+        self.fleet.budget.note_request()
+        if self.fleet.shadowed:
+            self.fleet.shadow(self.submit, self.demand(self.submit))
 
     def dispatch(self, submit: pb.Submit, avoid: Sequence[str]) -> tuple[Route, DecodeLink, Run]:
         """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
-        same = self._fingerprint if any(self._journal) else None
-        chosen = self._fleet.dispatch(self.demand(submit), avoid, same)
+        chosen = self.fleet.dispatch(self.demand(submit), avoid, self._same)
         route, _, run = chosen
         self._fingerprint = route.decode.fingerprint
         run.trace_id = self._generation.trace_id
         return chosen
 
+    def has_other(self, avoid: Sequence[str]) -> bool:
+        """Whether another decode pod could take the prompt, or go on with it."""
+        most_tokens = len(self.submit.prompt_token_ids) + self.submit.sampling.max_tokens
+        demand = Demand.of((), most_tokens, self._generation.session)
+        return self.fleet.router.has_other(demand, avoid, self._same)
+
+    def known_tokens(self, choice: int) -> int:
+        return len(self.submit.prompt_token_ids) + len(self._journal[choice])
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are tokens of any choice."""
+        return any(self._journal)
+
+    @property
+    def _same(self) -> str | None:
+        """The fingerprint that pods must have to go on; None when any will do."""
+        return self._fingerprint if self.begun else None
+
     def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
-        self._fleet.prefilled(route, prompt)
+        self.fleet.prefilled(route, prompt)
 
     def put(self, delta: pb.Delta) -> bool:
         """Take new tokens; return False, with nothing taken, when some before them are missing."""
@@ -93,7 +112,7 @@ class Prompt:
         if leg.losses > self._generation.limits.max_lost_pods:
             self.fail(otherwise)
             return
-        if any(self._journal):
+        if self.begun:
             self._generation.resumes += len(leg.choices)
             successors = [leg.successor(self._continuation(choice), [choice]) for choice in sorted(leg.choices)]
         else:
