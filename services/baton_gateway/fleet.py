@@ -66,6 +66,7 @@ class Fleet:
         self._checking: asyncio.Task[None] | None = None
         self._shadows: set[Shadow] = set()
         self._was_ready = False
+        self._live: set[int] = set()  # slots of the decode pods that were live at the last change
         self._index = PrefixIndex(settings.prefix_index_entries)
         costs = CostModel(transfer_rate=settings.kv_transfer_rate)
         self.stalls = StallTimeouts(settings.first_token_timeout_s, settings.inter_token_timeout_s, costs)
@@ -184,7 +185,10 @@ class Fleet:
     def _changed(self, contact: Contact) -> None:
         self._forget_if_gone(contact)
         self._introduce()
-        self.resumes.pods_changed()
+        live = {pod.slot for pod in self.router.decodes if pod.live}
+        if live - self._live:
+            self.resumes.pods_changed()
+        self._live = live
         if self.router.ready and not self._was_ready:
             self._was_ready = True
             log.info("ready", extra={"event": "ready"})
