@@ -97,7 +97,8 @@ class Leg:
 
     def _wait_no_more(self) -> None:
         self._stop_waiting()
-        if not self.try_start():
+        # The queue may not have come to it yet. Pods that refuse are not asked without end.
+        if self._refusals > 1 or not self.try_start():
             self._prompt.fail(self._otherwise)
 
     def _stop_waiting(self) -> None:
