@@ -114,6 +114,14 @@ OVERVIEW = Board(
                         "refused",
                     ),
                 ),
+                lines(
+                    "Requests that left a decode pod before their end",
+                    "By reason. Timeouts mean that the pod reports but yields nothing for a request; "
+                    "`retry budget spent` counts retries that were put off or refused.",
+                    PER_SECOND,
+                    Query(total(rate(of_model("pod_departures_total")), "reason"), "{{reason}}"),
+                    Query(total(rate(of_model("retry_budget_exhausted_total"))), "retry budget spent"),
+                ),
             ],
         ),
         (

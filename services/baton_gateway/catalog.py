@@ -1,5 +1,6 @@
 """The models of a gateway, and which of its pods serve which requests for them."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from baton_gateway.fleet import Fleet
 from baton_gateway.model import ServedModel, load_model
 from baton_gateway.models_file import PoolSpec
 from baton_gateway.pods import Limits
+from baton_gateway.retry_budget import RetryBudget
+from baton_gateway.retry_metrics import RetryMetrics
 from baton_gateway.revision_metrics import RevisionMetrics
 from baton_gateway.router_metrics import RouterMetrics
 from baton_gateway.settings import GatewaySettings
@@ -72,10 +75,13 @@ class Model:
 class Catalog:
     """All models, by name."""
 
-    def __init__(self, models: Iterable[Model], revisions: RevisionMetrics, routing: RouterMetrics) -> None:
+    def __init__(
+        self, models: Iterable[Model], revisions: RevisionMetrics, routing: RouterMetrics, retries: RetryMetrics
+    ) -> None:
         self._models = {model.name: model for model in models}
         self.revisions = revisions
         self.routing = routing
+        self.retries = retries
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -120,15 +126,16 @@ class Catalog:
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
     """Read all models. Raises ModelError, PeerTlsError."""
-    revisions, routing = RevisionMetrics(), RouterMetrics()
+    revisions, routing, retries = RevisionMetrics(), RouterMetrics(), RetryMetrics()
+    budget = RetryBudget(settings.retry_share, settings.retries_per_s, time.monotonic)
     models = [
         Model(
             load_model(spec, settings.tokenizer_threads),
             [
-                Pool(pool, Fleet(settings, spec.name, revisions, routing, pool.decode, pool.prefill))
+                Pool(pool, Fleet(settings, spec.name, revisions, routing, retries, budget, pool.decode, pool.prefill))
                 for pool in spec.pools
             ],
         )
         for spec in settings.model_specs()
     ]
-    return Catalog(models, revisions, routing)
+    return Catalog(models, revisions, routing, retries)

@@ -13,6 +13,8 @@ class CostModel:
     """
 
     default_prefill_rate: float = 10_000.0  # of pods that have not measured theirs, until one is seen
+    slowest_prefill_rate: float = 200.0  # that a pod without a known rate may have: it may compute on a CPU
+    prefill_margin: float = 3.0  # how much longer than predicted a prefill may take
     transfer_rate: float = 2e9  # to a decode pod that has not handed over anything yet
     handover_s: float = 0.003  # of a hand-over, whatever its size
     request_s: float = 0.001  # what each request that decodes there adds to the wait of a new one
@@ -34,6 +36,10 @@ class CostModel:
         if load > num_tokens and pod.step_tokens:
             load = min(load, pod.prefill_tokens.ahead_of(num_tokens) + pod.step_tokens)
         return (load + num_tokens) / self.prefill_rate(pod)
+
+    def longest_prefill(self, pod: Pod, num_tokens: int) -> float:
+        """Return how long computing so many tokens may take on a pod that works, however busy it is."""
+        return self.prefill_margin * num_tokens / (pod.prefill_rate or pod.learned_rate or self.slowest_prefill_rate)
 
     def price(self, pod: Pod) -> float:
         """Return what a second of prefill on a pod counts as with the delay to those who come later.

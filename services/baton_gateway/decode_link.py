@@ -34,6 +34,10 @@ class Receiver(Protocol):
         """Learn that the stream broke before the last tokens came."""
         ...
 
+    def check(self, now: float) -> None:
+        """Leave the pod if it has been silent for too long. now: of the monotonic clock, in seconds."""
+        ...
+
 
 class DecodeLink:
     """Sends requests to a decode pod and hands what comes back to their receivers."""
@@ -74,6 +78,11 @@ class DecodeLink:
     def cancel_choice(self, handle: int, choice: int) -> None:
         """Stop one choice of a request that has others."""
         self._send(pb.GatewayMessage(cancel=pb.Cancel(handle=handle, choice=choice)))
+
+    def check(self, now: float) -> None:
+        """Let every receiver see whether it still waits in vain. now: of the monotonic clock, in seconds."""
+        for receiver in list(self._receivers.values()):
+            receiver.check(now)
 
     def open(self) -> None:
         """Keep a stream open from now on."""

@@ -17,16 +17,21 @@ from baton_gateway.kv_aware import KvAware
 from baton_gateway.pods import Limits, Pod
 from baton_gateway.policies import LeastLoaded, Policy, Random, RoundRobin
 from baton_gateway.prefix_index import PrefixIndex
+from baton_gateway.resume_queue import ResumeQueue
+from baton_gateway.retry_budget import RetryBudget
+from baton_gateway.retry_metrics import RetryMetrics
 from baton_gateway.revision_metrics import RevisionMetrics, Run
 from baton_gateway.router import Route, Router
 from baton_gateway.router_metrics import RouterMetrics
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.shadow import Shadow
+from baton_gateway.stalls import StallTimeouts
 from baton_proto import serving_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 _LET_IN_S = 0.05
+_CHECK_S = 1.0
 
 
 class Fleet:
@@ -38,22 +43,33 @@ class Fleet:
         model: str,
         revisions: RevisionMetrics,
         routing: RouterMetrics,
+        retries: RetryMetrics,
+        budget: RetryBudget,
         decodes: Iterable[str] = (),
         prefills: Iterable[str] = (),
     ) -> None:
-        """decodes, prefills: addresses of those pods that are known from the start. Raises PeerTlsError."""
+        """budget: of the whole gateway. decodes, prefills: addresses of those pods that are known from the start.
+
+        Raises PeerTlsError.
+        """
         self._settings = settings
         self._tls = settings.peer_tls
         self._model = model
         self._revisions = revisions
         self._routing = routing.of(model)
+        self.retries = retries.of(model)
+        self.budget = budget
+        self.resumes = ResumeQueue()
         self._contacts: dict[int, Contact] = {}  # by slot
         self._ending: set[asyncio.Task[None]] = set()
         self._letting_in: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._shadows: set[Shadow] = set()
         self._was_ready = False
+        self._live: set[int] = set()  # slots of the decode pods that were live at the last change
         self._index = PrefixIndex(settings.prefix_index_entries)
         costs = CostModel(transfer_rate=settings.kv_transfer_rate)
+        self.stalls = StallTimeouts(settings.first_token_timeout_s, settings.inter_token_timeout_s, costs)
         self.router = Router(
             [Pod(address, connected=False) for address in decodes],
             [Pod(address) for address in prefills],
@@ -74,11 +90,14 @@ class Fleet:
             for pod in role:
                 self._meet(pod, role)
         self._letting_in = asyncio.create_task(self._keep_letting_in())
+        self._checking = asyncio.create_task(self._keep_checking())
 
     async def stop(self) -> None:
-        if self._letting_in is not None:
-            self._letting_in.cancel()
-            await asyncio.gather(self._letting_in, return_exceptions=True)
+        running = [task for task in (self._letting_in, self._checking) if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self.resumes.close()
         await asyncio.gather(*(contact.end() for contact in self._contacts.values()), *self._ending)
 
     def follow(self, decodes: Collection[str], prefills: Collection[str]) -> None:
@@ -149,7 +168,7 @@ class Fleet:
         route = self.router.shadow(demand)
         if route is not None:
             run = self._revisions.begin(self._model, route.decode.revision)
-            shadow = Shadow(route, run, self._shadows.discard)
+            shadow = Shadow(route, run, self.stalls, self._shadows.discard)
             self._shadows.add(shadow)
             shadow.start(submit, self._link(route))
 
@@ -166,6 +185,10 @@ class Fleet:
     def _changed(self, contact: Contact) -> None:
         self._forget_if_gone(contact)
         self._introduce()
+        live = {pod.slot for pod in self.router.decodes if pod.live}
+        if live - self._live:
+            self.resumes.pods_changed()
+        self._live = live
         if self.router.ready and not self._was_ready:
             self._was_ready = True
             log.info("ready", extra={"event": "ready"})
@@ -193,6 +216,21 @@ class Fleet:
         while True:
             await asyncio.sleep(_LET_IN_S)
             self.admission.let_in()
+
+    async def _keep_checking(self) -> None:
+        """Look for requests that have waited for too long, all in one go: a timer for each would cost time per token.
+
+        When the event loop was held up, tokens may have arrived that nobody has read yet; the next round sees them.
+        """
+        every_s = min(self.stalls.first_token_s / 8, self.stalls.inter_token_s / 8, _CHECK_S)
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(every_s)
+            now = time.monotonic()
+            if now - last < 2 * every_s + _CHECK_S:
+                for link in [contact.link for contact in self._contacts.values() if contact.link is not None]:
+                    link.check(now)
+            last = now
 
 
 def _policy(settings: GatewaySettings, index: PrefixIndex, costs: CostModel) -> Policy:

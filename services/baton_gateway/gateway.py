@@ -8,7 +8,7 @@ from baton_gateway.canary_file import CanaryFile
 from baton_gateway.catalog import Catalog, Model, Pool
 from baton_gateway.choice import Choice
 from baton_gateway.errors import overloaded
-from baton_gateway.generation import Generation, Patience
+from baton_gateway.generation import Generation
 from baton_gateway.limits.redis_store import RedisLimits, connect
 from baton_gateway.metrics import Metrics
 from baton_gateway.protocol import GenerationRequest
@@ -17,6 +17,7 @@ from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply, ReplyOptions
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.shapes import Shape
+from baton_gateway.stream_limits import StreamLimits
 from baton_gateway.tenants import Tenants
 from baton_proto import serving_pb2 as pb
 
@@ -125,11 +126,11 @@ class Gateway:
         generation = Generation(
             pool.fleet,
             submits,
-            Patience(
-                unread_tokens=settings.max_unread_tokens,
-                losses=settings.max_lost_pods,
-                queue_s=settings.queue_timeout_s,
-                resume_s=settings.resume_timeout_s,
+            StreamLimits(
+                max_unread_tokens=settings.max_unread_tokens,
+                max_lost_pods=settings.max_lost_pods,
+                queue_timeout_s=settings.queue_timeout_s,
+                resume_timeout_s=settings.resume_timeout_s,
             ),
             record.session or request.user or "",
             record.identity.name if record.identity else "",

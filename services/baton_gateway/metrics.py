@@ -93,6 +93,7 @@ class Metrics:
         registry.register(_Pools(catalog))
         catalog.revisions.register(registry)
         catalog.routing.register(registry)
+        catalog.retries.register(registry)
         self._tenants = TenantMetrics(tenants, quota, registry)
         self._begin_at_zero(model.name for model in catalog)
 

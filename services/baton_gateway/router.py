@@ -39,6 +39,11 @@ class Route:
         """The pod that is to prefill, as far as is known."""
         return self._waiting[0] if self._waiting else self.decode
 
+    @property
+    def queued(self) -> int:
+        """Tokens that the prefilling pod had to compute before the first token, when it got the prompt."""
+        return self._queued
+
     def handover_failed(self, address: str) -> None:
         """A prefill pod did not deliver; the next has the order now, after the last the decode pod itself."""
         now = self._clock()
@@ -143,10 +148,16 @@ class Router:
         avoid: addresses of decode pods that are only chosen when there is no other. fingerprint: only pods with this
         one; others serve other weights.
         """
-        groups = self._groups(demand, avoid, fingerprint)
-        if self.canary is not None and fingerprint is None:
-            groups = _share(groups, self.canary, demand.lot)
-        return self._route(demand, list(groups.values()))
+        return self._route(demand, list(self._candidates(demand, avoid, fingerprint).values()))
+
+    def has_other(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> bool:
+        """Whether `dispatch` would choose a decode pod that is not to be avoided and has not failed of late."""
+        now = self._clock()
+        return any(
+            pod.address not in avoid and pod.breaker.allows(now)
+            for group in self._candidates(demand, avoid, fingerprint).values()
+            for pod in group.decodes
+        )
 
     def shadow(self, demand: Demand) -> Route | None:
         """Choose pods of the canary for a copy of a request, and charge them; None when it is to get none."""
@@ -155,6 +166,12 @@ class Router:
             return None
         group = self._groups(demand, (), None).get(canary.revision)
         return self._route(demand, [group]) if group is not None else None
+
+    def _candidates(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> dict[str, Group]:
+        groups = self._groups(demand, avoid, fingerprint)
+        if self.canary is not None and fingerprint is None:
+            groups = _share(groups, self.canary, demand.lot)
+        return groups
 
     def _route(self, demand: Demand, groups: Sequence[Group]) -> Route | None:
         return Route(self._policy.choose(demand, groups), demand, self._clock, self.freed) if groups else None

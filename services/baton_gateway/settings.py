@@ -95,6 +95,17 @@ class GatewaySettings(PeerSettings):
     """Decode pods that may be lost under a request before it fails: it may be what kills them."""
     resume_timeout_s: float = Field(default=30, ge=0)
     """Seconds that a request whose decode pod was lost waits for another one when none is live."""
+    first_token_timeout_s: float = Field(default=60, gt=0)
+    """Seconds after which a request without a first token leaves its decode pod for another, on top of three times what
+    computing its prompt should take there. Without another pod it stays."""
+    inter_token_timeout_s: float = Field(default=60, gt=0)
+    """Seconds between two tokens of a choice after which it likewise goes on elsewhere, on top of three times what
+    computing prompt and tokens again should take there."""
+    retry_share: float = Field(default=0.2, ge=0, le=1)
+    """Retries that this gateway may send, as a share of the prompts of the last ten seconds: of prompts that a pod
+    refused, and of requests that leave a pod by a timeout. What goes on after the loss of a pod does not count."""
+    retries_per_s: float = Field(default=10, ge=0)
+    """Such retries a second that it may send in any case."""
     head_timeout_s: float = Field(default=15, gt=0)
     """Seconds a client may take to send a request's headers."""
     body_timeout_s: float = Field(default=30, gt=0)
