@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from baton_common.cache_scope import CacheScope
 from baton_gateway.admission import Ask
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.demand import Demand
@@ -193,7 +194,9 @@ class _Prompt:
 
     def demand(self, submit: pb.Submit) -> Demand:
         known = [*submit.prompt_token_ids, *submit.continuation.token_ids]
-        return Demand.of(known, len(submit.prompt_token_ids) + submit.sampling.max_tokens, self._generation.session)
+        most_tokens = len(submit.prompt_token_ids) + submit.sampling.max_tokens
+        scope = CacheScope(submit.cache_scope.salt, submit.cache_scope.shared_tokens)
+        return Demand.of(known, most_tokens, self._generation.session, scope)
 
     def start(self) -> None:
         """Send the prompt to a decode pod. Raises ApiError when there is none."""
