@@ -8,7 +8,6 @@ import pytest
 from baton_common.block_hash import block_hashes, block_key, block_keys
 from baton_common.cache_scope import MAX_SALT_BYTES, UNSALTED, CacheScope
 from baton_engine.engine import Engine
-from baton_engine.grammars import Grammars
 from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.sequence import Request
 
@@ -61,8 +60,10 @@ def test_what_follows_another_beginning_is_never_shared(llama: Path) -> None:
     assert cached(engine, published + make_prompt(16, seed=4) + tail, scope) == 32
 
 
-def test_each_choice_leaves_its_answer_under_the_salt(llama: Path) -> None:
-    engine, prompt = make_engine(llama), make_prompt(20)
+@pytest.mark.parametrize("length", [5, 20])
+def test_each_choice_leaves_its_answer_under_the_salt(llama: Path, length: int) -> None:
+    """Choices fork before the first full block, or after it."""
+    engine, prompt = make_engine(llama), make_prompt(length)
     request = make_request(0, prompt, 40, cache_scope=ACME, n=3, temperature=1.0, seed=5)
     answers = generate(engine, [request]).tokens
     for choice in range(3):
@@ -137,9 +138,9 @@ def test_a_salt_that_no_hash_takes_is_refused(llama: Path) -> None:
 
 def test_compiled_grammars_are_shared_under_one_salt_only(llama: Path) -> None:
     """How long a grammar takes tells whether somebody has used it before."""
-    grammars, grammar = Grammars(llama, 512), Grammar(GrammarKind.REGEX, "[a-c]{3}")
-    first, other = grammars.compile(grammar, b"acme"), grammars.compile(grammar, b"road")
-    assert other is not first
-    assert grammars.compile(grammar, b"acme") is first
-    assert first.result().copy() is not None
-    assert other.result().copy() is not None
+    engine, grammar = make_engine(llama), Grammar(GrammarKind.REGEX, "[a-c]{3}")
+    scopes = (ACME, ROAD, ACME, CacheScope(b"acme", 16))
+    generate(
+        engine, [make_request(id, [1, 2], 8, cache_scope=scope, grammar=grammar) for id, scope in enumerate(scopes)]
+    )
+    assert [salt for salt, _, _ in engine._compiling._grammars._compiled] == [b"road", b"acme"]
