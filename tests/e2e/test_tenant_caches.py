@@ -17,10 +17,13 @@ from baton_common.block_hash import block_keys
 from baton_common.cache_scope import CacheScope
 from baton_gateway.cache_salt import cache_salt
 from baton_gateway.tenants import Identity, Tenant
+from baton_proto import serving_pb2 as pb
 from tests.gateway.harness import Stack, running
 from tests.tenant_keys import write_tenants
 
 from .conftest import LOOP, StartWorker
+from .decode_client import DecodeClient
+from .decode_side import decode_side
 from .prompts import BLOCK_SIZE, make_prompt
 from .workers import Worker
 
@@ -142,6 +145,17 @@ async def test_an_answer_that_goes_on_elsewhere_is_still_the_tenants_own(
         assert len(turn) == 1_600
         # The last token has been sampled and not computed.
         assert await cached(stack, headers["acme"], turn) == 1_584
+
+
+async def test_a_salt_that_no_hash_takes_ends_the_request_and_no_pod(decode: Worker, prefill: Worker) -> None:
+    scope, prompt = pb.CacheScope(salt=b"x" * 65), make_prompt(40, seed=160)
+    async with DecodeClient(decode) as client, decode_side(prefill) as side:
+        answer = await (await client.submit(prompt, cache_scope=scope)).until(lambda answer: answer.done)
+        assert answer.failure is not None
+        assert (answer.failure.code, answer.failure.param) == (pb.Failure.CODE_INVALID, "cache_scope")
+        await side.order(1, prompt, 5_000, cache_scope=scope)
+        assert (await side.receive()).failed.failure.param == "cache_scope"
+        assert len((await client.ask(prompt, prefill, max_tokens=4)).only) == 4
 
 
 @pytest.mark.parametrize("mode", MODES)
