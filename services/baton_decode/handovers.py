@@ -123,6 +123,7 @@ class Handovers:
                     lease_ms=self._lease_ms,
                     continuation=submit.continuation if submit.HasField("continuation") else None,
                     traceparent=request.span.traceparent if request.span is not None else "",
+                    cache_scope=submit.cache_scope if submit.HasField("cache_scope") else None,
                 )
             )
         )

@@ -10,7 +10,7 @@ import grpc
 from baton_engine.sequence import FinishReason, Request
 from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
-from baton_worker.convert import delta_to_wire, failure_delta, sampling_from_wire
+from baton_worker.convert import cache_scope_from_wire, delta_to_wire, failure_delta, sampling_from_wire
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, Add, Output
 from baton_worker.request_metrics import RequestMetrics
@@ -136,6 +136,7 @@ class DecodeService(DecodeServicer):
             imports_kv=bool(prefills),
             output=output,
             choice=choice,
+            cache_scope=cache_scope_from_wire(submit.cache_scope),
         )
         self._engine.send(Add(request))
 

@@ -68,4 +68,5 @@ def _state(pod: Pod) -> dict[str, Any]:
         "blocks": pod.num_blocks,
         "prefill_tokens_per_s": round(pod.prefill_rate or pod.learned_rate),
         "dispatched": pod.dispatched,
+        "cache_scopes": pod.cache_scopes,
     }

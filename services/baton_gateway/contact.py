@@ -25,15 +25,19 @@ class Contact:
         timeout_s: float,
         changed: Callable[["Contact"], None],
         tls: PeerTls | None,
+        require_cache_scopes: bool = False,
     ) -> None:
-        """index, timeout_s: as Watcher has them. changed: called whenever the pod may have come or gone."""
+        """index, timeout_s, require_cache_scopes: as Watcher has them.
+
+        changed: called whenever the pod may have come or gone.
+        """
         self.pod = pod
         self._changed = changed
         self._tls = tls
         self._renewals = tls.renewals if tls is not None else 0
         self._channel = open_channel(pod.address, CHANNEL_OPTIONS, tls)
         self.link = DecodeLink(pod, lambda: self._channel, self._tell) if role == pb.ROLE_DECODE else None
-        watcher = Watcher(pod, role, self._current_channel, index, timeout_s, self._reported)
+        watcher = Watcher(pod, role, self._current_channel, index, timeout_s, self._reported, require_cache_scopes)
         self._watching = asyncio.create_task(watcher.run())
 
     async def end(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from baton_common.block_hash import block_keys
+from baton_common.cache_scope import UNSALTED, CacheScope
 
 _SALT = 0x5EED  # so that the lot says nothing of the pod that the session is kept on
 
@@ -26,7 +27,11 @@ class Demand:
     lot: float = 0.0
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], most_tokens: int, session: str = "") -> "Demand":
-        """Return the demand of a prompt."""
+    def of(
+        cls, token_ids: Sequence[int], most_tokens: int, session: str = "", scope: CacheScope = UNSALTED
+    ) -> "Demand":
+        """Return the demand of a prompt. scope: what of prefix caches the request can find."""
         lot = zlib.crc32(session.encode(errors="replace"), _SALT) / 2**32 if session else random.random()
-        return cls(len(token_ids), most_tokens, lambda block_size: block_keys(token_ids, block_size), session, lot)
+        return cls(
+            len(token_ids), most_tokens, lambda block_size: block_keys(token_ids, block_size, scope), session, lot
+        )

@@ -179,8 +179,16 @@ class Fleet:
 
     def _meet(self, pod: Pod, role: list[Pod]) -> None:
         kind = pb.ROLE_DECODE if role is self.router.decodes else pb.ROLE_PREFILL
-        timeout_s = self._settings.worker_timeout_s
-        self._contacts[pod.slot] = Contact(pod, kind, self._index, timeout_s, self._changed, self._tls)
+        settings = self._settings
+        self._contacts[pod.slot] = Contact(
+            pod,
+            kind,
+            self._index,
+            settings.worker_timeout_s,
+            self._changed,
+            self._tls,
+            settings.require_cache_scopes,
+        )
 
     def _changed(self, contact: Contact) -> None:
         self._forget_if_gone(contact)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from baton_gateway.cache_salt import cache_salt
 from baton_gateway.canary_file import CanaryFile
 from baton_gateway.catalog import Catalog, Model, Pool
 from baton_gateway.choice import Choice
@@ -111,6 +112,7 @@ class Gateway:
 
             trace = RequestTrace(self._tracing, request, model.name, pool.spec.name, record)
             record.end_trace, traceparent = trace.end, trace.traceparent
+        salt = cache_salt(record.identity)
         submits = [
             pb.Submit(
                 request_id=record.request_id,
@@ -118,6 +120,7 @@ class Gateway:
                 sampling=params,
                 priority=_priority(request, record),
                 traceparent=traceparent,
+                cache_scope=_cache_scope(model, salt, prompt),
             )
             for prompt, params in zip(prompts, sampling, strict=True)
         ]
@@ -176,6 +179,10 @@ def _choice(
         min_tokens=params.min_tokens,
         silent=silent,
     )
+
+
+def _cache_scope(model: Model, salt: bytes, prompt: Sequence[int]) -> pb.CacheScope | None:
+    return pb.CacheScope(salt=salt, shared_tokens=model.served.published.shared_tokens(prompt)) if salt else None
 
 
 def _priority(request: GenerationRequest, record: RequestRecord) -> int:

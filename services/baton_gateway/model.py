@@ -1,6 +1,6 @@
 """What the gateway knows of the model it serves, all from the model's folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 
 from baton_gateway.chat_template import ChatTemplate, find_chat_template, special_tokens
 from baton_gateway.models_file import ModelSpec
+from baton_gateway.published import PublishedPrefixes, publish
 from baton_gateway.tokenizer import ModelTokenizer
 from baton_gateway.tool_formats import find_parser
 from baton_gateway.tool_parser import ToolParser
@@ -35,6 +36,7 @@ class ServedModel:
     tool_parser: type[ToolParser] | None
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]
+    published: PublishedPrefixes = field(default_factory=PublishedPrefixes)
 
 
 class ModelError(ValueError):
@@ -60,13 +62,15 @@ def _load(spec: ModelSpec, tokenizer_threads: int) -> ServedModel:
         source: str | None = spec.chat_template.read_text(encoding="utf-8")
     else:
         source = find_chat_template(folder, tokenizer_config)
+    template = None if source is None else ChatTemplate(source, tokens)
     return ServedModel(
         name=spec.name,
         tokenizer=tokenizer,
-        template=None if source is None else ChatTemplate(source, tokens),
+        template=template,
         tool_parser=find_parser(spec.tool_call_parser, source),
         defaults=_sampling_defaults(generation_config) if spec.use_generation_config else SamplingDefaults(),
         eos_token_ids=_eos_token_ids(config, generation_config, tokenizer, tokens),
+        published=publish(spec.published_prefixes, tokenizer, template),
     )
 
 

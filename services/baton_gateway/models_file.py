@@ -9,6 +9,7 @@ import msgspec
 from baton_gateway.tool_formats import ToolFormat
 
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
+_PublishedText = Annotated[str, msgspec.Meta(max_length=65_536)]
 
 
 class PoolSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -26,10 +27,27 @@ class PoolSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     max_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
+class PublishedMessage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    role: _Name
+    content: _PublishedText
+
+
+class PublishedPrefix(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A beginning of prompts that is no secret: the first messages of chats, or the text of completions."""
+
+    text: _PublishedText = ""
+    messages: Annotated[tuple[PublishedMessage, ...], msgspec.Meta(max_length=64)] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.text) == bool(self.messages):
+            raise ValueError("give either `text` or `messages`")
+
+
 class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A model and its pools, of which the first that is meant for a request gets it.
 
-    name: for clients; none = the folder's. tool_call_parser: as the gateway's setting of that name.
+    name: for clients; none = the folder's. tool_call_parser: as the gateway's setting of that name. published_prefixes:
+    beginnings of prompts whose KV all tenants share.
     """
 
     name: str = ""
@@ -37,6 +55,7 @@ class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     chat_template: Path | None = None
     tool_call_parser: ToolFormat = "auto"
     use_generation_config: bool = True
+    published_prefixes: Annotated[tuple[PublishedPrefix, ...], msgspec.Meta(max_length=64)] = ()
     pools: Annotated[tuple[PoolSpec, ...], msgspec.Meta(min_length=1)]
 
 

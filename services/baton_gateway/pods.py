@@ -70,6 +70,7 @@ class Pod:
     learned_rate: float = 0.0  # the same, as seen from here; 0 = nothing seen yet
     token_bytes: int = 0  # of KV; 0 = not told
     step_tokens: int = 0  # that it computes at a time; 0 = not told
+    cache_scopes: bool = False  # it keeps apart what requests of different cache scopes leave in its prefix cache
     handed_over_tokens: int = 0  # in its last report, likewise the next
     exposed_handover_s: float = 0.0
     handover_token_s: float | None = None  # what handing a token's KV over adds to a prefill, of late; None = unknown

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from baton_common.cache_scope import CacheScope
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.demand import Demand
 from baton_gateway.errors import ApiError
@@ -42,7 +43,9 @@ class Prompt:
 
     def demand(self, submit: pb.Submit) -> Demand:
         known = [*submit.prompt_token_ids, *submit.continuation.token_ids]
-        return Demand.of(known, len(submit.prompt_token_ids) + submit.sampling.max_tokens, self._generation.session)
+        most_tokens = len(submit.prompt_token_ids) + submit.sampling.max_tokens
+        scope = CacheScope(submit.cache_scope.salt, submit.cache_scope.shared_tokens)
+        return Demand.of(known, most_tokens, self._generation.session, scope)
 
     def start(self) -> None:
         """Send the prompt to a decode pod. Raises ApiError when there is none."""

@@ -126,6 +126,9 @@ class GatewaySettings(PeerSettings):
     """Bytes of KV a second from a prefill to a decode pod, as predicted until that has reported how long it takes."""
     prefix_index_entries: int = Field(default=4_000_000, gt=0)
     """Most cached blocks, over all pods of a pool, that the gateway keeps track of; each takes about 200 bytes."""
+    require_cache_scopes: bool = False
+    """Use no worker pod of a version that shares its prefix cache among all tenants. Off: while pods of such a version
+    are being replaced, they serve requests as they did before."""
     session_header: str = "x-session-id"
     """Request header that names the session of a request; equally good pods are told apart by it, or else by `user`."""
     drain_delay_s: float = Field(default=0, ge=0)

@@ -24,7 +24,11 @@ _PerMinute = Annotated[int, msgspec.Meta(ge=0, le=MOST_PER_MINUTE)]
 
 
 class Tenant(msgspec.Struct, forbid_unknown_fields=True):
-    """0 = no limit. weight: of its share when there is not enough for all. models: none = all."""
+    """0 = no limit. weight: of its share when there is not enough for all. models: none = all.
+
+    cache_group: tenants with the same one share prefix caches, so each can tell what prompts the others have sent;
+    none = nobody shares with this tenant.
+    """
 
     requests_per_minute: _PerMinute = 0
     tokens_per_minute: _PerMinute = 0
@@ -34,6 +38,7 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True):
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     priority: int = 0
     models: list[str] = []
+    cache_group: str = ""
 
     def limits(self, now: datetime) -> Limits:
         periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}", "ever": "ever"}

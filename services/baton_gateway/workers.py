@@ -53,10 +53,12 @@ class Watcher:
         index: PrefixIndex,
         timeout_s: float,
         changed: Callable[[Pod], None],
+        require_cache_scopes: bool = False,
     ) -> None:
         """channel: the one for the next try. index: gets what the pod has cached.
 
         timeout_s: how long the pod may be silent. changed: called whenever the pod may have come or gone.
+        require_cache_scopes: as the setting of that name.
         """
         self._pod = pod
         self._role = role
@@ -64,6 +66,7 @@ class Watcher:
         self._index = index
         self._timeout_s = timeout_s
         self._changed = changed
+        self._require_cache_scopes = require_cache_scopes
 
     async def run(self) -> None:
         retry_s, told = FIRST_RETRY_S, ""
@@ -148,6 +151,13 @@ class Watcher:
             log.error("pod has the wrong role", extra={"pod": self._pod.address, "role": pb.Role.Name(info.role)})
             raise WrongPodError("wrong role")
         pod = self._pod
+        if not info.cache_scopes:
+            if self._require_cache_scopes:
+                raise WrongPodError("it shares its prefix cache among tenants, and --require-cache-scopes is set")
+            log.warning(
+                "pod of an older version shares its prefix cache among tenants",
+                extra={"event": "shared_prefix_cache", "pod": pod.address, "revision": info.revision},
+            )
         if pod.epoch != info.epoch:
             # Another process: what the one before did wrong, and how fast it was, says nothing of it.
             pod.epoch, pod.breaker, pod.learned_rate = info.epoch, Breaker(), 0.0
@@ -161,6 +171,7 @@ class Watcher:
         pod.prefill_rate = info.prefill_rate
         pod.token_bytes = info.token_bytes
         pod.step_tokens = info.step_tokens
+        pod.cache_scopes = info.cache_scopes
         pod.reporting = True
         log.info(
             "pod found",

@@ -20,7 +20,7 @@ from baton_kv.pieces import encode, make_header
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillServicer
-from baton_worker.convert import delta_to_wire, sampling_from_wire
+from baton_worker.convert import cache_scope_from_wire, delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, Add, ClosePair, FreeSlot, OpenPair, Output, Piece, SendPiece, UsePair
 from baton_worker.request_metrics import RequestMetrics
@@ -246,6 +246,7 @@ class PrefillService(PrefillServicer):
             exports_from=ticket.first_token,
             output=list(ticket.continuation.token_ids),
             choice=ticket.continuation.choice,
+            cache_scope=cache_scope_from_wire(ticket.cache_scope),
         )
         self._engine.send(Add(request, session.id))
 

@@ -1,23 +1,52 @@
-"""Names of KV blocks by content: a block's hash covers its own tokens and, through its parent, all tokens before."""
+"""Names of KV blocks by content: a block's hash covers its own tokens and, through its parent, all tokens before.
+
+The salt of a cache scope enters the chain before the first block that belongs to the scope alone, so no later block has
+the same hash under another salt (vLLM's CVE-2025-46570 is what happens without one).
+"""
 
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
+from baton_common.cache_scope import UNSALTED, CacheScope
+
 DIGEST_BYTES = 16
+# The parent of the first block of every prompt.
+ROOT_HASH = hashlib.blake2b(digest_size=DIGEST_BYTES).digest()
 
 _KEY = Struct("<Q")
-
-
-def root_hash(salt: str = "") -> bytes:
-    """Return the parent of every first block. Contents under different salts (model, adapter, tenant) never match."""
-    return hashlib.blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the hash of a full block of tokens (ids below 2^32) that follows the block named parent."""
     return hashlib.blake2b(parent + array("I", token_ids).tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+def salted(parent: bytes, salt: bytes) -> bytes:
+    """Return the parent that stands for `parent` under a salt, which is not empty."""
+    return hashlib.blake2b(parent, key=salt, digest_size=DIGEST_BYTES).digest()
+
+
+def block_hashes(
+    token_ids: Sequence[int],
+    block_size: int,
+    count: int,
+    scope: CacheScope = UNSALTED,
+    known: Sequence[bytes] = (),
+) -> Iterator[bytes]:
+    """Yield the hashes of the first `count` blocks of a prompt, computing each when it is asked for.
+
+    block_size: tokens. All of these blocks must be full. known: the hashes of the first blocks, which are left out.
+    """
+    first, width = len(known), block_size * 4
+    data = array("I", token_ids[first * block_size : count * block_size] if known else token_ids).tobytes()
+    digest, own, blake2b = known[-1] if known else ROOT_HASH, scope.first_own_block(block_size), hashlib.blake2b
+    for index, start in enumerate(range(0, (count - first) * width, width), first):
+        if index == own:
+            digest = salted(digest, scope.salt)
+        digest = blake2b(digest + data[start : start + width], digest_size=DIGEST_BYTES).digest()
+        yield digest
 
 
 def block_key(digest: bytes) -> int:
@@ -26,14 +55,10 @@ def block_key(digest: bytes) -> int:
     return key
 
 
-def block_keys(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
-    """Yield the keys of the blocks of a prompt that a prefix cache may have, computing each when it is asked for.
+def block_keys(token_ids: Sequence[int], block_size: int, scope: CacheScope = UNSALTED) -> Iterator[int]:
+    """Return the keys of the blocks of a prompt that a prefix cache may have, each computed when it is asked for.
 
     block_size: tokens. The last token of a prompt is always computed, so the block that it ends is not among them.
     """
-    data = array("I", token_ids).tobytes()
-    width = block_size * 4
-    digest, blake2b, key_of = root_hash(), hashlib.blake2b, _KEY.unpack_from
-    for start in range(0, (len(token_ids) - 1) // block_size * width, width):
-        digest = blake2b(digest + data[start : start + width], digest_size=DIGEST_BYTES).digest()
-        yield key_of(digest)[0]
+    count = max(len(token_ids) - 1, 0) // block_size
+    return map(block_key, block_hashes(token_ids, block_size, count, scope))

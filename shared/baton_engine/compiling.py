@@ -23,7 +23,7 @@ class Compiling:
 
     def add(self, sequence: Sequence, grammar: Grammar) -> None:
         sequence.state = State.COMPILING
-        self._entries.append((sequence, self._grammars.compile(grammar)))
+        self._entries.append((sequence, self._grammars.compile(grammar, sequence.request.cache_scope.salt)))
 
     def take(self, idle: bool) -> Iterator[tuple[Sequence, str]]:
         """Yield the sequences that wait no longer and have not ended meanwhile, each with what is wrong with its

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from baton_common.block_hash import root_hash
 from baton_common.buckets import STEP_TOKENS_BUCKETS
 from baton_common.extent import Extent
 from baton_common.histogram import Histogram
@@ -67,7 +66,6 @@ class Engine:
             max_export_blocks=int(self.pool.num_blocks * config.export_fraction),
             chunk_tokens=self._chunk_tokens(self.runner.prefill_rate),
         )
-        self._root = root_hash()
         self._arrivals = 0
         self._sequences: dict[int, list[Sequence]] = {}
         self._imports = Imports(model)
@@ -102,9 +100,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request that `request_error` has passed. Its id must be new."""
-        sequence = Sequence(
-            request, self._arrivals, self._root, self.config.block_size, self.max_model_len, request.choice
-        )
+        sequence = Sequence(request, self._arrivals, self.config.block_size, self.max_model_len, request.choice)
         self._arrivals += 1
         self._sequences[request.id] = [sequence]
         if request.sampling.grammar is None:

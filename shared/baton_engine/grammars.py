@@ -35,13 +35,17 @@ class Grammars:
         """folder: of the model, with its tokenizer.json, which is read with the first grammar."""
         self._folder = folder
         self._vocab_size = vocab_size
-        self._compiled: OrderedDict[tuple[int, str], Future[Matcher]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[bytes, int, str], Future[Matcher]] = OrderedDict()
         self._thread: ThreadPoolExecutor | None = None
         self._tokenizer: LLTokenizer | None = None
 
-    def compile(self, grammar: Grammar) -> "Future[Matcher]":
-        """Return what will be a matcher at the beginning of its text, to be copied, or a GrammarError."""
-        key = grammar.kind, grammar.text
+    def compile(self, grammar: Grammar, salt: bytes = b"") -> "Future[Matcher]":
+        """Return what will be a matcher at the beginning of its text, to be copied, or a GrammarError.
+
+        salt: only requests with the same one share a compiled grammar, since the time that a compilation takes tells
+        whether somebody has used the grammar before.
+        """
+        key = salt, grammar.kind, grammar.text
         if key in self._compiled:
             self._compiled.move_to_end(key)
         else:

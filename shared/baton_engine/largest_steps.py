@@ -61,7 +61,7 @@ def _step(config: EngineConfig, parts: list[tuple[int, int]], sampling: Sampling
     step = Step()
     for row, (count, length) in enumerate(parts):
         request = Request(id=row, prompt=[0] * length, sampling=sampling)
-        sequence = Sequence(request, row, b"", config.block_size, length + 1)
+        sequence = Sequence(request, row, config.block_size, length + 1)
         sequence.row = row
         sequence.blocks = [0] * sequence.blocks_for(length)
         sequence.computed = length - count

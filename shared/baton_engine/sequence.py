@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from baton_common.block_hash import block_hash
+from baton_common.block_hash import block_hashes
+from baton_common.cache_scope import MAX_SALT_BYTES, UNSALTED, CacheScope
 
 from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
@@ -31,7 +32,8 @@ class Request(msgspec.Struct, kw_only=True):
     imports_kv: the prompt's KV and the first token of each choice come from another pod; the engine only reserves the
     blocks and waits. exports_from: the request ends with its first tokens, the KV of its tokens from this index on is
     handed to another pod, and all its blocks stay until they are released. output: what another engine has generated of
-    it before this one goes on; choice: the number of the only choice that goes on. Both are for n = 1.
+    it before this one goes on; choice: the number of the only choice that goes on. Both are for n = 1. cache_scope: the
+    requests with which this one shares cached blocks and compiled grammars.
     """
 
     id: int
@@ -42,10 +44,13 @@ class Request(msgspec.Struct, kw_only=True):
     exports_from: int | None = None
     output: list[int] = []
     choice: int = 0
+    cache_scope: CacheScope = UNSALTED
 
     def error(self, vocab_size: int, max_model_len: int, max_num_seqs: int) -> tuple[str, str] | None:
         """Return (field, message) when no engine of this vocabulary and these limits can run it, else None."""
         length, params = len(self.prompt), self.sampling
+        if len(self.cache_scope.salt) > MAX_SALT_BYTES:
+            return "cache_scope", f"the salt is longer than {MAX_SALT_BYTES} bytes"
         if length == 0:
             return "prompt", "must hold at least one token"
         if min(self.prompt) < 0 or max(self.prompt) >= vocab_size:
@@ -88,9 +93,7 @@ class Sequence:
     urgent. `matcher` follows the output through the grammar, if there is one.
     """
 
-    def __init__(
-        self, request: Request, arrival: int, root: bytes, block_size: int, max_model_len: int, choice: int = 0
-    ) -> None:
+    def __init__(self, request: Request, arrival: int, block_size: int, max_model_len: int, choice: int = 0) -> None:
         sampling = request.sampling
         self.request = request
         self.sampling = sampling
@@ -117,12 +120,12 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.matcher: Matcher | None = None
         self._block_size = block_size
-        self._hashes = [root]
+        self._hashes: list[bytes] = []
         self._stops = frozenset((*sampling.eos_token_ids, *sampling.stop_token_ids))
 
     def fork(self, choice: int) -> "Sequence":
         """Return a sequence for another choice, of the same tokens and blocks; the caller counts the references."""
-        other = Sequence(self.request, self.arrival, self._hashes[0], self._block_size, self.most_tokens, choice)
+        other = Sequence(self.request, self.arrival, self._block_size, self.most_tokens, choice)
         other.due = self.due
         other.arrived_at, other.began_at = self.arrived_at, self.began_at
         other.tokens = list(self.tokens)
@@ -172,10 +175,10 @@ class Sequence:
 
     def hashes(self, count: int) -> list[bytes]:
         """Return the hashes of the first `count` blocks, all of which must be full of known tokens."""
-        size = self._block_size
-        for index in range(len(self._hashes) - 1, count):
-            self._hashes.append(block_hash(self._hashes[-1], self.tokens[index * size : (index + 1) * size]))
-        return self._hashes[1 : count + 1]
+        known = self._hashes
+        if len(known) < count:
+            known += block_hashes(self.tokens, self._block_size, count, self.request.cache_scope, known)
+        return known[:count]
 
     def finish_reason(self) -> FinishReason:
         """Return whether the newest token ends the sequence."""

@@ -48,7 +48,7 @@ class Welcome(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., session: _Optional[int] = ..., bulk_port: _Optional[int] = ..., bulk_token: _Optional[bytes] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_token", "generation", "lease_ms", "continuation", "traceparent")
+    __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_token", "generation", "lease_ms", "continuation", "traceparent", "cache_scope")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Ticket(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -69,7 +70,8 @@ class Ticket(_message.Message):
     lease_ms: int
     continuation: _serving_pb2.Continuation
     traceparent: str
-    def __init__(self, ticket_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_serving_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., first_token: _Optional[int] = ..., generation: _Optional[int] = ..., lease_ms: _Optional[int] = ..., continuation: _Optional[_Union[_serving_pb2.Continuation, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    cache_scope: _serving_pb2.CacheScope
+    def __init__(self, ticket_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_serving_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., first_token: _Optional[int] = ..., generation: _Optional[int] = ..., lease_ms: _Optional[int] = ..., continuation: _Optional[_Union[_serving_pb2.Continuation, _Mapping]] = ..., traceparent: _Optional[str] = ..., cache_scope: _Optional[_Union[_serving_pb2.CacheScope, _Mapping]] = ...) -> None: ...
 
 class TicketRef(_message.Message):
     __slots__ = ("ticket_id",)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton_proto/serving.proto\x12\x08\x62\x61ton.v1\"\xc3\x04\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12;\n\nlogit_bias\x18\n \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12*\n\tbad_words\x18\x0c \x03(\x0b\x32\x17.baton.v1.TokenSequence\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x15\n\reos_token_ids\x18\x0e \x03(\r\x12\x0c\n\x04seed\x18\x0f \x01(\x04\x12\t\n\x01n\x18\x10 \x01(\r\x12\x15\n\x08logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\"\n\x07grammar\x18\x13 \x01(\x0b\x32\x11.baton.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xdc\x01\n\x07Grammar\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.baton.v1.Grammar.Kind\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\"\x8d\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10KIND_JSON_SCHEMA\x10\x01\x12\x14\n\x10KIND_JSON_OBJECT\x10\x02\x12\x0e\n\nKIND_REGEX\x10\x03\x12\r\n\tKIND_EBNF\x10\x04\x12\x0f\n\x0bKIND_CHOICE\x10\x05\x12\x13\n\x0fKIND_TOOL_CALLS\x10\x06\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x82\x01\n\x0eGatewayMessage\x12\"\n\x06submit\x18\x01 \x01(\x0b\x32\x10.baton.v1.SubmitH\x00\x12\"\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x10.baton.v1.CancelH\x00\x12 \n\x05peers\x18\x03 \x01(\x0b\x32\x0f.baton.v1.PeersH\x00\x42\x06\n\x04kind\"\"\n\x05Peers\x12\x19\n\x11prefill_addresses\x18\x01 \x03(\t\"\xe2\x01\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x19\n\x11prefill_addresses\x18\x06 \x03(\t\x12,\n\x0c\x63ontinuation\x18\x07 \x01(\x0b\x32\x16.baton.v1.Continuation\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\"1\n\x0c\x43ontinuation\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"8\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x13\n\x06\x63hoice\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_choice\"=\n\rDecodeMessage\x12$\n\x04step\x18\x01 \x01(\x0b\x32\x14.baton.v1.StepOutputH\x00\x42\x06\n\x04kind\"a\n\nStepOutput\x12\x1f\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Delta\x12\x32\n\x10\x66\x61iled_handovers\x18\x02 \x03(\x0b\x32\x18.baton.v1.FailedHandover\"9\n\x0e\x46\x61iledHandover\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x17\n\x0fprefill_address\x18\x02 \x01(\t\"\x9c\x02\n\x05\x44\x65lta\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\"\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x11.baton.v1.Failure\x12$\n\x06prompt\x18\t \x01(\x0b\x32\x14.baton.v1.PromptInfoB\x10\n\x0e_stop_token_id\"\x96\x01\n\nPromptInfo\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x15\n\rdisaggregated\x18\x03 \x01(\x08\x12\x16\n\x0equeued_seconds\x18\x04 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x05 \x01(\x01\"m\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xa8\x01\n\x07\x46\x61ilure\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.baton.v1.Failure.Code\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\"W\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43ODE_INVALID\x10\x01\x12\x14\n\x10\x43ODE_UNAVAILABLE\x10\x02\x12\x11\n\rCODE_INTERNAL\x10\x03\"\x0e\n\x0cWatchRequest\"}\n\x0cWorkerReport\x12\"\n\x04info\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerInfo\x12\"\n\x04load\x18\x02 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\x12%\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x16.baton.v1.CacheChanges\">\n\x0c\x43\x61\x63heChanges\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x0e\n\x06gained\x18\x02 \x03(\x06\x12\x0c\n\x04lost\x18\x03 \x03(\x06\"\x82\x02\n\nWorkerInfo\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x14\n\x0cprefill_rate\x18\n \x01(\x01\x12\x13\n\x0btoken_bytes\x18\x0b \x01(\r\x12\x13\n\x0bstep_tokens\x18\x0c \x01(\r\"\xa6\x03\n\nWorkerLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x03 \x01(\r\x12\x15\n\rblocks_cached\x18\x04 \x01(\r\x12\x0f\n\x07tickets\x18\x05 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x06 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x04\x12\x16\n\x0eprefix_queries\x18\x08 \x01(\x04\x12\x13\n\x0bprefix_hits\x18\t \x01(\x04\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x41\n\x0fhandover_events\x18\x0b \x03(\x0b\x32(.baton.v1.WorkerLoad.HandoverEventsEntry\x12\x1a\n\x12handed_over_tokens\x18\x0c \x01(\x04\x12\x1a\n\x12\x65xposed_handover_s\x18\r \x01(\x01\x12\x14\n\x0cprefill_rate\x18\x0e \x01(\x01\x1a\x35\n\x13HandoverEventsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*q\n\x0c\x46inishReason\x12\x16\n\x12\x46INISH_REASON_NONE\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x03*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32H\n\x06\x44\x65\x63ode\x12>\n\x05Serve\x12\x18.baton.v1.GatewayMessage\x1a\x17.baton.v1.DecodeMessage(\x01\x30\x01\x32\x43\n\x06Worker\x12\x39\n\x05Watch\x12\x16.baton.v1.WatchRequest\x1a\x16.baton.v1.WorkerReport0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton_proto/serving.proto\x12\x08\x62\x61ton.v1\"\xc3\x04\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x02\x12;\n\nlogit_bias\x18\n \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12*\n\tbad_words\x18\x0c \x03(\x0b\x32\x17.baton.v1.TokenSequence\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x15\n\reos_token_ids\x18\x0e \x03(\r\x12\x0c\n\x04seed\x18\x0f \x01(\x04\x12\t\n\x01n\x18\x10 \x01(\r\x12\x15\n\x08logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\"\n\x07grammar\x18\x13 \x01(\x0b\x32\x11.baton.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xdc\x01\n\x07Grammar\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.baton.v1.Grammar.Kind\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\"\x8d\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10KIND_JSON_SCHEMA\x10\x01\x12\x14\n\x10KIND_JSON_OBJECT\x10\x02\x12\x0e\n\nKIND_REGEX\x10\x03\x12\r\n\tKIND_EBNF\x10\x04\x12\x0f\n\x0bKIND_CHOICE\x10\x05\x12\x13\n\x0fKIND_TOOL_CALLS\x10\x06\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x82\x01\n\x0eGatewayMessage\x12\"\n\x06submit\x18\x01 \x01(\x0b\x32\x10.baton.v1.SubmitH\x00\x12\"\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x10.baton.v1.CancelH\x00\x12 \n\x05peers\x18\x03 \x01(\x0b\x32\x0f.baton.v1.PeersH\x00\x42\x06\n\x04kind\"\"\n\x05Peers\x12\x19\n\x11prefill_addresses\x18\x01 \x03(\t\"\x8d\x02\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x19\n\x11prefill_addresses\x18\x06 \x03(\t\x12,\n\x0c\x63ontinuation\x18\x07 \x01(\x0b\x32\x16.baton.v1.Continuation\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12)\n\x0b\x63\x61\x63he_scope\x18\t \x01(\x0b\x32\x14.baton.v1.CacheScope\"1\n\nCacheScope\x12\x0c\n\x04salt\x18\x01 \x01(\x0c\x12\x15\n\rshared_tokens\x18\x02 \x01(\r\"1\n\x0c\x43ontinuation\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"8\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x13\n\x06\x63hoice\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_choice\"=\n\rDecodeMessage\x12$\n\x04step\x18\x01 \x01(\x0b\x32\x14.baton.v1.StepOutputH\x00\x42\x06\n\x04kind\"a\n\nStepOutput\x12\x1f\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Delta\x12\x32\n\x10\x66\x61iled_handovers\x18\x02 \x03(\x0b\x32\x18.baton.v1.FailedHandover\"9\n\x0e\x46\x61iledHandover\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x17\n\x0fprefill_address\x18\x02 \x01(\t\"\x9c\x02\n\x05\x44\x65lta\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\"\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x11.baton.v1.Failure\x12$\n\x06prompt\x18\t \x01(\x0b\x32\x14.baton.v1.PromptInfoB\x10\n\x0e_stop_token_id\"\x96\x01\n\nPromptInfo\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12)\n\x08logprobs\x18\x02 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x15\n\rdisaggregated\x18\x03 \x01(\x08\x12\x16\n\x0equeued_seconds\x18\x04 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x05 \x01(\x01\"m\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xa8\x01\n\x07\x46\x61ilure\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.baton.v1.Failure.Code\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\"W\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43ODE_INVALID\x10\x01\x12\x14\n\x10\x43ODE_UNAVAILABLE\x10\x02\x12\x11\n\rCODE_INTERNAL\x10\x03\"\x0e\n\x0cWatchRequest\"}\n\x0cWorkerReport\x12\"\n\x04info\x18\x01 \x01(\x0b\x32\x14.baton.v1.WorkerInfo\x12\"\n\x04load\x18\x02 \x01(\x0b\x32\x14.baton.v1.WorkerLoad\x12%\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x16.baton.v1.CacheChanges\">\n\x0c\x43\x61\x63heChanges\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x0e\n\x06gained\x18\x02 \x03(\x06\x12\x0c\n\x04lost\x18\x03 \x03(\x06\"\x98\x02\n\nWorkerInfo\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x12\n\nblock_size\x18\x08 \x01(\r\x12\x12\n\nnum_blocks\x18\t \x01(\r\x12\x14\n\x0cprefill_rate\x18\n \x01(\x01\x12\x13\n\x0btoken_bytes\x18\x0b \x01(\r\x12\x13\n\x0bstep_tokens\x18\x0c \x01(\r\x12\x14\n\x0c\x63\x61\x63he_scopes\x18\r \x01(\x08\"\xa6\x03\n\nWorkerLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x03 \x01(\r\x12\x15\n\rblocks_cached\x18\x04 \x01(\r\x12\x0f\n\x07tickets\x18\x05 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x06 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x04\x12\x16\n\x0eprefix_queries\x18\x08 \x01(\x04\x12\x13\n\x0bprefix_hits\x18\t \x01(\x04\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x41\n\x0fhandover_events\x18\x0b \x03(\x0b\x32(.baton.v1.WorkerLoad.HandoverEventsEntry\x12\x1a\n\x12handed_over_tokens\x18\x0c \x01(\x04\x12\x1a\n\x12\x65xposed_handover_s\x18\r \x01(\x01\x12\x14\n\x0cprefill_rate\x18\x0e \x01(\x01\x1a\x35\n\x13HandoverEventsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*q\n\x0c\x46inishReason\x12\x16\n\x12\x46INISH_REASON_NONE\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x03*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32H\n\x06\x44\x65\x63ode\x12>\n\x05Serve\x12\x18.baton.v1.GatewayMessage\x1a\x17.baton.v1.DecodeMessage(\x01\x30\x01\x32\x43\n\x06Worker\x12\x39\n\x05Watch\x12\x16.baton.v1.WatchRequest\x1a\x16.baton.v1.WorkerReport0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_WORKERLOAD_HANDOVEREVENTSENTRY']._loaded_options = None
   _globals['_WORKERLOAD_HANDOVEREVENTSENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=3223
-  _globals['_FINISHREASON']._serialized_end=3336
-  _globals['_ROLE']._serialized_start=3338
-  _globals['_ROLE']._serialized_end=3401
+  _globals['_FINISHREASON']._serialized_start=3339
+  _globals['_FINISHREASON']._serialized_end=3452
+  _globals['_ROLE']._serialized_start=3454
+  _globals['_ROLE']._serialized_end=3517
   _globals['_SAMPLINGPARAMS']._serialized_start=40
   _globals['_SAMPLINGPARAMS']._serialized_end=619
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=538
@@ -54,41 +54,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERS']._serialized_start=1013
   _globals['_PEERS']._serialized_end=1047
   _globals['_SUBMIT']._serialized_start=1050
-  _globals['_SUBMIT']._serialized_end=1276
-  _globals['_CONTINUATION']._serialized_start=1278
-  _globals['_CONTINUATION']._serialized_end=1327
-  _globals['_CANCEL']._serialized_start=1329
-  _globals['_CANCEL']._serialized_end=1385
-  _globals['_DECODEMESSAGE']._serialized_start=1387
-  _globals['_DECODEMESSAGE']._serialized_end=1448
-  _globals['_STEPOUTPUT']._serialized_start=1450
-  _globals['_STEPOUTPUT']._serialized_end=1547
-  _globals['_FAILEDHANDOVER']._serialized_start=1549
-  _globals['_FAILEDHANDOVER']._serialized_end=1606
-  _globals['_DELTA']._serialized_start=1609
-  _globals['_DELTA']._serialized_end=1893
-  _globals['_PROMPTINFO']._serialized_start=1896
-  _globals['_PROMPTINFO']._serialized_end=2046
-  _globals['_TOKENLOGPROBS']._serialized_start=2048
-  _globals['_TOKENLOGPROBS']._serialized_end=2157
-  _globals['_FAILURE']._serialized_start=2160
-  _globals['_FAILURE']._serialized_end=2328
-  _globals['_FAILURE_CODE']._serialized_start=2241
-  _globals['_FAILURE_CODE']._serialized_end=2328
-  _globals['_WATCHREQUEST']._serialized_start=2330
-  _globals['_WATCHREQUEST']._serialized_end=2344
-  _globals['_WORKERREPORT']._serialized_start=2346
-  _globals['_WORKERREPORT']._serialized_end=2471
-  _globals['_CACHECHANGES']._serialized_start=2473
-  _globals['_CACHECHANGES']._serialized_end=2535
-  _globals['_WORKERINFO']._serialized_start=2538
-  _globals['_WORKERINFO']._serialized_end=2796
-  _globals['_WORKERLOAD']._serialized_start=2799
-  _globals['_WORKERLOAD']._serialized_end=3221
-  _globals['_WORKERLOAD_HANDOVEREVENTSENTRY']._serialized_start=3168
-  _globals['_WORKERLOAD_HANDOVEREVENTSENTRY']._serialized_end=3221
-  _globals['_DECODE']._serialized_start=3403
-  _globals['_DECODE']._serialized_end=3475
-  _globals['_WORKER']._serialized_start=3477
-  _globals['_WORKER']._serialized_end=3544
+  _globals['_SUBMIT']._serialized_end=1319
+  _globals['_CACHESCOPE']._serialized_start=1321
+  _globals['_CACHESCOPE']._serialized_end=1370
+  _globals['_CONTINUATION']._serialized_start=1372
+  _globals['_CONTINUATION']._serialized_end=1421
+  _globals['_CANCEL']._serialized_start=1423
+  _globals['_CANCEL']._serialized_end=1479
+  _globals['_DECODEMESSAGE']._serialized_start=1481
+  _globals['_DECODEMESSAGE']._serialized_end=1542
+  _globals['_STEPOUTPUT']._serialized_start=1544
+  _globals['_STEPOUTPUT']._serialized_end=1641
+  _globals['_FAILEDHANDOVER']._serialized_start=1643
+  _globals['_FAILEDHANDOVER']._serialized_end=1700
+  _globals['_DELTA']._serialized_start=1703
+  _globals['_DELTA']._serialized_end=1987
+  _globals['_PROMPTINFO']._serialized_start=1990
+  _globals['_PROMPTINFO']._serialized_end=2140
+  _globals['_TOKENLOGPROBS']._serialized_start=2142
+  _globals['_TOKENLOGPROBS']._serialized_end=2251
+  _globals['_FAILURE']._serialized_start=2254
+  _globals['_FAILURE']._serialized_end=2422
+  _globals['_FAILURE_CODE']._serialized_start=2335
+  _globals['_FAILURE_CODE']._serialized_end=2422
+  _globals['_WATCHREQUEST']._serialized_start=2424
+  _globals['_WATCHREQUEST']._serialized_end=2438
+  _globals['_WORKERREPORT']._serialized_start=2440
+  _globals['_WORKERREPORT']._serialized_end=2565
+  _globals['_CACHECHANGES']._serialized_start=2567
+  _globals['_CACHECHANGES']._serialized_end=2629
+  _globals['_WORKERINFO']._serialized_start=2632
+  _globals['_WORKERINFO']._serialized_end=2912
+  _globals['_WORKERLOAD']._serialized_start=2915
+  _globals['_WORKERLOAD']._serialized_end=3337
+  _globals['_WORKERLOAD_HANDOVEREVENTSENTRY']._serialized_start=3284
+  _globals['_WORKERLOAD_HANDOVEREVENTSENTRY']._serialized_end=3337
+  _globals['_DECODE']._serialized_start=3519
+  _globals['_DECODE']._serialized_end=3591
+  _globals['_WORKER']._serialized_start=3593
+  _globals['_WORKER']._serialized_end=3660
 # @@protoc_insertion_point(module_scope)

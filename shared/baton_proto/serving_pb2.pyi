@@ -125,7 +125,7 @@ class Peers(_message.Message):
     def __init__(self, prefill_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "prefill_addresses", "continuation", "traceparent")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling", "priority", "prefill_addresses", "continuation", "traceparent", "cache_scope")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class Submit(_message.Message):
     PREFILL_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     CONTINUATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -142,7 +143,16 @@ class Submit(_message.Message):
     prefill_addresses: _containers.RepeatedScalarFieldContainer[str]
     continuation: Continuation
     traceparent: str
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., prefill_addresses: _Optional[_Iterable[str]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    cache_scope: CacheScope
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., prefill_addresses: _Optional[_Iterable[str]] = ..., continuation: _Optional[_Union[Continuation, _Mapping]] = ..., traceparent: _Optional[str] = ..., cache_scope: _Optional[_Union[CacheScope, _Mapping]] = ...) -> None: ...
+
+class CacheScope(_message.Message):
+    __slots__ = ("salt", "shared_tokens")
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    salt: bytes
+    shared_tokens: int
+    def __init__(self, salt: _Optional[bytes] = ..., shared_tokens: _Optional[int] = ...) -> None: ...
 
 class Continuation(_message.Message):
     __slots__ = ("choice", "token_ids")
@@ -277,7 +287,7 @@ class CacheChanges(_message.Message):
     def __init__(self, snapshot: _Optional[bool] = ..., gained: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("role", "model", "revision", "epoch", "fingerprint", "max_model_len", "vocab_size", "block_size", "num_blocks", "prefill_rate", "token_bytes", "step_tokens")
+    __slots__ = ("role", "model", "revision", "epoch", "fingerprint", "max_model_len", "vocab_size", "block_size", "num_blocks", "prefill_rate", "token_bytes", "step_tokens", "cache_scopes")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +300,7 @@ class WorkerInfo(_message.Message):
     PREFILL_RATE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPES_FIELD_NUMBER: _ClassVar[int]
     role: Role
     model: str
     revision: str
@@ -302,7 +313,8 @@ class WorkerInfo(_message.Message):
     prefill_rate: float
     token_bytes: int
     step_tokens: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., token_bytes: _Optional[int] = ..., step_tokens: _Optional[int] = ...) -> None: ...
+    cache_scopes: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., token_bytes: _Optional[int] = ..., step_tokens: _Optional[int] = ..., cache_scopes: _Optional[bool] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining", "handover_events", "handed_over_tokens", "exposed_handover_s", "prefill_rate")

@@ -2,6 +2,7 @@
 
 from typing import cast
 
+from baton_common.cache_scope import UNSALTED, CacheScope
 from baton_engine.delta import Delta
 from baton_engine.sampling import Grammar, SamplingParams, TokenLogprobs
 from baton_engine.sequence import FinishReason
@@ -34,6 +35,11 @@ def sampling_from_wire(wire: pb.SamplingParams) -> SamplingParams:
 
 def _grammar_from_wire(wire: pb.Grammar) -> Grammar:
     return Grammar(wire.kind, wire.text, wire.param)
+
+
+def cache_scope_from_wire(wire: pb.CacheScope) -> CacheScope:
+    """An absent message reads as an empty one."""
+    return CacheScope(wire.salt, wire.shared_tokens) if wire.salt else UNSALTED
 
 
 def delta_to_wire(delta: Delta, handle: int, disaggregated: bool) -> pb.Delta:

@@ -191,6 +191,7 @@ class WorkerServer:
             prefill_rate=ready.prefill_rate,
             token_bytes=ready.num_layers * ready.num_kv_heads * ready.head_bytes,
             step_tokens=ready.step_tokens,
+            cache_scopes=True,
         )
 
     def _report(self, service: Service) -> pb.WorkerLoad:

@@ -109,6 +109,7 @@ class DecodeClient:
         *prefills: Pod | str,
         priority: int = 0,
         continuing: tuple[int, list[int]] | None = None,
+        cache_scope: pb.CacheScope | None = None,
         **sampling: Any,
     ) -> Answer:
         """Send a request.
@@ -128,6 +129,7 @@ class DecodeClient:
             prompt_token_ids=prompt,
             sampling=params,
             priority=priority,
+            cache_scope=cache_scope,
             continuation=pb.Continuation(choice=first, token_ids=begun) if continuing else None,
             prefill_addresses=[
                 prefill if isinstance(prefill, str) else prefill.address for prefill in prefills if prefill

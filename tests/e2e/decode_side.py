@@ -44,7 +44,14 @@ class DecodeSide:
                 if not message.HasField("alive"):
                     return message
 
-    async def order(self, ticket_id: int, prompt: list[int], lease_ms: int, first_token: int = 0) -> None:
+    async def order(
+        self,
+        ticket_id: int,
+        prompt: list[int],
+        lease_ms: int,
+        first_token: int = 0,
+        cache_scope: pb.CacheScope | None = None,
+    ) -> None:
         sampling = pb.SamplingParams(max_tokens=8, top_p=1, repetition_penalty=1, n=1)
         ticket = kv.Ticket(
             ticket_id=ticket_id,
@@ -54,6 +61,7 @@ class DecodeSide:
             first_token=first_token,
             generation=7,
             lease_ms=lease_ms,
+            cache_scope=cache_scope,
         )
         await self.send(ticket=ticket)
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton_common.block_hash import block_hash, root_hash
+from baton_common.block_hash import ROOT_HASH, block_hash
 from baton_engine.block_pool import BlockPool
 
 NUM_BLOCKS = 5
@@ -13,7 +13,7 @@ NUM_BLOCKS = 5
 
 def chain(words: list[int]) -> list[bytes]:
     """Return the hashes of blocks of one token each."""
-    hashes, parent = [], root_hash()
+    hashes, parent = [], ROOT_HASH
     for word in words:
         parent = block_hash(parent, [word])
         hashes.append(parent)

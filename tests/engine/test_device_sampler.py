@@ -104,7 +104,7 @@ def assert_equal(choices: list[Choice], logits: torch.Tensor, draws: list[tuple[
 
 
 def make_sequence(row: int, prompt: list[int] = PROMPT, **fields: Any) -> Sequence:
-    sequence = Sequence(Request(id=row, prompt=prompt, sampling=SamplingParams(**fields)), row, b"", 16, MAX_LEN)
+    sequence = Sequence(Request(id=row, prompt=prompt, sampling=SamplingParams(**fields)), row, 16, MAX_LEN)
     sequence.row = row
     return sequence
 

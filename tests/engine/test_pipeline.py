@@ -50,7 +50,7 @@ class Flying:
 
 def step_of(count: int) -> Step:
     step = Step()
-    step.put(Sequence(make_request(0, [1] * (count + 1), 1), 0, b"root", 4, 4096), count)
+    step.put(Sequence(make_request(0, [1] * (count + 1), 1), 0, 4, 4096), count)
     return step
 
 

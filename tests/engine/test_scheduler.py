@@ -262,7 +262,7 @@ def add(
     scheduler: Scheduler, arrival: int, length: int, n: int = 1, priority: int = 0, imports_kv: bool = False
 ) -> Sequence:
     request = make_request(arrival, [arrival] * length, 8, n=n, priority=priority, imports_kv=imports_kv)
-    sequence = Sequence(request, arrival, b"root", 4, 64)
+    sequence = Sequence(request, arrival, 4, 64)
     scheduler.add(sequence)
     return sequence
 
@@ -433,7 +433,7 @@ def test_a_known_prefix_is_held_and_not_computed(scheduler: Scheduler) -> None:
     for block, digest in zip(first.blocks, first.hashes(2), strict=True):
         scheduler.pool.remember(block, digest)
     request = make_request(1, [0] * 8, 8)
-    second = Sequence(request, 1, b"root", 4, 64)
+    second = Sequence(request, 1, 4, 64)
     scheduler.add(second)
     scheduler.schedule()
     assert second.blocks[0] == first.blocks[0]

@@ -140,7 +140,7 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         self.revision = revision
         self.fingerprint = fingerprint
         self.port = port
-        self.info = info
+        self.info = {"cache_scopes": True, **info}
         self.script: Script = echo
         self.cached_tokens = 0
         self.load = pb.WorkerLoad()

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from baton_common.block_hash import block_hash, block_key, block_keys, root_hash
+from baton_common.block_hash import ROOT_HASH, block_hash, block_key, block_keys, salted
+from baton_common.cache_scope import MAX_SALT_BYTES, CacheScope
 from baton_gateway.prefix_index import PrefixIndex
 
 SLOTS, KEYS = st.integers(0, 3), st.lists(st.integers(0, 7), max_size=6)
@@ -74,13 +75,20 @@ def test_no_hash_is_computed_that_no_pod_can_have():
     assert taken == [0, 1, 2, 3]
 
 
-@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9))
-def test_keys_are_those_of_the_blocks_that_an_engine_looks_for(token_ids, size):
-    expected, digest = [], root_hash()
+@given(
+    st.lists(st.integers(0, 2**32 - 1), max_size=40),
+    st.integers(1, 9),
+    st.binary(max_size=MAX_SALT_BYTES),
+    st.integers(0, 50),
+)
+def test_keys_are_those_of_the_blocks_that_an_engine_looks_for(token_ids, size, salt, shared):
+    expected, digest, entered = [], ROOT_HASH, not salt
     for start in range(0, (max(len(token_ids), 1) - 1) // size * size, size):
+        if start + size > shared and not entered:
+            digest, entered = salted(digest, salt), True
         digest = block_hash(digest, token_ids[start : start + size])
         expected.append(block_key(digest))
-    assert list(block_keys(token_ids, size)) == expected
+    assert list(block_keys(token_ids, size, CacheScope(salt, shared))) == expected
 
 
 @pytest.mark.parametrize("length", [0, 1, 16])

@@ -29,6 +29,10 @@ _EVERYTHING: Values = {
             "name": "acme/Large",
             "chatTemplate": "other.jinja",
             "useGenerationConfig": False,
+            "publishedPrefixes": [
+                {"messages": [{"role": "system", "content": "You are Acme's assistant."}]},
+                {"text": "Translate:\n"},
+            ],
             "volume": {"download": {**_DOWNLOAD, "size": "20Gi", "tokenSecret": {"name": "hub", "key": "token"}}},
             "worker": {"gpus": 1, "engine": {"enable-prefix-caching": True, "max-model-len": 1_048_576}},
             "prefill": {"replicas": 2, "podAnnotations": {"note": "a"}, "extraArgs": ["--log-level=debug"]},
@@ -80,7 +84,9 @@ _EVERYTHING: Values = {
         "podAnnotations": {"note": "b"},
     },
     "tenants": {
-        "tenants": {"acme": {"requests_per_minute": 600, "tokens_per_minute": 100_000_000, "weight": 2.5}},
+        "tenants": {
+            "acme": {"requests_per_minute": 600, "tokens_per_minute": 100_000_000, "weight": 2.5, "cache_group": "eu"}
+        },
         "keys": [{"id": "0a1b2c3d", "hash": SHA, "tenant": "acme"}],
     },
     "redis": {"enabled": True},

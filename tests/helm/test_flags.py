@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings
 from baton_cli.service_settings import settings_from
 from baton_controller.settings import ControllerSettings
 from baton_decode.settings import DecodeSettings
-from baton_gateway.models_file import ModelSpec, PoolSpec
+from baton_gateway.models_file import ModelSpec, PoolSpec, PublishedMessage, PublishedPrefix
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.tenants import read_tenants
 from baton_prefill.settings import PrefillSettings
@@ -164,6 +164,10 @@ def test_the_models_file_has_the_fields_that_gateways_read():
     [large] = [model for model in models if model["name"] == "acme/Large"]
     assert large["chat_template"] == "/models/large/other.jinja"
     assert large["use_generation_config"] is False
+    assert msgspec.convert(large["published_prefixes"], tuple[PublishedPrefix, ...]) == (
+        PublishedPrefix(messages=(PublishedMessage(role="system", content="You are Acme's assistant."),)),
+        PublishedPrefix(text="Translate:\n"),
+    )
     base = "app.kubernetes.io/instance=rel,baton.dev/model=large,baton.dev/pool"
     assert large["pools"] == [
         {"name": "long", "selector": f"{base}=long", "tenants": ["acme"]},

@@ -1,0 +1,24 @@
+"""Who may find the KV of a prompt in a prefix cache."""
+
+import msgspec
+
+# Longer keys are an error of BLAKE2b from 65 bytes on; a digest is all that anybody needs.
+MAX_SALT_BYTES = 32
+
+
+class CacheScope(msgspec.Struct, frozen=True):
+    """Requests share cached blocks only under equal salts.
+
+    salt: at most MAX_SALT_BYTES; empty = the scope of all requests that have none. shared_tokens: the prompt begins
+    with this many tokens that are published, so blocks that lie wholly within them belong to the scope without a salt.
+    """
+
+    salt: bytes = b""
+    shared_tokens: int = 0
+
+    def first_own_block(self, block_size: int) -> int | None:
+        """Return the index of the first block that only requests with this salt can find; None without a salt."""
+        return self.shared_tokens // block_size if self.salt else None
+
+
+UNSALTED = CacheScope()
