@@ -15,7 +15,8 @@ from baton_gateway.template_text import TemplateText
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What the gateway itself gives to a template: a request may not replace it.
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-ROLES = frozenset(get_args(Role))
+# A role is one of a few known words. Many templates put it into a control token, so it counts as their own text.
+ROLES = {role: TemplateText.written(role) for role in get_args(Role)}
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -121,13 +122,9 @@ class ChatTemplate:
 
 
 def _given(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a message that are not null.
-
-    The role is one of a few known words. Many templates put it into a control token, so it counts as their own text.
-    """
+    """Return the members of a message that are not null."""
     given = {key: value for key, value in message.items() if value is not None}
-    if given.get("role") in ROLES:
-        given["role"] = TemplateText.written(given["role"])
+    given["role"] = ROLES[given["role"]]
     return given
 
 

@@ -16,6 +16,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton_gateway.template_text import TemplateText, concat
 
+CONCAT = "baton_concat"
+
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Renders one template to TemplateText."""
@@ -26,6 +28,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self.filters["tojson"] = _tojson
         self.filters["join"] = _join
+        self.filters[CONCAT] = _concat
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -48,11 +51,16 @@ class _MarkLiterals(jinja2.visitor.NodeTransformer):
         return self._marked(node, node.value) if isinstance(node.value, str) else node
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
-        """`a ~ b` is compiled to a join that loses the origin, so it becomes a sum of strings."""
-        first, *others = (_as_string(self.visit(part)) for part in node.nodes)
-        for other in others:
-            first = jinja2.nodes.Add(first, other, lineno=node.lineno)
-        return first
+        """`a ~ b` is compiled to a join that loses the origin, so it becomes a filter that keeps it."""
+        parts = jinja2.nodes.List([self.visit(part) for part in node.nodes], lineno=node.lineno)
+        return jinja2.nodes.Filter(parts, CONCAT, [], [], None, None, lineno=node.lineno)
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
+        node.node = self.visit(node.node)
+        return node  # a key gets into no text
+
+    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:
+        return node  # nor does what is compared
 
     def _marked(self, node: jinja2.nodes.Node, text: str) -> jinja2.nodes.Node:
         name = f"baton_literal_{self._count}"
@@ -61,8 +69,8 @@ class _MarkLiterals(jinja2.visitor.NodeTransformer):
         return jinja2.nodes.EnvironmentAttribute(name, lineno=node.lineno)
 
 
-def _as_string(node: jinja2.nodes.Expr) -> jinja2.nodes.Expr:
-    return jinja2.nodes.Filter(node, "string", [], [], None, None, lineno=node.lineno)
+def _concat(values: list[Any]) -> str:
+    return concat(map(str, values))
 
 
 class _Generation(jinja2.ext.Extension):

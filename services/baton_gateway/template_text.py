@@ -90,6 +90,9 @@ class TemplateText(str):
 
 def concat(pieces: Iterable[str]) -> TemplateText:
     """Join texts, each with its origin."""
-    pieces = list(pieces)
-    own = b"".join([piece.own if isinstance(piece, TemplateText) else bytes(len(piece)) for piece in pieces])
-    return TemplateText("".join(pieces), own)
+    text: list[str] = []
+    own: list[bytes] = []
+    for piece in pieces:
+        text.append(piece)
+        own.append(piece.own if isinstance(piece, TemplateText) else bytes(len(piece)))
+    return TemplateText("".join(text), b"".join(own))
