@@ -82,7 +82,8 @@ def _load(spec: ModelSpec, tokenizer_threads: int) -> ServedModel:
         template = ChatTemplate(source, tokens)
         named = [id for token in tokens.values() if (id := tokenizer.token_id(token)) is not None]
         control = tokenizer.control_tokens({*named, *eos_token_ids})
-        chat = ChatTokens(template, TemplateRoles(template), tokenizer, control, spec.special_tokens_in_content)
+        policy = spec.special_tokens_in_content or "text"
+        chat = ChatTokens(template, TemplateRoles(template), tokenizer, control, policy)
     return ServedModel(
         name=spec.name,
         tokenizer=tokenizer,

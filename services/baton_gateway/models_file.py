@@ -31,15 +31,15 @@ class PoolSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A model and its pools, of which the first that is meant for a request gets it.
 
-    name: for clients; none = the folder's. tool_call_parser, special_tokens_in_content: as the gateway's settings of
-    these names.
+    name: for clients; none = the folder's. tool_call_parser: as the gateway's setting of that name.
+    special_tokens_in_content: in place of the gateway's setting of that name; none = that.
     """
 
     name: str = ""
     folder: Path
     chat_template: Path | None = None
     tool_call_parser: ToolFormat = "auto"
-    special_tokens_in_content: SpecialTokensPolicy = "text"
+    special_tokens_in_content: SpecialTokensPolicy | None = None
     use_generation_config: bool = True
     pools: Annotated[tuple[PoolSpec, ...], msgspec.Meta(min_length=1)]
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
@@ -175,7 +176,12 @@ class GatewaySettings(PeerSettings):
     def model_specs(self) -> tuple[ModelSpec, ...]:
         """Return what is served. Raises ModelsFileError."""
         if self.models_file is not None:
-            return read_models(self.models_file)
+            return tuple(
+                msgspec.structs.replace(
+                    spec, special_tokens_in_content=spec.special_tokens_in_content or self.special_tokens_in_content
+                )
+                for spec in read_models(self.models_file)
+            )
         assert self.model is not None
         pool = PoolSpec(decode=tuple(self.decode_addresses), prefill=tuple(self.prefill_addresses))
         name = self.served_model_name or self.model.resolve().name

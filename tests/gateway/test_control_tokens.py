@@ -17,6 +17,7 @@ from baton_gateway.conversation import Conversation
 from baton_gateway.errors import ApiError
 from baton_gateway.model import ModelError, ServedModel, load_model
 from baton_gateway.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy
+from baton_gateway.settings import GatewaySettings
 
 from .chat_models import CHATML, CONTROL, LLAMA3, PLAIN, TEMPLATES, THINKING, TOKENIZERS, served, tokenizer_of
 from .harness import Stack, pods, running
@@ -317,6 +318,19 @@ async def test_rejection_by_setting(tmp_path: Path) -> None:
         assert (await _status(stack, "fine <think>")) == (200, None)
         assert (await _status(stack, "<|end|>")) == (400, "messages[0].content")
         assert (await stack.respond("<|end|>")).json()["error"]["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("of_model", "expected"), [("", "reject"), ("    special_tokens_in_content: tokens\n", "tokens")]
+)
+def test_a_model_of_the_file_has_the_gateways_setting_or_its_own(tmp_path: Path, of_model: str, expected: str) -> None:
+    write_model(tmp_path / "m", tokenizer_of("byte level"))
+    file = tmp_path / "models.yaml"
+    file.write_text(f"models:\n  - folder: m\n{of_model}    pools:\n      - decode: [127.0.0.1:1]\n")
+    [spec] = GatewaySettings(models_file=file, special_tokens_in_content="reject").model_specs()
+    served = load_model(spec, 1)
+    assert served.chat is not None
+    assert served.chat.policy == expected
 
 
 async def _status(stack: Stack, content: str) -> tuple[int, str | None]:

@@ -163,6 +163,7 @@ def test_the_models_file_has_the_fields_that_gateways_read():
     [large] = [model for model in models if model["name"] == "acme/Large"]
     assert large["chat_template"] == "/models/large/other.jinja"
     assert large["use_generation_config"] is False
+    assert large["special_tokens_in_content"] == "reject"
     base = "app.kubernetes.io/instance=rel,baton.dev/model=large,baton.dev/pool"
     assert large["pools"] == [
         {"name": "long", "selector": f"{base}=long", "tenants": ["acme"]},
