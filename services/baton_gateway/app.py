@@ -15,8 +15,9 @@ from starlette.responses import JSONResponse, Response
 from baton_gateway.auth import Authenticator
 from baton_gateway.body import parse_body, read_body
 from baton_gateway.catalog import Model
-from baton_gateway.chat import chat_completion, chat_prompt
+from baton_gateway.chat import chat_completion
 from baton_gateway.completions import completion
+from baton_gateway.conversation import read_conversation
 from baton_gateway.edge import Edge
 from baton_gateway.errors import ApiError, bad_request, overloaded
 from baton_gateway.gateway import Gateway
@@ -161,17 +162,10 @@ async def _tokenize(model: Model, body: TokenizeRequest, record: RequestRecord) 
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either 'prompt' or 'messages'.", "prompt")
     if body.messages is not None:
-        text = chat_prompt(
-            served,
-            body.messages,
-            body.add_generation_prompt,
-            body.continue_final_message,
-            body.chat_template_kwargs,
-        )
+        conversation = read_conversation(body, body.messages)
+        tokens = await served.tokenizer.run(conversation.chars, served.chat_tokens, conversation)
     else:
-        text = body.prompt or ""
-    special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-    tokens = await served.tokenizer.encode(text, special)
+        tokens = await served.tokenizer.encode(body.prompt or "", body.add_special_tokens is not False)
     return JSONResponse(
         {
             "count": len(tokens),

@@ -3,47 +3,19 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from baton_gateway.catalog import Model, Pool
 from baton_gateway.chat_shape import ChatShape
-from baton_gateway.errors import bad_request
+from baton_gateway.conversation import read_conversation
 from baton_gateway.gateway import Gateway
 from baton_gateway.grammar import CHAT_FORMAT, FormatFields, grammar_of
-from baton_gateway.model import ServedModel
-from baton_gateway.protocol import ChatCompletionRequest, Message, Tool
+from baton_gateway.protocol import ChatCompletionRequest
 from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply
 from baton_gateway.sampling import fit_prompt, output_budget, prompt_length, sampling_params
-from baton_gateway.tool_calls import MakeReader, ToolCalls, with_parsed_arguments
+from baton_gateway.tool_calls import MakeReader, ToolCalls
 from baton_gateway.tool_parser import ToolParser
 from baton_proto import serving_pb2 as pb
-
-
-def chat_prompt(
-    model: ServedModel,
-    messages: Sequence[Message],
-    add_generation_prompt: bool | None,
-    continue_final_message: bool | None,
-    variables: dict[str, Any] | None,
-    tools: Sequence[Tool] | None = None,
-    param: str = "messages",
-) -> str:
-    """Write a conversation as the model's prompt. Raises ApiError when its template cannot.
-
-    param: the field that holds the conversation.
-    """
-    if model.template is None:
-        raise bad_request("This model has no chat template; use /v1/completions.", param)
-    continues = bool(continue_final_message)
-    return model.template.render(
-        [with_parsed_arguments(message.model_dump()) for message in messages],
-        add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
-        continue_final_message=continues,
-        variables=variables or {},
-        tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
-        param=param,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +46,10 @@ async def prepare_chat(
     """
     served = model.served
     grammar = grammar_of(request, gateway.settings, format_fields)
-    text = chat_prompt(
-        served,
-        request.messages,
-        request.add_generation_prompt,
-        request.continue_final_message,
-        request.chat_template_kwargs,
-        None if request.tool_choice == "none" else request.tools,
-        param,
-    )
-    # A template writes the special tokens itself.
+    tools = None if request.tool_choice == "none" else request.tools
+    conversation = read_conversation(request, request.messages, tools, param)
     with record.tokenizing():
-        token_ids = await served.tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        token_ids = await served.tokenizer.run(conversation.chars, served.chat_tokens, conversation)
     pool = gateway.pool(model, record, prompt_length(request, token_ids))
     limits = pool.limits()
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens

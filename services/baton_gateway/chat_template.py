@@ -1,22 +1,22 @@
 """Writes a conversation as a prompt, as `apply_chat_template` of transformers does."""
 
-import json
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from baton_gateway.conversation import Conversation
 from baton_gateway.errors import bad_request
+from baton_gateway.protocol import Role
+from baton_gateway.template_environment import TemplateEnvironment
+from baton_gateway.template_text import TemplateText
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What the gateway itself gives to a template: a request may not replace it.
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+# A role is one of a few known words. Many templates put it into a control token, so it counts as their own text.
+ROLES = {role: TemplateText.written(role) for role in get_args(Role)}
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -43,34 +43,6 @@ def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it has no effect."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
 class ChatTemplate:
     """A compiled Jinja chat template. Templates come with models, so they run in a sandbox."""
 
@@ -79,26 +51,20 @@ class ChatTemplate:
 
         Raises jinja2.TemplateError when the template cannot be compiled.
         """
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(source)
-        self._tokens = dict(tokens)
+        self._template = TemplateEnvironment().compile_template(source)
+        self._tokens = {name: TemplateText.written(token) for name, token in tokens.items()}
 
     def render(
         self,
-        messages: list[dict[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: Mapping[str, Any],
         tools: list[dict[str, Any]] | None = None,
         param: str = "messages",
-    ) -> str:
-        """Write `messages` as a prompt.
+    ) -> TemplateText:
+        """Write `messages` as a prompt that tells the template's own text from the request's.
 
         continue_final_message: leave the last message open, so that the model goes on with it.
         variables: more variables for the template. tools: what the model may call.
@@ -107,14 +73,25 @@ class ChatTemplate:
         """
         if reserved := RESERVED.intersection(variables):
             raise bad_request(f"'chat_template_kwargs' may not set '{min(reserved)}'.", "chat_template_kwargs")
-        messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        final = messages[-1].get("content")
+        given = [_given(message) for message in messages]
+        final = given[-1].get("content")
         if continue_final_message:
             if not isinstance(final, str):
                 raise bad_request("The final message has no content to continue.", "continue_final_message")
-            messages[-1] = messages[-1] | {"content": final + CONTINUE_TAG}
-        prompt = self._render(messages, add_generation_prompt, variables, tools, param)
+            given[-1]["content"] = final + CONTINUE_TAG
+        prompt = self._render(given, add_generation_prompt, variables, tools, param)
         return _cut_at_tag(prompt, str(final)) if continue_final_message else prompt
+
+    def render_conversation(self, conversation: Conversation) -> TemplateText:
+        """Write a conversation. Raises ApiError when the template refuses it."""
+        return self.render(
+            conversation.messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            variables=conversation.variables,
+            tools=conversation.tools,
+            param=conversation.param,
+        )
 
     def _render(
         self,
@@ -123,10 +100,10 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         tools: list[dict[str, Any]] | None,
         param: str,
-    ) -> str:
+    ) -> TemplateText:
         try:
             # One mapping and no keyword arguments: a variable of any name, even `self`, is none of the method's own.
-            return self._template.render(
+            prompt: object = self._template.render(
                 {
                     **self._tokens,
                     **variables,
@@ -136,13 +113,22 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
+            assert isinstance(prompt, TemplateText)
+            return prompt
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as e:
             raise bad_request(f"The chat template refused the messages: {e}", param) from None
         except RecursionError:
             raise bad_request("The messages are nested too deep for the chat template.", param) from None
 
 
-def _cut_at_tag(prompt: str, final: str) -> str:
+def _given(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a message that are not null."""
+    given = {key: value for key, value in message.items() if value is not None}
+    given["role"] = ROLES[given["role"]]
+    return given
+
+
+def _cut_at_tag(prompt: TemplateText, final: str) -> TemplateText:
     tag = CONTINUE_TAG.strip()
     if tag not in prompt or final.strip() not in prompt:
         raise bad_request("The chat template does not keep the final message.", "continue_final_message")

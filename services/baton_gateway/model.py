@@ -8,8 +8,12 @@ import jinja2
 import msgspec
 
 from baton_gateway.chat_template import ChatTemplate, find_chat_template, special_tokens
+from baton_gateway.chat_tokens import ChatTokens
+from baton_gateway.conversation import Conversation
+from baton_gateway.errors import bad_request
 from baton_gateway.models_file import ModelSpec
 from baton_gateway.published import PublishedPrefixes, publish
+from baton_gateway.template_roles import TemplateRoles
 from baton_gateway.tokenizer import ModelTokenizer
 from baton_gateway.tool_formats import find_parser
 from baton_gateway.tool_parser import ToolParser
@@ -28,15 +32,27 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model under the name clients use for it. tool_parser: of the calls that it writes by itself."""
+    """A model under the name clients use for it.
+
+    chat: None where the model has no chat template. tool_parser: of the calls that it writes by itself.
+    """
 
     name: str
     tokenizer: ModelTokenizer
-    template: ChatTemplate | None
+    chat: ChatTokens | None
     tool_parser: type[ToolParser] | None
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]
     published: PublishedPrefixes = field(default_factory=PublishedPrefixes)
+
+    def chat_tokens(self, conversation: Conversation) -> list[int]:
+        """Return a conversation as a prompt's token ids. May be called in any thread.
+
+        Raises ApiError when the conversation cannot be written.
+        """
+        if self.chat is None:
+            raise bad_request("This model has no chat template; use /v1/completions.", conversation.param)
+        return self.chat.encode(conversation)
 
 
 class ModelError(ValueError):
@@ -62,15 +78,22 @@ def _load(spec: ModelSpec, tokenizer_threads: int) -> ServedModel:
         source: str | None = spec.chat_template.read_text(encoding="utf-8")
     else:
         source = find_chat_template(folder, tokenizer_config)
-    template = None if source is None else ChatTemplate(source, tokens)
+    eos_token_ids = _eos_token_ids(config, generation_config, tokenizer, tokens)
+    chat = None
+    if source is not None:
+        template = ChatTemplate(source, tokens)
+        named = [id for token in tokens.values() if (id := tokenizer.token_id(token)) is not None]
+        control = tokenizer.control_tokens({*named, *eos_token_ids})
+        policy = spec.special_tokens_in_content or "text"
+        chat = ChatTokens(template, TemplateRoles(template), tokenizer, control, policy)
     return ServedModel(
         name=spec.name,
         tokenizer=tokenizer,
-        template=template,
+        chat=chat,
         tool_parser=find_parser(spec.tool_call_parser, source),
         defaults=_sampling_defaults(generation_config) if spec.use_generation_config else SamplingDefaults(),
-        eos_token_ids=_eos_token_ids(config, generation_config, tokenizer, tokens),
-        published=publish(spec.published_prefixes, tokenizer, template),
+        eos_token_ids=eos_token_ids,
+        published=publish(spec.published_prefixes, tokenizer, chat),
     )
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from baton_gateway.tool_formats import ToolFormat
+
+SpecialTokensPolicy = Literal["text", "tokens", "reject"]
 
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _PublishedText = Annotated[str, msgspec.Meta(max_length=65_536)]
@@ -46,7 +48,8 @@ class PublishedPrefix(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
 class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A model and its pools, of which the first that is meant for a request gets it.
 
-    name: for clients; none = the folder's. tool_call_parser: as the gateway's setting of that name. published_prefixes:
+    name: for clients; none = the folder's. tool_call_parser: as the gateway's setting of that name.
+    special_tokens_in_content: in place of the gateway's setting of that name; none = that. published_prefixes:
     beginnings of prompts whose KV all tenants share.
     """
 
@@ -54,6 +57,7 @@ class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     folder: Path
     chat_template: Path | None = None
     tool_call_parser: ToolFormat = "auto"
+    special_tokens_in_content: SpecialTokensPolicy | None = None
     use_generation_config: bool = True
     published_prefixes: Annotated[tuple[PublishedPrefix, ...], msgspec.Meta(max_length=64)] = ()
     pools: Annotated[tuple[PoolSpec, ...], msgspec.Meta(min_length=1)]

@@ -20,6 +20,7 @@ MAX_STOP_CHARS = 1024
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 Prompt = str | list[int]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 def _as_list(value: Any) -> Any:
@@ -118,7 +119,7 @@ class Message(RequestModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Role
     content: Annotated[str | None, BeforeValidator(_flatten_chat_content)] = None
 
     @model_validator(mode="after")

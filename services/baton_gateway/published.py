@@ -3,7 +3,8 @@
 from array import array
 from collections.abc import Iterable, Sequence
 
-from baton_gateway.chat_template import ChatTemplate
+from baton_gateway.chat_tokens import ChatTokens
+from baton_gateway.conversation import Conversation
 from baton_gateway.errors import ApiError
 from baton_gateway.models_file import PublishedPrefix
 from baton_gateway.tokenizer import ModelTokenizer
@@ -28,34 +29,41 @@ class PublishedPrefixes:
         return max(_common_bytes(prefix, prompt) for prefix in self._prefixes) // _WIDTH
 
 
-def publish(
-    specs: Iterable[PublishedPrefix], tokenizer: ModelTokenizer, template: ChatTemplate | None
-) -> PublishedPrefixes:
+def publish(specs: Iterable[PublishedPrefix], tokenizer: ModelTokenizer, chat: ChatTokens | None) -> PublishedPrefixes:
     """Tokenize what is published, as requests for the model are tokenized. Raises ValueError."""
-    return PublishedPrefixes([_tokens(spec, tokenizer, template) for spec in specs])
+    return PublishedPrefixes([_tokens(spec, tokenizer, chat) for spec in specs])
 
 
-def _tokens(spec: PublishedPrefix, tokenizer: ModelTokenizer, template: ChatTemplate | None) -> list[int]:
+def _tokens(spec: PublishedPrefix, tokenizer: ModelTokenizer, chat: ChatTokens | None) -> list[int]:
     if spec.text:
         return tokenizer.encode_now(spec.text, add_special_tokens=True)
-    if template is None:
+    if chat is None:
         raise ValueError("published_prefixes: the model has no chat template, so give a text instead of messages")
     messages = [{"role": message.role, "content": message.content} for message in spec.messages]
     try:
         # Some templates move a system message into the user's turn, so there must be one.
-        texts = [_render(template, [*messages, {"role": "user", "content": turn}]) for turn in _NEXT_TURNS]
+        prompts = [_encode(chat, [*messages, {"role": "user", "content": turn}]) for turn in _NEXT_TURNS]
     except ApiError:
         try:
-            texts = [_render(template, messages)]
+            prompts = [_encode(chat, messages)]
         except ApiError as error:
             raise ValueError(f"published_prefixes: {error.message}") from None
-    first, *others = [tokenizer.encode_now(text, add_special_tokens=False) for text in texts]
+    first, *others = prompts
     data = array("I", first).tobytes()
     return first[: min((_common_bytes(data, array("I", ids).tobytes()) for ids in others), default=len(data)) // _WIDTH]
 
 
-def _render(template: ChatTemplate, messages: list[dict[str, str]]) -> str:
-    return template.render(list(messages), add_generation_prompt=False, continue_final_message=False, variables={})
+def _encode(chat: ChatTokens, messages: list[dict[str, str]]) -> list[int]:
+    conversation = Conversation(
+        messages=messages,
+        add_generation_prompt=False,
+        continue_final_message=False,
+        variables={},
+        tools=None,
+        add_special_tokens=False,
+        param="messages",
+    )
+    return chat.encode(conversation)
 
 
 def _common_bytes(first: bytes, second: bytes) -> int:

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from baton_common.peer_settings import PeerSettings
-from baton_gateway.models_file import ModelSpec, PoolSpec, check_addresses, read_models
+from baton_gateway.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy, check_addresses, read_models
 from baton_gateway.policies import PolicyName
 from baton_gateway.tool_formats import ToolFormat
 
@@ -67,6 +68,10 @@ class GatewaySettings(PeerSettings):
     """File with a Jinja chat template, in place of the model's own."""
     tool_call_parser: ToolFormat = "auto"
     """How the model writes calls of functions where a request lets it choose to; auto: as its chat template does."""
+    special_tokens_in_content: SpecialTokensPolicy = "text"
+    """Messages and tools that spell a special token, such as <|im_start|>: take it as plain text, turn it into the
+    token as transformers does, which lets clients forge turns, or reject the request. Prompts of /v1/completions always
+    turn it into the token."""
     use_generation_config: bool = True
     """Take sampling defaults (temperature, top_p, …) from the model's generation_config.json."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
@@ -188,7 +193,12 @@ class GatewaySettings(PeerSettings):
     def model_specs(self) -> tuple[ModelSpec, ...]:
         """Return what is served. Raises ModelsFileError."""
         if self.models_file is not None:
-            return read_models(self.models_file)
+            return tuple(
+                msgspec.structs.replace(
+                    spec, special_tokens_in_content=spec.special_tokens_in_content or self.special_tokens_in_content
+                )
+                for spec in read_models(self.models_file)
+            )
         assert self.model is not None
         pool = PoolSpec(decode=tuple(self.decode_addresses), prefill=tuple(self.prefill_addresses))
         name = self.served_model_name or self.model.resolve().name
@@ -198,6 +208,7 @@ class GatewaySettings(PeerSettings):
                 folder=self.model,
                 chat_template=self.chat_template,
                 tool_call_parser=self.tool_call_parser,
+                special_tokens_in_content=self.special_tokens_in_content,
                 use_generation_config=self.use_generation_config,
                 pools=(pool,),
             ),

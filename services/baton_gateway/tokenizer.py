@@ -1,16 +1,22 @@
 """The model's tokenizer, usable from an event loop."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from tokenizers import Tokenizer
 
+from baton_gateway.control_tokens import ControlTokens
 from baton_gateway.detokenizer import Detokenizer, read_pieces
 
 # Shorter texts take less time to tokenize than a loop can notice, and less than a trip to a thread costs at busy times.
 INLINE_CHARS = 1024
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ModelTokenizer:
@@ -28,10 +34,13 @@ class ModelTokenizer:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) <= INLINE_CHARS:
-            return self.encode_now(text, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self.encode_now, text, add_special_tokens)
+        return await self.run(len(text), self.encode_now, text, add_special_tokens)
+
+    async def run(self, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that tokenizes about this many characters, in a thread if they are many."""
+        if chars <= INLINE_CHARS:
+            return function(*args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
 
     def encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
         # The batch call gives up the GIL, the single one does not.
@@ -44,6 +53,10 @@ class ModelTokenizer:
         """kept: special tokens that are not skipped."""
         kept_ids = {token_id for token in kept if (token_id := self.token_id(token)) is not None}
         return self._pieces.detokenizer(skip_special_tokens, frozenset(kept_ids))
+
+    def control_tokens(self, more: Collection[int]) -> ControlTokens:
+        """more: ids of control tokens that may not be flagged as special."""
+        return ControlTokens(self._tokenizer, more)
 
     def token_id(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)

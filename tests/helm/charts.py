@@ -33,6 +33,7 @@ _EVERYTHING: Values = {
                 {"messages": [{"role": "system", "content": "You are Acme's assistant."}]},
                 {"text": "Translate:\n"},
             ],
+            "specialTokensInContent": "reject",
             "volume": {"download": {**_DOWNLOAD, "size": "20Gi", "tokenSecret": {"name": "hub", "key": "token"}}},
             "worker": {"gpus": 1, "engine": {"enable-prefix-caching": True, "max-model-len": 1_048_576}},
             "prefill": {"replicas": 2, "podAnnotations": {"note": "a"}, "extraArgs": ["--log-level=debug"]},

@@ -168,6 +168,7 @@ def test_the_models_file_has_the_fields_that_gateways_read():
         PublishedPrefix(messages=(PublishedMessage(role="system", content="You are Acme's assistant."),)),
         PublishedPrefix(text="Translate:\n"),
     )
+    assert large["special_tokens_in_content"] == "reject"
     base = "app.kubernetes.io/instance=rel,baton.dev/model=large,baton.dev/pool"
     assert large["pools"] == [
         {"name": "long", "selector": f"{base}=long", "tenants": ["acme"]},
