@@ -119,7 +119,7 @@ class Catalog:
 
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
-    """Read all models. Raises ModelError, PeerTlsError."""
+    """Read all models. Raises ModelError, PeerTlsError, PeerTokenError."""
     revisions, routing = RevisionMetrics(), RouterMetrics()
     models = [
         Model(

@@ -41,9 +41,12 @@ class Fleet:
         decodes: Iterable[str] = (),
         prefills: Iterable[str] = (),
     ) -> None:
-        """decodes, prefills: addresses of those pods that are known from the start. Raises PeerTlsError."""
+        """decodes, prefills: addresses of those pods that are known from the start.
+
+        Raises PeerTlsError, PeerTokenError.
+        """
         self._settings = settings
-        self._tls = settings.peer_tls
+        self._tls, self._token = settings.peer_tls, settings.peer_token
         self._model = model
         self._revisions = revisions
         self._routing = routing.of(model)
@@ -161,7 +164,7 @@ class Fleet:
     def _meet(self, pod: Pod, role: list[Pod]) -> None:
         kind = pb.ROLE_DECODE if role is self.router.decodes else pb.ROLE_PREFILL
         timeout_s = self._settings.worker_timeout_s
-        self._contacts[pod.slot] = Contact(pod, kind, self._index, timeout_s, self._changed, self._tls)
+        self._contacts[pod.slot] = Contact(pod, kind, self._index, timeout_s, self._changed, self._tls, self._token)
 
     def _changed(self, contact: Contact) -> None:
         self._forget_if_gone(contact)

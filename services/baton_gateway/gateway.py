@@ -45,6 +45,7 @@ class Gateway:
         self._telemetry = [part for part in (tracing, genai) if part is not None]
         self.draining = False
         self._followers = list(_followers(settings, catalog))
+        self._following_peer_files: asyncio.Task[None] | None = None
         redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
@@ -56,12 +57,15 @@ class Gateway:
         self.catalog.start()
         for follower in self._followers:
             follower.start()
+        self._following_peer_files = asyncio.create_task(self.settings.follow_peer_files())
         self.tenants.start()
         self.quota.start()
 
     async def stop(self) -> None:
         for follower in self._followers:
             follower.stop()
+        if self._following_peer_files is not None:
+            self._following_peer_files.cancel()
         await self.catalog.stop()
         await self.tenants.stop()
         await self.quota.stop()
