@@ -11,6 +11,10 @@ CONFORMANCE := .venv-conformance
 CLIENTS := .venv-clients
 # So does LiteLLM, which `make test` asks as a client and `make bench-gateway` measures as a proxy.
 LITELLM := .venv-litellm
+# uv writes the hashes of every file of a release, so that one lock serves x86-64 and ARM.
+LOCK := .venv-lock
+COMPILE := $(LOCK)/bin/uv pip compile pyproject.toml --quiet --constraints constraints.txt --python-version 3.12 \
+	--universal --generate-hashes --no-annotate --custom-compile-command 'make lock'
 SOURCES := services shared kernels
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # A variable because a comma would split the argument of `call`.
@@ -20,7 +24,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway images kind-up e2e-k8s proto dashboards clean
+.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway lock images kind-up e2e-k8s proto dashboards clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +63,13 @@ bench: $(DEV)  ## Measure this machine's CPU path
 bench-gateway: $(DEV) $(LITELLM)/.installed  ## Measure the gateway beside LiteLLM's proxy, engines simulated
 	@exec $(BIN)/python loadtest/gateway_bench.py --litellm $(LITELLM)/bin/litellm $(ARGS)
 
+# Hashes cannot stand in constraints.txt: pip then asks for one of everything, and an editable install has none.
+lock: $(LOCK)/.installed constraints.txt pyproject.toml  ## Pin what the images install, with hashes
+	echo setuptools | $(COMPILE:pyproject.toml=-) --output-file docker/requirements/build.txt
+	$(COMPILE) --extra gateway --output-file docker/requirements/gateway.txt
+	$(COMPILE) --extra worker --output-file docker/requirements/worker-cuda.txt
+	$(COMPILE) --extra worker --torch-backend cpu --output-file docker/requirements/worker-cpu.txt
+
 images:  ## Build the images of gateway and workers (needs docker)
 	@for image in gateway worker-cpu worker-cuda; do \
 		docker build --file docker/$$image.Dockerfile --tag baton/$$image:$(VERSION) \
@@ -79,7 +90,7 @@ dashboards: $(DEV)  ## Write the Grafana dashboards of the chart again
 	@$(BIN)/python -m helm.dashboards
 
 clean:  ## Remove the virtual environments, caches and build output
-	@rm -rf $(VENV) $(CONFORMANCE) $(CLIENTS) $(LITELLM) build dist
+	@rm -rf $(VENV) $(CONFORMANCE) $(CLIENTS) $(LITELLM) $(LOCK) build dist
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
 
@@ -110,6 +121,11 @@ $(CLIENTS)/.installed: tests/clients/apart/requirements.txt
 	@echo "Installing clients into $(CLIENTS)"
 	@test -x $(CLIENTS)/bin/pip || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<
+	@touch $@
+
+$(LOCK)/.installed:
+	@test -x $(LOCK)/bin/pip || $(PYTHON) -m venv $(LOCK)
+	@$(LOCK)/bin/pip install --quiet --disable-pip-version-check --no-input uv==0.13.9
 	@touch $@
 
 $(LITELLM)/.installed: loadtest/litellm_requirements.txt

@@ -1,13 +1,18 @@
 # The gateway, and the controller. No torch: under 300 MB.
-FROM python:3.12.12-slim-bookworm AS build
+FROM python:3.12.14-slim-bookworm@sha256:392307d22300de8b5986851a12d9176dfc0fc073e65bf6523ebd7dcbeb23564e AS build
 RUN python -m venv --without-pip /opt/venv
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md ./
+COPY docker/requirements docker/requirements
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip --disable-pip-version-check install --require-hashes --only-binary :all: -r docker/requirements/build.txt \
+    && pip --disable-pip-version-check --python /opt/venv/bin/python install --require-hashes --no-deps \
+        --only-binary :all: -r docker/requirements/gateway.txt
+COPY pyproject.toml README.md ./
 COPY services services
 COPY shared shared
 COPY kernels kernels
-RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --disable-pip-version-check --python /opt/venv/bin/python install -c constraints.txt '.[gateway]'
+RUN pip --disable-pip-version-check wheel --no-deps --no-index --no-build-isolation --wheel-dir /wheels . \
+    && pip --disable-pip-version-check --python /opt/venv/bin/python install --no-deps --no-index /wheels/*.whl
 # Half of what that installs is the asyncio half of the Kubernetes client, what it needs, and byte code of API objects
 # that are loaded one by one; downloads from hubs are no gateway's business either.
 RUN cd /opt/venv/lib/python3.12/site-packages \
@@ -16,7 +21,7 @@ RUN cd /opt/venv/lib/python3.12/site-packages \
 RUN mkdir /opt/baton \
     && ln -s "$(/opt/venv/bin/python -c 'import baton_demo; print(baton_demo.MODEL_DIR)')" /opt/baton/demo-model
 
-FROM python:3.12.12-slim-bookworm
+FROM python:3.12.14-slim-bookworm@sha256:392307d22300de8b5986851a12d9176dfc0fc073e65bf6523ebd7dcbeb23564e
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Baton gateway" \

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from prometheus_client import generate_latest
 
+from baton_common.peer_refusals import PeerRefusals
 from baton_engine.delta import Load
 from baton_worker.metrics import WorkerCollector
 from baton_worker.request_metrics import RequestMetrics
@@ -77,6 +78,7 @@ def main() -> None:
         metrics,
         lambda: Load(0, 0, 0, 0, 0, 0, 0, 0),
         cast(Any, SimpleNamespace(draining=False, events=Counter(), handed_over_tokens=0, num_tickets=0)),
+        PeerRefusals(),
     )
     registry = collector.registry()
     step_us, scrape_us = median_us(step, REPEATS), median_us(lambda: generate_latest(registry), 50)

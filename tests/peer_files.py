@@ -69,3 +69,11 @@ def without_tls(folder: Path, files: PeerFiles) -> None:
 
 
 STRANGERS = [of_other_authority, of_other_name, without_tls]
+
+
+def write_tokens(path: Path, *tokens: str) -> Path:
+    """Replace the file of the tokens as a mounted Secret is replaced, at once."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(f"{token}\n" for token in tokens))
+    os.replace(new, path)
+    return path

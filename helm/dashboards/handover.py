@@ -97,6 +97,13 @@ HANDOVER = Board(
                     Query(_total("events", "event"), "{{event}}"),
                 ),
                 lines(
+                    "Refused peers",
+                    "Calls and bulk connections on the ports of pods by whoever did not show that it is a pod of this "
+                    "release. grpc and bulk are the two ports.",
+                    PER_SECOND,
+                    Query(total(rate(worker("peer_refusals_total")), "port"), "{{port}}"),
+                ),
+                lines(
                     "Share of hand-overs that failed",
                     "Of those that were begun.",
                     SHARE,

@@ -32,7 +32,9 @@ class PrefillLinks:
     def to(self, address: str) -> PrefillLink:
         if address not in self._links:
             transport, tls = self._settings.kv_transport, self._settings.peer_tls
-            self._links[address] = PrefillLink(address, self._hello, self._receiver, self._options, transport, tls)
+            self._links[address] = PrefillLink(
+                address, self._hello, self._receiver, self._options, transport, tls, self._settings.peer_token
+            )
         return self._links[address]
 
     def forget(self, link: PrefillLink) -> None:

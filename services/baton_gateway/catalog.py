@@ -125,7 +125,7 @@ class Catalog:
 
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
-    """Read all models. Raises ModelError, PeerTlsError."""
+    """Read all models. Raises ModelError, PeerTlsError, PeerTokenError."""
     revisions, routing, retries = RevisionMetrics(), RouterMetrics(), RetryMetrics()
     budget = RetryBudget(settings.retry_share, settings.retries_per_s, time.monotonic)
     models = [

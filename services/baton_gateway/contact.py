@@ -7,6 +7,7 @@ import grpc.aio
 
 from baton_common.peer_rpc import open_channel
 from baton_common.peer_tls import PeerTls
+from baton_common.peer_token import PeerToken
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.pods import Pod
 from baton_gateway.prefix_index import PrefixIndex
@@ -25,6 +26,7 @@ class Contact:
         timeout_s: float,
         changed: Callable[["Contact"], None],
         tls: PeerTls | None,
+        token: PeerToken | None,
         require_cache_scopes: bool = False,
     ) -> None:
         """index, timeout_s, require_cache_scopes: as Watcher has them.
@@ -34,8 +36,9 @@ class Contact:
         self.pod = pod
         self._changed = changed
         self._tls = tls
+        self._token = token
         self._renewals = tls.renewals if tls is not None else 0
-        self._channel = open_channel(pod.address, CHANNEL_OPTIONS, tls)
+        self._channel = self._open_channel()
         self.link = DecodeLink(pod, lambda: self._channel, self._tell) if role == pb.ROLE_DECODE else None
         watcher = Watcher(pod, role, self._current_channel, index, timeout_s, self._reported, require_cache_scopes)
         self._watching = asyncio.create_task(watcher.run())
@@ -52,9 +55,12 @@ class Contact:
         """Return the channel for another try, which must not show a certificate that has been replaced since."""
         if self._tls is not None and self._renewals != self._tls.renewals:
             self._renewals = self._tls.renewals
-            old, self._channel = self._channel, open_channel(self.pod.address, CHANNEL_OPTIONS, self._tls)
+            old, self._channel = self._channel, self._open_channel()
             await old.close()
         return self._channel
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        return open_channel(self.pod.address, CHANNEL_OPTIONS, self._tls, self._token)
 
     def _reported(self, pod: Pod) -> None:
         if self.link is not None:

@@ -50,10 +50,10 @@ class Fleet:
     ) -> None:
         """budget: of the whole gateway. decodes, prefills: addresses of those pods that are known from the start.
 
-        Raises PeerTlsError.
+        Raises PeerTlsError, PeerTokenError.
         """
         self._settings = settings
-        self._tls = settings.peer_tls
+        self._tls, self._token = settings.peer_tls, settings.peer_token
         self._model = model
         self._revisions = revisions
         self._routing = routing.of(model)
@@ -187,6 +187,7 @@ class Fleet:
             settings.worker_timeout_s,
             self._changed,
             self._tls,
+            self._token,
             settings.require_cache_scopes,
         )
 

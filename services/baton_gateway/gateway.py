@@ -48,6 +48,7 @@ class Gateway:
         self.draining = False  # not ready any more; requests are still served
         self.refusing = False  # nothing new is taken
         self._followers = list(_followers(settings, catalog))
+        self._following_peer_files: asyncio.Task[None] | None = None
         redis = connect(settings.redis_url.get_secret_value()) if settings.redis_url else None
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
@@ -59,12 +60,15 @@ class Gateway:
         self.catalog.start()
         for follower in self._followers:
             follower.start()
+        self._following_peer_files = asyncio.create_task(self.settings.follow_peer_files())
         self.tenants.start()
         self.quota.start()
 
     async def stop(self) -> None:
         for follower in self._followers:
             follower.stop()
+        if self._following_peer_files is not None:
+            self._following_peer_files.cancel()
         await self.catalog.stop()
         await self.tenants.stop()
         await self.quota.stop()

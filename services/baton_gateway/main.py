@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from baton_common.logging import configure_logging
 from baton_common.peer_tls import PeerTlsError
+from baton_common.peer_token import PeerTokenError
 from baton_gateway.app import create_app
 from baton_gateway.canary import CanaryError
 from baton_gateway.catalog import load_catalog
@@ -39,7 +40,7 @@ def main(settings: GatewaySettings) -> None:
         gateway = Gateway(settings, load_catalog(settings), *_telemetry(settings))
     except TenantsError as error:
         _fail(f"cannot use the tenants: {error}")
-    except (ModelError, ModelsFileError, CanaryError, KubernetesError, PeerTlsError) as error:
+    except (ModelError, ModelsFileError, CanaryError, KubernetesError, PeerTlsError, PeerTokenError) as error:
         _fail(str(error))
     certificate = None
     if settings.tls_cert_file is not None and settings.tls_key_file is not None:

@@ -62,7 +62,9 @@ class PrefillService(PrefillServicer):
         self._bulk: BulkListener | None = None
         if settings.kv_port is not None:
             try:
-                self._bulk = BulkListener(settings.host, settings.kv_port, self._send_bulk, settings.peer_tls)
+                self._bulk = BulkListener(
+                    settings.host, settings.kv_port, self._send_bulk, settings.peer_tls, settings.peer_refusals
+                )
             except OSError as error:
                 raise ConfigError(f"--kv-port {settings.kv_port} on {settings.host}: {error.strerror}") from None
 
@@ -156,7 +158,7 @@ class PrefillService(PrefillServicer):
         """Send a session's pieces over a connection of their own until either ends."""
         session = next((s for s in self._sessions.values() if secrets.compare_digest(s.token, token)), None)
         if session is None:
-            return
+            raise bulk.UnknownSession
         sending = asyncio.create_task(self._send_pieces(session, connection))
         lost = asyncio.create_task(session.lost.wait())
         try:

@@ -1,4 +1,4 @@
-"""gRPC between pods, with TLS or without."""
+"""gRPC between pods, with TLS and a shared token, either or neither."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,14 +8,29 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from .peer_refusals import PeerRefusals
 from .peer_tls import PeerTls
+from .peer_token import PeerToken
 
 Options = Sequence[tuple[str, Any]]
 
+TOKEN_HEADER = "baton-peer-token"
 
-def make_server(options: Options, tls: PeerTls | None) -> grpc.aio.Server:
-    """Return a server that serves nobody but peers, where there is TLS; its ports are for `bind`."""
-    return grpc.aio.server(options=options, interceptors=[_PeersOnly(tls)] if tls is not None else None)
+# A connection from a peer begins with a handshake and always carries a stream. Others are closed after these times.
+_SERVER_LIMITS: Options = (("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 30_000))
+
+
+def make_server(
+    options: Options, tls: PeerTls | None, token: PeerToken | None = None, refusals: PeerRefusals | None = None
+) -> grpc.aio.Server:
+    """Return a server that serves only peers, where there is TLS or a token. `bind` opens its ports."""
+    refusals = refusals or PeerRefusals()
+    interceptors: list[grpc.aio.ServerInterceptor] = []
+    if token is not None:
+        interceptors.append(_TokenRequired(token, refusals))
+    if tls is not None:
+        interceptors.append(_PeersOnly(tls, refusals))
+    return grpc.aio.server(options=[*options, *_SERVER_LIMITS], interceptors=interceptors)
 
 
 def bind(server: grpc.aio.Server, address: str, tls: PeerTls | None) -> int:
@@ -25,12 +40,19 @@ def bind(server: grpc.aio.Server, address: str, tls: PeerTls | None) -> int:
     return server.add_secure_port(address, tls.server_credentials())
 
 
-def open_channel(address: str, options: Options, tls: PeerTls | None) -> grpc.aio.Channel:
-    """Return a channel to a pod; with TLS it shows the certificate of now, also when it connects again."""
+def open_channel(
+    address: str, options: Options, tls: PeerTls | None, token: PeerToken | None = None
+) -> grpc.aio.Channel:
+    """Return a channel to a pod.
+
+    With TLS it shows the certificate of now, also when it connects again. Each call shows the token of its time.
+    """
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    options = [*options, ("grpc.ssl_target_name_override", tls.name)]
-    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
+        channel = grpc.aio.insecure_channel(address, options=options)
+    else:
+        options = [*options, ("grpc.ssl_target_name_override", tls.name)]
+        channel = grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
+    return channel if token is None else _TokenChannel(channel, token)
 
 
 def why_failed(error: grpc.aio.AioRpcError) -> str:
@@ -39,14 +61,90 @@ def why_failed(error: grpc.aio.AioRpcError) -> str:
     # All that gRPC says of a server that has refused the handshake, or was asked for none.
     if details.startswith("failed to connect") and details.endswith("Socket closed"):
         return f"{details}; do both pods have --peer-tls-cert-file and the others, or neither, and one authority?"
+    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        return f"{details}; do both pods have --peer-token-file, with a token in common?"
     return details
+
+
+class _TokenChannel(grpc.aio.Channel):
+    """A channel whose calls show the token.
+
+    gRPC's own interceptors would do the same, but pass every message of a stream through further queues.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, token: PeerToken) -> None:
+        self._channel = channel
+        self._token = token
+
+    async def __aenter__(self) -> "_TokenChannel":
+        await self._channel.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._channel.__aexit__(*exc)
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._channel.channel_ready()
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._showing(self._channel.unary_unary(*args, **kwargs))
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._showing(self._channel.unary_stream(*args, **kwargs))
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._showing(self._channel.stream_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._showing(self._channel.stream_stream(*args, **kwargs))
+
+    def _showing(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, metadata: Sequence[tuple[str, str]] | None = None, **kwargs: Any) -> Any:
+            return method(*args, metadata=(*(metadata or ()), (TOKEN_HEADER, self._token.shown)), **kwargs)
+
+        return call
+
+
+class _TokenRequired(grpc.aio.ServerInterceptor):
+    """Refuses calls that do not show one of the tokens, before any message of theirs is read."""
+
+    def __init__(self, token: PeerToken, refusals: PeerRefusals) -> None:
+        self._token = token
+        self._refusals = refusals
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        shown = [value for key, value in handler_call_details.invocation_metadata or () if key == TOKEN_HEADER]
+        if len(shown) == 1 and self._token.accepts(shown[0]):
+            return await continuation(handler_call_details)
+        reason = "the token that was shown is not one of this pod's" if shown else "no token of a peer was shown"
+
+        async def refuse(_requests: Any, context: Any) -> None:
+            self._refusals.add("grpc", context.peer(), reason)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+
+        # On the wire every kind of call is a stream of requests and one of responses.
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class _PeersOnly(grpc.aio.ServerInterceptor):
     """Refuses clients whose certificate, though of the right authority, has another name."""
 
-    def __init__(self, tls: PeerTls) -> None:
+    def __init__(self, tls: PeerTls, refusals: PeerRefusals) -> None:
         self._name = tls.name
+        self._refusals = refusals
 
     async def intercept_service(
         self,
@@ -78,4 +176,5 @@ class _PeersOnly(grpc.aio.ServerInterceptor):
         names = context.auth_context().get("peer_dns", ())
         if self._name.encode() not in names:
             message = f"the client's certificate is not for {self._name!r}"
+            self._refusals.add("grpc", context.peer(), message)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, message)

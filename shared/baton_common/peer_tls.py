@@ -14,6 +14,14 @@ from .file_state import FileState, file_state
 log = logging.getLogger(__name__)
 
 
+# OpenSSL's number; Python's ssl has no name for it.
+_X509_V_ERR_HOSTNAME_MISMATCH = 62
+_NAME_HINT = (
+    "issue the certificate for the DNS name {name!r}, or set --peer-tls-name (peerTls.name in the chart) of all pods "
+    "to a DNS name that the certificate has"
+)
+
+
 class PeerTlsError(Exception):
     """The files with which a pod is to speak TLS cannot be used."""
 
@@ -46,7 +54,8 @@ class PeerTls:
             self._loaded = self._load()
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(map(str, self._files))
-            raise PeerTlsError(f"cannot speak TLS with peers by {files} as {name!r}: {error}") from None
+            hint = f"; {_NAME_HINT.format(name=name)}" if _is_about_name(error) else ""
+            raise PeerTlsError(f"cannot speak TLS with peers by {files} as {name!r}: {error}{hint}") from None
         self._seen = self._loaded.state
         self._renewals = 0
 
@@ -90,6 +99,10 @@ class PeerTls:
         if not isinstance(names, tuple) or ("DNS", self.name) not in names:
             raise ssl.SSLCertVerificationError(f"the client's certificate is not for {self.name!r}")
 
+    def refresh(self) -> None:
+        """Read the files again if they have changed."""
+        self._latest()
+
     def _latest(self) -> _Loaded:
         """Return what the files hold now; what cannot be used changes nothing."""
         with self._lock:
@@ -102,8 +115,9 @@ class PeerTls:
                     log.info("the certificate for peers was replaced", extra={"event": "peer_certificate_replaced"})
             except (OSError, ssl.SSLError) as error:
                 log.error(
-                    "the new certificate for peers cannot be used: %s",
+                    "the new certificate for peers cannot be used: %s%s",
                     error,
+                    f"; {_NAME_HINT.format(name=self.name)}" if _is_about_name(error) else "",
                     extra={"event": "peer_certificate_refused"},
                 )
             return self._loaded
@@ -139,6 +153,10 @@ class PeerTls:
             except ssl.SSLWantReadError:
                 continue
         self.check_client(ends[1].getpeercert())
+
+
+def _is_about_name(error: Exception) -> bool:
+    return isinstance(error, ssl.SSLCertVerificationError) and error.verify_code == _X509_V_ERR_HOSTNAME_MISMATCH
 
 
 def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:

@@ -1,9 +1,10 @@
 """KV pieces over a TCP connection of their own: from one staging arena into the other, copied by the kernel alone.
 
 gRPC in Python copies every byte of a message several times; loadtest/handover_bench.py shows what that costs. The
-connection begins with the token of a session, which only whoever opened that session over gRPC knows. Then frames
-follow: checksum, sizes of header and payload, header, payload; header and checksum are those of handover.proto. Where
-pods speak TLS with each other this connection does, too.
+connection begins with the token of a session. Only the peer that opened that session over gRPC knows it, so a bulk
+connection is admitted by the same rules as a gRPC call. Then frames follow: checksum, sizes of header and payload,
+header, payload; header and checksum are those of handover.proto. Where pods speak TLS with each other this connection
+does, too.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable
 
+from baton_common.peer_refusals import PeerRefusals
 from baton_common.peer_tls import PeerTls
 from baton_proto.handover_pb2 import PieceHeader
 
@@ -27,8 +29,16 @@ _FRAME = struct.Struct("<QII")
 _MOST_HEADER_BYTES = 1 << 10
 _TOKEN_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 2.0
+# Connections that may be open at a time without having shown a token. Beyond it the oldest one is closed: a peer shows
+# its token at once, a stranger that only holds connections open does not.
+_MOST_UNADMITTED = 64
+_ACCEPT_RETRY_S = 0.1
 # A peer that is gone without a word is noticed after this time, as on the control connection.
 _SILENCE_MS = 10_000
+
+
+class UnknownSession(Exception):
+    """A connection showed a token that no session has."""
 
 
 class BulkListener:
@@ -40,8 +50,10 @@ class BulkListener:
         port: int,
         admit: Callable[[bytes, socket.socket], Awaitable[None]],
         tls: PeerTls | None,
+        refusals: PeerRefusals | None = None,
     ) -> None:
         """port: 0 = any free one. admit: serves a connection with this token until one of them ends; it is closed then.
+        It raises UnknownSession where no session has the token.
 
         Raises OSError when the port is taken.
         """
@@ -51,6 +63,8 @@ class BulkListener:
         self.port: int = self._socket.getsockname()[1]
         self._admit = admit
         self._tls = tls
+        self._refusals = refusals or PeerRefusals()
+        self._unadmitted: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._serving: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._accept())
 
@@ -63,21 +77,42 @@ class BulkListener:
 
     async def _accept(self) -> None:
         while True:
-            connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
-            task = asyncio.create_task(self._serve(connection))
+            try:
+                connection, address = await asyncio.get_running_loop().sock_accept(self._socket)
+            except OSError as error:  # such as too many open files, which end
+                log.error("cannot accept a bulk connection: %s", error, extra={"event": "bulk_accept_failed"})
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
+            task = asyncio.create_task(self._serve(connection, f"{address[0]}:{address[1]}"))
             self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+            self._unadmitted[task] = None
+            task.add_done_callback(self._ended)
+            if len(self._unadmitted) > _MOST_UNADMITTED:
+                oldest = next(iter(self._unadmitted))
+                del self._unadmitted[oldest]
+                oldest.cancel()
+            # A flood of connections must not keep the loop from those that are there.
+            await asyncio.sleep(0)
 
-    async def _serve(self, connection: socket.socket) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        self._unadmitted.pop(task, None)
+
+    async def _serve(self, connection: socket.socket, peer: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         try:
             _prepare(connection)
             async with asyncio.timeout(_TOKEN_TIMEOUT_S):
                 if self._tls is not None:
                     connection = await tls_socket.secure(connection, self._tls, server_side=True)
                 token = await _read(connection, TOKEN_BYTES)
+            self._unadmitted.pop(task, None)
             await self._admit(token, connection)
+        except UnknownSession:
+            self._refusals.add("bulk", peer, "no session has the token that was shown")
         except ssl.SSLError as error:
-            log.warning("bulk connection refused, or broken: %s", error, extra={"event": "bulk_refused"})
+            self._refusals.add("bulk", peer, str(error))
         except (OSError, TimeoutError) as error:
             log.info("bulk connection ended: %s", error, extra={"event": "bulk_ended"})
         finally:

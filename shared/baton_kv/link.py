@@ -11,6 +11,7 @@ import grpc
 from baton_common.extent import Extent
 from baton_common.peer_rpc import open_channel, why_failed
 from baton_common.peer_tls import PeerTls
+from baton_common.peer_token import PeerToken
 from baton_proto.handover_pb2 import (
     DecodeToPrefill,
     FirstTokens,
@@ -78,6 +79,7 @@ class PrefillLink:
         options: list[tuple[str, int]],
         transport: str,
         tls: PeerTls | None,
+        token: PeerToken | None = None,
     ) -> None:
         """options: of the gRPC channels. transport: of KV pieces; tcp, grpc, or else the first of these that works."""
         self.address = address
@@ -87,6 +89,7 @@ class PrefillLink:
         self._receiver = receiver
         self._options = options
         self._tls = tls
+        self._token = token
         self._outbox: asyncio.Queue[DecodeToPrefill | None] = asyncio.Queue()  # None: nothing follows
         self._task = asyncio.create_task(self._run())
 
@@ -102,8 +105,8 @@ class PrefillLink:
             # Channels with equal options to one address share a connection unless each keeps a pool of its own.
             options = [*self._options, ("grpc.use_local_subchannel_pool", 1)]
             async with (
-                open_channel(self.address, options, self._tls) as control,
-                open_channel(self.address, options, self._tls) as bulk,
+                open_channel(self.address, options, self._tls, self._token) as control,
+                open_channel(self.address, options, self._tls, self._token) as bulk,
             ):
                 await self._converse(PrefillStub(control), pieces_of(bulk))  # type: ignore[no-untyped-call]
         except* (grpc.aio.AioRpcError, OSError) as group:

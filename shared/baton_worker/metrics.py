@@ -11,6 +11,7 @@ from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from baton_common.histogram import Histogram
+from baton_common.peer_refusals import PeerRefusals
 from baton_engine.delta import Load
 
 from .messages import Ready
@@ -50,12 +51,14 @@ class WorkerCollector(Collector):
         requests: RequestMetrics,
         load: Callable[[], Load],
         counts: Counts,
+        refusals: PeerRefusals,
     ) -> None:
         """load: returns the engine's last."""
         self._ready = ready
         self._requests = requests
         self._load = load
         self._counts = counts
+        self._refusals = refusals
         self._vllm = {"model_name": model, "engine": _ENGINE}
         self._baton = {"model": model, "revision": revision}
         self._role = role
@@ -68,6 +71,13 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         text = "1 for each pod: what kind it is."
         yield _gauge("baton_worker_info", text, {**self._baton, "role": self._role}, 1)
+        yield _counters(
+            "baton_peer_refusals",
+            "Calls and bulk connections refused because nothing proved that they came from a pod of this release.",
+            self._baton,
+            "port",
+            self._refusals.counts,
+        )
         yield from self._vllm_gauges()
         yield from self._vllm_counters()
         yield from self._vllm_histograms()

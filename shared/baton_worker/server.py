@@ -15,6 +15,7 @@ from grpc_health.v1._async import HealthServicer
 from baton_common.logging import configure_logging
 from baton_common.peer_rpc import bind, make_server
 from baton_common.peer_tls import PeerTls, PeerTlsError
+from baton_common.peer_token import PeerTokenError
 from baton_engine.config import ConfigError
 from baton_engine.delta import Load
 from baton_kv.pieces import MESSAGE_OVERHEAD
@@ -92,13 +93,13 @@ class WorkerServer:
 
     async def run(self) -> None:
         settings = self._settings
-        tls = settings.peer_tls
+        tls, token = settings.peer_tls, settings.peer_token
         engine = await EngineClient.start(settings.engine_config(), self._name, settings.log_level, settings.gpu_pairs)
         metrics = RequestMetrics()
         tracing = self._tracing(self._name)
         service = self._make_service(engine, self._epoch, metrics, tracing)
         health = HealthServicer()
-        server = make_server(channel_options(engine.ready.slot_bytes), tls)
+        server = make_server(channel_options(engine.ready.slot_bytes), tls, token, settings.peer_refusals)
         service.add_to(server)
         add_WorkerServicer_to_server(  # type: ignore[no-untyped-call]
             Reporter(self._info(engine), lambda: self._report(service), self._cache), server
@@ -113,6 +114,7 @@ class WorkerServer:
         log.info("serving on %s:%d", settings.host, port, extra={"event": "ready", **ports})
         pump = asyncio.create_task(self._pump(engine, service))
         watch = asyncio.create_task(engine.watch(settings.engine_timeout_s))
+        following = asyncio.create_task(settings.follow_peer_files())
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([pump, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not pump.done():
@@ -126,6 +128,7 @@ class WorkerServer:
             await asyncio.to_thread(tracing.stop)
         stopping.cancel()
         watch.cancel()
+        following.cancel()
         if pump.done():
             pump.result()
         pump.cancel()
@@ -145,7 +148,14 @@ class WorkerServer:
         if settings.metrics_port is None:
             return {}
         collector = WorkerCollector(
-            settings.model_name, settings.revision, self._name, engine.ready, metrics, lambda: self._load, service
+            settings.model_name,
+            settings.revision,
+            self._name,
+            engine.ready,
+            metrics,
+            lambda: self._load,
+            service,
+            settings.peer_refusals,
         )
         try:
             server = MetricsServer(
@@ -261,6 +271,6 @@ def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFac
 
     try:
         asyncio.run(run())
-    except (ConfigError, PeerTlsError, EngineDied) as error:
+    except (ConfigError, PeerTlsError, PeerTokenError, EngineDied) as error:
         log.error("%s", error, extra={"event": "fatal"})
         sys.exit(1)

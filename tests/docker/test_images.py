@@ -22,7 +22,8 @@ from ..helm.charts import CHART, case, chart, pods
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD = _PYPROJECT["project"], _PYPROJECT["build-system"]["requires"]
 SETTINGS = {"gateway": GatewaySettings, "prefill": PrefillSettings, "decode": DecodeSettings}
 
 each = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
@@ -56,10 +57,12 @@ def test_there_is_a_dockerfile_for_each_image_of_the_chart():
 
 @each
 def test_bases_are_pinned_and_have_no_host(path):
+    """The tag says to people what the digest, which is what counts, is of. All stages have one base."""
     stages = of(path, "FROM")
     assert len(stages) == 2
     for stage in stages:
-        assert re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+-[a-z-]+( AS [a-z]+)?", stage)
+        assert re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+-[a-z-]+@sha256:[0-9a-f]{64}( AS [a-z]+)?", stage)
+    assert {stage.partition(" ")[0] for other in DOCKERFILES for stage in of(other, "FROM")} == {stages[1]}
 
 
 @each
@@ -107,13 +110,86 @@ def test_labels_and_versions(path):
 
 
 @each
-def test_installs_are_pinned_and_the_extra_is_the_image_s(path):
-    installs = [rest for rest in of(path, "RUN") if " install -c " in rest or "pip install" in rest]
-    assert installs
-    assert all("-c constraints.txt" in install for install in installs)
-    extra = "gateway" if path.stem == "gateway" else "worker"
-    assert installs[-1].endswith(f"'.[{extra}]'")
-    assert extra in PROJECT["optional-dependencies"]
+def test_installs_are_by_hash_and_the_lock_is_the_image_s(path):
+    """All but Baton itself, which is built and installed without an index to fall back to."""
+    parts = [part for rest in of(path, "RUN") for part in rest.split("&&")]
+    commands = [part.split() for part in parts if re.search(r"\bpip .*\b(install|wheel) ", part)]
+    assert [command[-1] for command in commands] == [
+        "docker/requirements/build.txt",
+        f"docker/requirements/{path.stem}.txt",
+        ".",
+        "/wheels/*.whl",
+    ]
+    for command in commands:
+        wanted = {"--require-hashes", "--only-binary"} if "-r" in command else {"--no-deps", "--no-index"}
+        assert wanted <= set(command)
+    assert "--no-build-isolation" in commands[2]
+
+
+def locked(name: str) -> dict[str, tuple[Requirement, list[str]]]:
+    """Return what a lock file pins, with the hashes, by normalized name."""
+    text = re.sub(r"\s*\\\n\s*", " ", (DOCKER / "requirements" / f"{name}.txt").read_text())
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            pin, *hashes = line.split(" --hash=")
+            requirement = Requirement(pin)
+            assert _normal(requirement.name) not in found
+            found[_normal(requirement.name)] = requirement, hashes
+    return found
+
+
+def version(requirement: Requirement) -> str:
+    [pin] = requirement.specifier
+    assert pin.operator == "=="
+    return pin.version
+
+
+LOCKS = ["build", *(path.stem for path in DOCKERFILES)]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_have_hashes_and_no_host(name):
+    for requirement, hashes in locked(name).values():
+        assert hashes
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for one in hashes)
+        assert requirement.url is None
+    assert "://" not in (DOCKER / "requirements" / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_have_the_versions_of_constraints_txt(name):
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {_normal(line.partition("==")[0]): line.partition("==")[2] for line in lines if not line.startswith("#")}
+    for package, (requirement, _) in locked(name).items():
+        if not package.startswith(CUDA):  # CI runs on CPU and has none of these
+            assert version(requirement).removesuffix("+cpu") == pins[package]
+
+
+CUDA = ("nvidia-", "cuda-")
+
+
+def test_locks_have_what_the_extras_need_and_no_more():
+    assert set(locked("gateway")) == _closure("gateway")
+    assert set(locked("worker-cpu")) == _closure("worker")
+    cuda = set(locked("worker-cuda"))
+    assert {package for package in cuda if not package.startswith(CUDA)} == _closure("worker")
+    assert any(package.startswith(CUDA) for package in cuda)
+    assert version(locked("worker-cpu")["torch"][0]).endswith("+cpu")
+    assert set(locked("build")) == {"setuptools"}
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("gateway", "gateway"), ("worker-cpu", "worker"), ("worker-cuda", "worker")]
+)
+def test_locks_are_within_the_ranges_of_the_project(name, extra):
+    pins = locked(name)
+    for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]):
+        wanted = Requirement(text)
+        if _normal(wanted.name) in pins:
+            assert wanted.specifier.contains(version(pins[_normal(wanted.name)][0])), text
+    [build] = [Requirement(text) for text in BUILD]
+    assert build.specifier.contains(version(locked("build")[build.name][0]))
 
 
 @each

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from baton_common.peer_rpc import open_channel
+from baton_common.peer_token import PeerToken
 from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import WorkerStub
 from tests.peer_files import PeerFiles
@@ -26,11 +27,12 @@ class Pod:
         """peers: how it speaks TLS, if it does."""
         self.address = address
         self.peers = peers
+        self.token: PeerToken | None = None
 
     def open_channel(self, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
         """Return a channel to the pod, as a peer of its has one. options: gRPC's, besides those of all tests."""
         tls = self.peers.load() if self.peers is not None else None
-        return open_channel(self.address, [*CHANNEL_OPTIONS, *options], tls)
+        return open_channel(self.address, [*CHANNEL_OPTIONS, *options], tls, self.token)
 
     async def info(self) -> pb.WorkerInfo:
         async with self._reports() as reports:

@@ -120,6 +120,8 @@ async def test_renewed_files_are_taken_up_while_streams_go_on(
         await decode.process.logged("peer_certificate_replaced", 10)
         assert not answer.done
         assert_handed_over(llama, prompts[0], await answer.finished())
+    # Nobody has connected to the first one anew.
+    await asyncio.gather(*(prefill.process.logged("peer_certificate_replaced", 15) for prefill in (first, second)))
     await asyncio.gather(decode.idle(), first.idle(), second.idle())
 
 
@@ -128,6 +130,7 @@ async def test_a_whole_baton_with_tls(llama: Path, files: PeerFiles) -> None:
     flags = ("--num-blocks", "512", "--max-num-batched-tokens", str(STEP_TOKENS))
     stack = await Stack.start(llama, *flags, env=files.env)
     try:
+        await stack.process.wrote(lambda line: "linked to prefill pod" in line["message"], 30)
         prompt = make_prompt(150, seed=30)
         [tokens] = await stack.tokens(prompt, 20)
         assert tokens == reference_choices(llama, prompt, tokens)
@@ -137,7 +140,6 @@ async def test_a_whole_baton_with_tls(llama: Path, files: PeerFiles) -> None:
     finally:
         await stack.stop()
     output = "\n".join(line["message"] for line in stack.process.lines)
-    assert "linked to prefill pod" in output
     assert not any(line in output for line in files.key.read_text().splitlines()[1:-1])
 
 

@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 from typing import Any, Literal
 
+from baton_common.peer_token import PeerToken
 from tests.peer_files import PeerFiles
 
 from .pod import Pod
@@ -34,7 +35,9 @@ class Worker(Pod):
         args = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         process = await Process.start(role, *args, env=env)
         try:
-            return cls(process, (await process.logged("ready"))["port"], peers)
+            worker = cls(process, (await process.logged("ready"))["port"], peers)
+            worker.token = PeerToken(flags["peer_token_file"]) if "peer_token_file" in flags else None
+            return worker
         except BaseException:
             await process.kill()
             raise

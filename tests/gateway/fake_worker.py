@@ -10,6 +10,7 @@ import grpc.aio
 
 from baton_common.peer_rpc import bind, make_server
 from baton_common.peer_tls import PeerTls
+from baton_common.peer_token import PeerToken
 from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
 
@@ -130,11 +131,13 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         fingerprint: str = "same",
         port: int = 0,
         tls: PeerTls | None = None,
+        token: PeerToken | None = None,
         **info: Any,
     ) -> None:
         """info: further fields of WorkerInfo."""
         self.role = role
         self.tls = tls
+        self.token = token
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.revision = revision
@@ -161,7 +164,7 @@ class FakePod(rpc.DecodeServicer, rpc.WorkerServicer):
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> "FakePod":
-        self._server = make_server([("grpc.so_reuseport", 0)], self.tls)
+        self._server = make_server([("grpc.so_reuseport", 0)], self.tls, self.token)
         rpc.add_DecodeServicer_to_server(self, self._server)
         rpc.add_WorkerServicer_to_server(self, self._server)
         self.port = bind(self._server, self.address, self.tls)

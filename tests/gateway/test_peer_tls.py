@@ -27,6 +27,18 @@ async def test_pods_are_found_anew_by_renewed_files(model_folder: Path, tmp_path
         assert (await stack.complete()).status_code == 200
 
 
+async def test_renewed_files_are_logged_though_nobody_connects(
+    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("baton_common.peer_settings._FOLLOW_S", 0.05)
+    files = PeerFiles(tmp_path)
+    async with pods(tls=files.load()) as decodes, running(model_folder, decodes, **files.settings) as stack:
+        files.renew()
+        await stack.until(lambda: "the certificate for peers was replaced" in caplog.text)
+        assert stack.fleet.live_pods()["decode"] == 1
+
+
 async def test_a_gateway_without_tls_is_told_what_may_be_wrong(
     model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

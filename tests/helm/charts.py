@@ -23,6 +23,7 @@ _EVERYTHING: Values = {
     "commonLabels": {"team": "llm"},
     "drainSeconds": 45,
     "gpuPairs": {"enabled": True, "unencrypted": True},
+    "peerToken": {"existingSecret": "peer-tokens"},
     "peerTls": {"enabled": True, "certManager": {"enabled": True}},
     "models": {
         "large": {

@@ -111,6 +111,15 @@ def test_the_password_of_redis_stays(api):
     assert named(upgraded(api, values), "Secret", "rel-baton-redis")["stringData"] == first
 
 
+def test_the_token_of_peers_stays(api):
+    first, second = (named(upgraded(api, {}), "Secret", "rel-baton-peer-token")["stringData"] for _ in range(2))
+    assert first["tokens"] != second["tokens"]
+    assert len(first["tokens"]) == 43
+    kept = f"{first['tokens']}\n{second['tokens']}\n"  # as while it is being replaced
+    api.put("Secret", "rel-baton-peer-token", data={"tokens": base64.b64encode(kept.encode()).decode()})
+    assert named(upgraded(api, {}), "Secret", "rel-baton-peer-token")["stringData"]["tokens"] == kept
+
+
 def test_an_autoscaled_workload_keeps_its_replicas(api):
     api.put("Deployment", "rel-baton-a-decode", spec={"replicas": 7})
     api.put("Deployment", "rel-baton-a-prefill", spec={"replicas": 7})

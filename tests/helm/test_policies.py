@@ -15,6 +15,7 @@ OUTSIDE = {
     "keys",
     "test-key",
     "llm-tls",
+    "peer-tokens",
     "redis-url",
     "tenants",
     "tls",
@@ -67,7 +68,10 @@ def test_images_are_the_registry_s(name):
     for _, _, spec in pods(case(name)):
         for container in containers(spec):
             if not container["image"].startswith("models/"):
-                assert re.fullmatch(rf"{registry}(baton/[a-z-]+|redis):[0-9a-z.-]+", container["image"])
+                assert re.fullmatch(
+                    rf"{registry}(baton/[a-z-]+:[0-9a-z.-]+|redis:\d+\.\d+\.\d+-[a-z]+@sha256:[0-9a-f]{{64}})",
+                    container["image"],
+                )
 
 
 @all_cases
@@ -429,6 +433,45 @@ def test_all_pods_that_speak_with_each_other_have_tls_or_none(name):
         if certificate["spec"]["secretName"] == said[0].get("secret"):
             assert certificate["spec"]["dnsNames"] == [said[0]["peer-tls-name"]]
             assert {"server auth", "client auth"} <= set(certificate["spec"]["usages"])
+
+
+@all_cases
+def test_peers_share_one_token_and_nobody_else_has_it(name):
+    manifests, values = case(name), CASES[name]
+    existing = values.get("peerToken", {}).get("existingSecret", "")
+    tls = values.get("peerTls", {}).get("enabled", False)
+    made = [manifest for manifest in of_kind(manifests, "Secret") if "tokens" in manifest["stringData"]]
+    secret = existing or (made[0]["metadata"]["name"] if made else None)
+    assert bool(made) == (not tls and not existing)
+    assert (secret is None) == (tls and not existing)
+    for pod, labels, spec in pods(manifests):
+        volumes = [volume["secret"] for volume in spec.get("volumes", ()) if volume["name"] == "peer-token"]
+        container = spec["containers"][0]
+        mounts = [mount for mount in container.get("volumeMounts", ()) if mount["name"] == "peer-token"]
+        if secret is None or labels.get("app.kubernetes.io/component") not in ("gateway", "prefill", "decode"):
+            assert not volumes, pod
+            assert not mounts, pod
+            continue
+        assert [volume["secretName"] for volume in volumes] == [secret]
+        # 0440: for the group of the pod's user and nobody else.
+        assert volumes[0]["defaultMode"] == 0o440
+        assert spec["securityContext"]["fsGroup"]
+        assert [mount["readOnly"] for mount in mounts] == [True]
+        assert flags(container)["peer-token-file"] == f"{mounts[0]['mountPath']}/{volumes[0]['items'][0]['path']}"
+
+
+def test_the_token_of_peers_is_random_and_in_its_secret_only():
+    manifests = render({})
+    tokens = named(manifests, "Secret", "rel-baton-peer-token")["stringData"]["tokens"]
+    assert re.fullmatch(r"[A-Za-z0-9]{43}", tokens)
+    assert tokens != named(render({}), "Secret", "rel-baton-peer-token")["stringData"]["tokens"]
+    assert tokens not in str([manifest for manifest in manifests if manifest["kind"] != "Secret"])
+
+
+def test_pods_need_no_token_where_values_say_so():
+    manifests = render({"peerToken": {"enabled": False}})
+    assert not of_kind(manifests, "Secret")
+    assert "peer-token" not in str(manifests)
 
 
 def test_no_secret_stands_in_a_command_line_or_a_config_map():

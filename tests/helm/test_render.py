@@ -10,7 +10,7 @@ import yaml
 
 from baton_common.buckets import ITL_BUCKETS, TTFT_BUCKETS
 
-from .charts import CASES, CHART, case, chart, named, of_kind, render, rendered_text
+from .charts import CASES, CHART, SHA, case, chart, named, of_kind, render, rendered_text
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,6 +84,11 @@ def _model(**fields: Any) -> dict[str, Any]:
         ({"tenants": {"keys": [{"id": "a", "hash": "bt-a-secret", "tenant": "acme"}]}}, ["/tenants/keys/0/hash"]),
         ({"httpRoute": {"enabled": True}}, ["/httpRoute/parentRefs"]),
         ({"redis": {"image": "redis"}}, ["/redis/image"]),
+        ({"redis": {"image": f"redis:latest@sha256:{SHA}"}}, ["/redis/image"]),
+        ({"redis": {"image": "redis:8.2.10@sha256:00"}}, ["/redis/image"]),
+        ({"gateway": {"settings": {"peer-token-file": "x"}}}, ["/gateway/settings", "peer-token-file"]),
+        ({"worker": {"engine": {"peer-token-file": "x"}}}, ["/worker/engine", "peer-token-file"]),
+        ({"peerToken": {"token": "in-the-clear-0123456789"}}, ["/peerToken", "token"]),
         ({"slo": {"ttftSeconds": 3}}, ["/slo/ttftSeconds", "one of 0.001, 0.005", " 2.5, 5, "]),
         ({"slo": {"tpotSeconds": 0.03}}, ["/slo/tpotSeconds", " 0.025, 0.05, "]),
         ({"slo": {"objective": 1}}, ["/slo/objective"]),

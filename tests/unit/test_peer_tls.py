@@ -45,9 +45,15 @@ def test_files_with_which_no_pod_could_reach_another_are_refused(tmp_path: Path)
     files = PeerFiles(tmp_path)
     with pytest.raises(PeerTlsError, match="not valid for 'other-peer'"):
         PeerTls(files.chain, files.key, files.roots, "other-peer")
+    with pytest.raises(PeerTlsError) as named:
+        PeerTls(files.chain, files.key, files.roots, "baton-peer.llm")
+    assert "issue the certificate for the DNS name 'baton-peer.llm', or set --peer-tls-name (peerTls.name" in str(
+        named.value
+    )
     files.roots.write_bytes(trustme.CA().cert_pem.bytes())
-    with pytest.raises(PeerTlsError, match="certificate verify failed"):
+    with pytest.raises(PeerTlsError, match="certificate verify failed") as unknown:
         files.load()
+    assert "peer-tls-name" not in str(unknown.value)
     files.roots.write_bytes(b"nothing")
     with pytest.raises(PeerTlsError):
         files.load()
@@ -60,6 +66,17 @@ def test_a_key_of_another_certificate_is_refused(tmp_path: Path):
     with pytest.raises(PeerTlsError, match="mismatch") as refused:
         files.load()
     assert secret.splitlines()[1].decode() not in str(refused.value)
+
+
+def test_a_renewed_certificate_for_another_name_says_what_to_set(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    files = PeerFiles(tmp_path)
+    tls = files.load()
+    files.name = "rel-peer.ns"
+    files.renew()
+    tls.refresh()
+    [record] = caplog.records
+    assert record.__dict__["event"] == "peer_certificate_refused"
+    assert "DNS name 'baton-peer', or set --peer-tls-name" in record.getMessage()
 
 
 def test_what_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):

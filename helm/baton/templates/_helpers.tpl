@@ -391,12 +391,25 @@ spec:
 {{- end -}}
 {{- end }}
 
+{{/* Name of the Secret with the tokens by which pods recognise each other; nothing where peerTls does that alone. */}}
+{{- define "baton.peerTokenSecret" -}}
+{{- with .Values.peerToken -}}
+{{- if and .enabled (or .existingSecret (not $.Values.peerTls.enabled)) -}}
+{{- .existingSecret | default (printf "%s-peer-token" (include "baton.fullname" $)) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* The release's own, so that two releases under one authority are no peers. */}}
 {{- define "baton.peerTlsName" -}}
 {{- .Values.peerTls.name | default (printf "%s-peer.%s" (include "baton.fullname" .) .Release.Namespace) -}}
 {{- end }}
 
-{{- define "baton.peerTlsFlags" -}}
+{{/* How pods recognise each other: flags, mounts and volumes of gateways and workers. */}}
+{{- define "baton.peerFlags" -}}
+{{- if include "baton.peerTokenSecret" . }}
+- --peer-token-file=/etc/baton-peer-token/tokens
+{{- end }}
 {{- if include "baton.peerTlsSecret" . }}
 - --peer-tls-cert-file=/etc/baton-peer-tls/tls.crt
 - --peer-tls-key-file=/etc/baton-peer-tls/tls.key
@@ -405,7 +418,12 @@ spec:
 {{- end }}
 {{- end }}
 
-{{- define "baton.peerTlsMount" -}}
+{{- define "baton.peerMounts" -}}
+{{- if include "baton.peerTokenSecret" . }}
+- name: peer-token
+  mountPath: /etc/baton-peer-token
+  readOnly: true
+{{- end }}
 {{- if include "baton.peerTlsSecret" . }}
 - name: peer-tls
   mountPath: /etc/baton-peer-tls
@@ -413,7 +431,17 @@ spec:
 {{- end }}
 {{- end }}
 
-{{- define "baton.peerTlsVolume" -}}
+{{- define "baton.peerVolumes" -}}
+{{- with include "baton.peerTokenSecret" . }}
+- name: peer-token
+  secret:
+    secretName: {{ . }}
+    # For the group of podSecurityContext.fsGroup.
+    defaultMode: 0440
+    items:
+      - key: tokens
+        path: tokens
+{{- end }}
 {{- with include "baton.peerTlsSecret" . }}
 - name: peer-tls
   secret:

@@ -77,7 +77,7 @@ spec:
             - --metrics-port=9400
             - --device={{ $device }}
             - --drain-seconds={{ int $root.Values.drainSeconds }}
-            {{- with include "baton.peerTlsFlags" $root | trim }}
+            {{- with include "baton.peerFlags" $root | trim }}
             {{- . | nindent 12 }}
             {{- end }}
             {{- with include "baton.flags" $engine | trim }}
@@ -134,7 +134,7 @@ spec:
               mountPath: /tmp
             - name: shm
               mountPath: /dev/shm
-            {{- with include "baton.peerTlsMount" $root | trim }}
+            {{- with include "baton.peerMounts" $root | trim }}
             {{- . | nindent 12 }}
             {{- end }}
             {{- with include "baton.modelMount" $model | trim }}
@@ -151,7 +151,7 @@ spec:
           emptyDir:
             medium: Memory
             sizeLimit: {{ $spec.shmSize }}
-        {{- with include "baton.peerTlsVolume" $root | trim }}
+        {{- with include "baton.peerVolumes" $root | trim }}
         {{- . | nindent 8 }}
         {{- end }}
         {{- with include "baton.modelVolume" $model | trim }}
