@@ -73,9 +73,9 @@ def measure(lengths: list[int], heads: int, kv_heads: int, dim: int, programs: i
     how = AttentionVariant(dim**-0.5)
 
     def step() -> None:
-        parts = plan_parts(on_device, max(programs // kv_heads, 1), BLOCK_KEYS, arrivals)
+        parts = plan_parts(on_device, rows, max(programs // kv_heads, 1), BLOCK_KEYS, arrivals)
         for keys, values in caches:
-            decode_attention(queries, keys, values, tables, on_device, how, rows, parts, out)
+            decode_attention(queries, keys, values, tables, how, parts, out)
 
     step()
     torch.cuda.synchronize()

@@ -20,10 +20,9 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "slots"])
 def _decode_kernel(
-    q, keys, values, tables, rows, lengths, firsts, owners, arrivals, alibi, out, partial, logsums,
-    scale, softcap, table_stride,
+    q, keys, values, tables, plan, arrivals, alibi, out, partial, logsums, scale, softcap, table_stride, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
@@ -32,18 +31,18 @@ def _decode_kernel(
     let_next_start(OVERLAP)
     slot, kv_head = tl.program_id(0), tl.program_id(1)
     wait_for_inputs(OVERLAP)
-    sequence = tl.load(owners + slot)
+    sequence = tl.load(plan + slot)
     if sequence < 0:
         return
-    first_part = tl.load(firsts + sequence)
-    parts = tl.load(firsts + sequence + 1) - first_part
-    length = tl.load(lengths + sequence)
-    table = tables + tl.load(rows + sequence) * table_stride
+    part = tl.load(plan + slots + slot)
+    parts = tl.load(plan + 2 * slots + slot)
+    length = tl.load(plan + 3 * slots + slot)
+    table = tables + tl.load(plan + 4 * slots + slot).to(tl.int64) * table_stride
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(length - WINDOW, 0) // BLOCK_KEYS * BLOCK_KEYS
     tiles = tl.cdiv(tl.cdiv(length - begin, BLOCK_KEYS), parts)
-    first = begin + (slot - first_part) * tiles * BLOCK_KEYS
+    first = begin + part * tiles * BLOCK_KEYS
     last = tl.minimum(first + tiles * BLOCK_KEYS, length)
 
     member = tl.arange(0, BLOCK_GROUP)
@@ -109,10 +108,10 @@ def _decode_kernel(
         top = tl.full([JOIN_GROUP], float("-inf"), tl.float32)
         weight_sum = tl.zeros([JOIN_GROUP], tl.float32)
         joined = tl.zeros([JOIN_GROUP, BLOCK_DIM], tl.float32)
-        for part in range(0, parts, JOIN_PARTS):
-            other = part + tl.arange(0, JOIN_PARTS)
+        for first_other in range(0, parts, JOIN_PARTS):
+            other = first_other + tl.arange(0, JOIN_PARTS)
             # [JOIN_GROUP, JOIN_PARTS]
-            where = (first_part + other).to(tl.int64)[None, :] * HEADS + (kv_head * GROUP + joins)[:, None]
+            where = (slot - part + other).to(tl.int64)[None, :] * HEADS + (kv_head * GROUP + joins)[:, None]
             there = in_group[:, None] & (other < parts)[None, :]
             logsum = tl.load(logsums + where, mask=there, other=float("-inf"), cache_modifier=".cg")
             new_top = tl.maximum(top, tl.max(logsum, axis=1))
@@ -137,9 +136,7 @@ def decode_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     tables: torch.Tensor,
-    lengths: torch.Tensor,
     variant: AttentionVariant,
-    rows: torch.Tensor,
     parts: DecodeParts,
     out: torch.Tensor | None = None,
     num_warps: int = 2,
@@ -147,8 +144,8 @@ def decode_attention(
 ) -> torch.Tensor:
     """As paged_attention_reference with one query per sequence.
 
-    q: [S, heads, head_dim], contiguous as the caches are. tables: [rows, most blocks] int32. lengths: [S] int32, at
-    least 1. rows: [S] int64, which row of tables is whose. parts: of these lengths and tiles of BLOCK_KEYS keys. out:
+    q: [S, heads, head_dim], contiguous as the caches are. tables: [rows, most blocks] int32. parts: of the sequences,
+    in tiles of BLOCK_KEYS keys; they say how long each sequence is, and in which row of tables its blocks are. out:
     where the result goes, contiguous; None = a new tensor.
     """
     _, heads, dim = q.shape
@@ -156,15 +153,14 @@ def decode_attention(
     group = heads // kv_heads
     if out is None:
         out = torch.empty_like(q)
-    slots = len(parts.owners)
+    slots = parts.plan.shape[1]
     partial = q.new_empty((slots, heads, dim), dtype=torch.float32)
     logsums = q.new_empty((slots, heads), dtype=torch.float32)
     block_dim = triton.next_power_of_2(dim)
     join_group = min(triton.next_power_of_2(group), 8)
     _decode_kernel[(slots, kv_heads)](
-        q, keys, values, tables, rows, lengths, parts.firsts, parts.owners, parts.arrivals,
-        q if variant.alibi is None else variant.alibi, out, partial, logsums,
-        variant.scale, variant.softcap, tables.stride(0),
+        q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
+        out, partial, logsums, variant.scale, variant.softcap, tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=BLOCK_KEYS,
         JOIN_GROUP=join_group, JOIN_PARTS=max(_JOINED // (join_group * block_dim), 2),

@@ -59,13 +59,13 @@ def _partial_kernel(
     threshold = tl.load(thresholds + row)
     seed, position, choice = tl.load(seeds + row), tl.load(positions + row), tl.load(choices + row)
     span = tl.cdiv(tl.cdiv(vocab, BLOCK), PARTS) * BLOCK
-    best, where, broken = float("-inf"), part * span, 0
+    best, where = float("-inf"), part * span
     for first in range(part * span, tl.minimum((part + 1) * span, vocab), BLOCK):
         token = first + tl.arange(0, BLOCK)
         score = tl.load(logits + row.to(tl.int64) * vocab + token, mask=token < vocab, other=float("-inf"))
         score = score.to(tl.float32)
-        # Written so that NaN is not below infinity.
-        broken += tl.sum((score < float("inf")).to(tl.int32) ^ 1, axis=0)
+        # NaN is not below infinity. Infinity outlasts the threshold, the division and the noise.
+        score = tl.where(score < float("inf"), score, float("inf"))
         score = tl.where(score < threshold, float("-inf"), score)
         if temperature > 0:
             counter = first // 4 + tl.arange(0, BLOCK // 4)
@@ -75,7 +75,7 @@ def _partial_kernel(
             best = top
             where = first + tl.argmax(score, axis=0)
     tl.store(best_scores + row * PARTS + part, best)
-    tl.store(best_tokens + row * PARTS + part, tl.where(broken > 0, _NOT_FINITE, where))
+    tl.store(best_tokens + row * PARTS + part, tl.where(best == float("inf"), _NOT_FINITE, where))
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from baton_engine.config import EngineConfig
 from baton_engine.cuda_runner import CudaRunner
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
-from baton_kernels.decode_parts import DecodeParts, parts_reference
+from baton_kernels.decode_parts import LENGTH, PART, ROW, DecodeParts, parts_reference
 from baton_kernels.logprobs import chosen_logprobs_reference
 from baton_kernels.paged_attention import AttentionVariant, paged_attention_reference
 from baton_kernels.penalties import apply_penalties_reference
@@ -58,19 +58,19 @@ def decode_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     tables: torch.Tensor,
-    lengths: torch.Tensor,
     variant: AttentionVariant,
-    rows: torch.Tensor,
     parts: DecodeParts,
     out: torch.Tensor,
 ) -> None:
     starts = torch.arange(len(q) + 1, dtype=torch.int32)
-    out.copy_(paged_attention_reference(q, keys, values, tables[rows[: len(q)]], lengths[: len(q)], starts, variant))
+    firsts = parts.plan[:, parts.plan[PART] == 0]
+    out.copy_(paged_attention_reference(q, keys, values, tables[firsts[ROW]], firsts[LENGTH], starts, variant))
 
 
-def plan_parts(lengths: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor) -> DecodeParts:
-    firsts, owners = parts_reference(lengths.tolist(), capacity, block_keys)
-    return DecodeParts(torch.tensor(firsts), torch.tensor(owners), arrivals)
+def plan_parts(
+    lengths: torch.Tensor, rows: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor
+) -> DecodeParts:
+    return DecodeParts(torch.tensor(parts_reference(lengths.tolist(), rows.tolist(), capacity, block_keys)).T, arrivals)
 
 
 def prefill_attention(

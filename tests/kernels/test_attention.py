@@ -74,11 +74,13 @@ def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
     how = variant(kind, case.heads, case.dim, device)
     q = torch.randn(count, case.heads, case.dim, dtype=dtype, device=device)
     expected = case.expected(q, list(range(count + 1)), how)
-    rows = torch.arange(count, device=device)
+    rows = torch.randperm(count, device=device)
+    tables = torch.empty_like(case.tables)
+    tables[rows] = case.tables
     arrivals = torch.zeros(count * case.kv_heads, dtype=torch.int32, device=device)
     for capacity in capacities:
-        parts = plan_parts(case.lengths, capacity, BLOCK_KEYS, arrivals)
-        out = decode_attention(q, case.keys, case.values, case.tables, case.lengths, how, rows, parts)
+        parts = plan_parts(case.lengths, rows, capacity, BLOCK_KEYS, arrivals)
+        out = decode_attention(q, case.keys, case.values, tables, how, parts)
         assert relative_error(out.cpu(), expected) < TOLERANCE[dtype], capacity
         assert not arrivals.any(), capacity
 
@@ -98,18 +100,19 @@ def test_decode_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype
 @pytest.mark.parametrize("capacity", [1, 3, 64])
 @pytest.mark.parametrize("count", [1, 5, 1500])
 def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -> None:
-    from baton_kernels.decode_parts import parts_reference, plan_parts
+    from baton_kernels.decode_parts import PARTS, SEQUENCE, parts_reference, plan_parts
 
     lengths = torch.randint(1, 3000, (count,), dtype=torch.int32)
     lengths[count // 2] = 100_000
     arrivals = torch.zeros(count, dtype=torch.int32, device=device)
-    parts = plan_parts(lengths.to(device), capacity, 64, arrivals)
-    firsts, owners = parts_reference(lengths.tolist(), capacity, 64)
-    assert parts.firsts.tolist() == firsts
-    assert parts.owners.tolist() == owners
-    tiles = [-(-length // 64) for length in lengths.tolist()]
-    largest = max(-(-tiles[i] // (firsts[i + 1] - firsts[i])) for i in range(count))
-    assert largest <= -(-sum(tiles) // capacity), "no part is more than its share"
+    rows = torch.randperm(count)
+    plan = plan_parts(lengths.to(device), rows.to(device), capacity, 64, arrivals).plan.cpu()
+    expected = parts_reference(lengths.tolist(), rows.tolist(), capacity, 64)
+    assert plan.T[: len(expected)].tolist() == expected
+    assert (plan[SEQUENCE, len(expected) :] == -1).all()
+    share = -(-sum(-(-length // 64) for length in lengths.tolist()) // capacity)
+    tiles = -(-lengths[plan[SEQUENCE, : len(expected)].long()] // 64)
+    assert (-(-tiles // plan[PARTS, : len(expected)])).max() <= share, "no part is more than its share"
 
 
 @pytest.mark.parametrize("kind", VARIANTS)

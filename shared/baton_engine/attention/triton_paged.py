@@ -77,15 +77,14 @@ class TritonPaged:
 
     def _plan(self) -> None:
         if self._decodes:
-            self._parts = plan_parts(self._lengths[: self._decodes], self._capacity, BLOCK_KEYS, self._arrivals)
+            lengths, rows = self._lengths[: self._decodes], self._rows[: self._decodes]
+            self._parts = plan_parts(lengths, rows, self._capacity, BLOCK_KEYS, self._arrivals)
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)
         variant, n = self._variants[layer], self._decodes
         if n:
-            decode_attention(
-                q[:n], keys, values, self._tables, self._lengths, variant, self._rows, self._parts, out[:n]
-            )
+            decode_attention(q[:n], keys, values, self._tables, variant, self._parts, out[:n])
         if self._tiles is not None:
             prefill_attention(
                 q, keys, values, self._tables, self._lengths, self._starts, self._tiles, variant,
