@@ -15,7 +15,7 @@ from .paged_attention import AttentionVariant
 
 BLOCK_KEYS = 64  # keys of a tile
 # Numbers of other parts that one program of the join holds at a time.
-_JOINED = 4096
+_JOINED = 2048
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -31,13 +31,15 @@ def _decode_kernel(
     let_next_start(OVERLAP)
     slot, kv_head = tl.program_id(0), tl.program_id(1)
     wait_for_inputs(OVERLAP)
+    # All at once, before it is known whether there is such a part: one after the other they would take as long again.
     sequence = tl.load(plan + slot)
-    if sequence < 0:
-        return
     part = tl.load(plan + slots + slot)
     parts = tl.load(plan + 2 * slots + slot)
     length = tl.load(plan + 3 * slots + slot)
-    table = tables + tl.load(plan + 4 * slots + slot).to(tl.int64) * table_stride
+    row = tl.load(plan + 4 * slots + slot)
+    if sequence < 0:
+        return
+    table = tables + row.to(tl.int64) * table_stride
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(length - WINDOW, 0) // BLOCK_KEYS * BLOCK_KEYS
@@ -68,8 +70,8 @@ def _decode_kernel(
             page = tl.load(table + tile // PAGE).to(tl.int64)
         else:
             page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
-        row = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
-        k = tl.load(keys + row[None, :] + column[:, None], mask=seen[None, :] & whole[:, None], other=0.0)
+        at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+        k = tl.load(keys + at[None, :] + column[:, None], mask=seen[None, :] & whole[:, None], other=0.0)
         scores = tl.dot(query, k, input_precision="ieee") * scale
         if SOFTCAP:
             # tanh through exp: softcap * (1 - 2 / (e^2x + 1)).
@@ -83,7 +85,7 @@ def _decode_kernel(
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
-        v = tl.load(values + row[:, None] + column[None, :], mask=seen[:, None] & whole[None, :], other=0.0)
+        v = tl.load(values + at[:, None] + column[None, :], mask=seen[:, None] & whole[None, :], other=0.0)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
 
@@ -92,9 +94,9 @@ def _decode_kernel(
         return
     # A part may have no key: a window ends before it.
     safe = tl.where(total == 0.0, 1.0, total)
-    at = slot.to(tl.int64) * HEADS + head
-    tl.store(partial + at[:, None] * DIM + column[None, :], acc / safe[:, None], mask=real)
-    tl.store(logsums + at, tl.where(total == 0.0, float("-inf"), peak + tl.log2(safe)), mask=member < GROUP)
+    to = slot.to(tl.int64) * HEADS + head
+    tl.store(partial + to[:, None] * DIM + column[None, :], acc / safe[:, None], mask=real)
+    tl.store(logsums + to, tl.where(total == 0.0, float("-inf"), peak + tl.log2(safe)), mask=member < GROUP)
     # All threads have stored before one of them tells it, and the last to tell it sees what all parts have stored.
     tl.debug_barrier()
     arrival = arrivals + sequence * KV_HEADS + kv_head
@@ -125,9 +127,9 @@ def _decode_kernel(
             joined = joined * shrink[:, None] + tl.sum(results * weight[:, :, None], axis=1)
             weight_sum = weight_sum * shrink + tl.sum(weight, axis=1)
             top = new_top
-        to = (sequence.to(tl.int64) * HEADS + kv_head * GROUP + joins)[:, None] * DIM + column[None, :]
+        out_at = (sequence.to(tl.int64) * HEADS + kv_head * GROUP + joins)[:, None] * DIM + column[None, :]
         tl.store(
-            out + to, (joined / weight_sum[:, None]).to(out.dtype.element_ty), mask=in_group[:, None] & whole[None, :]
+            out + out_at, (joined / weight_sum[:, None]).to(out.dtype.element_ty), mask=in_group[:, None] & whole[None, :]
         )
 
 
