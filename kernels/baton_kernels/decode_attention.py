@@ -1,38 +1,50 @@
 """Attention of one new token per sequence over the paged cache.
 
-Split-KV, after Flash-Decoding (Dao et al., 2023): a sequence's keys are cut into parts that run side by side, and a
-second kernel joins their softmaxes. The query heads of one KV head form one tile, so that keys are read once per group.
+Split-KV, after Flash-Decoding (Dao et al., 2023): long sequences are cut into parts that run side by side
+(decode_parts.py), and the part that is done last joins their softmaxes, as in Stream-K (Osama et al., 2023). The query
+heads of one KV head form one tile, so that keys are read once per group.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from .decode_parts import DecodeParts
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .paged_attention import AttentionVariant
 
-MOST_SPLITS = 32
+BLOCK_KEYS = 64  # keys of a tile
+# Numbers of other parts that one program of the join holds at a time.
+_JOINED = 2048
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
-@triton.jit(do_not_specialize=["table_stride", "splits"])
+@triton.jit(do_not_specialize=["table_stride", "slots"])
 def _decode_kernel(
-    q, keys, values, tables, rows, lengths, alibi, out, partial, logsums, scale, softcap, table_stride, splits,
+    q, keys, values, tables, plan, arrivals, alibi, out, partial, logsums, scale, softcap, table_stride, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_KEYS: tl.constexpr, SPLIT: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot, kv_head = tl.program_id(0), tl.program_id(1)
     wait_for_inputs(OVERLAP)
-    length = tl.load(lengths + sequence)
-    table = tables + tl.load(rows + sequence) * table_stride
+    # All at once, before it is known whether there is such a part: one after the other they would take as long again.
+    sequence = tl.load(plan + slot)
+    part = tl.load(plan + slots + slot)
+    parts = tl.load(plan + 2 * slots + slot)
+    length = tl.load(plan + 3 * slots + slot)
+    row = tl.load(plan + 4 * slots + slot)
+    if sequence < 0:
+        return
+    table = tables + row.to(tl.int64) * table_stride
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(length - WINDOW, 0) // BLOCK_KEYS * BLOCK_KEYS
-    tiles = tl.cdiv(tl.cdiv(length - begin, BLOCK_KEYS), splits)
-    first = begin + split * tiles * BLOCK_KEYS
+    tiles = tl.cdiv(tl.cdiv(length - begin, BLOCK_KEYS), parts)
+    first = begin + part * tiles * BLOCK_KEYS
     last = tl.minimum(first + tiles * BLOCK_KEYS, length)
 
     member = tl.arange(0, BLOCK_GROUP)
@@ -50,22 +62,22 @@ def _decode_kernel(
     acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for tile in range(first, last, BLOCK_KEYS):
         key = tile + tl.arange(0, BLOCK_KEYS)
-        known = key < last
+        # A slot that is not seen may hold anything, and 0 times NaN is NaN: it is not even loaded.
+        seen = key < last
+        if WINDOW > 0:
+            seen = seen & (key >= length - WINDOW)
         if PAGE % BLOCK_KEYS == 0:
             page = tl.load(table + tile // PAGE).to(tl.int64)
         else:
-            page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
-        row = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
-        k = tl.load(keys + row[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
+            page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
+        at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+        k = tl.load(keys + at[None, :] + column[:, None], mask=seen[None, :] & whole[:, None], other=0.0)
         scores = tl.dot(query, k, input_precision="ieee") * scale
         if SOFTCAP:
             # tanh through exp: softcap * (1 - 2 / (e^2x + 1)).
             scores = softcap * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
         if ALIBI:
             scores -= slope[:, None] * (length - 1 - key)[None, :]
-        seen = known
-        if WINDOW > 0:
-            seen = known & (key >= length - WINDOW)
         scores = tl.where(seen[None, :], scores * _LOG2E, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         # A tile without a visible key leaves the peak at -inf, and -inf - -inf is no number.
@@ -73,34 +85,54 @@ def _decode_kernel(
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
-        v = tl.load(values + row[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
+        v = tl.load(values + at[:, None] + column[None, :], mask=seen[:, None] & whole[None, :], other=0.0)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
 
-    if not SPLIT:
+    if parts == 1:
         tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
-    else:
-        safe = tl.where(total == 0.0, 1.0, total)
-        part = (sequence.to(tl.int64) * HEADS + head) * splits + split
-        tl.store(partial + part[:, None] * DIM + column[None, :], acc / safe[:, None], mask=real)
-        tl.store(logsums + part, tl.where(total == 0.0, float("-inf"), peak + tl.log2(safe)), mask=member < GROUP)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def _join_kernel(
-    partial, logsums, out, splits, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MOST: tl.constexpr, OVERLAP: tl.constexpr
-):  # fmt: skip
-    let_next_start(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, MOST)
-    column = tl.arange(0, BLOCK_DIM)
-    wait_for_inputs(OVERLAP)
-    logsum = tl.load(logsums + row * splits + split, mask=split < splits, other=float("-inf"))
-    weight = tl.exp2(logsum - tl.max(logsum, axis=0))
-    at = (row * splits + split[:, None]) * DIM + column[None, :]
-    parts = tl.load(partial + at, mask=(column < DIM)[None, :] & (weight > 0)[:, None], other=0.0)
-    joined = tl.sum(parts * weight[:, None], axis=0) / tl.sum(weight, axis=0)
-    tl.store(out + row * DIM + column, joined.to(out.dtype.element_ty), mask=column < DIM)
+        return
+    # A part may have no key: a window ends before it.
+    safe = tl.where(total == 0.0, 1.0, total)
+    to = slot.to(tl.int64) * HEADS + head
+    tl.store(partial + to[:, None] * DIM + column[None, :], acc / safe[:, None], mask=real)
+    tl.store(logsums + to, tl.where(total == 0.0, float("-inf"), peak + tl.log2(safe)), mask=member < GROUP)
+    # All threads have stored before one of them tells it, and the last to tell it sees what all parts have stored.
+    tl.debug_barrier()
+    arrival = arrivals + sequence * KV_HEADS + kv_head
+    if tl.atomic_add(arrival, 1, sem="acq_rel") < parts - 1:
+        return
+    tl.debug_barrier()
+    tl.store(arrival, 0)
+    for first_head in tl.static_range(0, GROUP, JOIN_GROUP):
+        joins = first_head + tl.arange(0, JOIN_GROUP)
+        in_group = joins < GROUP
+        top = tl.full([JOIN_GROUP], float("-inf"), tl.float32)
+        weight_sum = tl.zeros([JOIN_GROUP], tl.float32)
+        joined = tl.zeros([JOIN_GROUP, BLOCK_DIM], tl.float32)
+        for first_other in range(0, parts, JOIN_PARTS):
+            other = first_other + tl.arange(0, JOIN_PARTS)
+            # [JOIN_GROUP, JOIN_PARTS]
+            where = (slot - part + other).to(tl.int64)[None, :] * HEADS + (kv_head * GROUP + joins)[:, None]
+            there = in_group[:, None] & (other < parts)[None, :]
+            logsum = tl.load(logsums + where, mask=there, other=float("-inf"), cache_modifier=".cg")
+            new_top = tl.maximum(top, tl.max(logsum, axis=1))
+            base = tl.where(new_top == float("-inf"), 0.0, new_top)
+            shrink = tl.exp2(top - base)
+            weight = tl.exp2(logsum - base[:, None])
+            results = tl.load(
+                partial + where[:, :, None] * DIM + column[None, None, :],
+                mask=there[:, :, None] & whole[None, None, :], other=0.0, cache_modifier=".cg",
+            )  # fmt: skip
+            joined = joined * shrink[:, None] + tl.sum(results * weight[:, :, None], axis=1)
+            weight_sum = weight_sum * shrink + tl.sum(weight, axis=1)
+            top = new_top
+        out_at = (sequence.to(tl.int64) * HEADS + kv_head * GROUP + joins)[:, None] * DIM + column[None, :]
+        tl.store(
+            out + out_at,
+            (joined / weight_sum[:, None]).to(out.dtype.element_ty),
+            mask=in_group[:, None] & whole[None, :],
+        )
 
 
 def decode_attention(
@@ -108,41 +140,35 @@ def decode_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     tables: torch.Tensor,
-    lengths: torch.Tensor,
     variant: AttentionVariant,
-    rows: torch.Tensor,
-    splits: int = 1,
+    parts: DecodeParts,
     out: torch.Tensor | None = None,
-    block_keys: int = 64,
     num_warps: int = 2,
     num_stages: int = 3,
 ) -> torch.Tensor:
     """As paged_attention_reference with one query per sequence.
 
-    q: [S, heads, head_dim], contiguous as the caches are. tables: [rows, most blocks] int32. lengths: [S] int32, at
-    least 1. rows: [S] int64, which row of tables is whose. splits: at most MOST_SPLITS; more parts per sequence fill
-    the device when there are few sequences. out: where the result goes, contiguous; None = a new tensor.
+    q: [S, heads, head_dim], contiguous as the caches are. tables: [rows, most blocks] int32. parts: of the sequences,
+    in tiles of BLOCK_KEYS keys; they say how long each sequence is, and in which row of tables its blocks are. out:
+    where the result goes, contiguous; None = a new tensor.
     """
-    sequences, heads, dim = q.shape
+    _, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
     group = heads // kv_heads
     if out is None:
         out = torch.empty_like(q)
-    partial = q.new_empty((sequences, heads, splits, dim), dtype=torch.float32) if splits > 1 else q
-    logsums = q.new_empty((sequences, heads, splits), dtype=torch.float32) if splits > 1 else q
+    slots = parts.plan.shape[1]
+    partial = q.new_empty((slots, heads, dim), dtype=torch.float32)
+    logsums = q.new_empty((slots, heads), dtype=torch.float32)
     block_dim = triton.next_power_of_2(dim)
-    options = overlap_options(q.device)
-    _decode_kernel[(sequences, kv_heads, splits)](
-        q, keys, values, tables, rows, lengths,
-        q if variant.alibi is None else variant.alibi, out, partial, logsums,
-        variant.scale, variant.softcap, tables.stride(0), splits,
+    join_group = min(triton.next_power_of_2(group), 8)
+    _decode_kernel[(slots, kv_heads)](
+        q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
+        out, partial, logsums, variant.scale, variant.softcap, tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=block_keys, SPLIT=splits > 1,
+        GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=BLOCK_KEYS,
+        JOIN_GROUP=join_group, JOIN_PARTS=max(_JOINED // (join_group * block_dim), 2),
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        num_warps=num_warps, num_stages=num_stages, **options,
+        num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
-    if splits > 1:
-        _join_kernel[(sequences * heads,)](
-            partial, logsums, out, splits, DIM=dim, BLOCK_DIM=block_dim, MOST=MOST_SPLITS, num_warps=1, **options
-        )
     return out

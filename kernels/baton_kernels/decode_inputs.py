@@ -7,7 +7,8 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 # Fields of a packed decode input, [FIELDS, sequences] int64. block: where this token's KV goes; -1 = nowhere.
-# token: the input token; -1 = the last one sampled for the row. heat, top_p, min_p: the bits of a float32.
+# token: the input token; -1 = the last one sampled for the row, or 0 where that was not finite: the sequence has ended,
+# which the host does not know yet. heat, top_p, min_p: the bits of a float32.
 FIELDS = 10
 ROW, POSITION, BLOCK, TOKEN, CHOICE, SEED, TOP_K, HEAT, TOP_P, MIN_P = range(FIELDS)
 # Those that stay the same from step to step.
@@ -27,7 +28,7 @@ def _unpack_kernel(
     position = tl.load(packed + count + at, mask=inside, other=0)
     block = tl.load(packed + 2 * count + at, mask=inside, other=-1)
     token = tl.load(packed + 3 * count + at, mask=inside, other=0)
-    token = tl.where(token < 0, tl.load(last_tokens + row, mask=inside, other=0), token)
+    token = tl.where(token < 0, tl.maximum(tl.load(last_tokens + row, mask=inside, other=0), 0), token)
     tl.store(ints + at, token, mask=inside)
     tl.store(ints + stride + at, row, mask=inside)
     tl.store(ints + 2 * stride + at, position, mask=inside)
@@ -76,7 +77,7 @@ def unpack_reference(
     tables[row[kept], position[kept] // block_size] = block[kept].int()
     heat, top_p, min_p = packed[HEAT:].int().view(torch.float32)
     return {
-        "token_ids": torch.where(token < 0, last_tokens[row], token),
+        "token_ids": torch.where(token < 0, last_tokens[row].clamp(min=0), token),
         "rows": row,
         "positions": position,
         "slots": torch.where(kept, block * block_size + position % block_size, -1),

@@ -19,19 +19,23 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _attend(
-    acc, peak, total, query, position, begin, end, keys, values, table, slope, scale, softcap, kv_head,
+    acc, peak, total, query, position, oldest, begin, end, keys, values, table, slope, scale, softcap, kv_head,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries over keys [begin, end); without MASKED all of them are seen by all queries.
 
+    oldest: no query sees a key before it; read with WINDOW only.
     WHOLE: keys and values are descriptors of tiles that are whole blocks, at a block's row and a head's column.
     """
     column = tl.arange(0, BLOCK_DIM)
     whole = column < DIM
     for first in range(begin, end, BLOCK_KEYS):
         key = first + tl.arange(0, BLOCK_KEYS)
+        # A slot that no query sees may hold anything, and 0 times NaN is NaN: its value is never multiplied.
         known = key < end
+        if WINDOW > 0:
+            known = known & (key >= oldest)
         if WHOLE:
             page_row = tl.load(table + first // PAGE) * PAGE
             k = tl.trans(keys.load([page_row, kv_head * DIM]))
@@ -62,6 +66,8 @@ def _attend(
         if WHOLE:
             # Columns beyond the head are its neighbour's, and end in columns that are not stored.
             v = values.load([page_row, kv_head * DIM])
+            if MASKED:
+                v = tl.where(known[:, None], v, 0.0)
         else:
             v = tl.load(values + at[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
         acc = acc * shrink[:, None]
@@ -111,11 +117,12 @@ def _prefill_kernel(
     elif not UNIFORM:
         middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
         acc, peak, total = _attend(
-            acc, peak, total, query, position, 0, middle, keys, values, table, slope, scale, softcap, kv_head,
+            acc, peak, total, query, position, 0, 0, middle, keys, values, table, slope, scale, softcap, kv_head,
             KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, WHOLE, False,
         )  # fmt: skip
     acc, peak, total = _attend(
-        acc, peak, total, query, position, middle, highest, keys, values, table, slope, scale, softcap, kv_head,
+        acc, peak, total, query, position, lowest - WINDOW + 1, middle, highest, keys, values, table,
+        slope, scale, softcap, kv_head,
         KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, WHOLE, True,
     )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)

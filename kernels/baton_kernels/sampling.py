@@ -8,7 +8,9 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .philox import gumbel_noise
 
 FEW_ROWS = 8
+NOT_FINITE = -1  # in place of a token: the row has a NaN or +inf. -inf is a token that must not be drawn.
 _BLOCK = 2048
+_NOT_FINITE = tl.constexpr(NOT_FINITE)
 
 
 def gumbel_argmax_reference(
@@ -20,12 +22,14 @@ def gumbel_argmax_reference(
     choices: torch.Tensor,
 ) -> torch.Tensor:
     """logits: [R, vocab]. temperatures: [R] float32, 0 = greedy. thresholds: [R] float32, tokens with a lower logit are
-    not drawn. seeds: [R] int64 bits of an unsigned seed. positions, choices: [R] int64. Returns token ids [R] int64."""
+    not drawn. seeds: [R] int64 bits of an unsigned seed. positions, choices: [R] int64. Returns token ids [R] int64,
+    NOT_FINITE for a row that has a NaN or +inf."""
     scores = logits.float().masked_fill(logits < thresholds.unsqueeze(1), float("-inf"))
     hot = temperatures > 0
     noise = gumbel_noise(seeds, positions, choices, logits.shape[-1])
     divided = scores / torch.where(hot, temperatures, 1.0).unsqueeze(1)
-    return torch.where(hot.unsqueeze(1), divided + noise, scores).argmax(dim=-1)
+    drawn = torch.where(hot.unsqueeze(1), divided + noise, scores).argmax(dim=-1)
+    return torch.where(logits.amax(dim=-1) < float("inf"), drawn, NOT_FINITE)
 
 
 @triton.jit
@@ -60,6 +64,8 @@ def _partial_kernel(
         token = first + tl.arange(0, BLOCK)
         score = tl.load(logits + row.to(tl.int64) * vocab + token, mask=token < vocab, other=float("-inf"))
         score = score.to(tl.float32)
+        # NaN is not below infinity. Infinity outlasts the threshold, the division and the noise.
+        score = tl.where(score < float("inf"), score, float("inf"))
         score = tl.where(score < threshold, float("-inf"), score)
         if temperature > 0:
             counter = first // 4 + tl.arange(0, BLOCK // 4)
@@ -69,7 +75,7 @@ def _partial_kernel(
             best = top
             where = first + tl.argmax(score, axis=0)
     tl.store(best_scores + row * PARTS + part, best)
-    tl.store(best_tokens + row * PARTS + part, where)
+    tl.store(best_tokens + row * PARTS + part, tl.where(best == float("inf"), _NOT_FINITE, where))
 
 
 @triton.jit
@@ -80,7 +86,9 @@ def _choose_kernel(best_scores, best_tokens, out, PARTS: tl.constexpr, OVERLAP: 
     part = tl.arange(0, PARTS)
     # The first of equals wins, as argmax has it.
     winner = tl.argmax(tl.load(best_scores + row * PARTS + part), axis=0)
-    tl.store(out + row, tl.load(best_tokens + row * PARTS + winner).to(tl.int64))
+    token = tl.load(best_tokens + row * PARTS + winner)
+    lowest = tl.min(tl.load(best_tokens + row * PARTS + part), axis=0)
+    tl.store(out + row, tl.where(lowest < 0, lowest, token).to(tl.int64))
 
 
 def gumbel_argmax(

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,13 @@ import grpc
 from baton_engine.sequence import FinishReason, Request
 from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
-from baton_worker.convert import cache_scope_from_wire, delta_to_wire, failure_delta, sampling_from_wire
+from baton_worker.convert import (
+    NOT_FINITE_MESSAGE,
+    cache_scope_from_wire,
+    delta_to_wire,
+    failure_delta,
+    sampling_from_wire,
+)
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, Add, Output
 from baton_worker.request_metrics import RequestMetrics
@@ -20,6 +27,8 @@ from .handovers import Handovers
 from .live_requests import LiveRequest, LiveRequests
 from .settings import DecodeSettings
 from .stream import GatewayStream
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from baton_common.tracing import Tracing
@@ -174,6 +183,13 @@ class DecodeService(DecodeServicer):
             request = self._requests.get(rejected.id)
             if request is not None:
                 request.fail(pb.Failure.CODE_INVALID, rejected.message, rejected.param)
+                self._requests.end(request, "error")
+        for id in output.broken:
+            request = self._requests.get(id)
+            if request is not None:
+                extra = {"event": "not_finite", "request_id": request.submit.request_id}
+                log.error(NOT_FINITE_MESSAGE, extra=extra)
+                request.fail(pb.Failure.CODE_NOT_FINITE, NOT_FINITE_MESSAGE)
                 self._requests.end(request, "error")
         self._handovers.take(output)
         batches: dict[GatewayStream, list[pb.Delta]] = {}

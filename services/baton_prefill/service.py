@@ -20,7 +20,7 @@ from baton_kv.pieces import encode, make_header
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillServicer
-from baton_worker.convert import cache_scope_from_wire, delta_to_wire, sampling_from_wire
+from baton_worker.convert import NOT_FINITE_MESSAGE, cache_scope_from_wire, delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, Add, ClosePair, FreeSlot, OpenPair, Output, Piece, SendPiece, UsePair
 from baton_worker.request_metrics import RequestMetrics
@@ -305,6 +305,14 @@ class PrefillService(PrefillServicer):
                 self._end(rejected.id)
                 code, param = pb.Failure.CODE_INVALID, rejected.param
                 self._fail(session, export.ticket.ticket_id, code, rejected.message, param)
+        for id in output.broken:
+            owner = self._owners.get(id)
+            if owner is not None:
+                session, export = owner
+                extra = {"event": "not_finite", "request_id": export.ticket.request_id}
+                log.error(NOT_FINITE_MESSAGE, extra=extra)
+                self._end(id)
+                self._fail(session, export.ticket.ticket_id, pb.Failure.CODE_NOT_FINITE, NOT_FINITE_MESSAGE)
         firsts: dict[int, list[pb.Delta]] = {}
         for delta in output.deltas:
             firsts.setdefault(delta.id, []).append(delta_to_wire(delta, 0, disaggregated=True))

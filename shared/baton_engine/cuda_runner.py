@@ -18,7 +18,7 @@ from .loading import Progress
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
 from .models.decoder import Tokens
-from .runner import Choice, Fence, Launched, Runner
+from .runner import Choice, Fence, Launched, Runner, has_chunks, mark_broken, row_sums
 from .sequence import Step
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
@@ -40,6 +40,8 @@ class _Flying(msgspec.Struct):
     counts: list[int]  # new choices of each sequence of the step
     arrived: torch.cuda.Event
     layers: "LayerMarks | None" = None
+    starts: list[int] | None = None  # of the step's chunks, where there are some
+    sums: torch.Tensor | None = None  # pinned: row_sums of the step
 
     def layers_done(self) -> int:
         return self.layers.done() if self.layers else 0
@@ -56,10 +58,11 @@ class _Flying(msgspec.Struct):
             special = self.drawn.choices([tokens[index] for index in self.where], self.logprobs.tolist())
             for index, choice in zip(self.where, special, strict=True):
                 choices[index] = choice
-        if self.counts.count(1) == len(self.counts):
-            return [[choice] for choice in choices]
         rest = iter(choices)
-        return [[next(rest) for _ in range(count)] for count in self.counts]
+        results = [[next(rest) for _ in range(count)] for count in self.counts]
+        if self.starts is not None and self.sums is not None:
+            mark_broken(results, self.starts, self.sums.tolist())
+        return results
 
 
 class LayerMarks:
@@ -133,8 +136,11 @@ class CudaRunner(Runner):
         )  # fmt: skip
 
     def _resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the token ids with the last sampled token of row r in place of each -1 - r."""
-        known = self._last_tokens[(-1 - token_ids).clamp_(min=0)]
+        """Return the token ids with the last sampled token of row r in place of each -1 - r.
+
+        A row whose last logits were not finite has no token, and its sequence has ended: it gets token 0.
+        """
+        known = self._last_tokens[(-1 - token_ids).clamp_(min=0)].clamp_(min=0)
         return torch.where(token_ids < 0, known, token_ids)
 
     @torch.inference_mode()
@@ -187,6 +193,7 @@ class CudaRunner(Runner):
             if packed[0].min() < 0:
                 ids = self._resolve(ids)
             hidden = self._decoder.forward(Tokens(ids, positions, slots), self._backend, written)
+        sums = to_host(row_sums(hidden[:count])) if has_chunks(step) else None
         draws: list[RowDraw] = []
         rows: list[int] = []
         last: list[int] = []
@@ -201,11 +208,11 @@ class CudaRunner(Runner):
             rows += [self._spare_row if forks else sequence.row] * len(choices)
             last.append(batch.starts[index + 1] - 1)
         if not draws:
-            return _fly(self._last_tokens[:0], counts, layers=marks)
+            return _fly(self._last_tokens[:0], counts, None, [], marks, batch.starts, sums)
         which = to_device(last, self.device)
         drawn = self._sampler.draw(self._decoder.logits(hidden[which]), ids[which], draws)
         self._last_tokens.index_copy_(0, to_device(rows, self.device), drawn.tokens)
-        return _fly(drawn.tokens, counts, drawn, list(range(len(draws))), marks)
+        return _fly(drawn.tokens, counts, drawn, list(range(len(draws))), marks, batch.starts, sums)
 
     def _marks(self, step: Step) -> LayerMarks | None:
         """Return marks for a step in which a prompt is so long that its KV is worth handing over before it ends."""
@@ -220,8 +227,11 @@ def _fly(
     drawn: Drawn | None = None,
     where: list[int] | None = None,
     layers: LayerMarks | None = None,
+    starts: list[int] | None = None,
+    sums: torch.Tensor | None = None,
 ) -> _Flying:
     logprobs = to_host(drawn.logprobs) if drawn is not None and drawn.logprobs is not None else None
-    flying = _Flying(to_host(tokens), logprobs, drawn, where or [], counts, torch.cuda.Event(), layers)  # type: ignore[no-untyped-call]
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    flying = _Flying(to_host(tokens), logprobs, drawn, where or [], counts, arrived, layers, starts, sums)
     flying.arrived.record()
     return flying

@@ -57,8 +57,9 @@ class RowDraw(msgspec.Struct):
 class Drawn(msgspec.Struct):
     """Tokens of some draws, in their order, and the logprobs of those that want them.
 
-    tokens: [draws] int64. logprobs: [draws that want any, 2 + 2 * n] float32, None when there are none: logprob, rank,
-    the n best token ids, their logprobs. Both on the device. counts: the alternatives that each draw wants.
+    tokens: [draws] int64, NOT_FINITE as gumbel_argmax has it. logprobs: [draws that want any, 2 + 2 * n] float32, None
+    when there are none: logprob, rank, the n best token ids, their logprobs. Both on the device. counts: the
+    alternatives that each draw wants.
     """
 
     tokens: torch.Tensor
@@ -238,7 +239,7 @@ class DeviceSampler:
         if not plan.wanted_rows:
             return None
         rows = _take(logits, plan.wanted_rows, plan.wanted_logits_rows)
-        chosen, ranks, norms = chosen_logprobs(rows, tokens.index_select(0, plan.wanted))
+        chosen, ranks, norms = chosen_logprobs(rows, tokens.index_select(0, plan.wanted).clamp_(min=0))
         columns = [chosen.unsqueeze(1), ranks.unsqueeze(1)]
         most = min(max(count or 0 for count in plan.counts), self._vocab)
         if most:

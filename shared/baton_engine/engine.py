@@ -11,6 +11,7 @@ import torch
 from baton_common.buckets import STEP_TOKENS_BUCKETS
 from baton_common.extent import Extent
 from baton_common.histogram import Histogram
+from baton_kernels.sampling import NOT_FINITE
 
 from .block_pool import BlockPool
 from .compiling import Compiling
@@ -36,6 +37,7 @@ class StepResult(msgspec.Struct):
     reservations: list[Reservation] = []
     exports: list[Export] = []
     rejections: list[tuple[int, str, str]] = []  # (id, field, what is wrong with it), of requests that were added
+    broken: list[int] = []  # requests that have ended because what the model computed for them is not finite
 
 
 def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Runner:
@@ -162,8 +164,14 @@ class Engine:
         for (sequence, count, end), choices in zip(step, results, strict=True):
             if sequence.state is finished:
                 continue
-            if caching and sequence.computed // size > sequence.remembered:
-                self._remember(sequence)
+            if choices and choices[0].token == NOT_FINITE:
+                # Before anything of this step is remembered or handed out.
+                self.abort(sequence.request.id)
+                result.broken.append(sequence.request.id)
+                continue
+            # What later steps compute may yet prove not to be finite, and a preempted sequence has lost its blocks.
+            if caching and min(end, sequence.computed) // size > sequence.remembered:
+                self._remember(sequence, end)
             if sequence.exports:
                 result.exports += self._exports.hand_out(sequence, count, end, bool(choices), self.model.num_layers)
             if choices:
@@ -291,7 +299,7 @@ class Engine:
         self.scheduler.importing.remove(sequence)
         sequence.request.imports_kv = False
         sequence.computed = sequence.given_len
-        self._remember(sequence)
+        self._remember(sequence, sequence.computed)
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
             self.scheduler.start(choice)
@@ -356,9 +364,9 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self.abort(sequence.request.id, sequence.choice)
 
-    def _remember(self, sequence: Sequence) -> None:
-        """Put the sequence's complete blocks into the prefix cache."""
-        full = min(sequence.computed, len(sequence.tokens)) // self.config.block_size
+    def _remember(self, sequence: Sequence, end: int) -> None:
+        """Put the sequence's complete blocks of its first `end` tokens into the prefix cache."""
+        full = min(end, sequence.computed, len(sequence.tokens)) // self.config.block_size
         if full > sequence.remembered and self.pool.enable_prefix_caching:
             new = slice(sequence.remembered, full)
             for block, digest in zip(sequence.blocks[new], sequence.hashes(full)[new], strict=True):

@@ -1,6 +1,8 @@
 """Runs the model over a step: token ids in, sampled tokens and logprobs out."""
 
+import itertools
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 import torch
+
+from baton_kernels.sampling import NOT_FINITE
 
 from .attention.backend import AttentionBatch
 from .attention.select import select_backend
@@ -45,7 +49,7 @@ _FLOAT_ROWS = 64
 
 
 class Choice(msgspec.Struct, gc=False):
-    """A sampled token and, when asked for, its logprobs."""
+    """A sampled token and, when asked for, its logprobs; the token is NOT_FINITE where the model's numbers were not."""
 
     token: int
     logprobs: TokenLogprobs | None
@@ -56,7 +60,8 @@ class Launched(Protocol):
 
     def wait(self) -> list[list[Choice]]:
         """Return for each sequence of the step its new choices: none when its last token is not computed yet, one
-        normally, one per choice of the request when these are still to fork."""
+        normally, one per choice of the request when these are still to fork. A sequence whose numbers were not finite
+        has a choice of NOT_FINITE in any case."""
 
     def done(self) -> bool:
         """Whether `wait` returns at once."""
@@ -122,7 +127,9 @@ class Runner:
         check_num_blocks(config.num_blocks, self._shape)
         self._memory = memory_of(device)
         self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
-        self._backend = select_backend(config.attention_backend, model, self.cache, device, config.deterministic)
+        self._backend = select_backend(
+            config.attention_backend, model, self.cache, device, config.max_num_seqs, config.deterministic
+        )
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
         self._weights_bytes = weights_bytes(folder, dtype, unused)
         check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
@@ -201,7 +208,10 @@ class Runner:
         self._backend.prepare(batch)
         hidden = self._decoder.forward(Tokens(*to_device(packed, self.device)), self._backend)
         self._prompt_logprobs(step, batch, hidden)
-        return Done(self._sample(step, batch, hidden))
+        results = self._sample(step, batch, hidden)
+        if has_chunks(step):
+            mark_broken(results, batch.starts, row_sums(hidden).tolist())
+        return Done(results)
 
     def fence(self) -> Fence | None:
         """Return what separates the steps launched so far from other streams' work; None where there are no others."""
@@ -269,6 +279,28 @@ class Runner:
                 part = targets[at : at + _FLOAT_ROWS]
                 logits = self._decoder.logits(hidden[start + at : start + at + len(part)]).float()
                 sequence.prompt_logprobs += token_logprobs(logits, part, [wanted] * len(part))
+
+
+def has_chunks(step: Step) -> bool:
+    """Whether a step computes several tokens of a sequence, not all of which lead to logits that show a NaN."""
+    return step.num_tokens > len(step.sequences)
+
+
+def row_sums(hidden: torch.Tensor) -> torch.Tensor:
+    """Return a number for each token's hidden state [T, hidden] that is finite only where all of the state is."""
+    return hidden.sum(dim=-1, dtype=torch.float32)
+
+
+def mark_broken(results: list[list[Choice]], starts: list[int], sums: list[float]) -> None:
+    """Put NOT_FINITE in place of the choices of each sequence that computed something not finite.
+
+    starts: where each sequence's tokens begin, as AttentionBatch has it. sums: `row_sums` of at least these tokens.
+    """
+    if all(map(math.isfinite, sums[: starts[-1]])):
+        return
+    for index, (first, end) in enumerate(itertools.pairwise(starts)):
+        if not all(map(math.isfinite, sums[first:end])):
+            results[index] = [Choice(NOT_FINITE, None)]
 
 
 def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[Choice]:

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from baton_kernels.philox import gumbel_noise
+from baton_kernels.sampling import NOT_FINITE
 from baton_kernels.thresholds import thresholds_reference
 
 from .matcher import Matcher
@@ -29,7 +30,15 @@ class Draw(msgspec.Struct):
 
 
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
-    """logits: [R, vocab] float32, not changed. Returns a token id for each draw."""
+    """logits: [R, vocab] float32, not changed. Returns a token id for each draw, NOT_FINITE where its row has a NaN or
+    +inf."""
+    # The maximum of a row with a NaN is NaN, which is not below infinity.
+    sound = (logits.amax(dim=-1) < float("inf")).tolist()
+    picked = _pick(logits, draws)
+    return [token if sound[draw.row] else NOT_FINITE for token, draw in zip(picked, draws, strict=True)]
+
+
+def _pick(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     if all(draw.params.greedy and not draw.params.edits_logits for draw in draws):
         best = logits.argmax(dim=-1).tolist()
         return [best[draw.row] for draw in draws]
@@ -115,11 +124,14 @@ def _perturb(scores: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 
 
 def token_logprobs(logits: torch.Tensor, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
-    """Return the logprobs of one token per row of logits [R, vocab], with the counts[i] best alternatives of row i."""
+    """Return the logprobs of one token per row of logits [R, vocab], with the counts[i] best alternatives of row i.
+
+    Those of a row where the token is NOT_FINITE mean nothing.
+    """
     if not chosen:
         return []
     logprobs = logits.log_softmax(dim=-1)
-    picked = logprobs.gather(1, torch.tensor(chosen, device=logits.device).unsqueeze(1))
+    picked = logprobs.gather(1, torch.tensor(chosen, device=logits.device).clamp(min=0).unsqueeze(1))
     ranks = (logprobs > picked).sum(dim=-1) + 1
     best, ids = logprobs.topk(min(max(counts), logprobs.shape[-1]), dim=-1)
     rows = zip(chosen, picked[:, 0].tolist(), ranks.tolist(), ids.tolist(), best.tolist(), counts, strict=True)

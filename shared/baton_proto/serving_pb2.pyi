@@ -250,10 +250,12 @@ class Failure(_message.Message):
         CODE_INVALID: _ClassVar[Failure.Code]
         CODE_UNAVAILABLE: _ClassVar[Failure.Code]
         CODE_INTERNAL: _ClassVar[Failure.Code]
+        CODE_NOT_FINITE: _ClassVar[Failure.Code]
     CODE_UNSPECIFIED: Failure.Code
     CODE_INVALID: Failure.Code
     CODE_UNAVAILABLE: Failure.Code
     CODE_INTERNAL: Failure.Code
+    CODE_NOT_FINITE: Failure.Code
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]

@@ -8,6 +8,8 @@ from baton_engine.sampling import Grammar, SamplingParams, TokenLogprobs
 from baton_engine.sequence import FinishReason
 from baton_proto import serving_pb2 as pb
 
+NOT_FINITE_MESSAGE = "The model computed NaN or infinity for this request."
+
 
 def sampling_from_wire(wire: pb.SamplingParams) -> SamplingParams:
     return SamplingParams(

@@ -96,6 +96,9 @@ class EngineLoop:
             for id, param, message in result.rejections:
                 mover.output.rejections.append(Rejected(id, param, message))
                 mover.drop(id)
+            for id in result.broken:
+                mover.output.broken.append(id)
+                mover.drop(id)
             for export in result.exports:
                 mover.put(export)
             mover.pack()

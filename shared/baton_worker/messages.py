@@ -194,6 +194,7 @@ class Output(msgspec.Struct, tag=True, omit_defaults=True):
     deltas: list[Delta] = []
     reservations: list[Reservation] = []
     rejections: list[Rejected] = []
+    broken: list[int] = []  # requests that have ended because what the model computed for them is not finite
     pieces: list[Piece] = []
     freed_slots: list[int] = []  # of the import arena
     imported: list[Imported] = []

@@ -14,6 +14,7 @@ from baton_engine.config import EngineConfig
 from baton_engine.cuda_runner import CudaRunner
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
+from baton_kernels.decode_parts import LENGTH, PART, ROW, DecodeParts, parts_reference
 from baton_kernels.logprobs import chosen_logprobs_reference
 from baton_kernels.paged_attention import AttentionVariant, paged_attention_reference
 from baton_kernels.penalties import apply_penalties_reference
@@ -57,14 +58,19 @@ def decode_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     tables: torch.Tensor,
-    lengths: torch.Tensor,
     variant: AttentionVariant,
-    rows: torch.Tensor,
-    splits: int,
+    parts: DecodeParts,
     out: torch.Tensor,
 ) -> None:
     starts = torch.arange(len(q) + 1, dtype=torch.int32)
-    out.copy_(paged_attention_reference(q, keys, values, tables[rows[: len(q)]], lengths[: len(q)], starts, variant))
+    firsts = parts.plan[:, parts.plan[PART] == 0]
+    out.copy_(paged_attention_reference(q, keys, values, tables[firsts[ROW]], firsts[LENGTH], starts, variant))
+
+
+def plan_parts(
+    lengths: torch.Tensor, rows: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor
+) -> DecodeParts:
+    return DecodeParts(torch.tensor(parts_reference(lengths.tolist(), rows.tolist(), capacity, block_keys)).T, arrivals)
 
 
 def prefill_attention(
@@ -97,6 +103,7 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     times = itertools.cycle([1.0, 0.5])  # eager, then graphs: every size is worth its graphs
     patch.setattr("baton_engine.engine.make_runner", make_runner)
     patch.setattr("baton_engine.attention.triton_paged.decode_attention", decode_attention)
+    patch.setattr("baton_engine.attention.triton_paged.plan_parts", plan_parts)
     patch.setattr("baton_engine.attention.triton_paged.prefill_attention", prefill_attention)
     for module in ("decode_graphs", "device_sampler"):
         patch.setattr(f"baton_engine.{module}.thresholds", thresholds_reference)

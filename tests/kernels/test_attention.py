@@ -9,6 +9,7 @@ from .closeness import relative_error
 
 LENGTHS = [1, 16, 77, 190]
 VARIANTS = ["plain", "window", "softcap", "alibi", "all"]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
 def variant(kind: str, heads: int, dim: int, device: torch.device) -> AttentionVariant:
@@ -20,15 +21,19 @@ def variant(kind: str, heads: int, dim: int, device: torch.device) -> AttentionV
     )
 
 
-def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position: int, slope: float, how: AttentionVariant):
-    """Attention of one query head at a position over keys [n, dim], in float64, written from the definition."""
-    first = max(position + 1 - how.window, 0) if how.window else 0
-    seen = range(first, position + 1)
-    scores = torch.stack([q.double() @ k[key].double() * how.scale for key in seen])
+def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: AttentionVariant) -> torch.Tensor:
+    """Attention of a sequence's last queries [n, heads, dim] over all its keys [t, kv_heads, dim], in float64."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.double().repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
+    ages = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))[None, :]
+    scores = q.double().transpose(0, 1) @ keys.transpose(1, 2) * how.scale
     if how.softcap:
         scores = how.softcap * torch.tanh(scores / how.softcap)
-    scores = scores - slope * torch.tensor([position - key for key in seen], dtype=torch.float64)
-    return scores.softmax(0) @ v[first : position + 1].double()
+    if how.alibi is not None:
+        scores = scores - how.alibi.cpu().double()[:, None, None] * ages
+    seen = (ages >= 0) & (ages < how.window) if how.window else ages >= 0
+    scores[:, ~seen] = float("-inf")
+    return (scores.softmax(-1) @ values).transpose(0, 1)
 
 
 class Case:
@@ -42,7 +47,7 @@ class Case:
         order = torch.randperm(most * len(LENGTHS) + 3)
         self.tables = order[: most * len(LENGTHS)].view(len(LENGTHS), most).int().to(device)
         shape = (len(order), page, kv_heads, dim)
-        self.keys, self.values = (torch.full(shape, 1e4, dtype=dtype, device=device) for _ in range(2))
+        self.keys, self.values = (torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
         self.tokens = []
         for table, length in zip(self.tables, LENGTHS, strict=True):
             k, v = (torch.randn(length, kv_heads, dim, dtype=dtype, device=device) for _ in range(2))
@@ -53,30 +58,61 @@ class Case:
         self.lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
 
     def expected(self, q: torch.Tensor, starts: list[int], how: AttentionVariant) -> torch.Tensor:
-        out = torch.empty(q.shape, dtype=torch.float64)
-        for sequence, (k, v) in enumerate(self.tokens):
-            first, end = starts[sequence], starts[sequence + 1]
-            for row in range(first, end):
-                for head in range(self.heads):
-                    kv = head // (self.heads // self.kv_heads)
-                    slope = float(how.alibi[head]) if how.alibi is not None else 0.0
-                    position = len(k) - end + row
-                    out[row, head] = naive(q[row, head].cpu(), k[:, kv], v[:, kv], position, slope, how)
-        return out
+        chunks = [
+            naive(q[first:end].cpu(), k, v, how)
+            for (k, v), first, end in zip(self.tokens, starts, starts[1:], strict=False)
+        ]
+        return torch.cat(chunks)
+
+
+def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
+    """Compare decode attention with the definition, the sequences cut into about so many parts together."""
+    from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
+    from baton_kernels.decode_parts import plan_parts
+
+    device, dtype, count = case.device, case.keys.dtype, len(LENGTHS)
+    how = variant(kind, case.heads, case.dim, device)
+    q = torch.randn(count, case.heads, case.dim, dtype=dtype, device=device)
+    expected = case.expected(q, list(range(count + 1)), how)
+    rows = torch.randperm(count, device=device)
+    tables = torch.empty_like(case.tables)
+    tables[rows] = case.tables
+    arrivals = torch.zeros(count * case.kv_heads, dtype=torch.int32, device=device)
+    for capacity in capacities:
+        parts = plan_parts(case.lengths, rows, capacity, BLOCK_KEYS, arrivals)
+        out = decode_attention(q, case.keys, case.values, tables, how, parts)
+        assert relative_error(out.cpu(), expected) < TOLERANCE[dtype], capacity
+        assert not arrivals.any(), capacity
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "page"), [(4, 1, 64, 16), (6, 2, 80, 4), (2, 1, 64, 64)])
 def test_decode(device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, page: int) -> None:
-    from baton_kernels.decode_attention import decode_attention
+    check_decode(Case(heads, kv_heads, dim, page, device), kind, (1, 3, 32))
 
-    case, how = Case(heads, kv_heads, dim, page, device), variant(kind, heads, dim, device)
-    q = torch.randn(len(LENGTHS), heads, dim, device=device)
-    expected = case.expected(q, list(range(len(LENGTHS) + 1)), how)
-    rows = torch.arange(len(LENGTHS), device=device)
-    for splits in (1, 3, 32):
-        out = decode_attention(q, case.keys, case.values, case.tables, case.lengths, how, rows, splits)
-        assert relative_error(out.cpu(), expected) < 1e-5, splits
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dim", [96, 128, 192, 256])
+def test_decode_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype) -> None:
+    check_decode(Case(2, 1, dim, 64, device, dtype), "plain", (1, 8))
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 64])
+@pytest.mark.parametrize("count", [1, 5, 1500])
+def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -> None:
+    from baton_kernels.decode_parts import PARTS, SEQUENCE, parts_reference, plan_parts
+
+    lengths = torch.randint(1, 3000, (count,), dtype=torch.int32)
+    lengths[count // 2] = 100_000
+    arrivals = torch.zeros(count, dtype=torch.int32, device=device)
+    rows = torch.randperm(count)
+    plan = plan_parts(lengths.to(device), rows.to(device), capacity, 64, arrivals).plan.cpu()
+    expected = parts_reference(lengths.tolist(), rows.tolist(), capacity, 64)
+    assert plan.T[: len(expected)].tolist() == expected
+    assert (plan[SEQUENCE, len(expected) :] == -1).all()
+    share = -(-sum(-(-length // 64) for length in lengths.tolist()) // capacity)
+    tiles = -(-lengths[plan[SEQUENCE, : len(expected)].long()] // 64)
+    assert (-(-tiles // plan[PARTS, : len(expected)])).max() <= share, "no part is more than its share"
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
@@ -92,13 +128,25 @@ def test_decode(device: torch.device, kind: str, heads: int, kv_heads: int, dim:
 def test_prefill(
     device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype
 ) -> None:
+    check_prefill(Case(heads, kv_heads, dim, page, device, dtype), kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dim", [96, 128, 192, 256])
+def test_prefill_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype) -> None:
+    check_prefill(Case(2, 1, dim, 64, device, dtype), "window")
+
+
+def check_prefill(case: "Case", kind: str) -> None:
+    """Compare prefill attention and its reference with the definition."""
     from baton_kernels.paged_attention import paged_attention_reference
     from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 
-    case, how = Case(heads, kv_heads, dim, page, device, dtype), variant(kind, heads, dim, device)
+    device, dtype, dim = case.device, case.keys.dtype, case.dim
+    how = variant(kind, case.heads, dim, device)
     # A whole prompt of one token, a whole one, a chunk after a prefix, and a chunk longer than a tile.
     starts = [0, 1, 17, 47, 187]
-    q = torch.randn(starts[-1], heads, dim, dtype=dtype, device=device)
+    q = torch.randn(starts[-1], case.heads, dim, dtype=dtype, device=device)
     expected = case.expected(q, starts, how)
     where = torch.tensor(starts, dtype=torch.int32, device=device)
     queries = queries_per_tile(dim, q.element_size())
@@ -106,7 +154,7 @@ def test_prefill(
     out = prefill_attention(
         q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how, block_queries=queries
     )
-    assert relative_error(out.cpu(), expected) < (1e-5 if dtype == torch.float32 else 2e-3)
+    assert relative_error(out.cpu(), expected) < TOLERANCE[dtype]
     plain = paged_attention_reference(
         q.float(), case.keys.float(), case.values.float(), case.tables, case.lengths, where, how
     )

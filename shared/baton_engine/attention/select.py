@@ -18,7 +18,12 @@ _LEAST_CAPABILITY = (8, 0)  # bf16 products
 
 
 def select_backend(
-    name: str, config: ModelConfig, cache: KvCache, device: torch.device, deterministic: bool = False
+    name: str,
+    config: ModelConfig,
+    cache: KvCache,
+    device: torch.device,
+    max_num_seqs: int,
+    deterministic: bool = False,
 ) -> AttentionBackend:
     """Return the backend called `name`, or with "auto" the best one for this model and device, and log the reason.
 
@@ -49,7 +54,7 @@ def select_backend(
     if chosen == "triton":
         from .triton_paged import TritonPaged
 
-        return TritonPaged(cache, config.num_heads, config.sliding_windows, deterministic)
+        return TritonPaged(cache, config.num_heads, config.sliding_windows, max_num_seqs, deterministic)
     return TorchSdpa(cache, config.num_heads, config.sliding_windows)
 
 

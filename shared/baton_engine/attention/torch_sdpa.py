@@ -19,6 +19,7 @@ class _Group(msgspec.Struct):
     sequences: int
     blocks: torch.Tensor  # [sequences * blocks each] int64
     queries: int  # tokens per sequence
+    unseen: torch.Tensor  # slots of the gathered blocks that no query sees
     masks: dict[int | None, torch.Tensor | None]  # by sliding window; None = plain causal from the first token
 
 
@@ -52,7 +53,8 @@ class TorchSdpa:
             if window is not None:
                 seen &= keys >= lengths - window
             masks[window] = seen[:, None, None, :]
-        return _Group(rows, len(tables), torch.tensor(tables, device=device).flatten(), 1, masks)
+        unseen = (keys >= lengths).flatten().nonzero().squeeze(1)
+        return _Group(rows, len(tables), torch.tensor(tables, device=device).flatten(), 1, unseen, masks)
 
     def _chunk_group(self, batch: AttentionBatch, index: int) -> _Group:
         start, end, length = batch.starts[index], batch.starts[index + 1], batch.lengths[index]
@@ -69,7 +71,8 @@ class TorchSdpa:
             if window is not None:
                 seen &= keys > queries - window
             masks[window] = seen[None, None]
-        return _Group(slice(start, end), 1, torch.tensor(table, device=device), end - start, masks)
+        unseen = torch.arange(length, len(table) * self._block_size, device=device)
+        return _Group(slice(start, end), 1, torch.tensor(table, device=device), end - start, unseen, masks)
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)
@@ -78,8 +81,15 @@ class TorchSdpa:
             if group.queries == 1:
                 self._attend_decodes(q[rows], keys, values, group, mask, out[rows])
             else:
-                k, v = (x.index_select(0, group.blocks).flatten(0, 1) for x in (keys, values))
+                k, v = self._gather(keys, group), self._gather(values, group)
                 self._attend_chunk(q[rows], k, v, mask, out[rows])
+
+    def _gather(self, cache: torch.Tensor, group: _Group) -> torch.Tensor:
+        """Return a group's keys or values, [slots, kv_heads, head_dim].
+
+        A slot that no query sees may hold anything, and 0 times NaN is NaN: it is 0 here.
+        """
+        return cache.index_select(0, group.blocks).flatten(0, 1).index_fill_(0, group.unseen, 0.0)
 
     def _attend_decodes(
         self,
@@ -92,8 +102,7 @@ class TorchSdpa:
     ) -> None:
         # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
         shape = (group.sequences, -1, self._kv_heads, self._head_dim)
-        k = keys.index_select(0, group.blocks).view(shape).transpose(1, 2)
-        v = values.index_select(0, group.blocks).view(shape).transpose(1, 2)
+        k, v = (self._gather(x, group).view(shape).transpose(1, 2) for x in (keys, values))
         grouped = q.reshape(group.sequences, self._kv_heads, self._group_size, self._head_dim)
         out.view(grouped.shape).copy_(scaled_dot_product_attention(grouped, k, v, attn_mask=mask))
 

@@ -7,11 +7,15 @@ import torch
 
 from baton_engine.kv_cache import KvCache
 from baton_engine.transfer import to_device
-from baton_kernels.decode_attention import MOST_SPLITS, decode_attention
+from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
+from baton_kernels.decode_parts import plan_parts
 from baton_kernels.paged_attention import AttentionVariant
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 
 from .backend import AttentionBatch
+
+# Programs of the decode kernel with which a device is full.
+_PROGRAMS = 512
 
 
 class TritonPaged:
@@ -27,6 +31,7 @@ class TritonPaged:
         cache: KvCache,
         num_heads: int,
         sliding_windows: tuple[int | None, ...],
+        max_num_seqs: int,
         deterministic: bool = False,
     ) -> None:
         self._cache = cache
@@ -37,17 +42,12 @@ class TritonPaged:
         self._queries = 64 if deterministic else queries_per_tile(head_dim, cache.data.element_size())
         self._variants = [AttentionVariant(scale, window=window or 0) for window in sliding_windows]
         self._decodes = 0
-        self._splits = 1
+        kv_heads = cache.data.shape[4]
+        self._capacity = max(_PROGRAMS // kv_heads, 1)
+        # Graphs keep its address, so it is never replaced.
+        self._arrivals = torch.zeros(max_num_seqs * kv_heads, dtype=torch.int32, device=cache.data.device)
         self._tiles: tuple[torch.Tensor, torch.Tensor] | None = None
         self._rows = self._in_order = torch.empty(0, dtype=torch.int64, device=cache.data.device)
-
-    def splits_for(self, sequences: int) -> int:
-        """Return in how many parts each sequence's keys are cut, so that the device is full."""
-        programs = sequences * self._cache.data.shape[4]
-        splits = 1
-        while splits < MOST_SPLITS and programs * splits < 512:
-            splits *= 2
-        return splits
 
     def prepare(self, batch: AttentionBatch) -> None:
         sequences = len(batch.lengths)
@@ -55,7 +55,6 @@ class TritonPaged:
         self._decodes = next((index for index, count in enumerate(counts) if count > 1), sequences)
         if self._deterministic:
             self._decodes = 0
-        self._splits = self.splits_for(max(self._decodes, 1))
         tiles = prefill_tiles(batch.starts, self._queries, range(self._decodes, sequences))
         width = max(len(table) for table in batch.tables)
         tables = np.zeros((sequences, width), dtype=np.int32)
@@ -68,20 +67,24 @@ class TritonPaged:
         if len(self._in_order) < self._decodes:
             self._in_order = torch.arange(max(self._decodes, 1024), device=self._cache.data.device)
         self._rows = self._in_order
+        self._plan()
 
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
         """Prepare for decodes alone whose tables are rows of a larger tensor; for capture in a graph."""
         self._decodes, self._tiles = len(rows), None
-        self._splits = self.splits_for(len(rows))
         self._tables, self._rows, self._lengths = tables, rows, lengths
+        self._plan()
+
+    def _plan(self) -> None:
+        if self._decodes:
+            lengths, rows = self._lengths[: self._decodes], self._rows[: self._decodes]
+            self._parts = plan_parts(lengths, rows, self._capacity, BLOCK_KEYS, self._arrivals)
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)
         variant, n = self._variants[layer], self._decodes
         if n:
-            decode_attention(
-                q[:n], keys, values, self._tables, self._lengths, variant, self._rows, self._splits, out[:n]
-            )
+            decode_attention(q[:n], keys, values, self._tables, variant, self._parts, out[:n])
         if self._tiles is not None:
             prefill_attention(
                 q, keys, values, self._tables, self._lengths, self._starts, self._tiles, variant,

@@ -1,0 +1,97 @@
+"""How the sequences of a decode step are cut into parts, so that one long sequence does not outlast all others.
+
+Decode attention runs one program per part and KV head. A part holds at most as many tiles of keys as the step has tiles
+for each of `capacity` programs, so that no program has more than its share of the work. Sequences that are not longer
+than that stay whole.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .overlap import let_next_start, overlap_options, wait_for_inputs
+
+# What is known of a part: its sequence, -1 = there is no such part; its number among the parts of the sequence, and how
+# many these are; the sequence's length in tokens, and its row in the block tables.
+SEQUENCE, PART, PARTS, LENGTH, ROW = range(5)
+FIELDS = 5
+_MOST_LANES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeParts:
+    """The parts of the sequences of a decode step, int32 tensors on the device.
+
+    plan: [FIELDS, S + capacity], by part; the parts of one sequence are neighbours. arrivals: [at least S * kv_heads],
+    zero between two launches: how many parts of a sequence are done, by which the last one knows that it has to join
+    them.
+    """
+
+    plan: torch.Tensor
+    arrivals: torch.Tensor
+
+
+def parts_reference(lengths: list[int], rows: list[int], capacity: int, block_keys: int) -> list[list[int]]:
+    """Return the fields of each part, as DecodeParts has them. lengths: tokens of each sequence, at least 1."""
+    tiles = [-(-length // block_keys) for length in lengths]
+    span = max(-(-sum(tiles) // capacity), 1)
+    parts = []
+    for sequence, (length, row, count) in enumerate(zip(lengths, rows, tiles, strict=True)):
+        parts += [[sequence, part, -(-count // span), length, row] for part in range(-(-count // span))]
+    return parts
+
+
+# One compiled kernel serves all batches: compilation would halt a service for half a second.
+@triton.jit(do_not_specialize=["count", "slots", "capacity"])
+def _parts_kernel(
+    lengths, rows, plan, count, slots, capacity,
+    BLOCK_KEYS: tl.constexpr, LANES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    lane = tl.arange(0, LANES)
+    for first in range(0, slots, LANES):
+        tl.store(plan + first + lane, -1, mask=first + lane < slots)
+    total = 0
+    for first in range(0, count, LANES):
+        length = tl.load(lengths + first + lane, mask=first + lane < count, other=0)
+        total += tl.sum(tl.cdiv(length, BLOCK_KEYS), axis=0)
+    span = tl.maximum(tl.cdiv(total, capacity), 1)
+    # What follows must not be overwritten by the -1 above, which other threads store.
+    tl.debug_barrier()
+    before = 0
+    for first in range(0, count, LANES):
+        sequence = first + lane
+        inside = sequence < count
+        length = tl.load(lengths + sequence, mask=inside, other=0)
+        row = tl.load(rows + sequence, mask=inside, other=0).to(tl.int32)
+        parts = tl.cdiv(tl.cdiv(length, BLOCK_KEYS), span)
+        begin = before + tl.cumsum(parts, axis=0) - parts
+        for part in range(0, tl.max(parts, axis=0)):
+            to = plan + begin + part
+            there = inside & (part < parts)
+            tl.store(to, sequence, mask=there)
+            tl.store(to + slots, part, mask=there)
+            tl.store(to + 2 * slots, parts, mask=there)
+            tl.store(to + 3 * slots, length, mask=there)
+            tl.store(to + 4 * slots, row, mask=there)
+        before += tl.sum(parts, axis=0)
+
+
+def plan_parts(
+    lengths: torch.Tensor, rows: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor
+) -> DecodeParts:
+    """Return the parts of sequences with these lengths, [S] int32, at least 1, and rows of the block tables, [S] int64.
+
+    capacity: parts at which the device is full. block_keys: keys of a tile. arrivals: as in DecodeParts.
+    """
+    count = len(lengths)
+    plan = lengths.new_empty((FIELDS, count + capacity))
+    _parts_kernel[(1,)](
+        lengths, rows, plan, count, count + capacity, capacity,
+        BLOCK_KEYS=block_keys, LANES=min(max(triton.next_power_of_2(count), 32), _MOST_LANES), num_warps=4,
+        **overlap_options(lengths.device),
+    )  # fmt: skip
+    return DecodeParts(plan, arrivals)

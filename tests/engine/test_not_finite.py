@@ -1,0 +1,136 @@
+"""NaN in memory that a request does not see changes none of its tokens, and NaN of its own ends it and nobody else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton_engine.engine import Engine
+from baton_engine.sequence import Request
+from tests.models import VOCAB_SIZE, reference_greedy
+
+from . import fake_cuda
+from .harness import Transcript, assert_idle, finish, make_engine, make_prompt, make_request
+
+BROKEN_TOKEN = VOCAB_SIZE - 1
+
+
+@pytest.fixture(params=["cpu", "gpu's runner"])
+def runner(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "cpu":
+            fake_cuda.pretend(patch)
+        yield request.param
+
+
+def poison(engine: Engine) -> None:
+    """Write NaN into every slot that holds no token of a live request or of the prefix cache."""
+    data, pool, size = engine.runner.cache.data, engine.pool, engine.config.block_size
+    remembered = set(pool._hash_of)
+    clean = {(block, slot) for block in remembered for slot in range(size)}
+    for group in engine._sequences.values():
+        for sequence in group:
+            clean |= {(sequence.blocks[at // size], at % size) for at in range(sequence.computed)}
+    for block in range(pool.num_blocks):
+        for slot in range(size):
+            if (block, slot) not in clean:
+                data[:, :, block, slot] = float("nan")
+
+
+def break_embedding(engine: Engine) -> None:
+    """Make every prompt with BROKEN_TOKEN compute NaN."""
+    engine.runner._decoder._embedding[BROKEN_TOKEN] = float("nan")
+
+
+def without_broken(length: int, seed: int) -> list[int]:
+    return [token % BROKEN_TOKEN for token in make_prompt(length, seed)]
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_nan_in_free_slots_changes_no_token(windowed: Path, runner: str, block_size: int) -> None:
+    engine = make_engine(windowed, block_size=block_size, max_num_batched_tokens=24, num_blocks=1024 // block_size)
+    prompts = [make_prompt(length, seed=3) for length in (1, 15, 16, 17, 33, 70)]
+    requests = [make_request(id, prompt, 20) for id, prompt in enumerate(prompts)]
+    transcript = Transcript()
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        poison(engine)
+        transcript.take(engine.step().deltas)
+    for id, prompt in enumerate(prompts):
+        assert transcript.tokens[id, 0] == reference_greedy(windowed, prompt, 20)
+    assert_idle(engine)
+
+
+def run_with_broken(engine: Engine, broken: list[Request], sound: list[Request]) -> tuple[Transcript, list[int]]:
+    transcript, ended = Transcript(), []
+    for request in [*broken, *sound]:
+        engine.add(request)
+    for _ in range(1000):
+        if not engine.has_work:
+            break
+        result = engine.step()
+        ended += result.broken
+        transcript.take(result.deltas)
+    return transcript, ended
+
+
+@pytest.mark.parametrize("place", [0, 30, 69])
+@pytest.mark.parametrize(
+    "fields", [{}, {"n": 3, "temperature": 1.0, "seed": 5}, {"logprobs": 2}, {"prompt_logprobs": 0}]
+)
+def test_a_request_that_computes_nan_ends_alone_and_is_not_remembered(
+    llama: Path, runner: str, place: int, fields: dict[str, object]
+) -> None:
+    engine = make_engine(llama, max_num_batched_tokens=24)
+    break_embedding(engine)
+    prompt = without_broken(70, seed=1)
+    prompt[place] = BROKEN_TOKEN
+    neighbours = [without_broken(length, seed=2) for length in (20, 50)]
+    sound = [make_request(id, neighbour, 12) for id, neighbour in enumerate(neighbours, 1)]
+    transcript, ended = run_with_broken(engine, [make_request(0, prompt, 12, **fields)], sound)
+    assert ended == [0]
+    assert not [key for key in transcript.tokens if key[0] == 0]
+    for id, neighbour in enumerate(neighbours, 1):
+        assert transcript.tokens[id, 0] == reference_greedy(llama, neighbour, 12)
+    assert_idle(engine)
+    # What came before the broken token is sound and may be found; no block with it, or after it, is.
+    again = Transcript()
+    engine.add(make_request(9, [*prompt[:place], *without_broken(71 - place, seed=4)], 1))
+    finish(engine, again)
+    assert again.first(9).cached_tokens <= place // 16 * 16
+    known = engine.pool.match(make_sequence_hashes(engine, prompt))
+    assert len(known) <= place // 16
+
+
+def make_sequence_hashes(engine: Engine, tokens: list[int]) -> list[bytes]:
+    request = make_request(10, tokens, 1)
+    engine.add(request)
+    [sequence] = engine._sequences[10]
+    hashes = sequence.hashes(len(tokens) // engine.config.block_size)
+    engine.abort(10)
+    return hashes
+
+
+def test_nan_that_comes_while_decoding_ends_the_request(llama: Path, runner: str) -> None:
+    engine, prompt = make_engine(llama), without_broken(20, seed=6)
+    expected = reference_greedy(llama, prompt, 30)
+    engine.runner._decoder._embedding[expected[10]] = float("nan")
+    first = expected.index(expected[10])
+    if expected[10] in prompt:
+        pytest.fail("choose another seed: the token is in the prompt")
+    transcript, ended = run_with_broken(engine, [make_request(0, prompt, 30)], [])
+    assert ended == [0]
+    assert transcript.tokens[0, 0] == expected[: first + 1]
+    assert_idle(engine)
+    cached = engine.pool.match(make_sequence_hashes(engine, prompt + expected))
+    assert len(cached) <= (20 + first) // 16
+
+
+def test_infinity_is_not_finite_either(llama: Path, runner: str) -> None:
+    engine = make_engine(llama)
+    break_embedding(engine)
+    engine.runner._decoder._embedding[BROKEN_TOKEN] = float("inf")
+    _, ended = run_with_broken(engine, [make_request(0, [1, 2, BROKEN_TOKEN], 5)], [])
+    assert ended == [0]
+    assert_idle(engine)
