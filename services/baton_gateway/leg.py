@@ -115,7 +115,10 @@ class Leg:
 
     def deliver(self, delta: pb.Delta) -> bool:
         if delta.finish_reason == pb.FINISH_REASON_ERROR:
-            if delta.failure.code != pb.Failure.CODE_INVALID:
+            if delta.failure.code == pb.Failure.CODE_NOT_FINITE:
+                # The fault is the model's. Requests that are made to provoke it must not take pods away from others.
+                self._end_run(ok=False)
+            elif delta.failure.code != pb.Failure.CODE_INVALID:
                 self._blame_decode()
             pod = self._route.decode if self._route is not None else None
             self._release()

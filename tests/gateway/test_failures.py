@@ -41,6 +41,17 @@ async def test_failures_before_any_token(stack: Stack, stream, script, status, c
     assert charges(stack) == [0]
 
 
+async def test_a_request_that_computes_nan_costs_its_pod_no_trust(stack: Stack):
+    stack.pod.script = failing(pb.Failure.CODE_NOT_FINITE, "The model computed NaN or infinity for this request.")
+    [pod] = stack.fleet.router.decodes
+    failures = pod.breaker.failures
+    for _ in range(5):
+        response = await stack.complete()
+        assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
+    assert pod.breaker.failures <= failures
+    assert charges(stack) == [0]
+
+
 def broken_streams(stack: Stack) -> float | None:
     return stack.gateway.metrics.registry.get_sample_value("baton_gateway_broken_streams_total", {"model": "tiny"})
 
