@@ -115,7 +115,6 @@ class Catalog:
         for model in self:
             for pool in model.pools:
                 await pool.fleet.stop()
-            model.served.tokenizer.close()
 
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
@@ -123,7 +122,7 @@ def load_catalog(settings: GatewaySettings) -> Catalog:
     revisions, routing = RevisionMetrics(), RouterMetrics()
     models = [
         Model(
-            load_model(spec, settings.tokenizer_threads),
+            load_model(spec),
             [
                 Pool(pool, Fleet(settings, spec.name, revisions, routing, pool.decode, pool.prefill))
                 for pool in spec.pools

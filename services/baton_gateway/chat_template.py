@@ -1,7 +1,8 @@
 """Writes a conversation as a prompt, as `apply_chat_template` of transformers does."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from baton_gateway.bounds import MAX_RENDER_S, MAX_RENDERED_CHARS
 from baton_gateway.errors import bad_request
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -126,20 +128,36 @@ class ChatTemplate:
     ) -> str:
         try:
             # One mapping and no keyword arguments: a variable of any name, even `self`, is none of the method's own.
-            return self._template.render(
-                {
-                    **self._tokens,
-                    **variables,
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
+            return _bounded(
+                self._template.generate(
+                    {
+                        **self._tokens,
+                        **variables,
+                        "messages": messages,
+                        "tools": tools,
+                        "documents": None,
+                        "add_generation_prompt": add_generation_prompt,
+                    }
+                ),
+                param,
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as e:
             raise bad_request(f"The chat template refused the messages: {e}", param) from None
         except RecursionError:
             raise bad_request("The messages are nested too deep for the chat template.", param) from None
+
+
+def _bounded(pieces: Iterator[str], param: str) -> str:
+    """Join what a template writes. Raises ApiError when that is too much, or takes too long."""
+    written, size, until = [], 0, time.monotonic() + MAX_RENDER_S
+    for piece in pieces:
+        written.append(piece)
+        size += len(piece)
+        if size > MAX_RENDERED_CHARS:
+            raise bad_request(f"The chat template makes more than {MAX_RENDERED_CHARS} characters of this.", param)
+        if time.monotonic() > until:
+            raise bad_request(f"The chat template takes more than {MAX_RENDER_S:.0f} seconds for this.", param)
+    return "".join(written)
 
 
 def _cut_at_tag(prompt: str, final: str) -> str:

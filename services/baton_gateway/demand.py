@@ -2,6 +2,7 @@
 
 import random
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,4 +30,5 @@ class Demand:
     def of(cls, token_ids: Sequence[int], most_tokens: int, session: str = "") -> "Demand":
         """Return the demand of a prompt."""
         lot = zlib.crc32(session.encode(errors="replace"), _SALT) / 2**32 if session else random.random()
-        return cls(len(token_ids), most_tokens, lambda block_size: block_keys(token_ids, block_size), session, lot)
+        ids = array("I", token_ids)  # of which copies are made much faster than of a list
+        return cls(len(ids), most_tokens, lambda block_size: block_keys(ids, block_size), session, lot)

@@ -1,7 +1,7 @@
 """The parts every endpoint works with, and the steps all generations share."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from baton_gateway.canary_file import CanaryFile
@@ -11,6 +11,7 @@ from baton_gateway.errors import overloaded
 from baton_gateway.generation import Generation, Patience
 from baton_gateway.limits.redis_store import RedisLimits, connect
 from baton_gateway.metrics import Metrics
+from baton_gateway.pace import Pace
 from baton_gateway.protocol import GenerationRequest
 from baton_gateway.quota import Quota
 from baton_gateway.record import RequestRecord
@@ -18,6 +19,7 @@ from baton_gateway.reply import Reply, ReplyOptions
 from baton_gateway.settings import GatewaySettings
 from baton_gateway.shapes import Shape
 from baton_gateway.tenants import Tenants
+from baton_gateway.turns import Turns
 from baton_proto import serving_pb2 as pb
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class Gateway:
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
         self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)
+        self.turns = Turns(settings.tokenizer_threads, settings.max_waiting_requests)
         self.metrics = Metrics(catalog, self.tenants, self.quota, genai)
         self.metrics.draining.set_function(lambda: self.draining)
 
@@ -65,6 +68,7 @@ class Gateway:
         await self.catalog.stop()
         await self.tenants.stop()
         await self.quota.stop()
+        self.turns.close()
         await asyncio.gather(*(asyncio.to_thread(part.stop) for part in self._telemetry))
 
     @property
@@ -85,20 +89,20 @@ class Gateway:
         record.pool = pool.spec.name
         return pool
 
-    def reply(
+    async def reply(
         self,
         model: Model,
         pool: Pool,
         request: GenerationRequest,
         prompts: Sequence[list[int]],
-        sampling: Sequence[pb.SamplingParams],
+        sampling: Iterable[pb.SamplingParams],
         shape: Shape,
         record: RequestRecord,
         *,
         silent: bool = False,
         kept: Sequence[str] = (),
     ) -> Reply:
-        """Return the answer that these prompts will have; sending it sends them to the pods.
+        """Return the answer that these prompts will have, each with its parameters; sending it sends them to the pods.
 
         silent: only the prompts matter; what is generated is dropped. kept: special tokens that are a part of the text.
         """
@@ -109,16 +113,22 @@ class Gateway:
 
             trace = RequestTrace(self._tracing, request, model.name, pool.spec.name, record)
             record.end_trace, traceparent = trace.end, trace.traceparent
-        submits = [
-            pb.Submit(
-                request_id=record.request_id,
-                prompt_token_ids=prompt,
-                sampling=params,
-                priority=_priority(request, record),
-                traceparent=traceparent,
+        pace, priority = Pace(), _priority(request, record)
+        submits, choices = [], []
+        make_choice: Callable[[], Choice] | None = None
+        for prompt, params in zip(prompts, sampling, strict=True):
+            make_choice = make_choice or _choices(model, request, params, silent, kept)
+            submits.append(
+                pb.Submit(
+                    request_id=record.request_id,
+                    prompt_token_ids=prompt,
+                    sampling=params,
+                    priority=priority,
+                    traceparent=traceparent,
+                )
             )
-            for prompt, params in zip(prompts, sampling, strict=True)
-        ]
+            choices += [make_choice() for _ in range(request.choices)]
+            await pace.breathe()
         record.prompt_tokens = sum(map(len, prompts))
         settings = self.settings
         generation = Generation(
@@ -135,7 +145,6 @@ class Gateway:
             record.identity.tenant.weight if record.identity else 1.0,
             record.trace_id,
         )
-        choices = [_choice(model, request, params, silent, kept) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)
         return Reply(generation, choices, shape, options, record, self.metrics, request.choices)
 
@@ -163,17 +172,24 @@ def _followers(settings: GatewaySettings, catalog: Catalog) -> "Iterator[CanaryF
         yield Discovery(settings, catalog)
 
 
-def _choice(
+def _choices(
     model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool, kept: Sequence[str]
-) -> Choice:
-    return Choice(
-        model.served.tokenizer.detokenizer(request.skip_special_tokens is not False, kept),
-        stops=request.stop or (),
-        stop_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
-        include_stop=bool(request.include_stop_str_in_output),
-        min_tokens=params.min_tokens,
-        silent=silent,
-    )
+) -> Callable[[], Choice]:
+    """Return what makes a choice of a request. params: of any of its prompts."""
+    stop_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
+    min_tokens = params.min_tokens
+
+    def make() -> Choice:
+        return Choice(
+            model.served.tokenizer.detokenizer(request.skip_special_tokens is not False, kept),
+            stops=request.stop or (),
+            stop_ids=stop_ids,
+            include_stop=bool(request.include_stop_str_in_output),
+            min_tokens=min_tokens,
+            silent=silent,
+        )
+
+    return make
 
 
 def _priority(request: GenerationRequest, record: RequestRecord) -> int:

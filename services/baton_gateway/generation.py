@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from baton_gateway.decode_link import DecodeLink
 from baton_gateway.demand import Demand
 from baton_gateway.errors import ApiError, bad_request, internal_error, overloaded
 from baton_gateway.fleet import Fleet
+from baton_gateway.pace import SLICE_S
 from baton_gateway.revision_metrics import Run
 from baton_gateway.router import Route
 from baton_proto import serving_pb2 as pb
@@ -80,6 +82,7 @@ class Generation:
             submits[0].priority,
         )
         self._waiting: asyncio.TimerHandle | None = None
+        self._to_start: deque[_Prompt] = deque()
         # When it wanted to be sent to pods, when its turn had come and when it was; of the monotonic clock.
         self.asked_at = self.let_in_at = 0.0
         self.sent_at: float | None = None
@@ -95,10 +98,19 @@ class Generation:
     def _come_in(self) -> None:
         self._leave_queue()
         self.let_in_at = time.monotonic()
+        self._to_start.extend(self._prompts)
+        self._start_some()
+
+    def _start_some(self) -> None:
+        """Start prompts for a slice of time, and the others later: they may be hundreds."""
+        until = time.monotonic() + SLICE_S
         try:
-            for prompt in self._prompts:
-                prompt.start()
-            self.sent_at = time.monotonic()
+            while self._to_start:
+                self._to_start.popleft().start()
+                self.sent_at = time.monotonic()
+                if self._to_start and self.sent_at > until:
+                    asyncio.get_running_loop().call_soon(self._start_some)
+                    return
         except ApiError as error:
             self.fail(error)
 
@@ -152,6 +164,7 @@ class Generation:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        self._to_start.clear()
         for prompt in self._prompts:
             prompt.cancel()
 
@@ -189,9 +202,17 @@ class _Prompt:
         self._journal: list[list[int]] = [[] for _ in range(submit.sampling.n)]
         self._fingerprint: str | None = None  # of the pods that began
         self._fleet = fleet
+        self._demand: Demand | None = None
         self.submit = submit
 
     def demand(self, submit: pb.Submit) -> Demand:
+        if submit is not self.submit:
+            return self._demand_of(submit)
+        if self._demand is None:
+            self._demand = self._demand_of(submit)
+        return self._demand
+
+    def _demand_of(self, submit: pb.Submit) -> Demand:
         known = [*submit.prompt_token_ids, *submit.continuation.token_ids]
         return Demand.of(known, len(submit.prompt_token_ids) + submit.sampling.max_tokens, self._generation.session)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from baton_gateway.quota import Reservation
 from baton_gateway.tenants import Identity
+from baton_gateway.turns import Client
 
 WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 SCOPE_KEY = "baton.record"
@@ -44,6 +45,8 @@ class RequestRecord:
     retries: int = 0
     resumes: int = 0
     identity: Identity | None = None
+    body_bytes: int = 0
+    client: Client = field(default_factory=Client)  # of the work that is done in threads
     reservation: Reservation | None = None
     status: int = 0
     error: str | None = None

@@ -88,7 +88,8 @@ class GatewaySettings(PeerSettings):
     queue_timeout_s: float = Field(default=60, gt=0)
     """Seconds a request may wait there."""
     max_waiting_requests: int = Field(default=1024, ge=0)
-    """Requests that may wait there; beyond, the tenant with the most to do there loses its newest."""
+    """Requests that may wait there, and as many for a thread that tokenizes; beyond, the tenant with the most to do
+    there loses its newest."""
     request_timeout_s: float = Field(default=3600, gt=0)
     """Seconds a request may take in all."""
     max_lost_pods: int = Field(default=5, ge=0)
@@ -122,7 +123,8 @@ class GatewaySettings(PeerSettings):
     shutdown_grace_s: int = Field(default=60, ge=0)
     """Seconds running requests get to finish after that."""
     tokenizer_threads: int = Field(default=2, gt=0)
-    """Threads that tokenize long prompts."""
+    """Threads that read large bodies, render long conversations and tokenize long texts. Tenants take turns for
+    them."""
     otlp_endpoint: str = ""
     """OpenTelemetry collector that gets traces and the metrics of its conventions for generative AI, over gRPC:
     http://host:4317. Empty: none."""

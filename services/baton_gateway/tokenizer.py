@@ -1,23 +1,17 @@
-"""The model's tokenizer, usable from an event loop."""
+"""The model's tokenizer. What it does with long texts belongs into a thread, see turns.py: it lets others go on."""
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from baton_gateway.detokenizer import Detokenizer, read_pieces
 
-# Shorter texts take less time to tokenize than a loop can notice, and less than a trip to a thread costs at busy times.
-INLINE_CHARS = 1024
-
 
 class ModelTokenizer:
     """tokenizer.json of a model folder."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
-        """threads: how many long texts are tokenized at a time."""
+    def __init__(self, folder: Path) -> None:
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises nothing narrower
@@ -25,20 +19,14 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._pieces = read_pieces(self._tokenizer)
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) <= INLINE_CHARS:
-            return self.encode_now(text, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self.encode_now, text, add_special_tokens)
 
     def encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
         # The batch call gives up the GIL, the single one does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        # As above.
+        return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def detokenizer(self, skip_special_tokens: bool, kept: Sequence[str] = ()) -> Detokenizer:
         """kept: special tokens that are not skipped."""
@@ -59,6 +47,3 @@ class ModelTokenizer:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
