@@ -41,7 +41,7 @@ async def completion(gateway: Gateway, model: Model, request: CompletionRequest,
     limits = pool.limits()
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     pace = Pace()
-    prompts = []
+    prompts: list[EchoedPrompt] = []
     for prompt, token_ids in zip(request.prompt, tokenized, strict=True):
         fitted = fit_prompt(token_ids, request, asked, limits, "prompt")
         output_budget(len(fitted), asked, limits, "prompt")
@@ -77,9 +77,9 @@ async def completion(gateway: Gateway, model: Model, request: CompletionRequest,
         logprobs=request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,
     )
-    token_ids = [prompt.token_ids for prompt in prompts]
+    fitting = [prompt.token_ids for prompt in prompts]
     return await gateway.reply(
-        model, pool, request, token_ids, _each_seeded(request, params), shape, record, silent=asked == 0
+        model, pool, request, fitting, _each_seeded(request, params), shape, record, silent=asked == 0
     )
 
 
@@ -94,7 +94,7 @@ async def _tokenize(
         def encode(texts: Sequence[Prompt] = texts) -> list[list[int]]:
             return [tokenizer.encode_now(text, special) if isinstance(text, str) else text for text in texts]
 
-        tokenized += await turns.run(encode, size, client)
+        tokenized.extend(await turns.run(encode, size, client))
     return tokenized
 
 

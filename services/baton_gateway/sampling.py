@@ -83,7 +83,8 @@ def fit_prompt(
         token_ids = token_ids[-(keep if keep > 0 else max(limits.max_model_len - max(asked or 0, 1), 1)) :]
     if not token_ids:
         raise bad_request("The prompt is empty.", param)
-    if max(token_ids) >= limits.vocab_size or min(token_ids) < 0:
+    # One that is too long is refused anyway.
+    if len(token_ids) <= limits.max_model_len and (max(token_ids) >= limits.vocab_size or min(token_ids) < 0):
         raise bad_request(f"Token ids must be from 0 to {limits.vocab_size - 1}.", param)
     return token_ids
 
