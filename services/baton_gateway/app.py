@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from baton_gateway.auth import Authenticator
-from baton_gateway.body import SMALL_BODY_BYTES, parse_body, read_body
+from baton_gateway.body import parse_body, read_body
 from baton_gateway.catalog import Model
 from baton_gateway.chat import chat_completion, chat_prompt
 from baton_gateway.completions import completion
@@ -79,7 +79,7 @@ def _api_routes(gateway: Gateway) -> APIRouter:
         record.body_bytes = len(body)
         assert record.identity is not None
         record.client = Client(record.identity.name, record.identity.tenant.weight, request.receive)
-        return await gateway.turns.run(partial(parse_body, body, kind), _large(record), record.client)
+        return await gateway.turns.run(partial(parse_body, body, kind), record.large_bytes, record.client)
 
     async def admit(record: RequestRecord, body: GenerationRequest) -> Model:
         model = gateway.find(body.model, record)
@@ -113,7 +113,7 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     @router.post("/v1/responses", openapi_extra=_body_of(ResponseRequest))
     async def responses(request: Request) -> Response:
         body, record = await read(request, ResponseRequest), _record(request)
-        chat = await gateway.turns.run(partial(as_chat, body), _large(record), record.client)
+        chat = await gateway.turns.run(partial(as_chat, body), record.large_bytes, record.client)
         return await response(gateway, await admit(record, chat), body, chat, record)
 
     @router.get("/v1/models")
@@ -196,11 +196,6 @@ async def _tokenize(gateway: Gateway, model: Model, body: TokenizeRequest, recor
         return b"".join([*parts, b"}"])
 
     return _json(await gateway.turns.run(answer, record.body_bytes, record.client))
-
-
-def _large(record: RequestRecord) -> int:
-    """Return the size of a body, 0 for one that is read at once."""
-    return record.body_bytes if record.body_bytes > SMALL_BODY_BYTES else 0
 
 
 def _json(body: bytes) -> Response:

@@ -9,12 +9,11 @@ from starlette.requests import ClientDisconnect, Request
 from baton_gateway.bounds import MAX_JSON_CONTAINERS, MAX_JSON_STRINGS, MAX_JSON_VALUES
 from baton_gateway.errors import ApiError, bad_request, from_validation
 from baton_gateway.json_size import JsonSize, json_size, member_beyond
+from baton_gateway.record import SMALL_BODY_BYTES
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_LENGTH_DIGITS = 19
-# Whatever it holds, a body of as many bytes is read within milliseconds.
-SMALL_BODY_BYTES = 32_768
 MOST = JsonSize(containers=MAX_JSON_CONTAINERS, strings=MAX_JSON_STRINGS, values=MAX_JSON_VALUES)
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from baton_gateway.choice import Choice, Piece
 from baton_gateway.errors import ApiError
-from baton_gateway.logprobs import encoded_chat_logprobs, encoded_prompt_logprobs
+from baton_gateway.logprobs import chat_logprobs, encoded_chat_logprobs, encoded_prompt_logprobs
 from baton_gateway.shapes import Envelope, encoded_list
 from baton_gateway.tokenizer import ModelTokenizer
 from baton_gateway.tool_calls import CallReader, MakeReader, Part, read_whole
@@ -56,7 +56,7 @@ class ChatShape:
             return b""
         logprobs = b"null"
         if self._logprobs:
-            logprobs = b"".join(encoded_chat_logprobs(piece.logprobs, self._tokenizer))
+            logprobs = encode({"content": list(chat_logprobs(piece.logprobs, self._tokenizer)), "refusal": None})
         token_ids = b',"token_ids":' + encode(piece.token_ids) if self._token_ids else b""
         if self._make_reader is None:
             return self._delta(index, b'{"content":%b}' % encode(piece.text), usage, logprobs, token_ids)

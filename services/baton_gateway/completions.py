@@ -30,7 +30,7 @@ async def completion(gateway: Gateway, model: Model, request: CompletionRequest,
     tokenizer = model.served.tokenizer
     if len(request.prompt) > gateway.settings.max_prompts:
         raise bad_request(f"At most {gateway.settings.max_prompts} prompts are allowed.", "prompt")
-    grammar = grammar_of(request, gateway.settings)
+    grammar = await gateway.turns.run(partial(grammar_of, request, gateway.settings), record.large_bytes, record.client)
     with record.tokenizing():
         tokenized = await _tokenize(request, tokenizer, gateway.turns, record.client)
         words = request.bad_words or ()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from baton_gateway.bounds import MAX_SESSION_CHARS
 from baton_gateway.canary_file import CanaryFile
 from baton_gateway.catalog import Catalog, Model, Pool
 from baton_gateway.choice import Choice
@@ -51,7 +52,7 @@ class Gateway:
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
         self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)
-        self.turns = Turns(settings.tokenizer_threads, settings.max_waiting_requests)
+        self.turns = Turns(settings.tokenizer_threads)
         self.metrics = Metrics(catalog, self.tenants, self.quota, genai)
         self.metrics.draining.set_function(lambda: self.draining)
 
@@ -140,7 +141,7 @@ class Gateway:
                 queue_s=settings.queue_timeout_s,
                 resume_s=settings.resume_timeout_s,
             ),
-            record.session or request.user or "",
+            (record.session or request.user or "")[:MAX_SESSION_CHARS],
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
             record.trace_id,

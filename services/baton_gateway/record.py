@@ -14,6 +14,7 @@ from baton_gateway.turns import Client
 
 WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 SCOPE_KEY = "baton.record"
+SMALL_BODY_BYTES = 32_768
 # Where the server's own `send` is: what follows the headers of a stream concerns no layer between.
 SEND_BODY = "baton.send_body"
 
@@ -53,6 +54,11 @@ class RequestRecord:
     traceparent: str = ""  # as the caller has sent it
     trace_id: str | None = None
     end_trace: Callable[[], None] | None = None
+
+    @property
+    def large_bytes(self) -> int:
+        """The size of a body that is large; 0 of one that is dealt with in little time, whatever it holds."""
+        return self.body_bytes if self.body_bytes > SMALL_BODY_BYTES else 0
 
     @contextmanager
     def tokenizing(self) -> Iterator[None]:

@@ -88,8 +88,7 @@ class GatewaySettings(PeerSettings):
     queue_timeout_s: float = Field(default=60, gt=0)
     """Seconds a request may wait there."""
     max_waiting_requests: int = Field(default=1024, ge=0)
-    """Requests that may wait there, and as many for a thread that tokenizes; beyond, the tenant with the most to do
-    there loses its newest."""
+    """Requests that may wait there; beyond, the tenant with the most to do there loses its newest."""
     request_timeout_s: float = Field(default=3600, gt=0)
     """Seconds a request may take in all."""
     max_lost_pods: int = Field(default=5, ge=0)

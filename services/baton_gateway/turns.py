@@ -16,6 +16,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Bytes of text, which take less time than a loop can notice, and less than a trip to a thread costs at busy times.
 INLINE_BYTES = 2048
 LONG_BYTES = 65_536  # a thread is busy for tens of milliseconds with as much text
+MAX_WAITING = 1024  # works
 MAX_WAITING_BYTES = 64 * 1024 * 1024  # a thread takes some ten seconds for as much
 
 
@@ -44,8 +45,8 @@ class Turns:
     what is short, whoever it is from. Who waits with too much is refused, and who leaves does not wait any longer.
     """
 
-    def __init__(self, threads: int, most_waiting: int) -> None:
-        """most_waiting: requests that may wait; beyond, the tenant with the most to do there loses its newest."""
+    def __init__(self, threads: int, most_waiting: int = MAX_WAITING) -> None:
+        """most_waiting: works that may wait; beyond, the tenant with the most to do there loses its newest."""
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="turns")
         self._free = threads
         self._free_for_long = max(threads - 1, 1)

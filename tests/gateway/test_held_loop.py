@@ -67,7 +67,7 @@ async def test_very_many_ids_to_text(wide_stack: Stack, count: int) -> None:
 
 
 async def test_a_long_text_to_ids(wide_stack: Stack) -> None:
-    text = "hello world " * 100_000
+    text = "hello world " * 250_000
     response = await answered_beside(wide_stack, "/tokenize", {"prompt": text, "return_token_strs": True})
     found = response.json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
@@ -94,7 +94,6 @@ async def test_log_probabilities_of_a_long_prompt(wide_stack: Stack) -> None:
         ("n", {"n": 128, "prompt": ["a"] * 33}),
         ("best_of", {"n": 1, "best_of": 128, "prompt": ["a"] * 33}),
         ("logit_bias", {"logit_bias": {str(token): 1 for token in range(16_385)}}),
-        ("logit_bias", {"logit_bias": {str(token): 1 for token in range(600)}, "prompt": ["a"] * 2, "bad_words": []}),
         ("allowed_token_ids", {"allowed_token_ids": [1] * 65_537}),
         ("allowed_token_ids", {"allowed_token_ids": [1] * 3000, "prompt": ["a"] * 256}),
         ("stop_token_ids", {"stop_token_ids": [1] * 1025}),
@@ -109,10 +108,7 @@ async def test_log_probabilities_of_a_long_prompt(wide_stack: Stack) -> None:
 async def test_bounds(wide_stack: Stack, param: str, fields: dict[str, Any]) -> None:
     body = {"model": "tiny", "prompt": "hi", "max_tokens": 1, **fields}
     response = await wide_stack.http.post("/v1/completions", json=body)
-    if fields.get("bad_words") == []:
-        assert response.status_code == 200  # a request within its bounds is served
-    else:
-        assert (response.status_code, error_of(response)["param"]) == (400, param)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
 def _nested(levels: int) -> Any:
