@@ -143,3 +143,20 @@ def _nested(levels: int) -> Any:
 async def test_bounds_of_a_chat(wide_stack: Stack, param: str, fields: dict[str, Any]) -> None:
     response = await wide_stack.http.post("/v1/chat/completions", json={"model": "tiny", "messages": [USER], **fields})
     assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+async def test_arguments_of_a_call(wide_stack: Stack) -> None:
+    arguments = json.dumps({"a": [1] * 200_000})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    body = {"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [call]}], "max_tokens": 1}
+    response = await answered_beside(wide_stack, "/v1/chat/completions", body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "messages")
+
+
+async def test_equal_prompts_get_seeds_of_their_own(wide_stack: Stack) -> None:
+    wide_stack.pod.jobs.clear()
+    await wide_stack.complete(["hi"] * 3, max_tokens=1)
+    assert len({job.submit.sampling.seed for job in wide_stack.pod.jobs}) == 3
+    wide_stack.pod.jobs.clear()
+    await wide_stack.complete(["hi"] * 3, max_tokens=1, seed=7)
+    assert {job.submit.sampling.seed for job in wide_stack.pod.jobs} == {7}
