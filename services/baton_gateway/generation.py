@@ -213,7 +213,7 @@ class _Prompt:
         return self._demand
 
     def _demand_of(self, submit: pb.Submit) -> Demand:
-        known = [*submit.prompt_token_ids, *submit.continuation.token_ids]
+        known = submit.prompt_token_ids[:] + submit.continuation.token_ids[:]  # much faster than one by one
         return Demand.of(known, len(submit.prompt_token_ids) + submit.sampling.max_tokens, self._generation.session)
 
     def start(self) -> None:
