@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -119,32 +119,31 @@ class Reply(Response):
         while self._open:
             pieces = await self._read()
             parts: list[bytes] = []
-            pace = Pace()
             usage = self._running_usage()
+            pace = Pace() if len(pieces) > MANY else None
             for index, piece in pieces.items():
                 if index not in opened:
                     opened.add(index)
-                    for part in shape.opening(index, self._prompts[index // self._n], usage):
-                        parts.append(part)
-                        await pace.breathe()
+                    parts += await _made(shape.opening(index, self._prompts[index // self._n], usage))
                 parts.append(shape.chunk(index, piece, usage))
                 choice = self._choices[index]
                 if choice.finish_reason is not None:
                     parts.append(shape.closing(index, choice, usage))
-                if len(pieces) > MANY:
+                if pace is not None:
                     await pace.breathe()
             if not pieces:
                 parts.append(PING)
             if not self._open:
                 parts.append(shape.ending(self._usage().as_dict() if options.usage else None))
-            if not any(parts):
+            data = b"".join(parts) if len(parts) <= MANY else b""
+            if not data and not any(parts):
                 continue
             if not self._started:
                 self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            for data, last in _grouped(parts):
+            for group, last in ((data, True),) if data else _grouped(parts):
                 more = bool(self._open) or not last
-                await send_body({"type": "http.response.body", "body": one_line_each(data), "more_body": more})
+                await send_body({"type": "http.response.body", "body": one_line_each(group), "more_body": more})
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """End a stream by an error event; if even that cannot be written, without its end, so that it shows."""
@@ -163,10 +162,7 @@ class Reply(Response):
         for choice, pieces in zip(self._choices, collected, strict=True):
             answers.append((choice, _joined(pieces)))
             await pace.breathe()
-        body: list[bytes] = []
-        for part in self._shape.body(answers, self._prompts, self._usage().as_dict()):
-            body.append(part)
-            await pace.breathe()
+        body = await _made(self._shape.body(answers, self._prompts, self._usage().as_dict()))
         self._started = True
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % sum(map(len, body)))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -242,6 +238,16 @@ class Reply(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._generation.fail(ClientGoneError())
+
+
+async def _made(parts: Iterable[bytes]) -> list[bytes]:
+    """Make the parts of an answer, and let others have their turns on the way."""
+    made, pace = [], Pace()
+    for part in parts:
+        made.append(part)
+        if pace.over:
+            await pace.breathe()
+    return made
 
 
 def _grouped(parts: Sequence[bytes]) -> Iterator[tuple[bytes, bool]]:
