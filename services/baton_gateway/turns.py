@@ -66,9 +66,10 @@ class Turns:
             return work()
         job = _Job(work, size, client)
         if self._free and not self._queue and self._may_start(job):
-            self._start(job)
-        else:
-            self._push(job)
+            # Another future between would cost another round of the loop.
+            job.done = self._start(job)
+            return await job.done
+        self._push(job)
         try:
             return await (self._while_there(job) if job.waits and client.receive is not None else job.done)
         finally:
@@ -107,12 +108,13 @@ class Turns:
             self._no_longer_waits(job)
             self._start(job)
 
-    def _start(self, job: _Job[Any]) -> None:
+    def _start(self, job: _Job[Any]) -> "asyncio.Future[Any]":
         job.waits = False
         self._free -= 1
         self._free_for_long -= job.size > LONG_BYTES
         future = asyncio.get_running_loop().run_in_executor(self._executor, job.work)
         future.add_done_callback(partial(self._finished, job))
+        return future
 
     def _may_start(self, job: _Job[Any]) -> bool:
         return self._free_for_long > 0 or job.size <= LONG_BYTES
