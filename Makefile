@@ -39,7 +39,7 @@ clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Bato
 	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \
 		--baton $(BIN)/baton $(ARGS)
 
-fuzz: $(DEV)  ## Ten times the odd bodies that `make test` sends to the gateway (FUZZ_SEED=N repeats a run)
+fuzz: $(DEV)  ## Forty times the odd bodies that `make test` sends to the gateway (FUZZ_SEED=N repeats a run)
 	@export FUZZ_BODIES=$${FUZZ_BODIES:-200000} FUZZ_SEED=$${FUZZ_SEED:-$$RANDOM}; echo "FUZZ_SEED=$$FUZZ_SEED"; \
 		exec $(BIN)/python -m pytest tests/gateway/fuzz $(ARGS)
 

@@ -3,8 +3,10 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -32,6 +34,8 @@ from baton_gateway.quota import expected_tokens
 from baton_gateway.record import SCOPE_KEY, RequestRecord
 from baton_gateway.response_request import ResponseRequest
 from baton_gateway.responses import as_chat, response
+from baton_gateway.shapes import encoded_list
+from baton_gateway.turns import Client
 
 BODIES = (ChatCompletionRequest, CompletionRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest)
 SCHEMA_REF = "#/components/schemas/{model}"
@@ -73,7 +77,11 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     created = int(time.time())
 
     async def read(request: Request, kind: type[M]) -> M:
-        return parse_body(await read_body(request, settings.max_body_bytes, settings.body_timeout_s), kind)
+        body, record = await read_body(request, settings.max_body_bytes, settings.body_timeout_s), _record(request)
+        record.body_bytes = len(body)
+        assert record.identity is not None
+        record.client = Client(record.identity.name, record.identity.tenant.weight, request.receive)
+        return await gateway.turns.run(partial(parse_body, body, kind), record.large_bytes, record.client)
 
     async def admit(record: RequestRecord, body: GenerationRequest) -> Model:
         model = gateway.find(body.model, record)
@@ -107,7 +115,7 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     @router.post("/v1/responses", openapi_extra=_body_of(ResponseRequest))
     async def responses(request: Request) -> Response:
         body, record = await read(request, ResponseRequest), _record(request)
-        chat = as_chat(body)
+        chat = await gateway.turns.run(partial(as_chat, body), record.large_bytes, record.client)
         return await response(gateway, await admit(record, chat), body, chat, record)
 
     @router.get("/v1/models")
@@ -131,13 +139,18 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await read(request, TokenizeRequest)
         record = _record(request)
-        return await _tokenize(gateway.find(body.model, record), body, record)
+        return await _tokenize(gateway, gateway.find(body.model, record), body, record)
 
     @router.post("/detokenize", openapi_extra=_body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read(request, DetokenizeRequest)
-        model = gateway.find(body.model, _record(request))
-        return JSONResponse({"prompt": model.served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        record = _record(request)
+        tokenizer = gateway.find(body.model, record).served.tokenizer
+
+        def decode() -> bytes:
+            return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+        return _json(await gateway.turns.run(decode, len(body.tokens), record.client))
 
     return router
 
@@ -157,23 +170,29 @@ def _probe_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-async def _tokenize(model: Model, body: TokenizeRequest, record: RequestRecord) -> Response:
-    served = model.served
+async def _tokenize(gateway: Gateway, model: Model, body: TokenizeRequest, record: RequestRecord) -> Response:
+    served, max_model_len = model.served, model.max_model_len(record.identity)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either 'prompt' or 'messages'.", "prompt")
-    if body.messages is not None:
-        conversation = read_conversation(body, body.messages)
-        tokens = await served.tokenizer.run(conversation.chars, served.chat_tokens, conversation)
-    else:
-        tokens = await served.tokenizer.encode(body.prompt or "", body.add_special_tokens is not False)
-    return JSONResponse(
-        {
-            "count": len(tokens),
-            "max_model_len": model.max_model_len(record.identity),
-            "tokens": tokens,
-            "token_strs": [served.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
-        }
-    )
+
+    def tokens() -> list[int]:
+        if body.messages is not None:
+            return served.chat_tokens(read_conversation(body, body.messages))
+        return served.tokenizer.encode_now(body.prompt or "", body.add_special_tokens is not False)
+
+    def answer() -> bytes:
+        found = tokens()
+        parts = [b'{"count":%d,"max_model_len":%b,"tokens":' % (len(found), msgspec.json.encode(max_model_len))]
+        parts += encoded_list(found)
+        parts.append(b',"token_strs":')
+        parts += encoded_list(map(served.tokenizer.token_text, found)) if body.return_token_strs else (b"null",)
+        return b"".join([*parts, b"}"])
+
+    return _json(await gateway.turns.run(answer, record.body_bytes, record.client))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 def _record(request: Request) -> RequestRecord:

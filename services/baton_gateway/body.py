@@ -7,11 +7,15 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from baton_gateway.errors import ApiError, from_validation
+from baton_gateway.bounds import MAX_JSON_CONTAINERS, MAX_JSON_STRINGS, MAX_JSON_VALUES
+from baton_gateway.errors import ApiError, bad_request, from_validation
+from baton_gateway.json_size import JsonSize, json_size, member_beyond
+from baton_gateway.record import SMALL_BODY_BYTES
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_LENGTH_DIGITS = 19
+MOST = JsonSize(containers=MAX_JSON_CONTAINERS, strings=MAX_JSON_STRINGS, values=MAX_JSON_VALUES)
 
 
 async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
@@ -43,11 +47,23 @@ def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 
 
 def parse_body(body: bytes, model: type[M]) -> M:
-    """Validate a JSON body. Raises ApiError 400 naming the field at fault."""
+    """Validate a JSON body. Raises ApiError 400 naming the field at fault.
+
+    The interpreter is held until the body is read, also where a thread does it; so what it holds is counted before.
+    """
+    if len(body) > SMALL_BODY_BYTES:
+        _check_size(body)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         raise from_validation(error) from None
+
+
+def _check_size(body: bytes) -> None:
+    if (too_much := json_size(body, MOST.strings).exceeds(MOST)) is not None:
+        member = member_beyond(body, MOST)
+        where = "The body" if member is None else f"With '{member}' the body"
+        raise bad_request(f"{where} has more than {too_much}.", member, "request_too_large")
 
 
 def _too_large(limit: int) -> ApiError:

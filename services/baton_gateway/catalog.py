@@ -121,7 +121,6 @@ class Catalog:
         for model in self:
             for pool in model.pools:
                 await pool.fleet.stop()
-            model.served.tokenizer.close()
 
 
 def load_catalog(settings: GatewaySettings) -> Catalog:
@@ -130,7 +129,7 @@ def load_catalog(settings: GatewaySettings) -> Catalog:
     budget = RetryBudget(settings.retry_share, settings.retries_per_s, time.monotonic)
     models = [
         Model(
-            load_model(spec, settings.tokenizer_threads),
+            load_model(spec),
             [
                 Pool(pool, Fleet(settings, spec.name, revisions, routing, retries, budget, pool.decode, pool.prefill))
                 for pool in spec.pools

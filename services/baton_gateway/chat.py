@@ -12,7 +12,7 @@ from baton_gateway.grammar import CHAT_FORMAT, FormatFields, grammar_of
 from baton_gateway.protocol import ChatCompletionRequest
 from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply
-from baton_gateway.sampling import fit_prompt, output_budget, prompt_length, sampling_params
+from baton_gateway.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
 from baton_gateway.tool_calls import MakeReader, ToolCalls
 from baton_gateway.tool_parser import ToolParser
 from baton_proto import serving_pb2 as pb
@@ -45,11 +45,15 @@ async def prepare_chat(
     param, format_fields: what the client calls the fields that an error may be about.
     """
     served = model.served
-    grammar = grammar_of(request, gateway.settings, format_fields)
-    tools = None if request.tool_choice == "none" else request.tools
-    conversation = read_conversation(request, request.messages, tools, param)
+
+    def prepare() -> tuple[pb.Grammar | None, list[int], list[pb.TokenSequence]]:
+        grammar = grammar_of(request, gateway.settings, format_fields)
+        tools = None if request.tool_choice == "none" else request.tools
+        token_ids = served.chat_tokens(read_conversation(request, request.messages, tools, param))
+        return grammar, token_ids, bad_word_tokens(request.bad_words or (), served.tokenizer)
+
     with record.tokenizing():
-        token_ids = await served.tokenizer.run(conversation.chars, served.chat_tokens, conversation)
+        grammar, token_ids, bad_words = await gateway.turns.run(prepare, record.body_bytes, record.client)
     pool = gateway.pool(model, record, prompt_length(request, token_ids))
     limits = pool.limits()
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -62,6 +66,7 @@ async def prepare_chat(
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
+        bad_words=bad_words,
     )
     parser = served.tool_parser if request.may_call else None
     reader = _call_reader(request, parser)
@@ -95,4 +100,4 @@ async def chat_completion(
         prompt_logprobs=request.prompt_logprobs is not None,
         reader=chat.reader,
     )
-    return gateway.reply(model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record, kept=chat.kept)
+    return await gateway.reply(model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record, kept=chat.kept)

@@ -1,14 +1,14 @@
 """Answers of /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from baton_gateway.choice import Choice, Piece
 from baton_gateway.errors import ApiError
-from baton_gateway.logprobs import chat_logprobs, prompt_logprobs
-from baton_gateway.shapes import Envelope
+from baton_gateway.logprobs import chat_logprobs, encoded_chat_logprobs, encoded_prompt_logprobs
+from baton_gateway.shapes import Envelope, encoded_list
 from baton_gateway.tokenizer import ModelTokenizer
 from baton_gateway.tool_calls import CallReader, MakeReader, Part, read_whole
 from baton_proto import serving_pb2 as pb
@@ -46,15 +46,17 @@ class ChatShape:
         self._make_reader = reader
         self._readers: dict[int, CallReader] = {}  # of each choice of a stream
 
-    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> bytes:
+    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Sequence[bytes]:
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
         extra = b',"prompt_token_ids":' + encode(self._prompt_token_ids) if self._token_ids and index == 0 else b""
-        return self._envelope.event(choice, usage, extra)
+        return (self._envelope.event(choice, usage, extra),)
 
     def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
         if not piece.text and not piece.logprobs and not (self._token_ids and piece.token_ids):
             return b""
-        logprobs = encode(chat_logprobs(piece.logprobs, self._tokenizer)) if self._logprobs else b"null"
+        logprobs = b"null"
+        if self._logprobs:
+            logprobs = encode({"content": list(chat_logprobs(piece.logprobs, self._tokenizer)), "refusal": None})
         token_ids = b',"token_ids":' + encode(piece.token_ids) if self._token_ids else b""
         if self._make_reader is None:
             return self._delta(index, b'{"content":%b}' % encode(piece.text), usage, logprobs, token_ids)
@@ -93,34 +95,40 @@ class ChatShape:
 
     def body(
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
-    ) -> bytes:
-        answer: dict[str, Any] = {
-            **self._fields,
-            "choices": [self._choice(index, choice, piece) for index, (choice, piece) in enumerate(answers)],
-            "usage": usage,
-        }
+    ) -> Iterator[bytes]:
+        before = encode(self._fields)[:-1] + b',"choices":['
+        for index, (choice, piece) in enumerate(answers):
+            yield before
+            yield from self._choice(index, choice, piece)
+            before = b","
+        yield b'],"usage":' + encode(usage)
         if self._prompt_logprobs:
-            answer["prompt_logprobs"] = prompt_logprobs(prompts[0].logprobs, self._tokenizer)
+            yield b',"prompt_logprobs":'
+            yield from encoded_prompt_logprobs(prompts[0].logprobs, self._tokenizer)
         if self._token_ids:
-            answer["prompt_token_ids"] = self._prompt_token_ids
-        return encode(answer)
+            yield b',"prompt_token_ids":'
+            yield from encoded_list(self._prompt_token_ids)
+        yield b"}"
 
-    def _choice(self, index: int, choice: Choice, piece: Piece) -> dict[str, Any]:
+    def _choice(self, index: int, choice: Choice, piece: Piece) -> Iterator[bytes]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         reader = self._make_reader() if self._make_reader is not None else None
         if reader is not None:
             content, calls = read_whole(piece.text, reader)
             message |= {"content": content or None, "tool_calls": calls} if calls else {"content": content}
-        fields: dict[str, Any] = {
-            "index": index,
-            "message": message,
-            "logprobs": chat_logprobs(piece.logprobs, self._tokenizer) if self._logprobs else None,
-            "finish_reason": _finish_reason(choice, reader),
-            "stop_reason": choice.stop_reason,
-        }
+        yield b'{"index":%d,"message":%b,"logprobs":' % (index, encode(message))
+        if self._logprobs:
+            yield from encoded_chat_logprobs(piece.logprobs, self._tokenizer)
+        else:
+            yield b"null"
+        yield b',"finish_reason":%b,"stop_reason":%b' % (
+            encode(_finish_reason(choice, reader)),
+            encode(choice.stop_reason),
+        )
         if self._token_ids:
-            fields["token_ids"] = piece.token_ids
-        return fields
+            yield b',"token_ids":'
+            yield from encoded_list(piece.token_ids)
+        yield b"}"
 
 
 def _encode_part(part: Part) -> bytes:

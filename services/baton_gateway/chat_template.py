@@ -1,16 +1,18 @@
 """Writes a conversation as a prompt, as `apply_chat_template` of transformers does."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import jinja2
 
+from baton_gateway.bounds import MAX_RENDER_S, MAX_RENDERED_CHARS
 from baton_gateway.conversation import Conversation
 from baton_gateway.errors import bad_request
 from baton_gateway.protocol import Role
 from baton_gateway.template_environment import TemplateEnvironment
-from baton_gateway.template_text import TemplateText
+from baton_gateway.template_text import TemplateText, concat
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What the gateway itself gives to a template: a request may not replace it.
@@ -103,22 +105,36 @@ class ChatTemplate:
     ) -> TemplateText:
         try:
             # One mapping and no keyword arguments: a variable of any name, even `self`, is none of the method's own.
-            prompt: object = self._template.render(
-                {
-                    **self._tokens,
-                    **variables,
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
+            return _bounded(
+                self._template.generate(
+                    {
+                        **self._tokens,
+                        **variables,
+                        "messages": messages,
+                        "tools": tools,
+                        "documents": None,
+                        "add_generation_prompt": add_generation_prompt,
+                    }
+                ),
+                param,
             )
-            assert isinstance(prompt, TemplateText)
-            return prompt
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as e:
             raise bad_request(f"The chat template refused the messages: {e}", param) from None
         except RecursionError:
             raise bad_request("The messages are nested too deep for the chat template.", param) from None
+
+
+def _bounded(pieces: Iterator[str], param: str) -> TemplateText:
+    """Join what a template writes. Raises ApiError when that is too much, or takes too long."""
+    written, size, until = [], 0, time.monotonic() + MAX_RENDER_S
+    for piece in pieces:
+        written.append(piece)
+        size += len(piece)
+        if size > MAX_RENDERED_CHARS:
+            raise bad_request(f"The chat template makes more than {MAX_RENDERED_CHARS} characters of this.", param)
+        if time.monotonic() > until:
+            raise bad_request(f"The chat template takes more than {MAX_RENDER_S:.0f} seconds for this.", param)
+    return concat(written)
 
 
 def _given(message: Mapping[str, Any]) -> dict[str, Any]:

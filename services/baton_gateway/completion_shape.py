@@ -1,15 +1,16 @@
 """Answers of /v1/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from baton_gateway.choice import Choice, Piece
 from baton_gateway.errors import ApiError
-from baton_gateway.logprobs import completion_logprobs, prompt_logprobs
-from baton_gateway.shapes import Envelope
+from baton_gateway.logprobs import completion_logprobs, encoded_prompt_logprobs
+from baton_gateway.shapes import Envelope, encoded_list
 from baton_gateway.tokenizer import ModelTokenizer
 from baton_proto import serving_pb2 as pb
 
@@ -59,12 +60,13 @@ class CompletionShape:
         self._logprobs = logprobs
         self._prompt_logprobs = prompt_logprobs
 
-    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> bytes:
+    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Iterable[bytes]:
         if not self._echo and not self._token_ids:
-            return b""
-        echoed = self._echoed(index, prompt)
+            return ()
         extra = b',"prompt_token_ids":' + encode(self._prompt(index).token_ids) if self._token_ids else b""
-        return self._event(index, echoed, first_is_empty=True, extra=extra, usage=usage)
+        logprobs = self._prompt_tokens(index, prompt), self._prompt_offsets(index), True
+        text = self._prompt(index).text if self._echo else ""
+        return self._event(index, text, [], *logprobs, extra=extra, usage=usage)
 
     def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
         if not piece.text and not piece.logprobs and not (self._token_ids and piece.token_ids):
@@ -72,7 +74,8 @@ class CompletionShape:
         if self._echo and piece.offsets:
             base = len(self._prompt(index).text)
             piece.offsets = [base + offset for offset in piece.offsets]
-        return self._event(index, piece, first_is_empty=False, extra=b"", usage=usage)
+        event = self._event(index, piece.text, piece.token_ids, piece.logprobs, piece.offsets, extra=b"", usage=usage)
+        return b"".join(event)
 
     def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
         event = b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
@@ -90,76 +93,82 @@ class CompletionShape:
 
     def body(
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
-    ) -> bytes:
-        choices: list[dict[str, Any]] = []
+    ) -> Iterator[bytes]:
+        before, count = encode(self._fields)[:-1] + b',"choices":[', 0
         for number, prompt in enumerate(prompts):
             group = answers[number * self._n : (number + 1) * self._n]
             if self._kept < self._n:
                 group = sorted(group, key=_mean_logprob, reverse=True)[: self._kept]
             for choice, piece in group:
-                fields = self._choice(number * self._n, choice, piece, prompt)
-                choices.append({**fields, "index": len(choices)})
-        return encode({**self._fields, "choices": choices, "usage": usage})
+                yield before
+                yield from self._choice(count, number * self._n, choice, piece, prompt)
+                before, count = b",", count + 1
+        yield b'],"usage":%b}' % encode(usage)
 
-    def _event(self, index: int, piece: Piece, *, first_is_empty: bool, extra: bytes, usage: bytes | None) -> bytes:
-        logprobs = b"null"
+    def _event(
+        self,
+        index: int,
+        text: str,
+        token_ids: list[int],
+        logprobs: Sequence[pb.TokenLogprobs],
+        offsets: Iterable[int],
+        first_is_empty: bool = False,
+        *,
+        extra: bytes,
+        usage: bytes | None,
+    ) -> Iterator[bytes]:
+        start, end = self._envelope.around(usage)
+        yield b'%b{"index":%d,"text":%b,"logprobs":' % (start, index, encode(text))
         if self._logprobs:
-            logprobs = encode(completion_logprobs(piece.logprobs, piece.offsets, self._tokenizer, first_is_empty))
-        token_ids = b',"token_ids":' + encode(piece.token_ids) if self._token_ids else b""
-        choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null%b%b}' % (
-            index,
-            encode(piece.text),
-            logprobs,
-            token_ids,
-            extra,
-        )
-        return self._envelope.event(choice, usage)
+            yield from completion_logprobs(logprobs, offsets, self._tokenizer, first_is_empty)
+        else:
+            yield b"null"
+        ids = b',"token_ids":' + encode(token_ids) if self._token_ids else b""
+        yield b',"finish_reason":null%b%b}%b' % (ids, extra, end)
 
-    def _choice(self, index: int, choice: Choice, piece: Piece, prompt: pb.PromptInfo) -> dict[str, Any]:
-        echoed = self._echoed(index, prompt)
-        base = len(echoed.text)
-        fields: dict[str, Any] = {
-            "index": index,
-            "text": echoed.text + piece.text,
-            "logprobs": completion_logprobs(
-                echoed.logprobs + piece.logprobs,
-                echoed.offsets + [base + offset for offset in piece.offsets],
+    def _choice(self, index: int, first: int, choice: Choice, piece: Piece, prompt: pb.PromptInfo) -> Iterator[bytes]:
+        """index: in the answer. first: the number of any choice of its prompt."""
+        text = self._prompt(first).text if self._echo else ""
+        yield b'{"index":%d,"text":%b,"logprobs":' % (index, encode(text + piece.text))
+        if self._logprobs:
+            base = len(text)
+            yield from completion_logprobs(
+                [*self._prompt_tokens(first, prompt), *piece.logprobs],
+                chain(self._prompt_offsets(first), (base + offset for offset in piece.offsets)),
                 self._tokenizer,
                 first_is_empty=self._echo,
             )
-            if self._logprobs
-            else None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
+        else:
+            yield b"null"
+        yield b',"finish_reason":%b,"stop_reason":%b' % (encode(choice.finish_reason), encode(choice.stop_reason))
         if self._prompt_logprobs:
-            fields["prompt_logprobs"] = prompt_logprobs(prompt.logprobs, self._tokenizer)
+            yield b',"prompt_logprobs":'
+            yield from encoded_prompt_logprobs(prompt.logprobs, self._tokenizer)
         if self._token_ids:
-            fields["prompt_token_ids"] = self._prompt(index).token_ids
-            fields["token_ids"] = piece.token_ids
-        return fields
+            yield b',"prompt_token_ids":'
+            yield from encoded_list(self._prompt(first).token_ids)
+            yield b',"token_ids":'
+            yield from encoded_list(piece.token_ids)
+        yield b"}"
 
     def _prompt(self, index: int) -> EchoedPrompt:
         return self._prompts[index // self._n]
 
-    def _echoed(self, index: int, info: pb.PromptInfo) -> Piece:
-        """Return the prompt as the first piece of a choice; nothing when it is not echoed."""
-        if not self._echo:
-            return Piece()
-        prompt = self._prompt(index)
-        if not self._logprobs:
-            return Piece(prompt.text)
+    def _prompt_tokens(self, index: int, info: pb.PromptInfo) -> Sequence[pb.TokenLogprobs]:
+        """Return what an echoed prompt adds to the log probabilities of a choice."""
+        if not self._echo or not self._logprobs:
+            return ()
         # The first token's entry is empty, for nothing precedes it; the client still sees which token it is.
-        logprobs = [pb.TokenLogprobs(token_id=prompt.token_ids[0]), *info.logprobs[1:]]
-        return Piece(prompt.text, [], logprobs, self._offsets(prompt))
+        return [pb.TokenLogprobs(token_id=self._prompt(index).token_ids[0]), *info.logprobs[1:]]
 
-    def _offsets(self, prompt: EchoedPrompt) -> list[int]:
+    def _prompt_offsets(self, index: int) -> Iterator[int]:
+        if not self._echo or not self._logprobs:
+            return
         detokenizer = self._tokenizer.detokenizer(self._skip_special_tokens)
-        offsets, length = [], 0
-        for token_id in prompt.token_ids:
-            offsets.append(length)
+        length = 0
+        for token_id in self._prompt(index).token_ids:
+            yield length
             length += len(detokenizer.push((token_id,)))
-        return offsets
 
 
 def _mean_logprob(answer: tuple[Choice, Piece]) -> float:

@@ -2,6 +2,7 @@
 
 import random
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,5 @@ class Demand:
     ) -> "Demand":
         """Return the demand of a prompt. scope: what of prefix caches the request can find."""
         lot = zlib.crc32(session.encode(errors="replace"), _SALT) / 2**32 if session else random.random()
-        return cls(
-            len(token_ids), most_tokens, lambda block_size: block_keys(token_ids, block_size, scope), session, lot
-        )
+        ids = array("I", token_ids)  # of which copies are made much faster than of a list
+        return cls(len(ids), most_tokens, lambda block_size: block_keys(ids, block_size, scope), session, lot)

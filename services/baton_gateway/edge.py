@@ -11,6 +11,7 @@ from baton_gateway.errors import internal_error
 from baton_gateway.metrics import Metrics
 from baton_gateway.quota import Quota
 from baton_gateway.record import SCOPE_KEY, RequestRecord, new_request_id
+from baton_gateway.turns import Client
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Edge:
             self._finish(scope, record)
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
+        record.client = Client()  # the other one refers to the server's part of the request, and that to the record
         route = scope.get("route")
         record.route = getattr(route, "path", "unmatched")
         self._metrics.finished(record)

@@ -7,6 +7,8 @@ import msgspec
 from pydantic import ValidationError
 from starlette.responses import Response
 
+CLIENT_CLOSED_REQUEST = 499
+
 
 class ApiError(Exception):
     """An answer in OpenAI's error form.
@@ -71,6 +73,11 @@ def overloaded(message: str, retry_after_s: int = 1) -> ApiError:
         code="server_is_overloaded",
         headers={"retry-after": str(retry_after_s)},
     )
+
+
+def client_gone() -> ApiError:
+    """Nobody reads this one: the status is for the log, as nginx has it."""
+    return ApiError(CLIENT_CLOSED_REQUEST, "The client closed its connection.", code="client_gone")
 
 
 def timed_out() -> ApiError:

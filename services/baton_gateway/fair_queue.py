@@ -59,7 +59,7 @@ class FairQueue(Generic[Item]):
         line.finish = start + cost / weight
         line.waiting.append(_Waiting(start, cost, item))
         self._length += 1
-        return self._push_out() if self._length > self._most else None
+        return self.push_out() if self._length > self._most else None
 
     def pop(self, may: Callable[[Item], bool] = lambda _item: True) -> Item | None:
         """Return whose turn it is, None if nobody waits, or nobody may go.
@@ -107,17 +107,17 @@ class FairQueue(Generic[Item]):
             if other < priority or (other == priority and entry.start <= start)
         )
 
-    def _waiting(self) -> list[tuple[int, str]]:
-        return [key for key, line in self._lines.items() if line.waiting]
-
-    def _push_out(self) -> Item:
-        """Take the newest of the longest line of the least urgent priority."""
+    def push_out(self) -> Item:
+        """Take the newest of the longest line of the least urgent priority; some item must wait."""
         key = max(self._waiting(), key=lambda key: (key[0], self._lines[key].backlog))
         line = self._lines[key]
         entry = line.waiting.pop()
         line.finish = entry.start
         self._left(key)
         return entry.item
+
+    def _waiting(self) -> list[tuple[int, str]]:
+        return [key for key, line in self._lines.items() if line.waiting]
 
     def _left(self, key: tuple[int, str]) -> None:
         self._length -= 1

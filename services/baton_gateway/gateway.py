@@ -1,9 +1,10 @@
 """The parts every endpoint works with, and the steps all generations share."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from baton_gateway.bounds import MAX_SESSION_CHARS
 from baton_gateway.cache_salt import cache_salt
 from baton_gateway.canary_file import CanaryFile
 from baton_gateway.catalog import Catalog, Model, Pool
@@ -12,6 +13,7 @@ from baton_gateway.errors import overloaded
 from baton_gateway.generation import Generation
 from baton_gateway.limits.redis_store import RedisLimits, connect
 from baton_gateway.metrics import Metrics
+from baton_gateway.pace import Pace
 from baton_gateway.protocol import GenerationRequest
 from baton_gateway.quota import Quota
 from baton_gateway.record import RequestRecord
@@ -20,6 +22,7 @@ from baton_gateway.settings import GatewaySettings
 from baton_gateway.shapes import Shape
 from baton_gateway.stream_limits import StreamLimits
 from baton_gateway.tenants import Tenants
+from baton_gateway.turns import Turns
 from baton_proto import serving_pb2 as pb
 
 if TYPE_CHECKING:
@@ -53,6 +56,7 @@ class Gateway:
         static = [key.get_secret_value() for key in settings.api_keys]
         self.tenants = Tenants(settings.tenants_file, static, redis)
         self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)
+        self.turns = Turns(settings.tokenizer_threads)
         self.metrics = Metrics(catalog, self.tenants, self.quota, genai)
         self.metrics.draining.set_function(lambda: self.draining)
 
@@ -72,6 +76,7 @@ class Gateway:
         await self.catalog.stop()
         await self.tenants.stop()
         await self.quota.stop()
+        self.turns.close()
         await asyncio.gather(*(asyncio.to_thread(part.stop) for part in self._telemetry))
 
     @property
@@ -92,20 +97,20 @@ class Gateway:
         record.pool = pool.spec.name
         return pool
 
-    def reply(
+    async def reply(
         self,
         model: Model,
         pool: Pool,
         request: GenerationRequest,
         prompts: Sequence[list[int]],
-        sampling: Sequence[pb.SamplingParams],
+        sampling: Iterable[pb.SamplingParams],
         shape: Shape,
         record: RequestRecord,
         *,
         silent: bool = False,
         kept: Sequence[str] = (),
     ) -> Reply:
-        """Return the answer that these prompts will have; sending it sends them to the pods.
+        """Return the answer that these prompts will have, each with its parameters; sending it sends them to the pods.
 
         silent: only the prompts matter; what is generated is dropped. kept: special tokens that are a part of the text.
         """
@@ -116,18 +121,23 @@ class Gateway:
 
             trace = RequestTrace(self._tracing, request, model.name, pool.spec.name, record)
             record.end_trace, traceparent = trace.end, trace.traceparent
-        salt = cache_salt(record.identity)
-        submits = [
-            pb.Submit(
-                request_id=record.request_id,
-                prompt_token_ids=prompt,
-                sampling=params,
-                priority=_priority(request, record),
-                traceparent=traceparent,
-                cache_scope=_cache_scope(model, salt, prompt),
+        pace, priority, salt = Pace(), _priority(request, record), cache_salt(record.identity)
+        submits, choices = [], []
+        make_choice: Callable[[], Choice] | None = None
+        for prompt, params in zip(prompts, sampling, strict=True):
+            make_choice = make_choice or _choices(model, request, params, silent, kept)
+            submits.append(
+                pb.Submit(
+                    request_id=record.request_id,
+                    prompt_token_ids=prompt,
+                    sampling=params,
+                    priority=priority,
+                    traceparent=traceparent,
+                    cache_scope=_cache_scope(model, salt, prompt),
+                )
             )
-            for prompt, params in zip(prompts, sampling, strict=True)
-        ]
+            choices += [make_choice() for _ in range(request.choices)]
+            await pace.breathe()
         record.prompt_tokens = sum(map(len, prompts))
         settings = self.settings
         generation = Generation(
@@ -139,12 +149,11 @@ class Gateway:
                 queue_timeout_s=settings.queue_timeout_s,
                 resume_timeout_s=settings.resume_timeout_s,
             ),
-            record.session or request.user or "",
+            (record.session or request.user or "")[:MAX_SESSION_CHARS],
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
             record.trace_id,
         )
-        choices = [_choice(model, request, params, silent, kept) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)
         return Reply(generation, choices, shape, options, record, self.metrics, request.choices)
 
@@ -172,17 +181,24 @@ def _followers(settings: GatewaySettings, catalog: Catalog) -> "Iterator[CanaryF
         yield Discovery(settings, catalog)
 
 
-def _choice(
+def _choices(
     model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool, kept: Sequence[str]
-) -> Choice:
-    return Choice(
-        model.served.tokenizer.detokenizer(request.skip_special_tokens is not False, kept),
-        stops=request.stop or (),
-        stop_ids=frozenset((*params.eos_token_ids, *params.stop_token_ids)),
-        include_stop=bool(request.include_stop_str_in_output),
-        min_tokens=params.min_tokens,
-        silent=silent,
-    )
+) -> Callable[[], Choice]:
+    """Return what makes a choice of a request. params: of any of its prompts."""
+    stop_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
+    min_tokens = params.min_tokens
+
+    def make() -> Choice:
+        return Choice(
+            model.served.tokenizer.detokenizer(request.skip_special_tokens is not False, kept),
+            stops=request.stop or (),
+            stop_ids=stop_ids,
+            include_stop=bool(request.include_stop_str_in_output),
+            min_tokens=min_tokens,
+            silent=silent,
+        )
+
+    return make
 
 
 def _cache_scope(model: Model, salt: bytes, prompt: Sequence[int]) -> pb.CacheScope | None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from baton_gateway.admission import Ask
 from baton_gateway.errors import ApiError, overloaded
 from baton_gateway.fleet import Fleet
+from baton_gateway.pace import SLICE_S
 from baton_gateway.prompt import Prompt
 from baton_gateway.stream_limits import StreamLimits
 from baton_proto import serving_pb2 as pb
@@ -57,6 +59,7 @@ class Generation:
             submits[0].priority,
         )
         self._waiting: asyncio.TimerHandle | None = None
+        self._to_start: deque[Prompt] = deque()
         # When it wanted to be sent to pods, when its turn had come and when it was; of the monotonic clock.
         self.asked_at = self.let_in_at = 0.0
         self.sent_at: float | None = None
@@ -72,10 +75,19 @@ class Generation:
     def _come_in(self) -> None:
         self._leave_queue()
         self.let_in_at = time.monotonic()
+        self._to_start.extend(self._prompts)
+        self._start_some()
+
+    def _start_some(self) -> None:
+        """Start prompts for a slice of time, and the others later: they may be hundreds."""
+        until = time.monotonic() + SLICE_S
         try:
-            for prompt in self._prompts:
-                prompt.start()
-            self.sent_at = time.monotonic()
+            while self._to_start:
+                self._to_start.popleft().start()
+                self.sent_at = time.monotonic()
+                if self._to_start and self.sent_at > until:
+                    asyncio.get_running_loop().call_soon(self._start_some)
+                    return
         except ApiError as error:
             self.fail(error)
 
@@ -129,6 +141,7 @@ class Generation:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        self._to_start.clear()
         for prompt in self._prompts:
             prompt.cancel()
 

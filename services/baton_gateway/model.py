@@ -59,21 +59,21 @@ class ModelError(ValueError):
     """A model's folder lacks something, or it cannot be used; the message says where and what."""
 
 
-def load_model(spec: ModelSpec, tokenizer_threads: int) -> ServedModel:
+def load_model(spec: ModelSpec) -> ServedModel:
     """Read tokenizer, chat template and defaults. Raises ModelError."""
     try:
-        return _load(spec, tokenizer_threads)
+        return _load(spec)
     except (OSError, ValueError, jinja2.TemplateError) as error:
         raise ModelError(f"cannot load the model from {spec.folder}: {error}") from None
 
 
-def _load(spec: ModelSpec, tokenizer_threads: int) -> ServedModel:
+def _load(spec: ModelSpec) -> ServedModel:
     folder = spec.folder
     config = _read_json(folder / "config.json")
     generation_config = _read_json(folder / "generation_config.json")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     tokens = special_tokens(tokenizer_config)
-    tokenizer = ModelTokenizer(folder, tokenizer_threads)
+    tokenizer = ModelTokenizer(folder)
     if spec.chat_template is not None:
         source: str | None = spec.chat_template.read_text(encoding="utf-8")
     else:

@@ -10,12 +10,34 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
+from baton_gateway.bounds import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_CHOICE_OPTIONS,
+    MAX_CHOICES,
+    MAX_EXTRA_VALUES,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_MESSAGE_FIELDS,
+    MAX_MESSAGES,
+    MAX_MODEL_CHARS,
+    MAX_NESTING,
+    MAX_PARTS,
+    MAX_PROMPT_RULES,
+    MAX_SCHEMA_NAME_CHARS,
+    MAX_SCHEMA_NESTING,
+    MAX_SCHEMA_VALUES,
+    MAX_SEQUENCES,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_TEMPLATE_VALUES,
+    MAX_TOOLS,
+    MAX_USER_CHARS,
+)
 from baton_gateway.errors import bad_request
-
-MAX_LOGPROBS = 20
-MAX_CHOICES = 128
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
+from baton_gateway.json_size import excess
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
@@ -33,9 +55,24 @@ def _check_stops(stops: list[str]) -> list[str]:
     return stops
 
 
+def check_entries(value: Any, most: int) -> Any:
+    """Raises ValueError for a mapping with more entries, before each is validated."""
+    if isinstance(value, dict) and len(value) > most:
+        raise ValueError(f"must have at most {most} entries")
+    return value
+
+
+def check_json(value: Any, max_values: int, max_levels: int = MAX_NESTING) -> Any:
+    """Raises ValueError for JSON that holds more."""
+    if (too_much := excess(value, max_values, max_levels)) is not None:
+        raise ValueError(too_much)
+    return value
+
+
 def _integer_keys(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
+    check_entries(value, MAX_LOGIT_BIASES)
     # Python's int() would take more than digits: "1_0", " 1", digits of other scripts.
     if not all(isinstance(key, int) or _TOKEN_ID.fullmatch(key) for key in value):
         raise ValueError("keys must be token ids")
@@ -48,15 +85,16 @@ def _split_prompts(value: Any) -> list[Prompt]:
         return [value]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string, a list of strings, a list of token ids or a list of those, and not empty")
-    if _all_ids(value):
+    kinds = set(map(type, value))
+    if kinds == {int}:
         return [value]
-    if all(isinstance(item, str) for item in value) or all(isinstance(item, list) and _all_ids(item) for item in value):
+    if kinds == {str} or (kinds == {list} and all(not item or _all_ids(item) for item in value)):
         return value
     raise ValueError("a list must hold strings only, token ids only, or lists of token ids only")
 
 
 def _all_ids(values: list[Any]) -> bool:
-    return all(type(value) is int for value in values)
+    return set(map(type, values)) == {int}
 
 
 def flatten_content(value: Any, kinds: Sequence[str]) -> str | None:
@@ -65,6 +103,8 @@ def flatten_content(value: Any, kinds: Sequence[str]) -> str | None:
         return value
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of text parts")
+    if len(value) > MAX_PARTS:
+        raise ValueError(f"must have at most {MAX_PARTS} parts")
     texts = []
     for part in value:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
@@ -82,7 +122,7 @@ def _flatten_chat_content(value: Any) -> str | None:
 def _check_schema(value: Any) -> Any:
     if not isinstance(value, dict | bool):
         raise ValueError("must be a JSON schema")
-    return value
+    return check_json(value, MAX_SCHEMA_VALUES, MAX_SCHEMA_NESTING)
 
 
 def _check_schema_or_text(value: Any) -> Any:
@@ -103,6 +143,12 @@ JsonSchema = Annotated[dict[str, Any] | bool, PlainValidator(_check_schema)]
 JsonSchemaOrText = Annotated[dict[str, Any] | bool | str, PlainValidator(_check_schema_or_text)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(lambda value: check_json(value, MAX_TEMPLATE_VALUES))]
+Parameters = Annotated[
+    dict[str, Any], AfterValidator(lambda value: check_json(value, MAX_SCHEMA_VALUES, MAX_SCHEMA_NESTING))
+]
+ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARS)]
+User = Annotated[str, Field(max_length=MAX_USER_CHARS)]
 
 
 class RequestModel(BaseModel):
@@ -126,11 +172,25 @@ class Message(RequestModel):
     def _has_content(self) -> Self:
         if self.content is None and self.role not in ("assistant", "function"):
             raise ValueError(f"a message of role '{self.role}' needs content")
+        if self.model_extra:
+            self._check_extra(self.model_extra)
         return self
+
+    @staticmethod
+    def _check_extra(extra: dict[str, Any]) -> None:
+        if len(extra) > MAX_MESSAGE_FIELDS:
+            raise ValueError(f"a message may have at most {MAX_MESSAGE_FIELDS} fields beside role and content")
+        for name, value in extra.items():
+            if (too_much := excess(value, MAX_EXTRA_VALUES, MAX_NESTING)) is not None:
+                raise ValueError(f"'{name[:64]}' {too_much}")
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+SchemaName = Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_NAME_CHARS)]
 
 
 class NamedSchema(RequestModel):
-    name: Annotated[str, Field(min_length=1)]
+    name: SchemaName
     schema_: JsonSchema = Field(alias="schema")
     strict: bool | None = None
 
@@ -140,7 +200,7 @@ class ResponseFormat(RequestModel):
     json_schema: NamedSchema | None = None
 
 
-Choices = Annotated[list[str], Field(min_length=1)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_OPTIONS, fail_fast=True)]
 
 
 class StructuredOutputs(RequestModel):
@@ -157,7 +217,7 @@ class StructuredOutputs(RequestModel):
 class Function(RequestModel):
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 
@@ -178,11 +238,16 @@ class NamedTool:
 class SamplingRequest(RequestModel):
     """What all generation endpoints share."""
 
-    model: str
+    model: ModelName
     stream: bool | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: (
-        Annotated[list[str], Field(max_length=MAX_STOPS), BeforeValidator(_as_list), AfterValidator(_check_stops)]
+        Annotated[
+            list[str],
+            Field(max_length=MAX_STOPS, fail_fast=True),
+            BeforeValidator(_as_list),
+            AfterValidator(_check_stops),
+        ]
         | None
     ) = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -192,18 +257,26 @@ class SamplingRequest(RequestModel):
     logit_bias: (
         Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_integer_keys)] | None
     ) = None
-    user: str | None = None
+    user: User | None = None
 
     top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]],
+            Field(max_length=MAX_BAD_WORDS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True)] | None
+    ) = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 
     structured_outputs: StructuredOutputs | None = None
@@ -246,10 +319,10 @@ class GenerationRequest(SamplingRequest):
 class ChatTemplateRequest(RequestModel):
     """A conversation and how to write it as a prompt."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @model_validator(mode="after")
     def _one_ending(self) -> Self:
@@ -268,7 +341,7 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: (
         Annotated[Literal["none", "auto", "required"] | NamedTool, PlainValidator(_read_tool_choice)] | None
     ) = None
@@ -308,16 +381,25 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
             raise bad_request("Two functions of 'tools' have the same name.", "tools")
+        parameters = [tool.function.parameters for tool in self.tools or () if tool.function.parameters]
+        if (too_much := excess(parameters, MAX_SCHEMA_VALUES, MAX_SCHEMA_NESTING + 1)) is not None:
+            raise bad_request(f"The parameters of all functions of 'tools' together: {too_much}.", "tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
             raise bad_request("'tool_choice' names a function that is not among 'tools'.", "tool_choice")
         if self.tool_choice == "required" and not names:
             raise bad_request("'tool_choice' needs 'tools'.", "tool_choice")
 
 
+PROMPT_RULES = ("logit_bias", "stop_token_ids", "bad_words", "allowed_token_ids")
+
+
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], BeforeValidator(_split_prompts)]
+    prompt: Annotated[
+        list[Prompt],
+        PlainValidator(_split_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+    ]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -330,6 +412,7 @@ class CompletionRequest(GenerationRequest):
             raise bad_request("'best_of' must not be less than 'n'.", "best_of")
         if self.stream and self.selects:
             raise bad_request("The best of several choices cannot be streamed.", "best_of")
+        self._check_products()
         return self
 
     @property
@@ -341,22 +424,33 @@ class CompletionRequest(GenerationRequest):
         """Whether some of the choices are left out of the answer."""
         return self.choices > (self.n or 1)
 
+    def _check_products(self) -> None:
+        """Refuse what each prompt of many would have, when all of it together is too much."""
+        prompts = len(self.prompt)
+        if self.choices > 1 and prompts * self.choices > MAX_SEQUENCES:
+            param = "n" if self.best_of is None else "best_of"
+            raise bad_request(f"'{param}' times the number of prompts must be at most {MAX_SEQUENCES}.", param)
+        rules = {name: len(getattr(self, name) or ()) for name in PROMPT_RULES}
+        if prompts > 1 and prompts * sum(rules.values()) > MAX_PROMPT_RULES:
+            param = max(rules, key=lambda name: rules[name])
+            raise bad_request(f"'{param}' is too long for a request with {prompts} prompts.", param)
+
 
 class TokenizeRequest(RequestModel):
     """Body of POST /tokenize: a prompt or messages."""
 
-    model: str | None = None
+    model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(RequestModel):
     """Body of POST /detokenize."""
 
-    model: str | None = None
-    tokens: list[TokenId]
+    model: ModelName | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

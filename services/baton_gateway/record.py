@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 from baton_gateway.quota import Reservation
 from baton_gateway.tenants import Identity
+from baton_gateway.turns import Client
 
 WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 SCOPE_KEY = "baton.record"
+SMALL_BODY_BYTES = 32_768
 # Where the server's own `send` is: what follows the headers of a stream concerns no layer between.
 SEND_BODY = "baton.send_body"
 
@@ -44,12 +46,19 @@ class RequestRecord:
     retries: int = 0
     resumes: int = 0
     identity: Identity | None = None
+    body_bytes: int = 0
+    client: Client = field(default_factory=Client)  # of the work that is done in threads
     reservation: Reservation | None = None
     status: int = 0
     error: str | None = None
     traceparent: str = ""  # as the caller has sent it
     trace_id: str | None = None
     end_trace: Callable[[], None] | None = None
+
+    @property
+    def large_bytes(self) -> int:
+        """The size of a body that is large; 0 of one that is dealt with in little time, whatever it holds."""
+        return self.body_bytes if self.body_bytes > SMALL_BODY_BYTES else 0
 
     @contextmanager
     def tokenizing(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,9 +12,10 @@ from starlette.types import Receive, Scope, Send
 
 from baton_gateway.choice import Choice, Piece
 from baton_gateway.crash_log import log_crash
-from baton_gateway.errors import ApiError, internal_error, overloaded, timed_out
+from baton_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error, overloaded, timed_out
 from baton_gateway.generation import ClientGoneError, Generation
 from baton_gateway.metrics import Metrics
+from baton_gateway.pace import Pace
 from baton_gateway.record import SEND_BODY, RequestRecord
 from baton_gateway.shapes import Shape, Usage, one_line_each
 from baton_proto import serving_pb2 as pb
@@ -24,9 +25,10 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+MANY = 16  # pieces that take less time together than others can notice
+WRITE_BYTES = 1024 * 1024  # that are sent at a time
 PING = b": ping\n\n"
 ERROR_WRITE_TIMEOUT_S = 5.0
-CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +120,32 @@ class Reply(Response):
         opened: set[int] = set()
         while self._open:
             pieces = await self._read()
-            parts = []
+            parts: list[bytes] = []
+            usage = self._running_usage()
+            pace = Pace() if len(pieces) > MANY else None
             for index, piece in pieces.items():
-                usage = self._running_usage()
                 if index not in opened:
                     opened.add(index)
-                    parts.append(shape.opening(index, self._prompts[index // self._n], usage))
+                    parts += await _made(shape.opening(index, self._prompts[index // self._n], usage))
                 parts.append(shape.chunk(index, piece, usage))
                 choice = self._choices[index]
                 if choice.finish_reason is not None:
                     parts.append(shape.closing(index, choice, usage))
+                if pace is not None:
+                    await pace.breathe()
             if not pieces:
                 parts.append(PING)
             if not self._open:
                 parts.append(shape.ending(self._usage().as_dict() if options.usage else None))
-            data = one_line_each(b"".join(parts))
-            if not data:
+            data = b"".join(parts) if len(parts) <= MANY else b""
+            if not data and not any(parts):
                 continue
             if not self._started:
                 self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await send_body({"type": "http.response.body", "body": data, "more_body": bool(self._open)})
+            for group, last in ((data, True),) if data else _grouped(parts):
+                more = bool(self._open) or not last
+                await send_body({"type": "http.response.body", "body": one_line_each(group), "more_body": more})
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """End a stream by an error event; if even that cannot be written, without its end, so that it shows."""
@@ -152,17 +159,26 @@ class Reply(Response):
         while self._open:
             for index, piece in (await self._read()).items():
                 collected[index].append(piece)
-        answers = list(zip(self._choices, map(_joined, collected), strict=True))
-        body = self._shape.body(answers, self._prompts, self._usage().as_dict())
+        pace = Pace()
+        answers: list[tuple[Choice, Piece]] = []
+        for choice, pieces in zip(self._choices, collected, strict=True):
+            answers.append((choice, _joined(pieces)))
+            await pace.breathe()
+        body = await _made(self._shape.body(answers, self._prompts, self._usage().as_dict()))
         self._started = True
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % sum(map(len, body)))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        for data, last in _grouped(body):
+            await send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _read(self) -> dict[int, Piece]:
         """Wait for tokens; return what each choice gained, nothing after a time of silence."""
         pieces: dict[int, Piece] = {}
-        for index, delta in await self._generation.read(self._options.keepalive_s):
+        arrived = await self._generation.read(self._options.keepalive_s)
+        pace = Pace() if len(arrived) > MANY else None
+        for index, delta in arrived:
+            if pace is not None:
+                await pace.breathe()
             choice = self._choices[index]
             if choice.finish_reason is not None:
                 continue
@@ -224,6 +240,27 @@ class Reply(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._generation.fail(ClientGoneError())
+
+
+async def _made(parts: Iterable[bytes]) -> list[bytes]:
+    """Make the parts of an answer, and let others have their turns on the way."""
+    made, pace = [], Pace()
+    for part in parts:
+        made.append(part)
+        if pace.over:
+            await pace.breathe()
+    return made
+
+
+def _grouped(parts: Sequence[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Join parts, up to a size that is sent in little time; yield each with whether it is the last."""
+    start = size = 0
+    for end, part in enumerate(parts[:-1], start=1):
+        size += len(part)
+        if size > WRITE_BYTES:
+            yield b"".join(parts[start:end]), False
+            start, size = end, 0
+    yield b"".join(parts[start:]), True
 
 
 def _joined(pieces: Sequence[Piece]) -> Piece:

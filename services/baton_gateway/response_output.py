@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from baton_gateway.choice import Piece
 from baton_gateway.logprobs import chat_logprobs
 from baton_gateway.tokenizer import ModelTokenizer
 from baton_gateway.tool_calls import CallDelta, CallReader, Part
-from baton_proto import serving_pb2 as pb
 
 Event = dict[str, Any]
 Ending = Literal["completed", "incomplete"]
@@ -44,7 +45,7 @@ class MessageOutput:
         self._tokenizer = tokenizer
         self._with_logprobs = logprobs
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[msgspec.Raw] = []
 
     def begin(self) -> Sequence[Event]:
         return (
@@ -54,12 +55,14 @@ class MessageOutput:
         )
 
     def push(self, piece: Piece) -> Sequence[Event]:
-        logprobs = chat_logprobs(piece.logprobs, self._tokenizer)["content"] if self._with_logprobs else []
-        if not piece.text and not logprobs:
+        return self.add(piece.text, _entries(piece, self._tokenizer) if self._with_logprobs else [])
+
+    def add(self, text: str, logprobs: list[msgspec.Raw]) -> Sequence[Event]:
+        if not text and not logprobs:
             return ()
-        self._texts.append(piece.text)
+        self._texts.append(text)
         self._logprobs += logprobs
-        return ({"type": "response.output_text.delta", **self._part, "delta": piece.text, "logprobs": logprobs},)
+        return ({"type": "response.output_text.delta", **self._part, "delta": text, "logprobs": logprobs},)
 
     def end(self, status: Ending) -> Sequence[Event]:
         text = "".join(self._texts)
@@ -113,13 +116,13 @@ class CallsOutput:
         self._tokenizer = tokenizer
         self._with_logprobs = logprobs
         self._open: MessageOutput | CallOutput | None = None
-        self._logprobs: list[pb.TokenLogprobs] = []  # of text that may be a message's
+        self._logprobs: list[msgspec.Raw] = []  # of text that may be a message's
 
     def begin(self) -> Sequence[Event]:
         return ()
 
     def push(self, piece: Piece) -> Sequence[Event]:
-        self._logprobs += piece.logprobs
+        self._logprobs += _entries(piece, self._tokenizer) if self._with_logprobs else []
         return self._take(self._reader.push(piece.text))
 
     def end(self, status: Ending) -> Sequence[Event]:
@@ -146,7 +149,7 @@ class CallsOutput:
             self.items += self._open.items
             events += self._open.begin()
         logprobs, self._logprobs = self._logprobs, []
-        return [*events, *self._open.push(Piece(text, logprobs=logprobs))]
+        return [*events, *self._open.add(text, logprobs)]
 
     def _begin_call(self, delta: CallDelta) -> list[Event]:
         events = self._close("completed")
@@ -159,5 +162,10 @@ class CallsOutput:
         return [] if self._open is None else [*self._open.end(status)]
 
 
-def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _entries(piece: Piece, tokenizer: ModelTokenizer) -> list[msgspec.Raw]:
+    """Return the log probabilities of some tokens as JSON, which is then copied wherever they are told again."""
+    return [msgspec.Raw(msgspec.json.encode(entry)) for entry in chat_logprobs(piece.logprobs, tokenizer)]
+
+
+def _text_part(text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -4,18 +4,31 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 
+from baton_gateway.bounds import (
+    MAX_CALL_NAME_CHARS,
+    MAX_IDENTIFIER_CHARS,
+    MAX_INCLUDES,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+    MAX_TOOLS,
+)
 from baton_gateway.errors import bad_request, from_validation
 from baton_gateway.protocol import (
-    MAX_LOGPROBS,
     FunctionName,
     JsonSchema,
     NamedTool,
+    Parameters,
     RequestModel,
     SamplingRequest,
+    SchemaName,
+    TemplateVariables,
+    User,
+    check_entries,
     flatten_content,
 )
-
-MAX_METADATA = 16
 
 
 def _flatten(value: Any) -> str:
@@ -26,6 +39,7 @@ def _flatten(value: Any) -> str:
 
 
 Text = Annotated[str, BeforeValidator(_flatten)]
+CallName = Annotated[str, Field(min_length=1, max_length=MAX_CALL_NAME_CHARS)]
 
 
 class InputMessage(RequestModel):
@@ -40,8 +54,8 @@ class FunctionCall(RequestModel):
     """A call that the model has made in an earlier turn. arguments: JSON."""
 
     type: Literal["function_call"]
-    call_id: Annotated[str, Field(min_length=1)]
-    name: Annotated[str, Field(min_length=1)]
+    call_id: CallName
+    name: CallName
     arguments: str
 
 
@@ -49,7 +63,7 @@ class FunctionCallOutput(RequestModel):
     """What the function gave back."""
 
     type: Literal["function_call_output"]
-    call_id: Annotated[str, Field(min_length=1)]
+    call_id: CallName
     output: Text
 
 
@@ -66,6 +80,8 @@ def _read_input(value: Any) -> list[InputItem]:
         return [InputMessage(role="user", content=value)]
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string or a list of items, and not empty")
+    if len(value) > MAX_MESSAGES:
+        raise ValueError(f"must have at most {MAX_MESSAGES} items")
     return [_read_item(item, index) for index, item in enumerate(value)]
 
 
@@ -96,7 +112,7 @@ class TextFormat(RequestModel):
     """What the text of an answer must look like."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Annotated[str, Field(min_length=1)] | None = None
+    name: SchemaName | None = None
     description: str | None = None
     schema_: JsonSchema | None = Field(default=None, alias="schema")
     strict: bool | None = None
@@ -119,7 +135,7 @@ class FunctionTool(RequestModel):
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 
@@ -146,9 +162,9 @@ class ResponseRequest(SamplingRequest):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**32)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    include: list[Includable] | None = None
+    include: Annotated[list[Includable], Field(max_length=MAX_INCLUDES, fail_fast=True)] | None = None
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: (
         Annotated[Literal["none", "auto", "required"] | NamedTool, PlainValidator(_read_tool_choice)] | None
     ) = None
@@ -158,14 +174,17 @@ class ResponseRequest(SamplingRequest):
     store: bool | None = None
     metadata: (
         Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-            Field(max_length=MAX_METADATA),
+            dict[
+                Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)],
+                Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)],
+            ],
+            BeforeValidator(lambda value: check_entries(value, MAX_METADATA)),
         ]
         | None
     ) = None
-    safety_identifier: Annotated[str, Field(max_length=64)] | None = None
-    prompt_cache_key: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    safety_identifier: Annotated[str, Field(max_length=MAX_IDENTIFIER_CHARS)] | None = None
+    prompt_cache_key: User | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     background: bool | None = None
     previous_response_id: Any = None

@@ -1,7 +1,7 @@
 """Answers of /v1/responses."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +9,8 @@ import msgspec
 from baton_gateway.choice import Choice, Piece
 from baton_gateway.errors import ApiError
 from baton_gateway.response_output import Ending, Event, Output
+from baton_gateway.shapes import LOGPROBS_RUN
+from baton_gateway.tool_calls import READ_CHARS
 from baton_proto import serving_pb2 as pb
 
 
@@ -28,8 +30,8 @@ class ResponseShape:
         self._output = output
         self._events = 0
 
-    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> bytes:
-        return self._lifecycle("created") + self._lifecycle("in_progress") + self._write(self._output.begin())
+    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Sequence[bytes]:
+        return self._lifecycle("created"), self._lifecycle("in_progress"), self._write(self._output.begin())
 
     def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
         return self._write(self._output.push(piece))
@@ -44,7 +46,7 @@ class ResponseShape:
 
     def failure(self, error: ApiError) -> bytes:
         # A keepalive may have begun the stream before there was anything to tell.
-        opening = b"" if self._events else self.opening(0, pb.PromptInfo(), None)
+        opening = b"" if self._events else b"".join(self.opening(0, pb.PromptInfo(), None))
         events = self._write(self._output.end("incomplete"))
         code = "invalid_prompt" if error.status < 500 else "server_error"
         failed = {"code": code, "message": error.message}
@@ -53,12 +55,17 @@ class ResponseShape:
 
     def body(
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
-    ) -> bytes:
+    ) -> Iterator[bytes]:
         [(choice, piece)] = answers
-        self._output.push(piece)
+        for start in range(0, len(piece.logprobs), LOGPROBS_RUN):
+            self._output.push(Piece(logprobs=piece.logprobs[start : start + LOGPROBS_RUN]))
+            yield b""
+        for start in range(0, max(len(piece.text), 1), READ_CHARS):
+            self._output.push(Piece(piece.text[start : start + READ_CHARS]))
+            yield b""
         self._finish(choice)
         self._response["usage"] = _usage(usage)
-        return msgspec.json.encode(self._response)
+        yield msgspec.json.encode(self._response)
 
     def _finish(self, choice: Choice) -> Sequence[Event]:
         """End the output and set the status that it gives the response."""

@@ -63,7 +63,7 @@ async def response(
     else:
         output = MessageOutput(id, tokenizer, request.logprobs)
     shape = ResponseShape(_described(model.served, request, record), output)
-    return gateway.reply(
+    return await gateway.reply(
         model, prepared.pool, chat, [prepared.prompt], [prepared.sampling], shape, record, kept=prepared.kept
     )
 

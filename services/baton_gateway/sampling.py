@@ -26,8 +26,11 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     grammar: pb.Grammar | None,
+    bad_words: Sequence[pb.TokenSequence],
 ) -> pb.SamplingParams:
-    """Resolve a request. Raises ApiError for token ids outside the vocabulary and for contradictions."""
+    """Resolve a request. bad_words: as `bad_word_tokens` returns them.
+
+    Raises ApiError for token ids outside the vocabulary and for contradictions."""
     defaults = model.defaults
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
@@ -45,7 +48,7 @@ def sampling_params(
         repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
         logit_bias=request.logit_bias,
         allowed_token_ids=request.allowed_token_ids,
-        bad_words=_bad_words(request.bad_words or [], model.tokenizer),
+        bad_words=bad_words,
         stop_token_ids=request.stop_token_ids,
         # What follows a grammar has no other way to end where more could follow.
         eos_token_ids=() if request.ignore_eos and grammar is None else model.eos_token_ids,
@@ -80,7 +83,8 @@ def fit_prompt(
         token_ids = token_ids[-(keep if keep > 0 else max(limits.max_model_len - max(asked or 0, 1), 1)) :]
     if not token_ids:
         raise bad_request("The prompt is empty.", param)
-    if max(token_ids) >= limits.vocab_size or min(token_ids) < 0:
+    # One that is too long is refused anyway.
+    if len(token_ids) <= limits.max_model_len and (max(token_ids) >= limits.vocab_size or min(token_ids) < 0):
         raise bad_request(f"Token ids must be from 0 to {limits.vocab_size - 1}.", param)
     return token_ids
 
@@ -111,11 +115,11 @@ def _check_vocabulary(request: GenerationRequest, vocab_size: int) -> None:
         "allowed_token_ids": request.allowed_token_ids or (),
     }
     for name, token_ids in fields.items():
-        if any(token_id >= vocab_size for token_id in token_ids):
+        if token_ids and max(token_ids) >= vocab_size:
             raise bad_request(f"'{name}' has token ids outside the vocabulary of {vocab_size}.", name)
 
 
-def _bad_words(words: Sequence[str], tokenizer: ModelTokenizer) -> list[pb.TokenSequence]:
+def bad_word_tokens(words: Sequence[str], tokenizer: ModelTokenizer) -> list[pb.TokenSequence]:
     """Return the token sequences of words at the beginning of a text and, where those differ, after a space."""
     sequences = []
     for word in words:

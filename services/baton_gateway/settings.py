@@ -142,7 +142,8 @@ class GatewaySettings(PeerSettings):
     shutdown_grace_s: int = Field(default=60, ge=0)
     """Seconds running requests get to finish after that, while new ones are refused."""
     tokenizer_threads: int = Field(default=2, gt=0)
-    """Threads that tokenize long prompts."""
+    """Threads that read large bodies, render long conversations and tokenize long texts. Tenants take turns for
+    them."""
     otlp_endpoint: str = ""
     """OpenTelemetry collector that gets traces and the metrics of its conventions for generative AI, over gRPC:
     http://host:4317. Empty: none."""

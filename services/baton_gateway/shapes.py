@@ -1,6 +1,7 @@
 """What the generation endpoints have in common in how an answer is written."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,9 @@ import msgspec
 from baton_gateway.choice import Choice, Piece
 from baton_gateway.errors import ApiError
 from baton_proto import serving_pb2 as pb
+
+RUN = 1024  # numbers or tokens that are written as JSON in less than a millisecond
+LOGPROBS_RUN = 16  # likewise of tokens with their alternatives
 
 DONE = b"data: [DONE]\n\n"
 
@@ -22,6 +26,15 @@ def one_line_each(events: bytes) -> bytes:
     for character, escape in _LINE_ENDS:
         events = events.replace(character, escape)
     return events
+
+
+def encoded_list(values: Iterable[Any], run: int = RUN) -> Iterator[bytes]:
+    """Yield a list as JSON in parts of so many values, each of which takes less than a millisecond."""
+    rest, before = iter(values), b"["
+    while part := list(itertools.islice(rest, run)):
+        yield before + msgspec.json.encode(part)[1:-1]
+        before = b","
+    yield b"]" if before == b"," else b"[]"
 
 
 @dataclass(slots=True)
@@ -47,8 +60,8 @@ class Shape(Protocol):
     A streamed answer is made of server-sent events. `usage` is the JSON of a chunk's usage, None for no such member.
     """
 
-    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> bytes:
-        """Return what precedes the first tokens of a choice, perhaps nothing."""
+    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Iterable[bytes]:
+        """Return what precedes the first tokens of a choice, perhaps nothing, in parts that take little time each."""
         ...
 
     def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
@@ -69,8 +82,8 @@ class Shape(Protocol):
 
     def body(
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
-    ) -> bytes:
-        """Return the whole answer at once."""
+    ) -> Iterable[bytes]:
+        """Return the whole answer, in parts that take little time each."""
         ...
 
 
@@ -86,6 +99,10 @@ class Envelope:
         if usage is None:
             return b"%b%b]%b}\n\n" % (self._start, choice, extra)
         return b'%b%b]%b,"usage":%b}\n\n' % (self._start, choice, extra, usage)
+
+    def around(self, usage: bytes | None) -> tuple[bytes, bytes]:
+        """Return what stands before and behind the choice of an event."""
+        return self._start, b"]}\n\n" if usage is None else b'],"usage":%b}\n\n' % usage
 
     def ending(self, usage: dict[str, Any] | None) -> bytes:
         return DONE if usage is None else self.event(b"", msgspec.json.encode(usage)) + DONE

@@ -1,29 +1,18 @@
-"""The model's tokenizer, usable from an event loop."""
+"""The model's tokenizer. What it does with long texts belongs into a thread, see turns.py: it lets others go on."""
 
-import asyncio
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from tokenizers import Tokenizer
 
 from baton_gateway.control_tokens import ControlTokens
 from baton_gateway.detokenizer import Detokenizer, read_pieces
 
-# Shorter texts take less time to tokenize than a loop can notice, and less than a trip to a thread costs at busy times.
-INLINE_CHARS = 1024
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class ModelTokenizer:
     """tokenizer.json of a model folder."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
-        """threads: how many long texts are tokenized at a time."""
+    def __init__(self, folder: Path) -> None:
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises nothing narrower
@@ -31,23 +20,14 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._pieces = read_pieces(self._tokenizer)
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return await self.run(len(text), self.encode_now, text, add_special_tokens)
-
-    async def run(self, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that tokenizes about this many characters, in a thread if they are many."""
-        if chars <= INLINE_CHARS:
-            return function(*args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
 
     def encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
         # The batch call gives up the GIL, the single one does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        # As above.
+        return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def detokenizer(self, skip_special_tokens: bool, kept: Sequence[str] = ()) -> Detokenizer:
         """kept: special tokens that are not skipped."""
@@ -72,6 +52,3 @@ class ModelTokenizer:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)

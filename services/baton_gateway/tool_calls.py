@@ -3,10 +3,13 @@
 import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from baton_gateway.bounds import MAX_ARGUMENT_CONTAINERS, MAX_ARGUMENT_STRINGS, MAX_ARGUMENT_VALUES
+from baton_gateway.errors import bad_request
 from baton_gateway.json_depth import JsonDepth
+from baton_gateway.json_size import JsonSize, json_size
 
 CallDelta = dict[str, Any]  # a member of `tool_calls` in a stream's delta: a call's beginning, or more of its arguments
 Part = str | CallDelta  # of an answer; text is content
@@ -27,6 +30,10 @@ class CallReader(Protocol):
 
 
 MakeReader = Callable[[], CallReader]
+
+READ_CHARS = 1024
+SMALL_ARGUMENTS_CHARS = 32_768
+MOST = JsonSize(MAX_ARGUMENT_CONTAINERS, MAX_ARGUMENT_STRINGS, MAX_ARGUMENT_VALUES)
 
 # As the pods write a call (serving.proto, KIND_TOOL_CALLS): they follow this to the letter.
 _HEAD = re.compile(r'(?:\[|, )\{"name": "([^"]*)", "arguments": ')
@@ -89,7 +96,7 @@ def read_whole(text: str, reader: CallReader) -> tuple[str, list[dict[str, Any]]
     """Return the content and the calls of a whole text, as the members of a message have them."""
     content: list[str] = []
     calls: list[dict[str, Any]] = []
-    for part in (*reader.push(text), *reader.end()):
+    for part in _parts(text, reader):
         if isinstance(part, str):
             content.append(part)
         elif "id" in part:
@@ -97,6 +104,13 @@ def read_whole(text: str, reader: CallReader) -> tuple[str, list[dict[str, Any]]
         else:
             calls[-1]["function"]["arguments"] += part["function"]["arguments"]
     return "".join(content), calls
+
+
+def _parts(text: str, reader: CallReader) -> Iterator[Part]:
+    # In pieces, as a reader takes time by what it has not understood yet.
+    for start in range(0, max(len(text), 1), READ_CHARS):
+        yield from reader.push(text[start : start + READ_CHARS])
+    yield from reader.end()
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
@@ -107,10 +121,17 @@ def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"tool_calls": [_parsed(call) for call in calls]}
 
 
+def _check_size(arguments: bytes) -> None:
+    if (too_much := json_size(arguments, MOST.strings).exceeds(MOST)) is not None:
+        raise bad_request(f"The arguments of a call in the messages have more than {too_much}.", "messages")
+
+
 def _parsed(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
+    if len(function["arguments"]) > SMALL_ARGUMENTS_CHARS:
+        _check_size(function["arguments"].encode("utf-8", "replace"))
     try:
         return call | {"function": function | {"arguments": json.loads(function["arguments"] or "{}")}}
     except (ValueError, RecursionError):

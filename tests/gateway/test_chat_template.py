@@ -161,3 +161,23 @@ def test_special_tokens_as_transformers_reads_them(tmp_path, tokenizer):
     folder = write_model(tmp_path / "m", tokenizer)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     assert special_tokens(config) == PreTrainedTokenizerFast.from_pretrained(folder).special_tokens_map
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{{ messages }}{% endfor %}{% endfor %}", "characters"),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{{ '' }}{% endfor %}{% endfor %}", "seconds"),
+    ],
+)
+def test_a_template_that_does_not_end(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_gateway.chat_template.MAX_RENDER_S", 0.5 if why == "seconds" else 60)
+    template = ChatTemplate(source, {})
+    with pytest.raises(ApiError, match=f"more than [0-9]+ {why}") as caught:
+        template.render(
+            [{"role": "user", "content": "x" * 1000}],
+            add_generation_prompt=True,
+            continue_final_message=False,
+            variables={},
+        )
+    assert (caught.value.status, caught.value.param) == (400, "messages")

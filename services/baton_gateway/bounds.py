@@ -1,0 +1,58 @@
+"""The most that each part of a request may hold. Whatever holds more is a 400 that names the field.
+
+They keep the time bounded for which one request can hold the interpreter, and leave room for every honest use. What
+only depends on the model, such as the length of a prompt, is bounded by what its pods report.
+"""
+
+# The JSON of a body as a whole, whatever field it is in, also one that is ignored: it is read in one go.
+MAX_JSON_CONTAINERS = 50_000  # objects and lists
+MAX_JSON_STRINGS = 100_000  # also the keys of objects
+MAX_JSON_VALUES = 1_200_000  # also numbers: a prompt of 1,048,576 token ids fits
+# The JSON of the arguments of one call of a function, in an earlier turn of a conversation.
+MAX_ARGUMENT_CONTAINERS = 20_000
+MAX_ARGUMENT_STRINGS = 50_000
+MAX_ARGUMENT_VALUES = 200_000
+
+# A conversation.
+MAX_MESSAGES = 8_192  # also the items of the input of /v1/responses
+MAX_PARTS = 1_024  # of the content of one message
+MAX_MESSAGE_FIELDS = 32  # of one message, with those that only chat templates know
+MAX_EXTRA_VALUES = 4_096  # values inside a field of a message that only chat templates know, such as its tool_calls
+MAX_TEMPLATE_VALUES = 4_096  # values inside chat_template_kwargs
+MAX_NESTING = 32  # levels of either
+MAX_RENDERED_CHARS = 16_777_216  # of a conversation as its template writes it
+MAX_RENDER_S = 10.0  # that a template may take to do so
+
+# Functions and formats. Their text is bounded by the setting max_grammar_chars.
+MAX_TOOLS = 512  # OpenAI takes 128
+MAX_SCHEMA_VALUES = 32_768  # values inside one JSON schema, or inside the parameters of all functions together
+MAX_SCHEMA_NESTING = 192  # levels: JSON is read no deeper; the setting max_schema_depth may say less
+MAX_CHOICE_OPTIONS = 16_384  # texts of which an answer must be one
+MAX_SCHEMA_NAME_CHARS = 256  # OpenAI takes 64
+
+# Sampling.
+MAX_LOGPROBS = 20  # alternatives of a token
+MAX_CHOICES = 128  # of each prompt: n, best_of
+MAX_SEQUENCES = 4_096  # choices of all prompts of a request together
+MAX_STOPS = 16  # OpenAI takes 4
+MAX_STOP_CHARS = 1_024
+MAX_STOP_TOKENS = 1_024
+MAX_LOGIT_BIASES = 16_384
+MAX_ALLOWED_TOKENS = 65_536
+MAX_BAD_WORDS = 1_024
+MAX_BAD_WORD_CHARS = 256
+MAX_PROMPT_RULES = (
+    524_288  # biases, stop tokens, allowed tokens and bad words, times the prompts each of which has them
+)
+MAX_SCORED = 4_194_304  # log probabilities of prompt tokens, alternatives included, that one answer may have
+
+# Names.
+MAX_MODEL_CHARS = 1_024
+MAX_USER_CHARS = 1_024  # user, prompt_cache_key
+MAX_SESSION_CHARS = 1_024  # of the session's header; longer ones are cut
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+MAX_IDENTIFIER_CHARS = 64  # safety_identifier
+MAX_CALL_NAME_CHARS = 1_024  # ids and names of calls in the input of /v1/responses
+MAX_INCLUDES = 64

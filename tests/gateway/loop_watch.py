@@ -1,0 +1,95 @@
+"""How long the event loop is held by one of its callbacks, or by a thread that does not let it go on."""
+
+import asyncio
+import asyncio.events
+import gc
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MOST_S = 0.1
+TRIES = 4
+TICK_S = 0.002
+
+
+@dataclass
+class Held:
+    """Times in seconds of processor time, so that what else the machine does makes no difference.
+
+    callback: the most that one callback took. late: the most that the process worked between two turns
+    of the loop, of whichever thread.
+    """
+
+    callback: float = 0.0
+    late: float = 0.0
+    where: str = ""
+
+    @property
+    def too_long(self) -> bool:
+        return max(self.callback, self.late) > MOST_S
+
+
+@contextmanager
+def watched(held: Held) -> Iterator[None]:
+    """Note in `held` for how long the running loop is held meanwhile."""
+    run = asyncio.events.Handle._run
+    loop = asyncio.get_running_loop()
+    wall, cpu = time.perf_counter(), time.process_time()
+
+    def timed(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(handle)
+        took = time.thread_time() - began
+        if took > held.callback:
+            held.callback, held.where = took, _where(handle)
+
+    def tick() -> None:
+        nonlocal ticker
+        measure()
+        ticker = loop.call_later(TICK_S, tick)
+
+    def measure() -> None:
+        nonlocal wall, cpu
+        now_wall, now_cpu = time.perf_counter(), time.process_time()
+        held.late = max(held.late, min(now_wall - wall, now_cpu - cpu) - TICK_S)
+        wall, cpu = now_wall, now_cpu
+
+    ticker = loop.call_later(TICK_S, tick)
+    asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ticker.cancel()
+        measure()
+        asyncio.events.Handle._run = run  # type: ignore[method-assign]
+
+
+async def not_held(request: Callable[[], Awaitable[T]]) -> T:
+    """Make a request, and assert that it does not hold the loop for too long.
+
+    It is made again if it seems to: garbage that other tests have left may be collected in the middle of it, and beside
+    a busy machine a thread that has let the loop go on works while that waits for a processor.
+    """
+    for _ in range(TRIES):
+        held = Held()
+        with watched(held):
+            answer = await request()
+        if not held.too_long:
+            return answer
+        gc.collect()
+        gc.freeze()
+    raise AssertionError(f"the loop was held for {held}")
+
+
+def _where(handle: asyncio.Handle) -> str:
+    callback = getattr(handle, "_callback", None)
+    task = getattr(callback, "__self__", None)
+    if not isinstance(task, asyncio.Task):
+        return repr(callback)
+    coroutine = task.get_coro()
+    code = getattr(coroutine, "cr_code", None)
+    return f"{code.co_filename}:{code.co_name}" if code is not None else repr(coroutine)

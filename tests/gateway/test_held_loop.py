@@ -1,0 +1,162 @@
+"""Requests that are meant to hold up everybody else: the gateway goes on answering while it deals with them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from .fake_worker import echo
+from .harness import Stack, error_of, pods, running
+from .loop_watch import not_held
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def wide_stack(model_folder: Path) -> AsyncIterator[Stack]:
+    async with pods(max_model_len=2**17) as decodes, running(model_folder, decodes) as stack:
+        stack.pod.script = echo
+        yield stack
+
+
+async def answered_beside(stack: Stack, path: str, body: dict[str, Any]) -> httpx.Response:
+    """Send a request, and ask whether the gateway lives all the time until its answer; the loop must not be held."""
+    content = json.dumps(body, separators=(",", ":")).encode()
+
+    async def both() -> httpx.Response:
+        request = asyncio.create_task(stack.http.post(path, content=content))
+        while not request.done():
+            assert (await stack.http.get("/live")).status_code == 200
+            await asyncio.sleep(0.002)
+        return await request
+
+    return await not_held(both)
+
+
+WORDS = [f"w{number}" for number in range(3000)]
+USER = {"role": "user", "content": "hi"}
+
+
+async def test_bad_words_of_many_prompts(wide_stack: Stack) -> None:
+    body = {"model": "tiny", "prompt": ["hi"] * 256, "max_tokens": 1}
+    response = await answered_beside(wide_stack, "/v1/completions", {**body, "bad_words": WORDS})
+    assert (response.status_code, error_of(response)["param"]) == (400, "bad_words")
+    response = await answered_beside(wide_stack, "/v1/completions", {**body, "bad_words": WORDS[:1000]})
+    assert response.status_code == 200
+    assert len(response.json()["choices"]) == 256
+
+
+async def test_very_many_messages(wide_stack: Stack) -> None:
+    body = {"model": "tiny", "messages": [USER] * 100_000, "max_tokens": 1}
+    response = await answered_beside(wide_stack, "/v1/chat/completions", body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "messages")
+    response = await answered_beside(wide_stack, "/v1/chat/completions", {**body, "messages": [USER] * 8192})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("count", [1_000_000, 1_900_000])
+async def test_very_many_ids_to_text(wide_stack: Stack, count: int) -> None:
+    response = await answered_beside(wide_stack, "/detokenize", {"tokens": [7] * count})
+    if count > 1_200_000:
+        assert (response.status_code, error_of(response)["param"]) == (400, "tokens")
+    else:
+        assert len(response.json()["prompt"]) == count
+
+
+async def test_a_long_text_to_ids(wide_stack: Stack) -> None:
+    text = "hello world " * 250_000
+    response = await answered_beside(wide_stack, "/tokenize", {"prompt": text, "return_token_strs": True})
+    found = response.json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert "".join(found["token_strs"][1:]) == text
+
+
+async def test_functions_that_are_none(wide_stack: Stack) -> None:
+    body = {"model": "tiny", "messages": [USER], "tools": [{}] * 40_000}
+    response = await answered_beside(wide_stack, "/v1/chat/completions", body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "tools[0].type")
+
+
+async def test_log_probabilities_of_a_long_prompt(wide_stack: Stack) -> None:
+    body = {"model": "tiny", "prompt": [9] * 8000, "echo": True, "logprobs": 1, "max_tokens": 0, "n": 8}
+    response = await answered_beside(wide_stack, "/v1/completions", body)
+    assert [len(choice["logprobs"]["tokens"]) for choice in response.json()["choices"]] == [8000] * 8
+    response = await answered_beside(wide_stack, "/v1/completions", {**body, "n": 128, "logprobs": 20})
+    assert (response.status_code, error_of(response)["param"]) == (400, "logprobs")
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("n", {"n": 128, "prompt": ["a"] * 33}),
+        ("best_of", {"n": 1, "best_of": 128, "prompt": ["a"] * 33}),
+        ("logit_bias", {"logit_bias": {str(token): 1 for token in range(16_385)}}),
+        ("allowed_token_ids", {"allowed_token_ids": [1] * 65_537}),
+        ("allowed_token_ids", {"allowed_token_ids": [1] * 3000, "prompt": ["a"] * 256}),
+        ("stop_token_ids", {"stop_token_ids": [1] * 1025}),
+        ("bad_words", {"bad_words": ["a"] * 1025}),
+        ("bad_words[0]", {"bad_words": ["a" * 257]}),
+        ("user", {"user": "u" * 1025}),
+        ("model", {"model": "m" * 1025}),
+        ("guided_choice", {"guided_choice": ["a"] * 16_385}),
+        ("guided_json", {"guided_json": {"enum": [1] * 32_769}}),
+    ],
+)
+async def test_bounds(wide_stack: Stack, param: str, fields: dict[str, Any]) -> None:
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 1, **fields}
+    response = await wide_stack.http.post("/v1/completions", json=body)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("messages", {"messages": [USER] * 8193}),
+        ("messages[0].content", {"messages": [{"role": "user", "content": ["a"] * 1025}]}),
+        ("messages[0]", {"messages": [{**USER, **{f"f{number}": 1 for number in range(33)}}]}),
+        ("messages[0]", {"messages": [{**USER, "x": [1] * 4096}]}),
+        ("messages[0]", {"messages": [{**USER, "x": _nested(33)}]}),
+        ("chat_template_kwargs", {"chat_template_kwargs": {"x": [1] * 4096}}),
+        ("chat_template_kwargs", {"chat_template_kwargs": {"x": _nested(33)}}),
+        ("tools", {"tools": [{"type": "function", "function": {"name": f"f{number}"}} for number in range(513)]}),
+        (
+            "tools",
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": f"f{number}", "parameters": {"enum": [1] * 1000}}}
+                    for number in range(33)
+                ]
+            },
+        ),
+    ],
+)
+async def test_bounds_of_a_chat(wide_stack: Stack, param: str, fields: dict[str, Any]) -> None:
+    response = await wide_stack.http.post("/v1/chat/completions", json={"model": "tiny", "messages": [USER], **fields})
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+async def test_arguments_of_a_call(wide_stack: Stack) -> None:
+    arguments = json.dumps({"a": [1] * 200_000})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    body = {"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [call]}], "max_tokens": 1}
+    response = await answered_beside(wide_stack, "/v1/chat/completions", body)
+    assert (response.status_code, error_of(response)["param"]) == (400, "messages")
+
+
+async def test_equal_prompts_get_seeds_of_their_own(wide_stack: Stack) -> None:
+    wide_stack.pod.jobs.clear()
+    await wide_stack.complete(["hi"] * 3, max_tokens=1)
+    assert len({job.submit.sampling.seed for job in wide_stack.pod.jobs}) == 3
+    wide_stack.pod.jobs.clear()
+    await wide_stack.complete(["hi"] * 3, max_tokens=1, seed=7)
+    assert {job.submit.sampling.seed for job in wide_stack.pod.jobs} == {7}
