@@ -27,7 +27,7 @@ from baton_gateway.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
-from baton_gateway.quota import expected_tokens
+from baton_gateway.quota import expected_tokens, num_sequences
 from baton_gateway.record import SCOPE_KEY, RequestRecord
 from baton_gateway.response_request import ResponseRequest
 from baton_gateway.responses import as_chat, response
@@ -71,12 +71,18 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     created = int(time.time())
 
     async def read(request: Request, kind: type[M]) -> M:
+        identity = _record(request).identity
+        assert identity is not None
+        gateway.quota.check(identity)
         return parse_body(await read_body(request, settings.max_body_bytes, settings.body_timeout_s), kind)
 
-    async def admit(record: RequestRecord, body: GenerationRequest) -> Model:
+    async def admit(record: RequestRecord, body: GenerationRequest | TokenizeRequest | DetokenizeRequest) -> Model:
         model = gateway.find(body.model, record)
         assert record.identity is not None
-        record.reservation = await gateway.quota.reserve(record.identity, expected_tokens(body))
+        sequences = num_sequences(body, settings.max_sequences_per_request)
+        record.reservation = await gateway.quota.reserve(record.identity, expected_tokens(body), sequences)
+        if not isinstance(body, GenerationRequest):
+            record.reservation.used = record.reservation.tokens
         return model
 
     def card(model: Model, record: RequestRecord) -> dict[str, Any] | None:
@@ -129,12 +135,12 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await read(request, TokenizeRequest)
         record = _record(request)
-        return await _tokenize(gateway.find(body.model, record), body, record)
+        return await _tokenize(await admit(record, body), body, record)
 
     @router.post("/detokenize", openapi_extra=_body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read(request, DetokenizeRequest)
-        model = gateway.find(body.model, _record(request))
+        model = await admit(_record(request), body)
         return JSONResponse({"prompt": model.served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
     return router
@@ -171,6 +177,8 @@ async def _tokenize(model: Model, body: TokenizeRequest, record: RequestRecord) 
         text = body.prompt or ""
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     tokens = await served.tokenizer.encode(text, special)
+    if record.reservation is not None:
+        record.reservation.used = len(tokens)
     return JSONResponse(
         {
             "count": len(tokens),
