@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from baton_gateway.discovery import Discovery
     from baton_gateway.genai_metrics import GenAiMetrics
 
-MOST_PRIORITY = 2**31 - 1
-
 
 class Gateway:
     """The models, the pods that serve them, and what is measured."""
@@ -114,7 +112,8 @@ class Gateway:
                 request_id=record.request_id,
                 prompt_token_ids=prompt,
                 sampling=params,
-                priority=_priority(request, record),
+                # The operator's alone: a pod knows no tenants, so a client's would overtake those of others there.
+                priority=record.identity.tenant.priority if record.identity else 0,
                 traceparent=traceparent,
             )
             for prompt, params in zip(prompts, sampling, strict=True)
@@ -134,6 +133,7 @@ class Gateway:
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
             record.trace_id,
+            request.priority or 0,
         )
         choices = [_choice(model, request, params, silent, kept) for params in sampling for _ in range(request.choices)]
         options = self._reply_options(request)
@@ -174,9 +174,3 @@ def _choice(
         min_tokens=params.min_tokens,
         silent=silent,
     )
-
-
-def _priority(request: GenerationRequest, record: RequestRecord) -> int:
-    """Return the request's priority on top of its tenant's, within what the wire can carry."""
-    priority = (request.priority or 0) + (record.identity.tenant.priority if record.identity else 0)
-    return min(max(priority, -MOST_PRIORITY), MOST_PRIORITY)

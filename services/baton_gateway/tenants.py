@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from .keys import Key, digest, key_id, utc_now
-from .limits.store import MOST_PER_MINUTE, Limits
+from .limits.store import EVER, MOST_PER_MINUTE, Limits
 
 log = logging.getLogger(__name__)
 
@@ -24,19 +24,20 @@ _PerMinute = Annotated[int, msgspec.Meta(ge=0, le=MOST_PER_MINUTE)]
 
 
 class Tenant(msgspec.Struct, forbid_unknown_fields=True):
-    """0 = no limit. weight: of its share when there is not enough for all. models: none = all."""
+    """0 = no limit. max_streams: sequences at the same time. weight: of its share when there is not enough for all.
+    priority: among tenants; less is more urgent. models: none = all."""
 
     requests_per_minute: _PerMinute = 0
     tokens_per_minute: _PerMinute = 0
     max_streams: Annotated[int, msgspec.Meta(ge=0)] = 0
-    budget_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    budget_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
     budget_period: Literal["day", "month", "ever"] = "month"
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    priority: int = 0
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 0
     models: list[str] = []
 
     def limits(self, now: datetime) -> Limits:
-        periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}", "ever": "ever"}
+        periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}", "ever": EVER}
         return Limits(
             self.requests_per_minute,
             self.tokens_per_minute,
