@@ -67,7 +67,9 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        return not self.draining and self.catalog.ready
+        # While Redis is lost and requests are refused for that, others may still reach it.
+        refusing = self.settings.redis_lost == "refuse" and self.tenants.redis_up is False
+        return not self.draining and self.catalog.ready and self.tenants.complete and not refusing
 
     def find(self, name: str | None, record: RequestRecord) -> Model:
         """Return a model. Raises ApiError when there is none of that name, or the key of the request may not use it."""
