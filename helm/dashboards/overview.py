@@ -158,7 +158,7 @@ OVERVIEW = Board(
                 ),
                 lines(
                     "Redis",
-                    "1 while a gateway reaches it, and entries in it that cannot be used as keys; nothing without Redis.",
+                    "1 while a gateway reaches it, and entries that cannot be used as keys; nothing without Redis.",
                     COUNT,
                     Query(gateway("redis_up"), "{{instance}}"),
                     Query(gateway("unusable_keys"), "{{instance}}: unusable keys"),
