@@ -1,5 +1,6 @@
 """`baton keys`: make, list, rotate and revoke API keys."""
 
+import math
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton_cli.errors import UserError
-from baton_gateway.keys import Key, make_key, utc_now
+from baton_gateway.keys import MOST_DAYS, Key, make_key, utc_now
 
 if TYPE_CHECKING:
     from baton_gateway.key_book import KeyBook
@@ -15,23 +16,35 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make, list, rotate and revoke API keys.", no_args_is_help=True, add_completion=False)
 
 File = Annotated[
-    Path | None, typer.Option("--file", envvar="BATON_TENANTS_FILE", help="The file of tenants that has the keys.")
+    Path | None,
+    typer.Option(
+        "--file",
+        envvar="BATON_TENANTS_FILE",
+        help="The gateways' file of tenants. It has the keys, too, unless Redis has them.",
+    ),
 ]
 RedisUrl = Annotated[
-    str | None, typer.Option("--redis-url", envvar="BATON_REDIS_URL", help="The Redis that has the keys.")
+    str | None,
+    typer.Option(
+        "--redis-url",
+        envvar="BATON_REDIS_URL",
+        help="The Redis that has the keys. Which tenants there are is told by --file; without it, only 'default'.",
+    ),
 ]
 
 
 @app.command()
 def create(
     tenant: Annotated[str, typer.Argument(help="Whose key it is.")],
-    days: Annotated[float | None, typer.Option(min=0, help="How long it is valid; left out, for ever.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0, max=MOST_DAYS, help="How long it is valid; left out, for ever.")
+    ] = None,
     model: Annotated[list[str] | None, typer.Option(help="A model it may use, repeatable; left out, all.")] = None,
     file: File = None,
     redis_url: RedisUrl = None,
 ) -> None:
     """Make a key and print it, once: only its hash is kept."""
-    text, key = make_key(tenant, _in_days(days), model)
+    text, key = make_key(tenant, _in_days(days), model, days)
     _put(_book(file, redis_url), key)
     typer.echo(text)
 
@@ -48,7 +61,13 @@ def list_keys(file: File = None, redis_url: RedisUrl = None) -> None:
 @app.command()
 def rotate(
     id: Annotated[str, typer.Argument(help="The public part of the key, as `baton keys list` prints it.")],
-    overlap_hours: Annotated[float, typer.Option(min=0, help="How long the old key stays valid.")] = 24,
+    overlap_hours: Annotated[
+        float, typer.Option(min=0, max=24 * MOST_DAYS, help="How long the old key stays valid.")
+    ] = 24,
+    days: Annotated[
+        float | None,
+        typer.Option(min=0, max=MOST_DAYS, help="How long the new key is valid; left out, as long as the old one was."),
+    ] = None,
     file: File = None,
     redis_url: RedisUrl = None,
 ) -> None:
@@ -57,11 +76,17 @@ def rotate(
     old = next((key for key in book.all() if key.id == id), None)
     if old is None:
         raise UserError(f"there is no key {id!r}")
-    text, key = make_key(old.tenant, old.expires, old.models)
+    if days is None and old.days is None and old.expires is not None:
+        raise UserError(f"how long key {id!r} was made to be valid for is not known: give --days")
+    days = old.days if days is None else days
+    end = _in_days(overlap_hours / 24)
+    assert end is not None
+    text, key = make_key(old.tenant, _in_days(days), old.models, days)
     _put(book, key)
-    end = utc_now().replace(microsecond=0) + timedelta(hours=overlap_hours)
-    _put(book, Key(old.id, old.hash, old.tenant, min(end, old.expires or end), old.models))
+    ended = Key(old.id, old.hash, old.tenant, min(end, old.expires or end), old.models, old.days)
+    _put(book, ended)
     typer.echo(text)
+    typer.echo(f"new key {key.id}: {_validity(key)}; old key {old.id}: {_validity(ended)}", err=True)
 
 
 @app.command()
@@ -82,15 +107,14 @@ def _book(file: Path | None, redis_url: str | None) -> "KeyBook":
     from baton_gateway.key_book import FileKeys, RedisKeys
     from baton_gateway.tenants import TenantsError
 
-    if (file is None) == (redis_url is None):
-        raise UserError("give either --file or --redis-url")
-    if redis_url is not None:
-        return RedisKeys(Redis.from_url(redis_url))
-    assert file is not None
     try:
-        return FileKeys(file)
+        if redis_url is not None:
+            return RedisKeys(Redis.from_url(redis_url), file)
+        if file is not None:
+            return FileKeys(file)
     except TenantsError as error:
         raise UserError(str(error)) from None
+    raise UserError("give --file or --redis-url")
 
 
 def _put(book: "KeyBook", key: Key) -> None:
@@ -102,5 +126,13 @@ def _put(book: "KeyBook", key: Key) -> None:
         raise UserError(str(error)) from None
 
 
+def _validity(key: Key) -> str:
+    return f"valid until {key.expires.isoformat()}" if key.expires else "never expires"
+
+
 def _in_days(days: float | None) -> datetime | None:
-    return None if days is None else utc_now().replace(microsecond=0) + timedelta(days=days)
+    if days is None:
+        return None
+    if math.isnan(days):
+        raise UserError("a time must be a number")
+    return utc_now().replace(microsecond=0) + timedelta(days=days)

@@ -20,7 +20,8 @@ class Ask:
     """A request that wants in.
 
     come_in: called once when its turn has come, at once or later; it sends its prompts to pods. refuse: called instead
-    when it has to go. priority: less is more urgent.
+    when it has to go. priority: of its tenant among tenants; less is more urgent. order: of the request among those of
+    its tenant; less goes first.
     """
 
     demands: Sequence[Demand]  # of its prompts
@@ -29,6 +30,7 @@ class Ask:
     tenant: str = ""
     weight: float = 1.0
     priority: int = 0
+    order: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -73,14 +75,14 @@ class Admission:
         tokens = ask.num_tokens
         missing = sum(map(self._missing, ask.demands))
         rate = sum(map(self._costs.prefill_rate, pods))
-        ahead = self._queue.ahead(ask.tenant, missing, ask.weight, ask.priority)
+        ahead = self._queue.ahead(ask.tenant, missing, ask.weight, ask.priority, ask.order)
         wait = (ahead + sum(pod.prefill_tokens.ahead_of(tokens) for pod in pods)) / rate
         # What a prompt takes by itself will not be less later.
         slack = max(self._ttft_slo_s - missing / max(map(self._costs.prefill_rate, pods)), self._pod_queue_s)
         if wait > slack:
             ask.refuse(_too_busy(wait - slack))
             return
-        pushed_out = self._queue.push(ask.tenant, ask, max(missing, 1), ask.weight, ask.priority)
+        pushed_out = self._queue.push(ask.tenant, ask, max(missing, 1), ask.weight, ask.priority, ask.order)
         if pushed_out is not None:
             pushed_out.refuse(_too_busy(wait))
         self.let_in()

@@ -30,7 +30,7 @@ from baton_gateway.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
-from baton_gateway.quota import expected_tokens
+from baton_gateway.quota import expected_tokens, num_sequences
 from baton_gateway.record import SCOPE_KEY, RequestRecord
 from baton_gateway.response_request import ResponseRequest
 from baton_gateway.responses import as_chat, response
@@ -77,16 +77,21 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     created = int(time.time())
 
     async def read(request: Request, kind: type[M]) -> M:
-        body, record = await read_body(request, settings.max_body_bytes, settings.body_timeout_s), _record(request)
-        record.body_bytes = len(body)
+        record = _record(request)
         assert record.identity is not None
+        gateway.quota.check(record.identity)
+        body = await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
+        record.body_bytes = len(body)
         record.client = Client(record.identity.name, record.identity.tenant.weight, request.receive)
         return await gateway.turns.run(partial(parse_body, body, kind), record.large_bytes, record.client)
 
-    async def admit(record: RequestRecord, body: GenerationRequest) -> Model:
+    async def admit(record: RequestRecord, body: GenerationRequest | TokenizeRequest | DetokenizeRequest) -> Model:
         model = gateway.find(body.model, record)
         assert record.identity is not None
-        record.reservation = await gateway.quota.reserve(record.identity, expected_tokens(body))
+        sequences = num_sequences(body, settings.max_sequences_per_request)
+        record.reservation = await gateway.quota.reserve(record.identity, expected_tokens(body), sequences)
+        if not isinstance(body, GenerationRequest):
+            record.reservation.used = record.reservation.tokens
         return model
 
     def card(model: Model, record: RequestRecord) -> dict[str, Any] | None:
@@ -139,13 +144,13 @@ def _api_routes(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await read(request, TokenizeRequest)
         record = _record(request)
-        return await _tokenize(gateway, gateway.find(body.model, record), body, record)
+        return await _tokenize(gateway, await admit(record, body), body, record)
 
     @router.post("/detokenize", openapi_extra=_body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read(request, DetokenizeRequest)
         record = _record(request)
-        tokenizer = gateway.find(body.model, record).served.tokenizer
+        tokenizer = (await admit(record, body)).served.tokenizer
 
         def decode() -> bytes:
             return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
@@ -180,15 +185,18 @@ async def _tokenize(gateway: Gateway, model: Model, body: TokenizeRequest, recor
             return served.chat_tokens(read_conversation(body, body.messages))
         return served.tokenizer.encode_now(body.prompt or "", body.add_special_tokens is not False)
 
-    def answer() -> bytes:
+    def answer() -> tuple[bytes, int]:
         found = tokens()
         parts = [b'{"count":%d,"max_model_len":%b,"tokens":' % (len(found), msgspec.json.encode(max_model_len))]
         parts += encoded_list(found)
         parts.append(b',"token_strs":')
         parts += encoded_list(map(served.tokenizer.token_text, found)) if body.return_token_strs else (b"null",)
-        return b"".join([*parts, b"}"])
+        return b"".join([*parts, b"}"]), len(found)
 
-    return _json(await gateway.turns.run(answer, record.body_bytes, record.client))
+    content, count = await gateway.turns.run(answer, record.body_bytes, record.client)
+    if record.reservation is not None:
+        record.reservation.used = count
+    return _json(content)
 
 
 def _json(body: bytes) -> Response:

@@ -2,7 +2,7 @@
 
 from starlette.requests import Request
 
-from baton_gateway.errors import invalid_api_key
+from baton_gateway.errors import invalid_api_key, overloaded
 from baton_gateway.record import SCOPE_KEY, RequestRecord
 from baton_gateway.tenants import Tenants
 
@@ -14,13 +14,16 @@ class Authenticator:
         self._tenants = tenants
 
     async def __call__(self, request: Request) -> None:
-        """Raise ApiError 401 unless the request has a valid `Authorization: Bearer` header."""
+        """Raise ApiError 401 unless the request has a valid `Authorization: Bearer` header, 503 as long as that cannot
+        be told."""
         record: RequestRecord = request.scope[SCOPE_KEY]
         if self._tenants.open:
             record.identity = self._tenants.anyone()
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         identity = self._tenants.identify(key.strip())
+        if scheme.lower() == "bearer" and key.strip() and identity is None and not self._tenants.complete:
+            raise overloaded("The key cannot be checked yet.")
         if scheme.lower() != "bearer" or identity is None:
             raise invalid_api_key(given=bool(key.strip()))
         record.identity = identity

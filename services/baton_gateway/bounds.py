@@ -33,7 +33,6 @@ MAX_SCHEMA_NAME_CHARS = 256  # OpenAI takes 64
 # Sampling.
 MAX_LOGPROBS = 20  # alternatives of a token
 MAX_CHOICES = 128  # of each prompt: n, best_of
-MAX_SEQUENCES = 4_096  # choices of all prompts of a request together
 MAX_STOPS = 16  # OpenAI takes 4
 MAX_STOP_CHARS = 1_024
 MAX_STOP_TOKENS = 1_024

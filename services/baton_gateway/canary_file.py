@@ -4,6 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from baton_gateway.background import keep_running
 from baton_gateway.canary import CanaryError, parse_canaries
 from baton_gateway.catalog import Catalog
 
@@ -27,7 +28,7 @@ class CanaryFile:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._follow())
+        self._task = keep_running("canaries", self._follow)
 
     def stop(self) -> None:
         if self._task is not None:

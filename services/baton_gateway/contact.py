@@ -8,6 +8,7 @@ import grpc.aio
 from baton_common.peer_rpc import open_channel
 from baton_common.peer_tls import PeerTls
 from baton_common.peer_token import PeerToken
+from baton_gateway.background import keep_running
 from baton_gateway.decode_link import DecodeLink
 from baton_gateway.pods import Pod
 from baton_gateway.prefix_index import PrefixIndex
@@ -41,7 +42,7 @@ class Contact:
         self._channel = self._open_channel()
         self.link = DecodeLink(pod, lambda: self._channel, self._tell) if role == pb.ROLE_DECODE else None
         watcher = Watcher(pod, role, self._current_channel, index, timeout_s, self._reported, require_cache_scopes)
-        self._watching = asyncio.create_task(watcher.run())
+        self._watching = keep_running("pod reports", watcher.run)
 
     async def end(self) -> None:
         """Let go of the pod; what was on the link is lost."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from baton_gateway.crash_log import log_crash
+from baton_gateway.background import keep_running
 from baton_gateway.pods import Pod
 from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
@@ -87,7 +87,7 @@ class DecodeLink:
     def open(self) -> None:
         """Keep a stream open from now on."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = keep_running("decode stream", self._run)
 
     def close(self) -> None:
         """Drop the stream; what was on it is lost."""
@@ -112,9 +112,10 @@ class DecodeLink:
                 await self._read(call)
             except grpc.aio.AioRpcError as error:
                 log.warning("stream lost", extra={"pod": self.pod.address, "reason": error.code().name})
-            except Exception as error:
+            except Exception:
                 # Whatever went wrong, the requests on the stream must learn that nothing more will come.
-                log_crash("stream failed", error, pod=self.pod.address)
+                self._disconnect()
+                raise
             finally:
                 writer.cancel()
                 call.cancel()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from kubernetes import client
 
+from baton_gateway.background import FAILURES
 from baton_gateway.canary import CanaryError, parse_canaries
 from baton_gateway.catalog import Catalog, Pool
 from baton_gateway.settings import GatewaySettings
@@ -26,11 +27,13 @@ class Discovery:
         api, namespace = connect(), settings.namespace or own_namespace()
         slices, maps = client.DiscoveryV1Api(api), client.CoreV1Api(api)
         self._catalog = catalog
+        failed = FAILURES.labels("kubernetes").inc
         self._watches = [
             ObjectWatch(
                 f"pods of model {model}, pool {pool.spec.name}",
                 slices.list_namespaced_endpoint_slice,
                 _follower(pool),
+                failed,
                 namespace=namespace,
                 label_selector=pool.spec.selector,
             )
@@ -43,6 +46,7 @@ class Discovery:
                     f"ConfigMap {settings.canary_configmap}",
                     maps.list_namespaced_config_map,
                     self._canaries_changed,
+                    failed,
                     namespace=namespace,
                     field_selector=f"metadata.name={settings.canary_configmap}",
                 )

@@ -9,16 +9,17 @@ Item = TypeVar("Item")
 
 
 class _Waiting(Generic[Item]):
-    __slots__ = ("cost", "item", "start")
+    __slots__ = ("cost", "item", "order", "start")
 
-    def __init__(self, start: float, cost: float, item: Item) -> None:
+    def __init__(self, start: float, cost: float, item: Item, order: int) -> None:
         self.start = start
         self.cost = cost
         self.item = item
+        self.order = order
 
 
 class _Line(Generic[Item]):
-    """What one tenant waits for at one priority, in the order in which it came."""
+    """What one tenant waits for at one priority: by the tenant's own order, and by arrival where that is the same."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
@@ -28,6 +29,24 @@ class _Line(Generic[Item]):
     @property
     def backlog(self) -> float:
         return sum(entry.cost for entry in self.waiting) / self.weight
+
+    def place(self, order: int) -> int:
+        """Return how many go before a new one."""
+        return next((at for at, entry in enumerate(self.waiting) if entry.order > order), len(self.waiting))
+
+    def start(self, place: int, now: float) -> float:
+        """Return the virtual time at which a new one in that place would begin."""
+        return self.waiting[place].start if place < len(self.waiting) else max(now, self.finish)
+
+    def insert(self, now: float, cost: float, item: Item, order: int) -> None:
+        place = self.place(order)
+        start, share = self.start(place, now), cost / self.weight
+        # Those that it overtakes begin later by what it takes, so that the tenant has no more of the capacity than
+        # without an order.
+        for later in itertools.islice(self.waiting, place, None):
+            later.start += share
+        self.finish = share + (start if place == len(self.waiting) else self.finish)
+        self.waiting.insert(place, _Waiting(start, cost, item, order))
 
 
 class FairQueue(Generic[Item]):
@@ -48,16 +67,17 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._length
 
-    def push(self, tenant: str, item: Item, cost: float, weight: float = 1.0, priority: int = 0) -> Item | None:
+    def push(
+        self, tenant: str, item: Item, cost: float, weight: float = 1.0, priority: int = 0, order: int = 0
+    ) -> Item | None:
         """Let an item wait; return the one that has to leave because there is no room, maybe this one itself.
 
-        cost: what it takes to serve it, in any unit. priority: less is more urgent.
+        cost: what it takes to serve it, in any unit. priority: among tenants; less is more urgent. order: among those
+        of its tenant and priority; less goes first.
         """
         line = self._lines.setdefault((priority, tenant), _Line(weight))
         line.weight = weight
-        start = max(self._now.get(priority, 0.0), line.finish)
-        line.finish = start + cost / weight
-        line.waiting.append(_Waiting(start, cost, item))
+        line.insert(self._now.get(priority, 0.0), cost, item, order)
         self._length += 1
         return self.push_out() if self._length > self._most else None
 
@@ -96,19 +116,21 @@ class FairQueue(Generic[Item]):
         self._left((priority, tenant))
         return True
 
-    def ahead(self, tenant: str, cost: float, weight: float = 1.0, priority: int = 0) -> float:
+    def ahead(self, tenant: str, cost: float, weight: float = 1.0, priority: int = 0, order: int = 0) -> float:
         """Return the cost of what would be served before a new request, if nothing more came."""
-        line = self._lines.get((priority, tenant))
-        start = max(self._now.get(priority, 0.0), line.finish if line is not None else 0.0)
-        return sum(
+        mine: _Line[Item] = self._lines.get((priority, tenant)) or _Line(weight)
+        place = mine.place(order)
+        start = mine.start(place, self._now.get(priority, 0.0))
+        return sum(entry.cost for entry in itertools.islice(mine.waiting, place)) + sum(
             entry.cost
             for (other, _), line in self._lines.items()
+            if line is not mine
             for entry in line.waiting
             if other < priority or (other == priority and entry.start <= start)
         )
 
     def push_out(self) -> Item:
-        """Take the newest of the longest line of the least urgent priority; some item must wait."""
+        """Take the last of the longest line of the least urgent priority; some item must wait."""
         key = max(self._waiting(), key=lambda key: (key[0], self._lines[key].backlog))
         line = self._lines[key]
         entry = line.waiting.pop()

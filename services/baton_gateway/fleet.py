@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from baton_gateway.admission import Admission
+from baton_gateway.background import keep_running
 from baton_gateway.breaker import State
 from baton_gateway.contact import Contact
 from baton_gateway.cost import CostModel
@@ -89,8 +90,8 @@ class Fleet:
         for role in (self.router.decodes, self.router.prefills):
             for pod in role:
                 self._meet(pod, role)
-        self._letting_in = asyncio.create_task(self._keep_letting_in())
-        self._checking = asyncio.create_task(self._keep_checking())
+        self._letting_in = keep_running("queue", self._keep_letting_in)
+        self._checking = keep_running("stalled streams", self._keep_checking)
 
     async def stop(self) -> None:
         running = [task for task in (self._letting_in, self._checking) if task is not None]

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from baton_gateway.discovery import Discovery
     from baton_gateway.genai_metrics import GenAiMetrics
 
-MOST_PRIORITY = 2**31 - 1
-
 
 class Gateway:
     """The models, the pods that serve them, and what is measured."""
@@ -81,7 +79,9 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        return not self.draining and self.catalog.ready
+        # While Redis is lost and requests are refused for that, others may still reach it.
+        refusing = self.settings.redis_lost == "refuse" and self.tenants.redis_up is False
+        return not self.draining and self.catalog.ready and self.tenants.complete and not refusing
 
     def find(self, name: str | None, record: RequestRecord) -> Model:
         """Return a model. Raises ApiError when there is none of that name, or the key of the request may not use it."""
@@ -121,7 +121,7 @@ class Gateway:
 
             trace = RequestTrace(self._tracing, request, model.name, pool.spec.name, record)
             record.end_trace, traceparent = trace.end, trace.traceparent
-        pace, priority, salt = Pace(), _priority(request, record), cache_salt(record.identity)
+        pace, salt = Pace(), cache_salt(record.identity)
         submits, choices = [], []
         make_choice: Callable[[], Choice] | None = None
         for prompt, params in zip(prompts, sampling, strict=True):
@@ -131,7 +131,8 @@ class Gateway:
                     request_id=record.request_id,
                     prompt_token_ids=prompt,
                     sampling=params,
-                    priority=priority,
+                    # The operator's alone: a pod knows no tenants, so a client's would overtake those of others there.
+                    priority=record.identity.tenant.priority if record.identity else 0,
                     traceparent=traceparent,
                     cache_scope=_cache_scope(model, salt, prompt),
                 )
@@ -153,6 +154,7 @@ class Gateway:
             record.identity.name if record.identity else "",
             record.identity.tenant.weight if record.identity else 1.0,
             record.trace_id,
+            request.priority or 0,
         )
         options = self._reply_options(request)
         return Reply(generation, choices, shape, options, record, self.metrics, request.choices)
@@ -203,9 +205,3 @@ def _choices(
 
 def _cache_scope(model: Model, salt: bytes, prompt: Sequence[int]) -> pb.CacheScope | None:
     return pb.CacheScope(salt=salt, shared_tokens=model.served.published.shared_tokens(prompt)) if salt else None
-
-
-def _priority(request: GenerationRequest, record: RequestRecord) -> int:
-    """Return the request's priority on top of its tenant's, within what the wire can carry."""
-    priority = (request.priority or 0) + (record.identity.tenant.priority if record.identity else 0)
-    return min(max(priority, -MOST_PRIORITY), MOST_PRIORITY)

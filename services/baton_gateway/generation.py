@@ -33,8 +33,9 @@ class Generation:
         tenant: str = "",
         weight: float = 1.0,
         trace_id: str | None = None,
+        order: int = 0,
     ) -> None:
-        """session: as Demand has it. weight: of the tenant, when it takes turns with others.
+        """session: as Demand has it. weight: of the tenant, when it takes turns with others. order: as Ask has it.
 
         trace_id: None when it is not traced.
         """
@@ -57,6 +58,7 @@ class Generation:
             tenant,
             weight,
             submits[0].priority,
+            order,
         )
         self._waiting: asyncio.TimerHandle | None = None
         self._to_start: deque[Prompt] = deque()

@@ -8,7 +8,8 @@ import msgspec
 from redis import Redis
 
 from .keys import Key
-from .tenants import REDIS_KEYS, TenantsError, TenantsFile, read_tenants
+from .redis_keys import KEYS_AT_A_TIME, REDIS_KEYS, read_key
+from .tenants import TenantsError, TenantsFile, known_tenants, read_tenants
 
 
 class KeyBook(ABC):
@@ -61,14 +62,27 @@ class FileKeys(KeyBook):
 
 
 class RedisKeys(KeyBook):
-    def __init__(self, redis: "Redis") -> None:
+    """Keys in Redis, of the tenants in the gateways' file."""
+
+    def __init__(self, redis: "Redis", tenants: Path | None = None) -> None:
+        """tenants: the file of tenants that the gateways have; None when they have none. Raises TenantsError."""
         self._redis = redis
+        self._tenants = known_tenants(read_tenants(tenants) if tenants is not None else None)
+        self._path = tenants
 
     def all(self) -> list[Key]:
-        kept: dict[bytes, bytes] = self._redis.hgetall(REDIS_KEYS)  # type: ignore[assignment]
-        return [msgspec.json.decode(value, type=Key) for value in kept.values()]
+        """Return the keys that can be used; others are left out, as gateways do."""
+        kept = self._redis.hscan_iter(REDIS_KEYS, count=KEYS_AT_A_TIME)
+        return [key for id, value in kept if (key := read_key(id, value)) is not None]
 
     def put(self, key: Key) -> None:
+        if key.tenant not in self._tenants:
+            if self._path is not None:
+                raise TenantsError(f"{self._path} has no tenant {key.tenant!r}: add it there first")
+            raise TenantsError(
+                f"which tenants there are is not known, and gateways refuse keys of a tenant that they do not know, as "
+                f"{key.tenant!r} may be: give the gateways' file of tenants, too, with --file"
+            )
         with self._redis.pipeline() as pipeline:
             pipeline.hset(REDIS_KEYS, key.id, msgspec.json.encode(key))
             pipeline.incr(f"{REDIS_KEYS}:version")

@@ -4,35 +4,47 @@ import hashlib
 import hmac
 import secrets
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
 
 _PREFIX = "bt"
 _SECRET_BYTES = 24
+MOST_DAYS = 36_500
 
 
-class Key(msgspec.Struct, forbid_unknown_fields=True):
-    """What is kept of a key. id: its public part, for logs and for revoking it. models: none = all of its tenant's."""
+class Key(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What is kept of a key. id: its public part, for logs and for revoking it. models: none = all of its tenant's.
+
+    days: how long it was made to be valid for, which `expires` does not tell after the key was rotated.
+    """
 
     id: str
     hash: str  # SHA-256 of the whole key, in hex: of 192 random bits nobody finds the key for it
     tenant: str
     expires: datetime | None = None
     models: list[str] = []
+    days: Annotated[float, msgspec.Meta(ge=0, le=MOST_DAYS)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.expires is not None and self.expires.tzinfo is None:
+            raise ValueError(f"the expiry of key {self.id[:20]!r} has no time zone")
 
     def fits(self, text: str) -> bool:
         """Whether this is the key; takes the same time for all that are not."""
-        return hmac.compare_digest(digest(text), self.hash)
+        return hmac.compare_digest(digest(text).encode(), self.hash.encode())
 
     def expired(self, now: datetime) -> bool:
         return self.expires is not None and now >= self.expires
 
 
-def make_key(tenant: str, expires: datetime | None = None, models: list[str] | None = None) -> tuple[str, Key]:
+def make_key(
+    tenant: str, expires: datetime | None = None, models: list[str] | None = None, days: float | None = None
+) -> tuple[str, Key]:
     """Return a new key, which is to be shown once, and what is to be kept of it."""
     id = secrets.token_hex(4)
     text = f"{_PREFIX}-{id}-{secrets.token_urlsafe(_SECRET_BYTES)}"
-    return text, Key(id, digest(text), tenant, expires, models or [])
+    return text, Key(id, digest(text), tenant, expires, models or [], days)
 
 
 def key_id(text: str) -> str | None:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from baton_common.buckets import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS
 from baton_common.exposition import exemplar
+from baton_gateway.background import FAILURES
 from baton_gateway.breaker import State
 from baton_gateway.catalog import Catalog
 from baton_gateway.quota import Quota
@@ -90,6 +91,7 @@ class Metrics:
         self._resumes = Counter(
             prefix + "resumed_streams", "Choices continued on another decode pod.", registry=registry
         )
+        registry.register(FAILURES)
         registry.register(_Pools(catalog))
         catalog.revisions.register(registry)
         catalog.routing.register(registry)

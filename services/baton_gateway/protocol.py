@@ -28,7 +28,6 @@ from baton_gateway.bounds import (
     MAX_SCHEMA_NAME_CHARS,
     MAX_SCHEMA_NESTING,
     MAX_SCHEMA_VALUES,
-    MAX_SEQUENCES,
     MAX_STOP_CHARS,
     MAX_STOP_TOKENS,
     MAX_STOPS,
@@ -427,9 +426,6 @@ class CompletionRequest(GenerationRequest):
     def _check_products(self) -> None:
         """Refuse what each prompt of many would have, when all of it together is too much."""
         prompts = len(self.prompt)
-        if self.choices > 1 and prompts * self.choices > MAX_SEQUENCES:
-            param = "n" if self.best_of is None else "best_of"
-            raise bad_request(f"'{param}' times the number of prompts must be at most {MAX_SEQUENCES}.", param)
         rules = {name: len(getattr(self, name) or ()) for name in PROMPT_RULES}
         if prompts > 1 and prompts * sum(rules.values()) > MAX_PROMPT_RULES:
             param = max(rules, key=lambda name: rules[name])

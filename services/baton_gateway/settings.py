@@ -78,6 +78,8 @@ class GatewaySettings(PeerSettings):
     """Largest request body in bytes."""
     max_prompts: int = Field(default=256, gt=0)
     """Most prompts in one completions request."""
+    max_sequences_per_request: int = Field(default=256, gt=0, le=4096)
+    """Most sequences that one request may have generated: its prompts times its choices (`n`, or `best_of`)."""
     max_grammar_chars: int = Field(default=65_536, gt=0, le=65_536)
     """Longest JSON schema, regular expression, grammar or list of choices that an answer must follow, in characters."""
     max_schema_depth: int = Field(default=64, gt=0)

@@ -54,6 +54,17 @@ class _Limits(Collector):
         for name, count in self._quota.in_flight().items():
             open_now.add_metric([name], count)
         yield open_now
+        yield GaugeMetricFamily(
+            _PREFIX + "keys_age_seconds",
+            "Time since tenants and keys were last read, or found unchanged.",
+            value=self._tenants.age_s,
+        )
+        if self._tenants.unusable_keys is not None:
+            yield GaugeMetricFamily(
+                _PREFIX + "unusable_keys",
+                "Entries in Redis that cannot be used as keys.",
+                value=self._tenants.unusable_keys,
+            )
         if self._tenants.redis_up is not None:
             yield GaugeMetricFamily(
                 _PREFIX + "redis_up", "1 while Redis can be reached.", value=float(self._tenants.redis_up)

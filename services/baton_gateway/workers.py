@@ -79,6 +79,10 @@ class Watcher:
                 reason = "silent"
             except WrongPodError as error:
                 reason = str(error)
+            except Exception:
+                # Until this is run again nobody follows the pod.
+                self._lose()
+                raise
             else:
                 reason = "closed"
             if self._pod.reporting:
@@ -90,11 +94,14 @@ class Watcher:
                 level = logging.DEBUG if known else logging.INFO
                 log.log(level, "pod out of reach", extra={"pod": self._pod.address, "reason": reason})
             told = reason
-            self._pod.reporting = False
-            self._index.drop(self._pod.slot)
-            self._changed(self._pod)
+            self._lose()
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+    def _lose(self) -> None:
+        self._pod.reporting = False
+        self._index.drop(self._pod.slot)
+        self._changed(self._pod)
 
     async def _watch(self) -> None:
         stub = rpc.WorkerStub(await self._channel())  # type: ignore[no-untyped-call]

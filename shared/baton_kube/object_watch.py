@@ -28,15 +28,22 @@ class ObjectWatch:
     """
 
     def __init__(
-        self, what: str, list_call: Callable[..., Any], changed: Callable[[Objects], None], **selection: Any
+        self,
+        what: str,
+        list_call: Callable[..., Any],
+        changed: Callable[[Objects], None],
+        failed: Callable[[], None] = lambda: None,
+        **selection: Any,
     ) -> None:
         """what: for the log. list_call: of the client library, with its arguments in `selection`.
 
         changed: gets all objects by name, in the event loop that called `start`, at first and after each change.
+        failed: called in the thread when something went wrong that no API server should cause.
         """
         self._what = what
         self._list = list_call
         self._changed = changed
+        self._failed = failed
         self._selection = selection
         self._watch = Watch()
         self._stopped = threading.Event()
@@ -68,10 +75,15 @@ class ObjectWatch:
                 # An answer means that the server has another view than ours; without one only the way to it is broken.
                 if status is not None:
                     self._version = ""
-                self._stopped.wait(retry_s)
-                retry_s = min(2 * retry_s, _LAST_RETRY_S)
+            except Exception as error:  # whatever it was, the thread must not end: nobody would follow the objects
+                self._failed()
+                self._note(lost=True, why=type(error).__name__)
+                self._version = ""
             else:
                 retry_s = _FIRST_RETRY_S
+                continue
+            self._stopped.wait(retry_s)
+            retry_s = min(2 * retry_s, _LAST_RETRY_S)
 
     def _relist(self, loop: asyncio.AbstractEventLoop) -> None:
         listed = self._list(**self._selection, _request_timeout=_GRACE_S)

@@ -78,12 +78,49 @@ def test_tenants_that_always_wait_get_their_shares(
         waiting = [waiting[each] + pushed[each] - before[each] for each in range(2)]
 
 
-def test_urgent_ones_go_first() -> None:
+def test_more_urgent_tenants_go_first() -> None:
     queue: FairQueue[Item] = FairQueue(100)
     queue.push("a", ("a", 0), 1, priority=5)
     queue.push("b", ("b", 0), 100, priority=-1)
     queue.push("a", ("a", 1), 1, priority=-1)
     assert [queue.pop() for _ in range(3)] == [("a", 1), ("b", 0), ("a", 0)]
+
+
+def test_a_tenant_orders_its_own_requests() -> None:
+    queue: FairQueue[Item] = FairQueue(100)
+    for number, order in enumerate((0, 5, 0, -3, 5, -3)):
+        queue.push("a", ("a", number), cost=1, order=order)
+    assert [queue.pop() for _ in range(6)] == [("a", number) for number in (3, 5, 0, 2, 1, 4)]
+
+
+@given(
+    costs=st.lists(st.floats(1, 100), min_size=1, max_size=30),
+    orders=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=30, max_size=30),
+)
+def test_a_tenants_order_gives_it_nothing_of_the_others(costs: list[float], orders: list[int]) -> None:
+    """After every turn another tenant has had its half but for one request of each, whatever the first one asks for."""
+    queue: FairQueue[tuple[str, float]] = FairQueue(1000)
+    for number, cost in enumerate(costs):
+        queue.push("greedy", ("greedy", cost), cost, order=orders[number])
+        queue.push("calm", ("calm", cost), cost)
+    served = Counter[str]()
+    while len({tenant for tenant, line in queue._lines.items() if line.waiting}) == 2:
+        popped = queue.pop()
+        assert popped is not None
+        served[popped[0]] += popped[1]  # type: ignore[assignment]
+        assert served["greedy"] - served["calm"] <= 2 * max(costs) * (1 + 1e-9)
+
+
+def test_a_tenants_order_pushes_out_none_of_another() -> None:
+    queue: FairQueue[Item] = FairQueue(4)
+    for number in range(2):
+        queue.push("calm", ("calm", number), cost=1, order=7)
+    for number in range(2):
+        queue.push("pushy", ("pushy", number), cost=1, order=-5)
+    assert queue.push("pushy", ("pushy", 2), cost=1, order=-(2**31)) == ("pushy", 1)
+    assert queue.push("pushy", ("pushy", 3), cost=1, order=0) == ("pushy", 3)
+    assert queue.ahead("pushy", 1, order=-(2**31)) == 3
+    assert queue.ahead("pushy", 1) == 4
 
 
 def test_when_it_is_full_the_longest_line_gives_way() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
+from baton_gateway.keys import make_key
 from baton_proto import serving_pb2 as pb
 
 from .harness import Stack, error_of, pods, running
@@ -104,3 +106,28 @@ async def test_waiting_is_measured(model_folder: Path):
     assert 0 < seen[prefix + "queue_seconds_sum", (("model", "tiny"),)] < 10
     # Nobody computed the prompt that was refused.
     assert seen[prefix + "prompt_tokens_total", (("model", "tiny"),)] == len(stack.pod.jobs[0].prompt)
+
+
+async def test_a_clients_priority_orders_its_own_requests_and_overtakes_nobody(tmp_path: Path, model_folder: Path):
+    file, made = tmp_path / "tenants.yaml", {name: make_key(name) for name in ("pushy", "calm")}
+    kept = [{"id": key.id, "hash": key.hash, "tenant": name} for name, (_, key) in made.items()]
+    file.write_text(yaml.safe_dump({"tenants": {name: {} for name in made}, "keys": kept}))
+
+    async with busy(model_folder, seconds=5, tenants_file=file, max_waiting_requests=3, pod_queue_s=0.001) as stack:
+
+        async def send(tenant: str, prompt: list[int], priority: int) -> httpx.Response:
+            body = {"model": "tiny", "prompt": prompt, "priority": priority}
+            headers = {"authorization": f"Bearer {made[tenant][0]}"}
+            return await stack.http.post("/v1/completions", json=body, headers=headers)
+
+        tasks = []
+        for number, (tenant, priority) in enumerate((("calm", 5), ("pushy", 0), ("pushy", -9))):
+            tasks.append(asyncio.create_task(send(tenant, [number + 10] * 20, priority)))
+            await stack.until(lambda: stack.fleet.admission.waiting == len(tasks))
+        # The place of its own less urgent request is the one that it takes.
+        tasks.append(asyncio.create_task(send("pushy", [13] * 20, -9)))
+        assert (await tasks[1]).status_code == 503
+        await queue(stack, 0)
+        answers = await asyncio.gather(*tasks)
+        assert [answer.status_code for answer in answers] == [200, 503, 200, 200]
+        assert [job.prompt[0] for job in stack.pod.jobs] == [10, 12, 13]

@@ -95,3 +95,24 @@ async def test_what_was_known_stays_while_the_server_is_away(
     await seen.until(a="1", b="2")
     events = [getattr(record, "event", None) for record in caplog.records]
     assert [event for event in events if event] == ["kubernetes_lost", "kubernetes_back"]
+
+
+async def test_an_unforeseen_error_ends_nothing_and_is_told(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[None] = []
+    seen, relist = Seen(), ObjectWatch._relist
+
+    def fail_once(self: ObjectWatch, loop: asyncio.AbstractEventLoop) -> None:
+        if not failures:
+            raise KeyError("unforeseen")
+        relist(self, loop)
+
+    monkeypatch.setattr(ObjectWatch, "_relist", fail_once)
+    maps = client.CoreV1Api(api.client()).list_namespaced_config_map
+    watch = ObjectWatch("maps", maps, seen.take, lambda: failures.append(None), namespace="default")
+    put(api, "a", "1")
+    watch.start()
+    await seen.until(a="1")
+    put(api, "b", "2")
+    await seen.until(a="1", b="2")
+    watch.stop()
+    assert len(failures) == 1

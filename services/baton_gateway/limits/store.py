@@ -13,13 +13,18 @@ MINUTE_US = 60_000_000
 # Beyond this the products would not be exact in Redis, whose numbers are doubles.
 MOST_PER_MINUTE = 100_000_000
 
-Refusal = Literal["requests", "tokens", "streams", "budget", "too_large"]
-REFUSALS: tuple[Refusal, ...] = ("requests", "tokens", "streams", "budget", "too_large")
+# The period of a budget that never begins anew: what was used of it is kept for good.
+EVER = "ever"
+
+# too_large, too_many: a request that alone is more than the limit on tokens, or on streams.
+Refusal = Literal["requests", "tokens", "streams", "budget", "too_large", "too_many"]
+REFUSALS: tuple[Refusal, ...] = ("requests", "tokens", "streams", "budget", "too_large", "too_many")
 
 
 class Limits(msgspec.Struct, frozen=True):
     """What a tenant may use; 0 = any amount.
 
+    max_streams: sequences that are generated at the same time; a request has one for each prompt and choice.
     budget: tokens in a period, which is named so that the next one is another; None = any amount.
     """
 
@@ -51,8 +56,11 @@ class Decision(msgspec.Struct, frozen=True):
 class LimitStore(Protocol):
     """Counts what tenants use. Every call is one step that no other call comes between."""
 
-    async def reserve(self, tenant: str, limits: Limits, reservation: str, tokens: int) -> Decision:
-        """Take one request, one stream and so many tokens, or nothing at all."""
+    async def reserve(self, tenant: str, limits: Limits, reservation: str, tokens: int, streams: int = 1) -> Decision:
+        """Take one request, so many streams and so many tokens, or nothing at all.
+
+        A reservation that is open already is granted again and takes nothing, so that a call may be repeated.
+        """
 
     async def settle(self, tenant: str, limits: Limits, reservation: str, unused: int) -> None:
         """End a reservation and give back what was not used of its tokens; a negative number takes more. Once: later

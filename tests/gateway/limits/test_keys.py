@@ -4,15 +4,17 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from redis import Redis
 from typer.testing import CliRunner
 
+from baton_cli.errors import UserError
 from baton_cli.main import app
 from baton_gateway.key_book import FileKeys, RedisKeys
 from baton_gateway.keys import make_key, utc_now
@@ -35,6 +37,14 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def keys_in_redis(redis_server: RedisServer) -> Iterator["Redis"]:
+    redis = Redis.from_url(redis_server.url)
+    redis.delete("baton:keys", "baton:keys:version")
+    yield redis
+    redis.delete("baton:keys", "baton:keys:version")
+
+
 async def within_a_second(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 1
     while not condition():
@@ -44,7 +54,7 @@ async def within_a_second(condition: Callable[[], object]) -> None:
 
 def baton(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["keys", *arguments])
-    return result.exit_code, result.output.strip() or str(result.exception)
+    return result.exit_code, result.stdout.strip() or str(result.exception)
 
 
 def test_a_key_is_found_by_its_text_and_not_kept(file: Path) -> None:
@@ -157,7 +167,7 @@ async def test_a_mounted_secret_is_replaced_by_its_link(tmp_path: Path, secrets:
 
 
 async def test_keys_in_redis_are_seen_and_revoked(file: Path, redis_server: RedisServer) -> None:
-    book = RedisKeys(Redis.from_url(redis_server.url))
+    book = RedisKeys(Redis.from_url(redis_server.url), file)
     tenants = [Tenants(file, redis=connect(redis_server.url)) for _ in range(2)]
     for each in tenants:
         each.start()
@@ -172,13 +182,13 @@ async def test_keys_in_redis_are_seen_and_revoked(file: Path, redis_server: Redi
 
 @pytest.mark.parametrize("where", ["file", "redis"])
 def test_the_command_makes_lists_rotates_and_revokes(file: Path, redis_server: RedisServer, where: str) -> None:
-    place = ["--file", str(file)] if where == "file" else ["--redis-url", redis_server.url]
+    place = ["--file", str(file)] if where == "file" else ["--redis-url", redis_server.url, "--file", str(file)]
 
     def identify(text: str) -> Any:
         if where == "file":
             return Tenants(file).identify(text)
         tenants = Tenants(file, redis=connect(redis_server.url))
-        asyncio.run(tenants._read_redis(tenants._redis))  # type: ignore[arg-type]
+        asyncio.run(tenants._redis_keys.follow())  # type: ignore[union-attr]
         return tenants.identify(text)
 
     code, text = baton("create", "acme", "--days", "30", "--model", "tiny", *place)
@@ -202,12 +212,121 @@ def test_the_command_makes_lists_rotates_and_revokes(file: Path, redis_server: R
     assert "nothing" in message
 
 
-def test_the_command_says_what_is_wrong(file: Path) -> None:
+def test_the_command_says_what_is_wrong(file: Path, redis_server: RedisServer, keys_in_redis: "Redis") -> None:
     for arguments, what in (
         (["create", "nobody", "--file", str(file)], "nobody"),
         (["create", "acme"], "--redis-url"),
-        (["list", "--file", str(file), "--redis-url", "redis://x"], "--redis-url"),
+        (["create", "acme", "--redis-url", redis_server.url], "--file"),
+        (["create", "nobody", "--redis-url", redis_server.url, "--file", str(file)], "nobody"),
     ):
         code, message = baton(*arguments)
         assert code == 1
         assert what in message
+    assert keys_in_redis.hlen("baton:keys") == 0
+
+
+async def test_a_key_whose_tenant_is_gone_is_refused(
+    file: Path, redis_server: RedisServer, keys_in_redis: "Redis"
+) -> None:
+    text, key = make_key("small")
+    RedisKeys(keys_in_redis, file).put(key)
+    static = "sk-static"
+    tenants = Tenants(file, [static], connect(redis_server.url))
+    tenants.start()
+    await within_a_second(lambda: tenants.identify(text))
+    await asyncio.to_thread(file.write_text, "tenants: {acme: {}}")
+    await within_a_second(lambda: tenants.identify(text) is None)
+    # Static keys are of a tenant that needs no entry.
+    assert (tenants.identify(static) or tenants).name == "default"  # type: ignore[union-attr]
+    await tenants.stop()
+
+
+async def test_without_a_file_redis_has_keys_of_the_default_tenant_alone(
+    redis_server: RedisServer, keys_in_redis: "Redis"
+) -> None:
+    (text, key), (foreign_text, foreign) = make_key("default"), make_key("acme")
+    RedisKeys(keys_in_redis).put(key)
+    with pytest.raises(TenantsError, match="--file"):
+        RedisKeys(keys_in_redis).put(foreign)
+    keys_in_redis.hset("baton:keys", foreign.id, msgspec.json.encode(foreign))
+    tenants = Tenants(None, redis=connect(redis_server.url))
+    tenants.start()
+    await within_a_second(lambda: tenants.identify(text))
+    assert tenants.identify(foreign_text) is None
+    await tenants.stop()
+
+
+async def test_a_bad_entry_in_redis_harms_only_itself(
+    file: Path, redis_server: RedisServer, keys_in_redis: "Redis", caplog: pytest.LogCaptureFixture
+) -> None:
+    (text, key), (odd_text, odd), (late_text, late) = (make_key("small") for _ in range(3))
+    book = RedisKeys(keys_in_redis, file)
+    good = {"id": key.id, "hash": key.hash, "tenant": "small"}
+    bad: dict[str | bytes, Any] = {
+        "notjson": "{SECRET",
+        b"\xff": b"\xff\xfe",
+        "unknown": json.dumps({**good, "id": "unknown", "colour": "red"}),
+        "naive": json.dumps({**good, "id": "naive", "expires": "2030-01-01T00:00:00"}),
+        "wrong": json.dumps({**good, "id": "wrong", "models": 5}),
+        "huge": json.dumps({**good, "id": "huge", "models": ["x" * 100_000]}),
+        "deep": '{"id":' + "[" * 8000,
+        "half": '{"id": "half", "hash": "\\ud800", "tenant": "small"}',
+        # Of another one's id: it must not take the place of that key.
+        "zzz": json.dumps({**good, "hash": "0" * 64}),
+    }
+    for id, value in bad.items():
+        keys_in_redis.hset("baton:keys", id, value)
+    # A hash that can be read, but is none.
+    keys_in_redis.hset("baton:keys", odd.id, json.dumps({**good, "id": odd.id, "hash": "\u00e9"}))
+    book.put(key)
+    tenants = Tenants(file, redis=connect(redis_server.url))
+    tenants.start()
+    await within_a_second(lambda: tenants.identify(text))
+    assert tenants.identify(odd_text) is None
+    assert tenants.unusable_keys == len(bad)
+    assert {each.id for each in book.all()} == {key.id, odd.id}
+    await asyncio.to_thread(book.put, late)
+    await within_a_second(lambda: tenants.identify(late_text))
+    await asyncio.to_thread(book.remove, key.id)
+    await within_a_second(lambda: tenants.identify(text) is None)
+    assert "SECRET" not in caplog.text
+    await tenants.stop()
+
+
+@pytest.mark.parametrize("where", ["file", "redis"])
+def test_a_rotated_key_has_a_life_of_its_own(
+    file: Path, redis_server: RedisServer, keys_in_redis: "Redis", where: str
+) -> None:
+    place = ["--file", str(file), *(["--redis-url", redis_server.url] if where == "redis" else [])]
+    book = RedisKeys(keys_in_redis, file) if where == "redis" else FileKeys(file)
+
+    def days_left(text: str) -> float | None:
+        found = RedisKeys(keys_in_redis, file) if where == "redis" else FileKeys(file)
+        [key] = [key for key in found.all() if key.id == text.split("-")[1]]
+        return None if key.expires is None else round((key.expires - utc_now()) / timedelta(days=1), 2)
+
+    def rotate(text: str, *arguments: str) -> str:
+        result = CliRunner().invoke(app, ["keys", "rotate", text.split("-")[1], *arguments, *place])
+        assert result.exit_code == 0, result.exception
+        new = result.stdout.strip()
+        end = "never expires" if days_left(new) is None else "valid until"
+        assert f"new key {new.split('-')[1]}: {end}" in result.stderr
+        return new
+
+    _, first = baton("create", "acme", "--days", "30", *place)
+    [old] = (book if where == "redis" else FileKeys(file)).all()
+    # Nearly over, as most are that get rotated.
+    old.expires = utc_now().replace(microsecond=0) + timedelta(days=2)
+    (book if where == "redis" else FileKeys(file)).put(old)
+    second = rotate(first)
+    assert (days_left(first), days_left(second)) == (1, 30)
+    assert days_left(rotate(first)) == 30
+    assert days_left(rotate(second, "--days", "7")) == 7
+    _, endless = baton("create", "acme", *place)
+    assert days_left(rotate(endless)) is None
+    # That one ends with the overlap now, which was not its life.
+    code, message = baton("rotate", endless.split("-")[1], *place)
+    assert (code, "--days" in message) == (1, True)
+    for days in ("inf", "nan", "1e9", "-1"):
+        result = CliRunner().invoke(app, ["keys", "rotate", first.split("-")[1], "--days", days, *place])
+        assert result.exit_code == 2 or isinstance(result.exception, UserError)

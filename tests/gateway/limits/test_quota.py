@@ -8,9 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import yaml
+from redis.asyncio import Redis
 
 from baton_gateway.keys import make_key
 from baton_gateway.quota import duration
@@ -252,3 +254,146 @@ async def test_the_official_client_understands(tmp_path: Path, model_folder: Pat
 )
 def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+async def test_tokenizing_is_counted(tmp_path: Path, model_folder: Path) -> None:
+    limits = {"a": {"tokens_per_minute": 1000}, "b": {"requests_per_minute": 2}, "c": {"tokens_per_minute": 10}}
+    async with house(tmp_path, model_folder, limits) as it:
+        [stack] = it.stacks
+
+        async def post(tenant: str, path: str, **body: Any) -> httpx.Response:
+            headers = {"authorization": f"Bearer {it.keys[tenant]}"}
+            answer = await stack.http.post(path, json=body, headers=headers)
+            await stack.until(lambda: not stack.gateway.quota._settling)
+            return answer
+
+        left = 1000.0
+        for path, body in (
+            ("/tokenize", {"prompt": "hello " * 40}),
+            ("/tokenize", {"messages": [{"role": "user", "content": "hello " * 40}]}),
+            ("/detokenize", {"tokens": [5] * 100}),
+        ):
+            answer = await post("a", path, **body)
+            assert answer.status_code == 200
+            left -= len(body["tokens"]) if "tokens" in body else answer.json()["count"]
+            seen = await it.ask("a")
+            await stack.until(lambda: not stack.gateway.quota._settling)
+            # The request that looks takes its own share before it is told, and some leaks away.
+            assert left - 7 <= int(seen.headers["x-ratelimit-remaining-tokens"]) <= left + 40
+            left -= seen.json()["usage"]["total_tokens"]
+        assert [(await post("b", "/tokenize", prompt="x")).status_code for _ in range(3)] == [200, 200, 429]
+        assert (await post("b", "/detokenize", tokens=[1])).status_code == 429
+        refused = await post("c", "/detokenize", tokens=[5] * 11)
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "false")
+
+
+async def test_every_sequence_is_a_stream(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"max_streams": 6}, "b": {}}) as it:
+        [stack] = it.stacks
+        stack.pod.script, answering = hang(7, 8), stack.pod.script
+        held = asyncio.create_task(it.ask("a", prompt=[[1, 2], [3, 4]], n=2, stream=True))
+        await stack.until(lambda: len(stack.gateway.quota._live) == 1)
+        refused = await it.ask("a", n=2, best_of=3)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert "6 sequences at the same time; 3 were asked for" in refused.json()["error"]["message"]
+        never = await it.ask("a", prompt=[[1]] * 4, n=2)
+        assert (never.status_code, never.headers["x-should-retry"]) == (429, "false")
+        assert "8 sequences" in never.json()["error"]["message"]
+        stack.pod.script = answering
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+        await stack.until(lambda: not stack.gateway.quota._settling and not stack.gateway.quota._live)
+        assert (await it.ask("a", prompt=[[1]] * 3, n=2)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [[1]] * 9}, "prompt"),
+        ({"prompt": [[1]] * 3, "n": 3}, "n"),
+        ({"n": 9}, "n"),
+        ({"n": 1, "best_of": 9}, "best_of"),
+    ],
+)
+async def test_sequences_of_a_request_are_bounded(
+    tmp_path: Path, model_folder: Path, fields: dict[str, Any], param: str
+) -> None:
+    async with house(tmp_path, model_folder, {"a": {}}, max_sequences_per_request=8) as it:
+        answer = await it.ask("a", **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert "At most 8 sequences" in answer.json()["error"]["message"]
+        assert (await it.ask("a", prompt=[[1]] * 4, n=2)).status_code == 200
+
+
+async def test_who_has_no_requests_left_is_refused_before_the_body_is_read(tmp_path: Path, model_folder: Path) -> None:
+    async with house(tmp_path, model_folder, {"a": {"requests_per_minute": 60}}) as it:
+        [stack] = it.stacks
+        headers = {"authorization": f"Bearer {it.keys['a']}"}
+
+        async def unreadable(path: str = "/v1/completions") -> httpx.Response:
+            return await stack.http.post(path, content=b"{", headers=headers)
+
+        assert (await unreadable()).status_code == 400
+        first = [await it.ask("a") for _ in range(61)][-1]
+        assert first.status_code == 429
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
+            refused = await unreadable(path)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert 0 < int(refused.headers["retry-after-ms"]) <= int(first.headers["retry-after-ms"])
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        # No longer than it is true: a request leaks away in a second.
+        await asyncio.sleep(int(refused.headers["retry-after-ms"]) / 1000)
+        assert (await it.ask("a")).status_code == 200
+        assert (await it.ask("a")).status_code == 429
+        file = tmp_path / "tenants.yaml"
+        file.write_text(file.read_text().replace("requests_per_minute: 60", "requests_per_minute: 6000"))
+        await stack.until(lambda: stack.gateway.tenants.known["a"].requests_per_minute == 6000)
+        assert (await unreadable()).status_code == 400
+
+
+async def until_used(redis: "Redis", tenant: str, most: int) -> None:
+    """Wait until the tokens counted in Redis are no more than that."""
+    async with asyncio.timeout(5):
+        while int(await redis.hget(f"baton:{{{tenant}}}:limits", "used") or most + 1) > most:  # type: ignore[misc]
+            await asyncio.sleep(0.05)
+
+
+async def test_a_reservation_whose_answer_was_lost_is_charged_once(
+    tmp_path: Path, model_folder: Path, redis_server: RedisServer
+) -> None:
+    limits = {"charged-once": {"budget_tokens": 10_000, "budget_period": "ever", "max_streams": 5}}
+    redis = Redis.from_url(redis_server.url)
+    async with house(tmp_path, model_folder, limits, redis_url=redis_server.url) as it:
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            assert (await it.ask("charged-once", max_tokens=100, n=4)).status_code == 200
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+        await until_used(redis, "charged-once", 0)
+        assert (await it.ask("charged-once", prompt=[1, 2, 3], max_tokens=1)).status_code == 200
+        await until_used(redis, "charged-once", 4)
+        assert not await redis.zcard("baton:{charged-once}:streams")
+    await redis.aclose()
+
+
+async def test_what_was_used_while_redis_was_lost_is_settled_when_it_is_back(
+    tmp_path: Path, model_folder: Path, redis_server: RedisServer
+) -> None:
+    limits = {"settled-late": {"budget_tokens": 10_000, "budget_period": "ever"}}
+    redis = Redis.from_url(redis_server.url)
+    async with house(tmp_path, model_folder, limits, redis_url=redis_server.url) as it:
+        [stack] = it.stacks
+        stack.pod.script = hang(7, 8)
+        held = asyncio.create_task(it.ask("settled-late", max_tokens=100, stream=True))
+        await stack.until(lambda: stack.pod.jobs)
+        os.kill(redis_server.pid, signal.SIGSTOP)
+        try:
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+            await stack.until(lambda: not stack.gateway.quota._live)
+            await stack.until(lambda: not stack.gateway.quota._settling)
+        finally:
+            os.kill(redis_server.pid, signal.SIGCONT)
+        await until_used(redis, "settled-late", 10)
+    await redis.aclose()
