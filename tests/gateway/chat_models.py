@@ -156,4 +156,4 @@ def served(
 ) -> ServedModel:
     write_model(folder, tokenizer or tokenizer_of("byte level"), template=template)
     pools = (PoolSpec(decode=("127.0.0.1:1",)),)
-    return load_model(ModelSpec(name="m", folder=folder, pools=pools, special_tokens_in_content=policy), 1)
+    return load_model(ModelSpec(name="m", folder=folder, pools=pools, special_tokens_in_content=policy))

@@ -185,7 +185,7 @@ def test_published_messages_are_found_wherever_the_template_puts_them(tmp_path, 
     folder = write_model(tmp_path / "model", tokenizer, **({"template": template} if template else {}))
     turns = tuple(PublishedMessage(role=role, content=content) for role, content in messages)
     spec = ModelSpec(folder=folder, pools=(PoolSpec(),), published_prefixes=(PublishedPrefix(messages=turns),))
-    model = load_model(spec, 1)
+    model = load_model(spec)
     dicts = [{"role": turn.role, "content": turn.content} for turn in turns]
     if dicts[-1]["role"] != "user":
         dicts.append({"role": "user", "content": "What is it?"})
@@ -202,7 +202,7 @@ def test_what_cannot_be_published_is_an_error_at_the_start(tmp_path, tokenizer):
         folder = write_model(tmp_path / what, tokenizer, template=template)
         spec = ModelSpec(folder=folder, pools=(PoolSpec(),), published_prefixes=(PublishedPrefix(messages=messages),))
         with pytest.raises(ModelError, match=f"published_prefixes: .*{what}"):
-            load_model(spec, 1)
+            load_model(spec)
     for wrong in ({}, {"text": "a", "messages": [{"role": "system", "content": "b"}]}, {"text": "a" * 65_537}):
         pools = [{"decode": ["a:1"]}]
         models = [{"folder": str(tmp_path), "pools": pools, "published_prefixes": [wrong]}]

@@ -238,7 +238,7 @@ def test_tokens_without_the_flag_that_end_a_text_are_control_tokens(tmp_path: Pa
 
 
 def _again(folder: Path) -> ServedModel:
-    return load_model(ModelSpec(name="m", folder=folder, pools=(PoolSpec(decode=("127.0.0.1:1",)),)), 1)
+    return load_model(ModelSpec(name="m", folder=folder, pools=(PoolSpec(decode=("127.0.0.1:1",)),)))
 
 
 def test_tokens_as_transformers_has_them() -> None:
@@ -328,7 +328,7 @@ def test_a_model_of_the_file_has_the_gateways_setting_or_its_own(tmp_path: Path,
     file = tmp_path / "models.yaml"
     file.write_text(f"models:\n  - folder: m\n{of_model}    pools:\n      - decode: [127.0.0.1:1]\n")
     [spec] = GatewaySettings(models_file=file, special_tokens_in_content="reject").model_specs()
-    served = load_model(spec, 1)
+    served = load_model(spec)
     assert served.chat is not None
     assert served.chat.policy == expected
 
