@@ -11,6 +11,7 @@ from baton_common.block_hash import block_keys
 from baton_common.cache_scope import MAX_SALT_BYTES, CacheScope
 from baton_gateway.cache_salt import cache_salt
 from baton_gateway.canary import Canary
+from baton_gateway.conversation import Conversation
 from baton_gateway.model import ModelError, load_model
 from baton_gateway.models_file import (
     ModelsFileError,
@@ -41,7 +42,7 @@ SECRET, PUBLIC = "The merger is on Friday.", "You are a helpful assistant who an
 # Writes the system message at the beginning of the user's, as Mistral's do, and refuses a conversation without one.
 MOVED = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST]{% if messages[0].role == 'system' %}"
-    "{{ messages[0].content }}\n\n{% endif %}{{ m.content }}[/INST]{% endif %}{% endfor %}"
+    "{{ messages[0].content }}\n\n{% endif %}{{ m.content }}[/INST]{% elif m.role == 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
     "{% if messages[-1].role != 'user' %}{{ raise_exception('the last message must be the user\\'s') }}{% endif %}"
 )
 TWO_MESSAGES = "{% if messages|length > 2 %}{{ raise_exception('too many messages') }}{% endif %}"
@@ -189,8 +190,7 @@ def test_published_messages_are_found_wherever_the_template_puts_them(tmp_path, 
     dicts = [{"role": turn.role, "content": turn.content} for turn in turns]
     if dicts[-1]["role"] != "user":
         dicts.append({"role": "user", "content": "What is it?"})
-    text = model.template.render(dicts, add_generation_prompt=True, continue_final_message=False, variables={})
-    ids = model.tokenizer.encode_now(text, add_special_tokens=False)
+    ids = model.chat_tokens(Conversation(dicts, True, False, {}, None, False, "messages"))
     shared = model.tokenizer.decode(ids[: model.published.shared_tokens(ids)], skip_special_tokens=False)
     assert PUBLIC in shared
     assert "What" not in shared

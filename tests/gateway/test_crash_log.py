@@ -122,7 +122,7 @@ async def test_while_the_stream_of_a_pod_is_read(model_folder: Path, log: io.Str
         [contact] = stack.fleet._contacts.values()
         contact.link._read = fail
         stack.pod.drop_streams()
-        assert '"exception_type":"ValueError"' in await logged(log, "stream failed")
+        assert '"exception_type":"ValueError"' in await logged(log, "background task failed")
 
 
 async def test_when_grpc_cannot_serialize(stack: Stack, log: io.StringIO):
