@@ -42,7 +42,8 @@ SECRET, PUBLIC = "The merger is on Friday.", "You are a helpful assistant who an
 # Writes the system message at the beginning of the user's, as Mistral's do, and refuses a conversation without one.
 MOVED = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST]{% if messages[0].role == 'system' %}"
-    "{{ messages[0].content }}\n\n{% endif %}{{ m.content }}[/INST]{% elif m.role == 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+    "{{ messages[0].content }}\n\n{% endif %}{{ m.content }}[/INST]"
+    "{% elif m.role == 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
     "{% if messages[-1].role != 'user' %}{{ raise_exception('the last message must be the user\\'s') }}{% endif %}"
 )
 TWO_MESSAGES = "{% if messages|length > 2 %}{{ raise_exception('too many messages') }}{% endif %}"
