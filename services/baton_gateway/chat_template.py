@@ -10,7 +10,7 @@ import jinja2
 from baton_gateway.bounds import MAX_RENDER_S, MAX_RENDERED_CHARS
 from baton_gateway.conversation import Conversation
 from baton_gateway.errors import bad_request
-from baton_gateway.protocol import Role
+from baton_gateway.fields import Role
 from baton_gateway.template_environment import TemplateEnvironment
 from baton_gateway.template_text import TemplateText, concat
 

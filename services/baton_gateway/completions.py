@@ -9,10 +9,11 @@ from baton_gateway.bounds import MAX_SCORED
 from baton_gateway.catalog import Model
 from baton_gateway.completion_shape import CompletionShape, EchoedPrompt
 from baton_gateway.errors import bad_request
+from baton_gateway.fields import Prompt
 from baton_gateway.gateway import Gateway
 from baton_gateway.grammar import grammar_of
 from baton_gateway.pace import Pace
-from baton_gateway.protocol import CompletionRequest, Prompt
+from baton_gateway.protocol import CompletionRequest
 from baton_gateway.record import RequestRecord
 from baton_gateway.reply import Reply
 from baton_gateway.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params

@@ -3,151 +3,46 @@
 Every optional field may also be null, which means the same as leaving it out.
 """
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from baton_gateway.bounds import (
-    MAX_ALLOWED_TOKENS,
-    MAX_BAD_WORD_CHARS,
-    MAX_BAD_WORDS,
-    MAX_CHOICE_OPTIONS,
     MAX_CHOICES,
     MAX_EXTRA_VALUES,
-    MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
     MAX_MESSAGE_FIELDS,
     MAX_MESSAGES,
-    MAX_MODEL_CHARS,
     MAX_NESTING,
-    MAX_PARTS,
     MAX_PROMPT_RULES,
-    MAX_SCHEMA_NAME_CHARS,
     MAX_SCHEMA_NESTING,
     MAX_SCHEMA_VALUES,
-    MAX_STOP_CHARS,
-    MAX_STOP_TOKENS,
-    MAX_STOPS,
-    MAX_TEMPLATE_VALUES,
     MAX_TOOLS,
-    MAX_USER_CHARS,
 )
 from baton_gateway.errors import bad_request
+from baton_gateway.fields import (
+    AllowedTokens,
+    BadWords,
+    ChatContent,
+    Choices,
+    FunctionName,
+    JsonSchema,
+    JsonSchemaOrText,
+    LogitBias,
+    ModelName,
+    NamedTool,
+    Parameters,
+    Prompts,
+    Role,
+    SchemaName,
+    Stops,
+    StopTokens,
+    TemplateVariables,
+    TokenId,
+    ToolChoice,
+    User,
+)
 from baton_gateway.json_size import excess
-
-_TOKEN_ID = re.compile(r"[0-9]{1,10}")
-
-Prompt = str | list[int]
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _check_stops(stops: list[str]) -> list[str]:
-    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise ValueError(f"a stop string must have 1 to {MAX_STOP_CHARS} characters")
-    return stops
-
-
-def check_entries(value: Any, most: int) -> Any:
-    """Raises ValueError for a mapping with more entries, before each is validated."""
-    if isinstance(value, dict) and len(value) > most:
-        raise ValueError(f"must have at most {most} entries")
-    return value
-
-
-def check_json(value: Any, max_values: int, max_levels: int = MAX_NESTING) -> Any:
-    """Raises ValueError for JSON that holds more."""
-    if (too_much := excess(value, max_values, max_levels)) is not None:
-        raise ValueError(too_much)
-    return value
-
-
-def _integer_keys(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    check_entries(value, MAX_LOGIT_BIASES)
-    # Python's int() would take more than digits: "1_0", " 1", digits of other scripts.
-    if not all(isinstance(key, int) or _TOKEN_ID.fullmatch(key) for key in value):
-        raise ValueError("keys must be token ids")
-    return {int(key): bias for key, bias in value.items()}
-
-
-def _split_prompts(value: Any) -> list[Prompt]:
-    """Turn the four allowed forms of a prompt into a list of prompts."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string, a list of strings, a list of token ids or a list of those, and not empty")
-    kinds = set(map(type, value))
-    if kinds == {int}:
-        return [value]
-    if kinds == {str} or (kinds == {list} and all(not item or _all_ids(item) for item in value)):
-        return value
-    raise ValueError("a list must hold strings only, token ids only, or lists of token ids only")
-
-
-def _all_ids(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int}
-
-
-def flatten_content(value: Any, kinds: Sequence[str]) -> str | None:
-    """Join the text parts of a message, which are of these types, by newlines."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of text parts")
-    if len(value) > MAX_PARTS:
-        raise ValueError(f"must have at most {MAX_PARTS} parts")
-    texts = []
-    for part in value:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
-        kind = part.get("type", kinds[0]) if isinstance(part, dict) else kinds[0]
-        if kind not in kinds or not isinstance(text, str):
-            raise ValueError(f"only parts of type {' or '.join(map(repr, kinds))} are served by this model")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _flatten_chat_content(value: Any) -> str | None:
-    return flatten_content(value, ("text", "input_text"))
-
-
-def _check_schema(value: Any) -> Any:
-    if not isinstance(value, dict | bool):
-        raise ValueError("must be a JSON schema")
-    return check_json(value, MAX_SCHEMA_VALUES, MAX_SCHEMA_NESTING)
-
-
-def _check_schema_or_text(value: Any) -> Any:
-    return value if isinstance(value, str) else _check_schema(value)
-
-
-def _read_tool_choice(value: Any) -> Any:
-    if value in ("none", "auto", "required"):
-        return value
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError("must be 'none', 'auto', 'required' or an object that names a function")
-    return NamedTool(function["name"])
-
-
-# A plain union of types would make the type that did not fit a part of the path of an error.
-JsonSchema = Annotated[dict[str, Any] | bool, PlainValidator(_check_schema)]
-JsonSchemaOrText = Annotated[dict[str, Any] | bool | str, PlainValidator(_check_schema_or_text)]
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
-TemplateVariables = Annotated[dict[str, Any], AfterValidator(lambda value: check_json(value, MAX_TEMPLATE_VALUES))]
-Parameters = Annotated[
-    dict[str, Any], AfterValidator(lambda value: check_json(value, MAX_SCHEMA_VALUES, MAX_SCHEMA_NESTING))
-]
-ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARS)]
-User = Annotated[str, Field(max_length=MAX_USER_CHARS)]
 
 
 class RequestModel(BaseModel):
@@ -165,7 +60,7 @@ class Message(RequestModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     role: Role
-    content: Annotated[str | None, BeforeValidator(_flatten_chat_content)] = None
+    content: ChatContent = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -185,7 +80,6 @@ class Message(RequestModel):
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-SchemaName = Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_NAME_CHARS)]
 
 
 class NamedSchema(RequestModel):
@@ -197,9 +91,6 @@ class NamedSchema(RequestModel):
 class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
-
-
-Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_OPTIONS, fail_fast=True)]
 
 
 class StructuredOutputs(RequestModel):
@@ -227,35 +118,18 @@ class Tool(RequestModel):
     function: Function
 
 
-@dataclass(frozen=True)
-class NamedTool:
-    """The one function that is to be called."""
-
-    name: str
-
-
 class SamplingRequest(RequestModel):
     """What all generation endpoints share."""
 
     model: ModelName
     stream: bool | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: (
-        Annotated[
-            list[str],
-            Field(max_length=MAX_STOPS, fail_fast=True),
-            BeforeValidator(_as_list),
-            AfterValidator(_check_stops),
-        ]
-        | None
-    ) = None
+    stop: Stops | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: (
-        Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_integer_keys)] | None
-    ) = None
+    logit_bias: LogitBias | None = None
     user: User | None = None
 
     top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
@@ -263,19 +137,11 @@ class SamplingRequest(RequestModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=1e6)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None = None
+    stop_token_ids: StopTokens | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]],
-            Field(max_length=MAX_BAD_WORDS, fail_fast=True),
-        ]
-        | None
-    ) = None
-    allowed_token_ids: (
-        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS, fail_fast=True)] | None
-    ) = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedTokens | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 
     structured_outputs: StructuredOutputs | None = None
@@ -341,9 +207,7 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: (
-        Annotated[Literal["none", "auto", "required"] | NamedTool, PlainValidator(_read_tool_choice)] | None
-    ) = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
@@ -395,10 +259,7 @@ PROMPT_RULES = ("logit_bias", "stop_token_ids", "bad_words", "allowed_token_ids"
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[
-        list[Prompt],
-        PlainValidator(_split_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
-    ]
+    prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: str | None = None

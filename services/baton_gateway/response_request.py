@@ -16,19 +16,18 @@ from baton_gateway.bounds import (
     MAX_TOOLS,
 )
 from baton_gateway.errors import bad_request, from_validation
-from baton_gateway.protocol import (
+from baton_gateway.fields import (
     FunctionName,
     JsonSchema,
     NamedTool,
     Parameters,
-    RequestModel,
-    SamplingRequest,
     SchemaName,
     TemplateVariables,
     User,
     check_entries,
     flatten_content,
 )
+from baton_gateway.protocol import RequestModel, SamplingRequest
 
 
 def _flatten(value: Any) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from baton_gateway.catalog import Model
 from baton_gateway.chat import prepare_chat
+from baton_gateway.fields import NamedTool
 from baton_gateway.gateway import Gateway
 from baton_gateway.grammar import FormatFields
 from baton_gateway.model import ServedModel
@@ -13,7 +14,6 @@ from baton_gateway.protocol import (
     Function,
     Message,
     NamedSchema,
-    NamedTool,
     ResponseFormat,
     SamplingRequest,
     StreamOptions,
