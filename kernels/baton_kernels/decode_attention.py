@@ -102,7 +102,6 @@ def _decode_kernel(
     arrival = arrivals + sequence * KV_HEADS + kv_head
     if tl.atomic_add(arrival, 1, sem="acq_rel") < parts - 1:
         return
-    tl.debug_barrier()
     tl.store(arrival, 0)
     for first_head in tl.static_range(0, GROUP, JOIN_GROUP):
         joins = first_head + tl.arange(0, JOIN_GROUP)

@@ -88,10 +88,10 @@ def plan_parts(
     capacity: parts at which the device is full. block_keys: keys of a tile. arrivals: as in DecodeParts.
     """
     count = len(lengths)
+    lanes = min(max(triton.next_power_of_2(count), 32), _MOST_LANES)
     plan = lengths.new_empty((FIELDS, count + capacity))
     _parts_kernel[(1,)](
         lengths, rows, plan, count, count + capacity, capacity,
-        BLOCK_KEYS=block_keys, LANES=min(max(triton.next_power_of_2(count), 32), _MOST_LANES), num_warps=4,
-        **overlap_options(lengths.device),
+        BLOCK_KEYS=block_keys, LANES=lanes, num_warps=min(lanes // 32, 4), **overlap_options(lengths.device),
     )  # fmt: skip
     return DecodeParts(plan, arrivals)
