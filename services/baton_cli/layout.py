@@ -39,8 +39,7 @@ class Layout:
         return [[self._gateway(decode, prefill)], workers]
 
     def _gateway(self, decode: Sequence[Address], prefill: Sequence[Address]) -> ChildSpec:
-        # No delay: nothing balances load in front of it, and Ctrl-C should be quick.
-        flags = [*self.gateway_flags, "--drain-delay-s", "0", "--shutdown-grace-s", str(_DRAIN_S)]
+        flags = [*self.gateway_flags, "--shutdown-grace-s", str(_DRAIN_S)]
         flags += ["--admin-host", self.admin.host, "--admin-port", str(self.admin.port)]
         flags += ["--decode-addresses", ",".join(map(str, decode))]
         if prefill:

@@ -40,7 +40,7 @@ def layout(tmp_path: Path) -> Layout:
 
 def test_the_gateway_accepts_its_flags_and_keys(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     [[gateway], _] = layout.stages([1001, 1002, 1003], [2001, 2002, 2003])
-    for name, value in {**gateway.env, "BATON_DRAIN_DELAY_S": "30"}.items():
+    for name, value in gateway.env.items():
         monkeypatch.setenv(name, value)
     settings = settings_from(flags(gateway), GatewaySettings, "baton gateway")
     assert settings.served_model_name == "name"
@@ -50,7 +50,7 @@ def test_the_gateway_accepts_its_flags_and_keys(layout: Layout, monkeypatch: pyt
     assert [key.get_secret_value() for key in settings.api_keys] == ["sk-one", "sk-two"]
     assert (settings.admin_host, settings.admin_port) == ("127.0.0.1", 9123)
     assert settings.log_level == "warning"
-    assert settings.drain_delay_s + settings.shutdown_grace_s < gateway.grace_s
+    assert settings.shutdown_grace_s < gateway.grace_s
 
 
 def test_workers_accept_theirs(layout: Layout, tmp_path: Path) -> None:
