@@ -16,7 +16,7 @@ from baton_common.peer_rpc import open_channel
 from baton_common.peer_token import PeerToken
 from baton_kv import bulk
 from baton_proto import serving_pb2 as pb
-from baton_proto.handover_pb2 import DecodeToPrefill, Hello, PiecesRequest
+from baton_proto.handover_pb2 import PiecesRequest
 from baton_proto.handover_pb2_grpc import PrefillStub
 from baton_proto.serving_pb2_grpc import DecodeStub, WorkerStub
 from tests.models import reference_choices
@@ -66,7 +66,7 @@ async def test_tokens_are_those_of_the_reference(llama: Path, pods: dict[str, Wo
 
 
 async def refusals(address: str, token: PeerToken | None) -> dict[str, grpc.StatusCode]:
-    """Return what each RPC of a pod answers."""
+    """Return what each RPC of a pod answers, those of a stream before any message is sent."""
 
     async def code(call: grpc.aio.Call) -> grpc.StatusCode:
         async with asyncio.timeout(10):
@@ -74,9 +74,9 @@ async def refusals(address: str, token: PeerToken | None) -> dict[str, grpc.Stat
 
     async with open_channel(address, [("grpc.use_local_subchannel_pool", 1)], None, token) as channel:
         calls = {
-            "Serve": DecodeStub(channel).Serve(iter([pb.GatewayMessage(peers=pb.Peers())])),
+            "Serve": DecodeStub(channel).Serve(),
             "Watch": WorkerStub(channel).Watch(pb.WatchRequest()),
-            "Handover": PrefillStub(channel).Handover(iter([DecodeToPrefill(hello=Hello())])),
+            "Handover": PrefillStub(channel).Handover(),
             "Pieces": PrefillStub(channel).Pieces(PiecesRequest(session=1)),
             "Check": HealthStub(channel).Check(HealthCheckRequest()),
         }
