@@ -10,8 +10,8 @@ TTFT = "baton_gateway_revision_time_to_first_token_seconds_bucket"
 
 
 def metrics(name: str, labels: str, value: str) -> str:
-    kind = "counter" if name == NAME else "histogram"
-    return f'# TYPE {name.removesuffix("_bucket").removesuffix("_total")} {kind}\n{name}{{model="m",revision="r",{labels}}} {value}\n'
+    family, kind = (NAME, "counter") if name == NAME else (TTFT.removesuffix("_bucket"), "histogram")
+    return f'# TYPE {family} {kind}\n{name}{{model="m",revision="r",{labels}}} {value}\n'
 
 
 def test_counts_are_read() -> None:
