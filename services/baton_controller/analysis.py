@@ -5,17 +5,21 @@ from typing import Literal
 
 import msgspec
 
+from baton_controller import evidence
+from baton_controller.comparison import Excess, excesses, fails_outright, figures
 from baton_controller.config_file import CanarySpec
-from baton_controller.counters import Counters, Reading, Readings, extended, quantile, window
+from baton_controller.counters import NOTHING, Counters, total
 
 Reason = Literal["CanaryAdvanced", "CanaryPromoted", "CanaryRolledBack", "CanaryWaiting"]
 
 
 class CanaryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where a canary stands. All there is to know: who loads it goes on where its writer stopped.
+    """Where a canary stands. Its size does not depend on the number of gateways.
 
     weight: percent of the traffic. step: that weight's place among the steps, from 1; 0 when rolled back. since: when
-    the interval began, in Unix time. start: what gateways had counted then. waiting: it was said that requests lack.
+    the interval began, in Unix time. canary, stable: what was counted since then, over all gateways. comparisons: how
+    many were made at this step; undecided: how many of them since the interval began. waiting: true after
+    CanaryWaiting was emitted because a revision had too few requests.
     """
 
     revision: str
@@ -26,7 +30,10 @@ class CanaryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     verdict: str
     rolled_back: bool = False
     waiting: bool = False
-    start: dict[str, Reading] = {}
+    comparisons: int = 0
+    undecided: int = 0
+    canary: Counters = NOTHING
+    stable: Counters = NOTHING
 
 
 @dataclass(frozen=True)
@@ -38,43 +45,46 @@ class Decision:
     why: str = ""
 
 
-def look(state: CanaryState | None, spec: CanarySpec, now: float, readings: Readings) -> Decision:
-    """Return what becomes of a canary. now: Unix time. readings: what gateways have counted until now."""
+def decide(state: CanaryState | None, spec: CanarySpec, now: float, canary: Counters, stable: Counters) -> Decision:
+    """Return what becomes of a canary. now: Unix time. canary, stable: what was counted since the last decision.
+
+    A comparison is due when `interval_seconds` and `min_requests` of each revision have passed. The canary is rolled
+    back when a measure is beyond its limit and chance is excluded as the reason (`evidence.level`). When a measure is
+    beyond its limit and chance is not excluded, the canary stays, and the next comparison has more requests. Only
+    when every measure is within its limit does the canary advance. One that fails outright is rolled back at once.
+    """
     if state is None or (state.revision, state.generation) != (spec.revision, str(spec.generation)):
-        return _begin(spec, now, readings)
+        return _begin(spec, now)
     if state.rolled_back:
         return Decision(state)
-    start = extended(state.start, readings)
-    state = msgspec.structs.replace(state, start=start)
-    if now - state.since < spec.interval_seconds:
+    state = msgspec.structs.replace(state, canary=total([state.canary, canary]), stable=total([state.stable, stable]))
+    level = evidence.level(len(spec.steps), state.comparisons + 1)
+    if fails_outright(state.canary, state.stable, spec, level):
+        why = f"{spec.revision} fails outright: {figures(state.canary)}; {spec.stable}: {figures(state.stable)}"
+        return _roll_back(state, why)
+    if now - state.since < spec.interval_seconds * (state.undecided + 1):
         return Decision(state)
-    canary, stable = window(start, readings, spec.revision), window(start, readings, spec.stable)
-    if min(canary.requests, stable.requests) < spec.min_requests:
-        return _wait(state, spec, canary, stable)
-    if faults := _faults(canary, stable, spec):
-        return _roll_back(state, f"{spec.revision} is worse than {spec.stable}: {'; '.join(faults)}")
-    return _advance(state, spec, now, readings, f"{_figures(canary)}; {spec.stable}: {_figures(stable)}")
+    if min(state.canary.requests, state.stable.requests) < spec.min_requests * (state.undecided + 1):
+        return _wait(state, spec, now)
+    found = excesses(state.canary, state.stable, spec)
+    if proven := [excess for excess in found if excess.chance < level]:
+        return _roll_back(state, f"{spec.revision} is worse than {spec.stable}: {_text(proven)}")
+    if found:
+        return _stay(state, spec, found)
+    return _advance(state, spec, now)
 
 
-def set_by_hand(state: CanaryState, spec: CanarySpec, weight: int, now: float, readings: Readings) -> CanaryState:
+def set_by_hand(state: CanaryState, spec: CanarySpec, weight: int, now: float) -> CanaryState:
     """Return the state after somebody else has changed the weight: 0 stays, from another it goes on."""
     if weight == 0:
         return _roll_back(state, "the weight was set to 0 by hand").state
     step = sum(step <= weight for step in spec.steps)
     verdict = f"the weight was set to {weight} % by hand"
-    return msgspec.structs.replace(
-        state,
-        weight=weight,
-        step=step,
-        since=now,
-        verdict=verdict,
-        start=dict(readings),
-        rolled_back=False,
-        waiting=False,
-    )
+    state = msgspec.structs.replace(state, weight=weight, step=step, verdict=verdict, rolled_back=False)
+    return _new_interval(state, now, comparisons=0)
 
 
-def _begin(spec: CanarySpec, now: float, readings: Readings) -> Decision:
+def _begin(spec: CanarySpec, now: float) -> Decision:
     weight = spec.steps[0]
     why = f"{spec.revision} begins with {weight} % of the requests"
     state = CanaryState(
@@ -84,66 +94,62 @@ def _begin(spec: CanarySpec, now: float, readings: Readings) -> Decision:
         step=1,
         since=now,
         verdict=why,
-        start=dict(readings),
     )
     return Decision(state, "CanaryAdvanced", why)
 
 
-def _wait(state: CanaryState, spec: CanarySpec, canary: Counters, stable: Counters) -> Decision:
-    # With all its traffic gone stable has nothing to compare with, and nothing is left to decide.
+def _new_interval(state: CanaryState, now: float, comparisons: int) -> CanaryState:
+    return msgspec.structs.replace(
+        state, since=now, waiting=False, comparisons=comparisons, undecided=0, canary=NOTHING, stable=NOTHING
+    )
+
+
+def _wait(state: CanaryState, spec: CanarySpec, now: float) -> Decision:
+    if state.weight == 100:
+        # Stable gets no requests, so only an outright failure can be seen. Earlier successes must not hide a later one.
+        return Decision(_new_interval(state, now, state.comparisons + 1))
     if state.waiting or state.weight >= spec.steps[-1]:
         return Decision(state)
     why = (
-        f"{spec.revision} stays at {state.weight} %: {canary.requests:.0f} requests, {spec.stable} "
-        f"{stable.requests:.0f}, and each needs {spec.min_requests} to be compared"
+        f"{spec.revision} stays at {state.weight} %: {state.canary.requests:.0f} requests, {spec.stable} "
+        f"{state.stable.requests:.0f}, and each needs {spec.min_requests * (state.undecided + 1)} to be compared"
     )
     return Decision(msgspec.structs.replace(state, waiting=True, verdict=why), "CanaryWaiting", why)
 
 
+def _stay(state: CanaryState, spec: CanarySpec, found: list[Excess]) -> Decision:
+    why = (
+        f"{spec.revision} stays at {state.weight} % until it is compared again after {spec.min_requests} more "
+        f"requests, as this may be chance: {_text(found)}"
+    )
+    state = msgspec.structs.replace(
+        state, comparisons=state.comparisons + 1, undecided=state.undecided + 1, waiting=False, verdict=why
+    )
+    return Decision(state, "CanaryWaiting", why)
+
+
 def _roll_back(state: CanaryState, why: str) -> Decision:
-    state = msgspec.structs.replace(state, weight=0, step=0, rolled_back=True, waiting=False, verdict=why, start={})
+    state = _new_interval(state, state.since, comparisons=0)
+    state = msgspec.structs.replace(state, weight=0, step=0, rolled_back=True, verdict=why)
     return Decision(state, "CanaryRolledBack", why)
 
 
-def _advance(state: CanaryState, spec: CanarySpec, now: float, readings: Readings, figures: str) -> Decision:
+def _advance(state: CanaryState, spec: CanarySpec, now: float) -> Decision:
     step, weight = next(
         ((number, step) for number, step in enumerate(spec.steps, 1) if step > state.weight),
         (len(spec.steps), state.weight),
     )
     rose = weight > state.weight
     why = f"{spec.revision} {'goes from' if rose else 'stays at'} {state.weight} %"
-    why += f" to {weight} %: {figures}" if rose else f": {figures}"
-    state = msgspec.structs.replace(
-        state, weight=weight, step=step, since=now, waiting=False, verdict=why, start=dict(readings)
-    )
+    why += f" to {weight} %" if rose else ""
+    why += f": {figures(state.canary)}; {spec.stable}: {figures(state.stable)}"
+    # The last step is compared again after each interval, and its comparisons share the step's false-alarm rate.
+    state = _new_interval(state, now, comparisons=0 if rose else state.comparisons + 1)
+    state = msgspec.structs.replace(state, weight=weight, step=step, verdict=why)
     if not rose:
         return Decision(state)
     return Decision(state, "CanaryPromoted" if step == len(spec.steps) else "CanaryAdvanced", why)
 
 
-def _faults(canary: Counters, stable: Counters, spec: CanarySpec) -> list[str]:
-    faults = []
-    if canary.error_rate - stable.error_rate > spec.max_error_rate_increase:
-        faults.append(
-            f"{canary.error_rate:.2%} of {canary.requests:.0f} requests failed, of {spec.stable} "
-            f"{stable.error_rate:.2%} of {stable.requests:.0f} (limit: {spec.max_error_rate_increase:.2%} more)"
-        )
-    for name, mine, others, limit in (
-        ("TTFT", canary.ttft, stable.ttft, spec.max_ttft_p95_ratio),
-        ("TPOT", canary.tpot, stable.tpot, spec.max_tpot_p95_ratio),
-    ):
-        p95, stable_p95 = quantile(mine, 0.95), quantile(others, 0.95)
-        # Without an observation on either side the requests have failed, or had one token: nothing to compare.
-        if p95 is not None and stable_p95 is not None and p95 > limit * stable_p95:
-            faults.append(
-                f"{name} p95 {p95 * 1e3:.1f} ms, of {spec.stable} {stable_p95 * 1e3:.1f} ms (limit: {limit:g} times)"
-            )
-    return faults
-
-
-def _figures(counters: Counters) -> str:
-    parts = [f"{counters.requests:.0f} requests, {counters.error_rate:.2%} failed"]
-    for name, buckets in (("TTFT", counters.ttft), ("TPOT", counters.tpot)):
-        if (p95 := quantile(buckets, 0.95)) is not None:
-            parts.append(f"{name} p95 {p95 * 1e3:.1f} ms")
-    return ", ".join(parts)
+def _text(found: list[Excess]) -> str:
+    return "; ".join(excess.text for excess in found)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 from kubernetes.client import ApiException
 
-from baton_controller.analysis import Decision, look, set_by_hand
+from baton_controller.analysis import Decision, decide, set_by_hand
 from baton_controller.canary_map import Canaries, CanaryMap
 from baton_controller.config_file import CanarySpec, ConfigFile
-from baton_controller.counters import Reading
+from baton_controller.counters import Reading, Readings, arrived
 from baton_controller.events import Events
 from baton_controller.metrics import Metrics
 from baton_controller.report import Report
@@ -26,14 +26,22 @@ class Canary:
         self._map = canary_map
         self._events = events
         self._metrics = metrics
+        self._readings: dict[str, Readings] = {}  # by model, as of the last decision that was written
         self.weights: dict[str, int] = {}  # of each model's canary, in percent, as of the last look
 
-    def look(self, config: ConfigFile, reports: Mapping[str, Report], now: float) -> None:
-        """Judge, and write what has changed. now: Unix time. Raises what calls of the Kubernetes API raise."""
+    def reconcile(self, config: ConfigFile, reports: Mapping[str, Report], now: float) -> None:
+        """Decide on each canary, and write what has changed. now: Unix time.
+
+        Requests that end while no controller runs, or whose gateway does not answer, are not counted. Raises what
+        calls of the Kubernetes API raise; what was counted until then is counted by the next call.
+        """
         specs = {name: model.canary for name, model in config.models.items() if model.canary is not None}
+        readings: dict[str, Readings] = {
+            model: {name: report.readings.get(model, Reading()) for name, report in reports.items()} for model in specs
+        }
         for left in reversed(range(_TRIES)):
             before = self._map.read()
-            after, decisions = _decide(before, specs, reports, now)
+            after, decisions = _decide(before, specs, self._readings, readings, now)
             try:
                 if after != before:
                     self._map.write(after)
@@ -41,6 +49,7 @@ class Canary:
             except ApiException as error:
                 if error.status != _CONFLICT or not left:
                     raise
+        self._readings = readings
         self._show(after)
         for model, decision in decisions.items():
             self._tell(model, decision)
@@ -65,7 +74,11 @@ class Canary:
 
 
 def _decide(
-    before: Canaries, specs: Mapping[str, CanarySpec], reports: Mapping[str, Report], now: float
+    before: Canaries,
+    specs: Mapping[str, CanarySpec],
+    earlier: Mapping[str, Readings],
+    readings: Mapping[str, Readings],
+    now: float,
 ) -> tuple[Canaries, dict[str, Decision]]:
     after = before.copy()
     decisions = {}
@@ -74,14 +87,16 @@ def _decide(
         after.weights.pop(model, None)
         del after.states[model]
     for model, spec in specs.items():
-        readings = {name: report.readings.get(model, Reading()) for name, report in reports.items()}
+        canary, stable = (
+            arrived(earlier.get(model, {}), readings[model], name) for name in (spec.revision, spec.stable)
+        )
         state = before.states.get(model)
         entry = after.weights.setdefault(model, {"shadow": False})
         weight = entry.get("weight")
         if state is not None and isinstance(weight, int) and weight != state.weight:
-            state = set_by_hand(state, spec, weight, now, readings)
+            state = set_by_hand(state, spec, weight, now)
             log.info("canary of %s: %s", model, state.verdict, extra={"event": "canary_set_by_hand", "model": model})
-        decisions[model] = decision = look(state, spec, now, readings)
+        decisions[model] = decision = decide(state, spec, now, canary, stable)
         entry.update(revision=decision.state.revision, weight=decision.state.weight)
         after.states[model] = decision.state
     return after, decisions

@@ -14,8 +14,9 @@ _Weight = Annotated[int, msgspec.Meta(ge=1, le=100)]
 class CanarySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, rename="camel"):
     """How much of a model's traffic a revision gets, in percent, and how much worse than stable it may be.
 
-    generation: anything; with another one a revision that was rolled back is tried anew. The ratios are of the canary's
-    p95 to stable's, the increase is of the share of requests that fail.
+    generation: anything; with another one a revision that was rolled back is tried anew. min_requests: of each
+    revision, before they are compared. The ratios limit the canary's p95 to stable's, and also how much slower it is
+    on average over its quantiles; the increase is of the share of requests that fail.
     """
 
     revision: _Name
@@ -23,7 +24,7 @@ class CanarySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     generation: str | int = 0
     steps: Annotated[tuple[_Weight, ...], msgspec.Meta(min_length=1)] = (5, 25, 50, 100)
     interval_seconds: _Positive = 60.0
-    min_requests: _Replicas = 50
+    min_requests: _Replicas = 300
     max_ttft_p95_ratio: _Positive = 1.2
     max_tpot_p95_ratio: _Positive = 1.2
     max_error_rate_increase: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01

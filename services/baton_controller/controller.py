@@ -71,7 +71,7 @@ class Controller:
             reports = await self._gateways.ask()
             self._metrics.gateways.set(len(reports))
             config = self._config.current
-            await self._try("canaries", asyncio.to_thread(self._canary.look, config, reports, time.time()))
+            await self._try("canaries", asyncio.to_thread(self._canary.reconcile, config, reports, time.time()))
             weights = dict(self._canary.weights)
             await self._try(
                 "replicas", asyncio.to_thread(self._scaler.look, config, reports, time.monotonic(), weights)

@@ -1,17 +1,20 @@
 """What gateways have counted of a revision's requests, and what came to it since an earlier look."""
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
-Buckets = dict[str, float]  # a Prometheus histogram: observations up to each bound, by the label `le`
+MOST = 2.0**53  # up to here a float counts every single observation
+Count = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+Buckets = dict[str, Count]  # a Prometheus histogram: observations up to each bound, by the label `le`
 
 
 class Counters(msgspec.Struct, frozen=True):
     """Of one revision. ttft, tpot: seconds to the first token and per token after it."""
 
-    ok: float = 0.0
-    error: float = 0.0
+    ok: Count = 0.0
+    error: Count = 0.0
     ttft: Buckets = {}
     tpot: Buckets = {}
 
@@ -73,6 +76,11 @@ def window(start: Readings, now: Readings, revision: str) -> Counters:
         counters = reading.revisions.get(revision, NOTHING)
         changes.append(counters.minus(start[name].revisions.get(revision, NOTHING)))
     return total(changes)
+
+
+def arrived(before: Readings, now: Readings, revision: str) -> Counters:
+    """Return what came to a revision's counters, over all gateways, between two readings of each gateway."""
+    return window(extended(before, now), now, revision)
 
 
 def total(parts: Iterable[Counters]) -> Counters:

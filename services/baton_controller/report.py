@@ -1,5 +1,6 @@
 """What one gateway says on its admin port, of models and of pods."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -7,13 +8,15 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from baton_controller.counters import Counters, Reading
+from baton_controller.counters import MOST, Buckets, Counters, Reading
 
 _PREFIX = "baton_gateway_"
 _REQUESTS = _PREFIX + "revision_requests"
 _TTFT = _PREFIX + "revision_time_to_first_token_seconds"
 _TPOT = _PREFIX + "revision_time_per_output_token_seconds"
 _WAITING = _PREFIX + "requests_waiting"
+_OUTCOMES = ("ok", "error")
+_MOST_BUCKETS = 100  # of one histogram, so that the state of a canary stays small
 
 
 class PodReport(msgspec.Struct, frozen=True):
@@ -51,7 +54,7 @@ def parse_report(metrics: str, pods: bytes) -> Report:
     waiting: dict[str, float] = {}
     for sample in families.get(_WAITING, ()):
         model = sample.labels["model"]
-        waiting[model] = waiting.get(model, 0.0) + sample.value
+        waiting[model] = waiting.get(model, 0.0) + _count(sample)
     return Report(_readings(families), waiting, msgspec.json.decode(pods, type=_Pods).pods)
 
 
@@ -64,20 +67,38 @@ def _readings(families: dict[str, list[Sample]]) -> dict[str, Reading]:
     for sample in families.get(_REQUESTS, ()):
         if sample.name == _REQUESTS + "_total":
             found = of(sample)
-            change = {sample.labels["outcome"]: sample.value}
+            if sample.labels["outcome"] not in _OUTCOMES:
+                raise ValueError(f"{sample.name} has an unknown outcome {sample.labels['outcome']!r}")
+            change = {sample.labels["outcome"]: _count(sample)}
             counters[sample.labels["model"]][sample.labels["revision"]] = msgspec.structs.replace(found, **change)
     for sample in _buckets(families, _TTFT):
-        of(sample).ttft[sample.labels["le"]] = sample.value
+        _add(of(sample).ttft, sample)
     for sample in _buckets(families, _TPOT):
-        of(sample).tpot[sample.labels["le"]] = sample.value
+        _add(of(sample).tpot, sample)
     # When the process made its first counter of these; a family of its own in this text format.
-    made = [sample.value for name in (_REQUESTS, _TTFT, _TPOT) for sample in families.get(name + "_created", ())]
+    made = [_count(sample) for name in (_REQUESTS, _TTFT, _TPOT) for sample in families.get(name + "_created", ())]
     started = min(made, default=0.0)
     return {model: Reading(started, revisions) for model, revisions in counters.items()}
 
 
 def _buckets(families: dict[str, list[Sample]], name: str) -> Iterable[Sample]:
     return (sample for sample in families.get(name, ()) if sample.name == name + "_bucket")
+
+
+def _add(buckets: Buckets, sample: Sample) -> None:
+    le = sample.labels["le"]
+    if not float(le) > 0:
+        raise ValueError(f"{sample.name} has a bucket up to {le}")
+    buckets[le] = _count(sample)
+    if len(buckets) > _MOST_BUCKETS:
+        raise ValueError(f"{sample.name} has more than {_MOST_BUCKETS} buckets")
+
+
+def _count(sample: Sample) -> float:
+    value = float(sample.value)
+    if not (math.isfinite(value) and 0 <= value <= MOST):
+        raise ValueError(f"{sample.name} is {value}, which is no count")
+    return value
 
 
 def _empty() -> Counters:

@@ -90,7 +90,7 @@ def test_the_controller_runs_only_where_it_has_something_to_do():
                     "stable": "stable",
                     "steps": [10, 100],
                     "intervalSeconds": 300,
-                    "minRequests": 200,
+                    "minRequests": 300,
                     "maxTtftP95Ratio": 1.2,
                     "maxTpotP95Ratio": 1.2,
                     "maxErrorRateIncrease": 0.01,
