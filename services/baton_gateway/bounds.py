@@ -1,7 +1,7 @@
-"""The most that each part of a request may hold. Whatever holds more is a 400 that names the field.
+"""The most that each part of a request may hold. A part that holds more is a 400 that names the field.
 
-They keep the time bounded for which one request can hold the interpreter, and leave room for every honest use. What
-only depends on the model, such as the length of a prompt, is bounded by what its pods report.
+The bounds limit how long one request can occupy the interpreter, and leave room for every honest use. The length of a
+prompt depends on the model, so it is bounded by the context length that the model's pods report.
 """
 
 # The JSON of a body as a whole, whatever field it is in, also one that is ignored: it is read in one go.

@@ -183,7 +183,7 @@ class Leg:
             self._link.cancel_choice(self._submit.handle, choice)
 
     def cancel(self) -> None:
-        # Whoever has read enough, or has left, had what there was so far.
+        # The client stopped reading or disconnected; the pod had answered correctly until then.
         if self._begun:
             self._end_run(ok=True)
         self.choices.clear()

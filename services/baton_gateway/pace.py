@@ -1,4 +1,4 @@
-"""Long work inside the event loop, in pieces."""
+"""Divides long work in the event loop into slices of time."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ SLICE_S = 0.002
 
 
 class Pace:
-    """Lets everybody else have a turn in the middle of work of many steps."""
+    """Lets other tasks run between the steps of long work."""
 
     __slots__ = ("_began",)
 
@@ -16,11 +16,11 @@ class Pace:
 
     @property
     def over(self) -> bool:
-        """Whether the slice of time is over; asking costs next to nothing."""
+        """Whether the current slice of time is over. This costs well below a microsecond."""
         return time.perf_counter() - self._began > SLICE_S
 
     async def breathe(self) -> None:
-        """To be called between two steps: wait for the others if the slice of time is over."""
+        """Call this between two steps. It yields to other tasks when the slice of time is over."""
         if self.over:
             await asyncio.sleep(0)
             self._began = time.perf_counter()

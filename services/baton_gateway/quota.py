@@ -59,7 +59,7 @@ class Reservation(msgspec.Struct):
 class _Refusal(msgspec.Struct):
     """What remains to be said to a tenant that has used up its requests per minute. Times of the monotonic clock."""
 
-    limit: int  # requests per minute, as they were
+    limit: int  # requests per minute when the store refused
     until: float  # when the next request may be allowed
     reset_at: float  # when all of the limit is there again
 

@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop, done in threads for which tenants take turns."""
+"""Runs work in threads that would hold up the event loop. Tenants take turns for the threads."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -13,16 +13,16 @@ from baton_gateway.fair_queue import FairQueue
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-# Bytes of text, which take less time than a loop can notice, and less than a trip to a thread costs at busy times.
+# Work on so few bytes of text takes less time than handing it to a thread.
 INLINE_BYTES = 2048
-LONG_BYTES = 65_536  # a thread is busy for tens of milliseconds with as much text
-MAX_WAITING = 1024  # works
-MAX_WAITING_BYTES = 64 * 1024 * 1024  # a thread takes some ten seconds for as much
+LONG_BYTES = 65_536  # work on more text keeps a thread busy for tens of milliseconds
+MAX_WAITING = 1024  # pieces of work
+MAX_WAITING_BYTES = 64 * 1024 * 1024  # one thread needs about ten seconds for this much text
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """On whose behalf work is done. receive: of ASGI, which tells when the client leaves; None = it stays."""
+    """The client for whom work is done. receive: ASGI's callable, which tells of a disconnect; None = unknown."""
 
     tenant: str = ""
     weight: float = 1.0
@@ -39,14 +39,15 @@ class _Job(Generic[T]):
 
 
 class Turns:
-    """A few threads, and who waits for one of them.
+    """A few threads, and a fair queue of the work that waits for them.
 
-    Whoever comes while all are busy waits in a fair queue, which counts bytes of text. Long work leaves one thread to
-    what is short, whoever it is from. Who waits with too much is refused, and who leaves does not wait any longer.
+    The queue shares the threads among tenants by weight and counts bytes of text. Long work leaves one thread free for
+    short work of any tenant. When too much waits, the tenant with the longest queue loses its newest work. Work whose
+    client disconnects leaves the queue.
     """
 
     def __init__(self, threads: int, most_waiting: int = MAX_WAITING) -> None:
-        """most_waiting: works that may wait; beyond, the tenant with the most to do there loses its newest."""
+        """most_waiting: pieces of work that may wait."""
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="turns")
         self._free = threads
         self._free_for_long = max(threads - 1, 1)
@@ -58,15 +59,16 @@ class Turns:
         return len(self._queue)
 
     async def run(self, work: Callable[[], T], size: int, client: Client) -> T:
-        """Return what `work` returns, or raise what it raises; small work is done at once, in the event loop.
+        """Call `work` and return its result. Small work runs at once, in the event loop.
 
-        size: bytes of text that it is about. Raises ApiError 503 when too much waits, 499 when the client leaves.
+        size: bytes of text that the work processes. Raises what `work` raises, ApiError 503 when too much work waits,
+        and ApiError 499 when the client disconnects.
         """
         if size <= INLINE_BYTES:
             return work()
         job = _Job(work, size, client)
         if self._free and not self._queue and self._may_start(job):
-            # Another future between would cost another round of the loop.
+            # Awaiting the thread's own future saves one iteration of the event loop.
             job.done = self._start(job)
             return await job.done
         self._push(job)
@@ -94,7 +96,7 @@ class Turns:
             job.done.set_exception(overloaded("The server is busy: too much text waits to be read. Try again later."))
 
     def _leave(self, job: _Job[Any]) -> None:
-        """Whoever does not wait for the result any more needs no thread for it either."""
+        """Take a job out of the queue whose request has ended."""
         if self._queue.remove(job.client.tenant, job):
             self._no_longer_waits(job)
 
@@ -103,7 +105,7 @@ class Turns:
         self._waiting_bytes -= job.size
 
     def _start_waiting(self) -> None:
-        """Give free threads to whose turn it is."""
+        """Start waiting jobs on the free threads, in the order of the fair queue."""
         while self._free and (job := self._queue.pop(self._may_start)) is not None:
             self._no_longer_waits(job)
             self._start(job)
@@ -132,7 +134,7 @@ class Turns:
         self._start_waiting()
 
     async def _while_there(self, job: _Job[T]) -> T:
-        """Wait for the result. Raises ApiError 499 when the client leaves before."""
+        """Wait for the result. Raises ApiError 499 when the client disconnects first."""
         assert job.client.receive is not None
         leaving = asyncio.ensure_future(_left(job.client.receive))
         try:

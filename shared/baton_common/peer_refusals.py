@@ -6,7 +6,7 @@ from collections import Counter
 
 log = logging.getLogger(__name__)
 
-# The rest of a minute's refusals is only counted: whoever floods a port must not flood the logs.
+# Further refusals of the same minute are only counted, so that a flood of calls does not flood the logs.
 _LINES_PER_MINUTE = 10
 
 

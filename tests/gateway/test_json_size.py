@@ -1,6 +1,7 @@
 """What a JSON text is said to hold is what it holds, however it is written."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -79,3 +80,12 @@ def test_excess(value: Any) -> None:
     if isinstance(value, dict | list) and value:
         assert excess(deep, max_values=10_000, max_levels=4) == "must be nested at most 4 levels deep"
     assert excess([0] * 11, max_values=11, max_levels=3) == "must hold at most 11 values"
+
+
+@pytest.mark.parametrize(
+    "text", [b'\\"' * 500_000 + b"[" * 60_000, b'"' + b"\\" * 1_000_001, b'{"a":"' + b'\\"' * 500_000]
+)
+def test_text_that_is_no_json_is_scanned_in_linear_time(text: bytes) -> None:
+    began = time.process_time()
+    assert member_beyond(text, JsonSize(50_000, 100_000, 1_200_000)) is None
+    assert time.process_time() - began < 5, "quadratic time would be hours"
