@@ -89,6 +89,8 @@ HOSTILE = {
     "a long text": Hostile(COMPLETIONS, _PROMPT + '"', "hello", '"}', separator=" "),
     "one long word": Hostile(COMPLETIONS, _PROMPT + '"', "a", '"}', separator=""),
     "escapes": Hostile(COMPLETIONS, _PROMPT + '"', "\\n", '"}', separator=""),
+    # A search for strings must not read on to the end from each of these quotes.
+    "escaped quotes outside of strings": Hostile(COMPLETIONS, "", '\\"', "[" * 60_000, 100_000, separator=""),
     "zeros": Hostile(COMPLETIONS, _PROMPT + '"', "\\u0000", '"}', separator=""),
     "four bytes each": Hostile(COMPLETIONS, _PROMPT + '"', "\U0001f701", '"}', separator=""),
     "half a pair": Hostile(COMPLETIONS, _PROMPT + '"', "\\ud83d", '"}', separator=""),
