@@ -28,7 +28,7 @@ def read_key(id: bytes, value: bytes) -> Key | None:
 
 
 class RedisKeys:
-    """Keys of all tenants by their public part, as they were when Redis was last read."""
+    """Keys of all tenants by their public part, as of the last read of Redis."""
 
     def __init__(self, redis: "Redis") -> None:
         self._redis = redis

@@ -47,7 +47,7 @@ def test_only_full_blocks_of_published_tokens_are_shared(llama: Path, published:
     engine, prompt = make_engine(llama), make_prompt(70)
     scopes = [CacheScope(salt, published) for salt in (b"acme", b"road")]
     assert [cached(engine, prompt, scope) for scope in (*scopes, *scopes)] == [0, shared, 64, 64]
-    # Whoever has no salt finds what is published, and nothing beyond.
+    # A request without a salt finds the published blocks and no others.
     assert cached(engine, prompt, UNSALTED) == shared
 
 

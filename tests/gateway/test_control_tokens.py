@@ -305,7 +305,7 @@ async def test_the_endpoints(tmp_path: Path) -> None:
         prompts = [list(job.prompt) for job in stack.pod.jobs]
         assert prompts == [tokens, tokens]
         assert tokens.count(token) == 1
-        # Whoever writes a prompt himself also writes its control tokens.
+        # A client that sends a raw prompt also writes its control tokens.
         (await stack.complete(prompt=evil)).raise_for_status()
         tokens = (await stack.http.post("/tokenize", json={"prompt": evil})).raise_for_status().json()["tokens"]
         assert list(stack.pod.jobs[2].prompt) == tokens

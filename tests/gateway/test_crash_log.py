@@ -1,4 +1,4 @@
-"""No exception puts a prompt into the log, whoever logs it."""
+"""No exception puts a prompt into the log, whichever library logs the exception."""
 
 import asyncio
 import io
@@ -27,7 +27,7 @@ SECRET = "the patient's name"
 
 
 class LeakyError(Exception):
-    """Quotes what it was given, as pydantic's and tokenizers' do."""
+    """An error that quotes its input, as errors of pydantic and tokenizers do."""
 
     def __init__(self) -> None:
         super().__init__(f"cannot use {SECRET!r}")
