@@ -98,8 +98,8 @@ HANDOVER = Board(
                 ),
                 lines(
                     "Refused peers",
-                    "Calls and bulk connections by callers that did not show that they are pods of this release. grpc and "
-                    "bulk are the two ports.",
+                    "Calls and bulk connections by callers that did not show that they are pods of this release. grpc "
+                    "and bulk are the two ports.",
                     PER_SECOND,
                     Query(total(rate(worker("peer_refusals_total")), "port"), "{{port}}"),
                 ),
