@@ -1,7 +1,8 @@
 """Attention of one new token per sequence over the paged cache.
 
 Split-KV, after Flash-Decoding (Dao et al., 2023): long sequences are cut into parts that run side by side
-(decode_parts.py), and the part that is done last joins their softmaxes, as in Stream-K (Osama et al., 2023). The query
+(decode_parts.py), and the part that is done last joins their softmaxes, as in Stream-K (Osama et al., 2023). In small
+batches a second kernel joins them: it has a program for each query head, where the last part has only itself. The query
 heads of one KV head form one tile, so that keys are read once per group.
 """
 
@@ -16,6 +17,9 @@ from .paged_attention import AttentionVariant
 BLOCK_KEYS = 64  # keys of a tile
 # Numbers of other parts that one program of the join holds at a time.
 _JOINED = 2048
+# The most sequences of a step whose parts a kernel of its own joins; the parts that one program of it reads at once.
+JOINED_APART = 8
+_PARTS_AT_ONCE = 32
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -25,7 +29,7 @@ def _decode_kernel(
     q, keys, values, tables, plan, arrivals, alibi, out, partial, logsums, scale, softcap, table_stride, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
+    JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -97,6 +101,8 @@ def _decode_kernel(
     to = slot.to(tl.int64) * HEADS + head
     tl.store(partial + to[:, None] * DIM + column[None, :], acc / safe[:, None], mask=real)
     tl.store(logsums + to, tl.where(total == 0.0, float("-inf"), peak + tl.log2(safe)), mask=member < GROUP)
+    if not JOIN:
+        return
     # All threads have stored before one of them tells it, and the last to tell it sees what all parts have stored.
     tl.debug_barrier()
     arrival = arrivals + sequence * KV_HEADS + kv_head
@@ -134,6 +140,42 @@ def _decode_kernel(
         )
 
 
+@triton.jit(do_not_specialize=["count"])
+def _join_kernel(
+    partial, logsums, spans, out, count,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_PARTS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, BLOCK_DIM)
+    wait_for_inputs(OVERLAP)
+    first = tl.load(spans + sequence)
+    parts = tl.load(spans + count + sequence)
+    if parts == 1:
+        return
+    top = float("-inf")
+    total = 0.0
+    joined = tl.zeros([BLOCK_DIM], tl.float32)
+    for begin in range(0, parts, BLOCK_PARTS):
+        part = begin + tl.arange(0, BLOCK_PARTS)
+        at = (first + part).to(tl.int64) * HEADS + head
+        logsum = tl.load(logsums + at, mask=part < parts, other=float("-inf"))
+        results = tl.load(
+            partial + at[:, None] * DIM + column[None, :],
+            mask=(part < parts)[:, None] & (column < DIM)[None, :],
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(logsum, axis=0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - base)
+        weight = tl.exp2(logsum - base)
+        joined = joined * shrink + tl.sum(results * weight[:, None], axis=0)
+        total = total * shrink + tl.sum(weight, axis=0)
+        top = new_top
+    to = (sequence.to(tl.int64) * HEADS + head) * DIM + column
+    tl.store(out + to, (joined / total).to(out.dtype.element_ty), mask=column < DIM)
+
+
 def decode_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -151,7 +193,7 @@ def decode_attention(
     in tiles of BLOCK_KEYS keys; they say how long each sequence is, and in which row of tables its blocks are. out:
     where the result goes, contiguous; None = a new tensor.
     """
-    _, heads, dim = q.shape
+    sequences, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
     group = heads // kv_heads
     if out is None:
@@ -161,13 +203,19 @@ def decode_attention(
     logsums = q.new_empty((slots, heads), dtype=torch.float32)
     block_dim = triton.next_power_of_2(dim)
     join_group = min(triton.next_power_of_2(group), 8)
+    apart = sequences <= JOINED_APART
     _decode_kernel[(slots, kv_heads)](
         q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
         out, partial, logsums, variant.scale, variant.softcap, tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=BLOCK_KEYS,
-        JOIN_GROUP=join_group, JOIN_PARTS=max(_JOINED // (join_group * block_dim), 2),
+        JOIN=not apart, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOINED // (join_group * block_dim), 2),
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
+    if apart:
+        _join_kernel[(sequences, heads)](
+            partial, logsums, parts.spans, out, sequences, HEADS=heads, DIM=dim, BLOCK_DIM=block_dim,
+            BLOCK_PARTS=_PARTS_AT_ONCE, num_warps=1, **overlap_options(q.device),
+        )  # fmt: skip
     return out

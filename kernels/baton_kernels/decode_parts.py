@@ -24,12 +24,13 @@ _MOST_LANES = 1024
 class DecodeParts:
     """The parts of the sequences of a decode step, int32 tensors on the device.
 
-    plan: [FIELDS, S + capacity], by part; the parts of one sequence are neighbours. arrivals: [at least S * kv_heads],
-    zero between two launches: how many parts of a sequence are done, by which the last one knows that it has to join
-    them.
+    plan: [FIELDS, S + capacity], by part; the parts of one sequence are neighbours. spans: [2, S], the first part of
+    each sequence, and how many it has. arrivals: [at least S * kv_heads], zero between two launches: how many parts of
+    a sequence are done, by which the last one knows that it has to join them.
     """
 
     plan: torch.Tensor
+    spans: torch.Tensor
     arrivals: torch.Tensor
 
 
@@ -46,7 +47,7 @@ def parts_reference(lengths: list[int], rows: list[int], capacity: int, block_ke
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["count", "slots", "capacity"])
 def _parts_kernel(
-    lengths, rows, plan, count, slots, capacity,
+    lengths, rows, plan, spans, count, slots, capacity,
     BLOCK_KEYS: tl.constexpr, LANES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -69,6 +70,8 @@ def _parts_kernel(
         row = tl.load(rows + sequence, mask=inside, other=0).to(tl.int32)
         parts = tl.cdiv(tl.cdiv(length, BLOCK_KEYS), span)
         begin = before + tl.cumsum(parts, axis=0) - parts
+        tl.store(spans + sequence, begin, mask=inside)
+        tl.store(spans + count + sequence, parts, mask=inside)
         for part in range(0, tl.max(parts, axis=0)):
             to = plan + begin + part
             there = inside & (part < parts)
@@ -89,9 +92,9 @@ def plan_parts(
     """
     count = len(lengths)
     lanes = min(max(triton.next_power_of_2(count), 32), _MOST_LANES)
-    plan = lengths.new_empty((FIELDS, count + capacity))
+    plan, spans = lengths.new_empty((FIELDS, count + capacity)), lengths.new_empty((2, count))
     _parts_kernel[(1,)](
-        lengths, rows, plan, count, count + capacity, capacity,
+        lengths, rows, plan, spans, count, count + capacity, capacity,
         BLOCK_KEYS=block_keys, LANES=lanes, num_warps=min(lanes // 32, 4), **overlap_options(lengths.device),
     )  # fmt: skip
-    return DecodeParts(plan, arrivals)
+    return DecodeParts(plan, spans, arrivals)

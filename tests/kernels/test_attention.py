@@ -67,22 +67,24 @@ class Case:
 
 def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
     """Compare decode attention with the definition, the sequences cut into about so many parts together."""
-    from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
+    from baton_kernels.decode_attention import BLOCK_KEYS, JOINED_APART, decode_attention
     from baton_kernels.decode_parts import plan_parts
 
     device, dtype, count = case.device, case.keys.dtype, len(LENGTHS)
     how = variant(kind, case.heads, case.dim, device)
-    q = torch.randn(count, case.heads, case.dim, dtype=dtype, device=device)
-    expected = case.expected(q, list(range(count + 1)), how)
     rows = torch.randperm(count, device=device)
     tables = torch.empty_like(case.tables)
     tables[rows] = case.tables
-    arrivals = torch.zeros(count * case.kv_heads, dtype=torch.int32, device=device)
-    for capacity in capacities:
-        parts = plan_parts(case.lengths, rows, capacity, BLOCK_KEYS, arrivals)
-        out = decode_attention(q, case.keys, case.values, tables, how, parts)
-        assert relative_error(out.cpu(), expected) < TOLERANCE[dtype], capacity
-        assert not arrivals.any(), capacity
+    # A small batch, whose parts a second kernel joins, and one in which the last part does.
+    for copies in (1, JOINED_APART // count + 1):
+        q = torch.randn(copies * count, case.heads, case.dim, dtype=dtype, device=device)
+        expected = [case.expected(some, list(range(count + 1)), how) for some in q.split(count)]
+        arrivals = torch.zeros(copies * count * case.kv_heads, dtype=torch.int32, device=device)
+        for capacity in capacities:
+            parts = plan_parts(case.lengths.repeat(copies), rows.repeat(copies), capacity, BLOCK_KEYS, arrivals)
+            out = decode_attention(q, case.keys, case.values, tables, how, parts)
+            assert relative_error(out.cpu(), torch.cat(expected)) < TOLERANCE[dtype], (copies, capacity)
+            assert not arrivals.any(), (copies, capacity)
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
