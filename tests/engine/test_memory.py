@@ -14,7 +14,6 @@ from baton_engine.largest_steps import forward_steps, sampling_steps
 from baton_engine.memory import (
     LIBRARIES_BYTES,
     Budget,
-    HostMemory,
     KvShape,
     check_num_blocks,
     check_weights,
@@ -249,23 +248,3 @@ def test_too_little_memory_for_one_sequence(llama: Path, monkeypatch: pytest.Mon
 def test_the_share_is_a_part(llama: Path, value: float) -> None:
     with pytest.raises(ConfigError, match="--gpu-memory-utilization must be above 0 and at most 1"):
         Engine(EngineConfig(model=str(llama), gpu_memory_utilization=value))
-
-
-def test_ram_within_and_without_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 2048 kB\n")
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "status").write_text("Name:\tpython\nVmRSS:\t  512 kB\n")
-    memory = HostMemory(tmp_path, tmp_path)
-    assert (memory.total(), memory.free(), memory.held()) == (4 << 20, 2 << 20, 512 << 10)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert (memory.total(), memory.free()) == (4 << 20, 2 << 20)
-    (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
-    (tmp_path / "memory.current").write_text(f"{900 << 10}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {300 << 10}\n")
-    assert (memory.total(), memory.free()) == (1 << 20, 424 << 10)
-
-
-def test_ram_of_this_machine() -> None:
-    memory = HostMemory()
-    assert 0 < memory.free() <= memory.total()
-    assert 0 < memory.held() <= memory.total()
