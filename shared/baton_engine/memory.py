@@ -189,7 +189,8 @@ def check_num_blocks(given: int | None, shape: KvShape) -> None:
 def choose_num_blocks(budget: Budget, shape: KvShape, config: EngineConfig, measured: bool) -> int:
     """Return of how many blocks the KV cache is to be. Raises ConfigError when they do not fit.
 
-    measured: as in Memory; without that the cache does not get all that is free.
+    measured: as in Memory. Without that the cache gets half of what is free at most, unless one sequence needs more:
+    steps take what they need while they run, and a container that runs out of memory is killed.
     """
     fits, least = budget.for_kv // shape.block_bytes, shape.least
     given = config.num_blocks
@@ -200,7 +201,7 @@ def choose_num_blocks(budget: Budget, shape: KvShape, config: EngineConfig, meas
     if given is not None:
         return given
     if not measured:
-        fits = min(fits, max(_UNMEASURED_KV_BYTES // shape.block_bytes, least))
+        fits = min(fits, max(min(_UNMEASURED_KV_BYTES, budget.for_kv // 2) // shape.block_bytes, least))
     return min(fits, least * config.max_num_seqs)
 
 

@@ -74,6 +74,17 @@ def test_a_device_that_is_not_measured_keeps_to_the_default() -> None:
     assert choose_num_blocks(budget, SHAPE, config(num_blocks=700), measured=False) == 700
 
 
+def test_a_device_that_is_not_measured_keeps_half_of_a_small_memory_for_steps() -> None:
+    shape = KvShape(1 << 16, 16, 512)
+    budget = Budget(device="cpu", total=GIB, free=GIB // 2, share=GIB, weights=GIB // 8)
+    blocks = choose_num_blocks(budget, shape, config(max_num_seqs=1000), measured=False)
+    assert blocks == budget.for_kv // 2 // shape.block_bytes
+    assert blocks * shape.block_bytes < GIB // 4
+    # A sequence of the longest length must fit all the same.
+    long = KvShape(1 << 16, 16, 16 * (blocks + 100))
+    assert choose_num_blocks(budget, long, config(), measured=False) == blocks + 100
+
+
 def test_blocks_that_were_asked_for_are_given_or_refused() -> None:
     assert choose_num_blocks(BUDGET, SHAPE, config(num_blocks=700), measured=True) == 700
     message = shortage(BUDGET, num_blocks=30_000)
