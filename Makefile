@@ -67,7 +67,7 @@ bench-gateway: $(DEV) $(LITELLM)/.installed  ## Measure the gateway beside LiteL
 lock: $(LOCK)/.installed constraints.txt pyproject.toml  ## Pin what the images install, with hashes
 	echo setuptools | $(COMPILE:pyproject.toml=-) --output-file docker/requirements/build.txt
 	$(COMPILE) --extra gateway --output-file docker/requirements/gateway.txt
-	$(COMPILE) --extra worker --output-file docker/requirements/worker-cuda.txt
+	$(COMPILE) --extra worker --extra gpu --output-file docker/requirements/worker-cuda.txt
 	$(COMPILE) --extra worker --torch-backend cpu --output-file docker/requirements/worker-cpu.txt
 
 images:  ## Build the images of gateway and workers (needs docker)

@@ -13,7 +13,7 @@ import torch
 
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_parts import plan_parts
-from baton_kernels.paged_attention import AttentionVariant
+from baton_kernels.reference.paged_attention import AttentionVariant
 
 _BLOCK = 64
 _LAYERS = 8

@@ -24,6 +24,7 @@ from bench_table import aligned, figure
 from baton_common.extent import Extent
 from baton_engine.exports import Export
 from baton_engine.kv_cache import KvCache
+from baton_engine.triton_ops import TRITON
 from baton_kv.nccl import warm_up
 from baton_kv.staging import StagingArena
 from baton_worker.kv_mover import KvMover
@@ -42,7 +43,7 @@ class CacheOnly:
     def __init__(self, device: torch.device) -> None:
         cache = KvCache(
             num_layers=LAYERS, block_size=BLOCK_SIZE, num_heads=HEADS, head_dim=HEAD_DIM, dtype=torch.bfloat16,
-            device=device,
+            device=device, ops=TRITON,
         )  # fmt: skip
         cache.allocate(2 * max(LENGTHS) // BLOCK_SIZE)
         cache.data.normal_()

@@ -22,7 +22,8 @@ import triton
 
 from baton_engine.model_config import ModelConfig, load_model_config
 from baton_kernels.activation import silu_mul
-from baton_kernels.linear import linear, linear_reference
+from baton_kernels.linear import linear
+from baton_kernels.reference.linear import linear_reference
 from baton_kernels.tuning import LinearConfig, product_name
 
 ROWS = (1, 8, 16, 32, 64, 128)

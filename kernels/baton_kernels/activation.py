@@ -7,12 +7,6 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
-def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up: [T, 2 * size], gate first. Returns [T, size]; silu is rounded to the dtype before the product."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate).mul_(up)
-
-
 @triton.jit
 def _silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     let_next_start(OVERLAP)

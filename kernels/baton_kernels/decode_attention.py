@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .decode_parts import DecodeParts
 from .overlap import let_next_start, overlap_options, wait_for_inputs
-from .paged_attention import AttentionVariant
+from .reference.paged_attention import AttentionVariant
 
 BLOCK_KEYS = 64  # keys of a tile
 # Numbers of other parts that one program of the join holds at a time.

@@ -34,16 +34,6 @@ class DecodeParts:
     arrivals: torch.Tensor
 
 
-def parts_reference(lengths: list[int], rows: list[int], capacity: int, block_keys: int) -> list[list[int]]:
-    """Return the fields of each part, as DecodeParts has them. lengths: tokens of each sequence, at least 1."""
-    tiles = [-(-length // block_keys) for length in lengths]
-    span = max(-(-sum(tiles) // capacity), 1)
-    parts = []
-    for sequence, (length, row, count) in enumerate(zip(lengths, rows, tiles, strict=True)):
-        parts += [[sequence, part, -(-count // span), length, row] for part in range(-(-count // span))]
-    return parts
-
-
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["count", "slots", "capacity"])
 def _parts_kernel(

@@ -10,35 +10,6 @@ import triton.language as tl
 _BLOCK = 1024
 
 
-def apply_penalties_reference(
-    scores: torch.Tensor,
-    history: torch.Tensor,
-    rows: torch.Tensor,
-    prompt_lens: torch.Tensor,
-    lengths: torch.Tensor,
-    repetition: torch.Tensor,
-    presence: torch.Tensor,
-    frequency: torch.Tensor,
-) -> None:
-    """Change scores [R, vocab] float32 in place.
-
-    history: [rows, max_len] int32, the tokens of a sequence, prompt first; what lies beyond its length is not read.
-    rows, prompt_lens, lengths: [R] int64, the row of history that a row of scores belongs to, and how many tokens are
-    its prompt and are there in all. repetition: [R] float32, off at 1: the logit of every token that is there is
-    divided by it when positive, else multiplied. presence, frequency: [R] float32, off at 0: subtracted from the logits
-    of the tokens after the prompt, once and once per occurrence.
-    """
-    index = torch.arange(history.shape[1], device=history.device).unsqueeze(0)
-    there = index < lengths.unsqueeze(1)
-    tokens = torch.where(there, history[rows], 0).long()
-    seen, counts = torch.zeros_like(scores), torch.zeros_like(scores)
-    seen.scatter_add_(1, tokens, there.float())
-    counts.scatter_add_(1, tokens, (there & (index >= prompt_lens.unsqueeze(1))).float())
-    factor = torch.where(seen > 0, repetition.unsqueeze(1), 1.0)
-    scores.copy_(torch.where(scores > 0, scores / factor, scores * factor))
-    scores -= frequency.unsqueeze(1) * counts + presence.unsqueeze(1) * (counts > 0)
-
-
 @triton.jit
 def _penalties_kernel(
     scores, history, rows, prompt_lens, lengths, repetitions, presences, frequencies, counts, vocab, width,

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
-from .paged_attention import AttentionVariant
+from .reference.paged_attention import AttentionVariant
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 

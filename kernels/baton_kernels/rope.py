@@ -8,59 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .norm import add_rms_norm_reference
 from .overlap import let_next_start, overlap_options, wait_for_inputs
-
-
-def rope_and_cache_reference(
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    num_heads: int,
-    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
-    eps: float = 0.0,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """qkv: [T, (heads + 2 * kv_heads) * head_dim]. cos, sin: [positions, head_dim / 2] float32. positions: [T] int.
-
-    slots: [T] int64, where each token's KV goes, as block * block_size + offset; a negative slot writes nothing.
-    keys, values: [blocks, block_size, kv_heads, head_dim], written in place. norms: weights [head_dim] for queries and
-    keys. Returns the queries [T, heads, head_dim], in out when given.
-    """
-    kv_heads, dim = keys.shape[2:]
-    heads = qkv.view(qkv.shape[0], -1, dim)
-    qk, v = torch.split(heads, [num_heads + kv_heads, kv_heads], dim=1)
-    if norms is not None:
-        qk = torch.cat(
-            [
-                add_rms_norm_reference(part, None, weight, eps)
-                for part, weight in zip((qk[:, :num_heads], qk[:, num_heads:]), norms, strict=True)
-            ],
-            dim=1,
-        )
-    turned = _rotate(qk, cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
-    if bool((slots < 0).any()):
-        kept = slots >= 0
-        slots, turned_k, v = slots[kept], turned[kept, num_heads:], v[kept]
-    else:
-        turned_k = turned[:, num_heads:]
-    keys.flatten(0, 1).index_copy_(0, slots, turned_k)
-    values.flatten(0, 1).index_copy_(0, slots, v)
-    return turned[:, :num_heads] if out is None else out.copy_(turned[:, :num_heads])
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x: [T, heads, dim]. cos, sin: [T, 1, dim / 2] float32. Returns a new tensor."""
-    out = torch.empty_like(x, dtype=torch.float32)
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin)
-    return out.to(x.dtype)
 
 
 @triton.jit

@@ -5,31 +5,11 @@ import triton
 import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
-from .philox import gumbel_noise
+from .reference.sampling import NOT_FINITE
 
 FEW_ROWS = 8
-NOT_FINITE = -1  # in place of a token: the row has a NaN or +inf. -inf is a token that must not be drawn.
 _BLOCK = 2048
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
-
-
-def gumbel_argmax_reference(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    thresholds: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    choices: torch.Tensor,
-) -> torch.Tensor:
-    """logits: [R, vocab]. temperatures: [R] float32, 0 = greedy. thresholds: [R] float32, tokens with a lower logit are
-    not drawn. seeds: [R] int64 bits of an unsigned seed. positions, choices: [R] int64. Returns token ids [R] int64,
-    NOT_FINITE for a row that has a NaN or +inf."""
-    scores = logits.float().masked_fill(logits < thresholds.unsqueeze(1), float("-inf"))
-    hot = temperatures > 0
-    noise = gumbel_noise(seeds, positions, choices, logits.shape[-1])
-    divided = scores / torch.where(hot, temperatures, 1.0).unsqueeze(1)
-    drawn = torch.where(hot.unsqueeze(1), divided + noise, scores).argmax(dim=-1)
-    return torch.where(logits.amax(dim=-1) < float("inf"), drawn, NOT_FINITE)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from collections import deque
 import msgspec
 import torch
 
+from .attention.backend import AttentionBackend
 from .attention.triton_paged import TritonPaged
 from .config import EngineConfig
 from .cuda_graph import Recorder
@@ -18,10 +19,12 @@ from .loading import Progress
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
 from .models.decoder import Tokens
+from .ops import Ops
 from .runner import Choice, Fence, Launched, Runner, has_chunks, mark_broken, row_sums
 from .sequence import Step
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
+from .triton_ops import DETERMINISTIC, TRITON
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +121,16 @@ class CudaRunner(Runner):
         log.info(
             "prefill: %.0f tokens/s", self.prefill_rate, extra={"event": "prefill_rate", "rate": self.prefill_rate}
         )
+
+    @property
+    def _ops(self) -> Ops:
+        return DETERMINISTIC if self._config.deterministic else TRITON
+
+    def _make_backend(self, name: str) -> AttentionBackend:
+        if name != "triton":
+            return super()._make_backend(name)
+        model, rows, deterministic = self.model, self._config.max_num_seqs, self._config.deterministic
+        return TritonPaged(self.cache, model.num_heads, model.sliding_windows, rows, deterministic)
 
     @property
     def _graphs_bytes(self) -> int:

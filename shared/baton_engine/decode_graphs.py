@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import torch
 
-from baton_kernels.decode_inputs import BLOCK, FIELDS, POSITION, ROW, STATIC_FIELDS, TOKEN, DecodeInputs
+from baton_kernels.decode_inputs import DecodeInputs
+from baton_kernels.reference.decode_inputs import BLOCK, FIELDS, POSITION, ROW, STATIC_FIELDS, TOKEN
 from baton_kernels.sampling import gumbel_argmax
 from baton_kernels.thresholds import thresholds
 

@@ -11,12 +11,11 @@ import torch
 from baton_common.buckets import STEP_TOKENS_BUCKETS
 from baton_common.extent import Extent
 from baton_common.histogram import Histogram
-from baton_kernels.sampling import NOT_FINITE
+from baton_kernels.reference.sampling import NOT_FINITE
 
 from .block_pool import BlockPool
 from .compiling import Compiling
 from .config import EngineConfig
-from .cuda_runner import CudaRunner
 from .delta import Delta, Load, Reservation
 from .exports import Export, Exports
 from .grammars import Grammars
@@ -41,8 +40,16 @@ class StepResult(msgspec.Struct):
 
 
 def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Runner:
-    """Return the runner for a "cpu" or "cuda" device."""
-    kind = CudaRunner if device == "cuda" else Runner
+    """Return the runner for a "cpu" or "cuda" device.
+
+    All modules that need Triton are reached from the runner for a GPU alone. It is imported here, when there is a GPU,
+    so that a worker on a CPU needs no Triton.
+    """
+    kind = Runner
+    if device == "cuda":
+        from .cuda_runner import CudaRunner
+
+        kind = CudaRunner
     runner = kind(config, model, progress)
     runner.start()
     return runner

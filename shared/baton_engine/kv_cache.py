@@ -5,8 +5,8 @@ import math
 import torch
 
 from baton_common.extent import Extent
-from baton_kernels.blocks import gather_kv, gather_kv_reference, scatter_kv, scatter_kv_reference
 
+from .ops import Ops
 from .transfer import to_device
 
 # Bounds what copies of blocks hold for a moment.
@@ -25,11 +25,10 @@ class KvCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        ops: Ops,
     ) -> None:
         self._block_shape = (block_size, num_heads, head_dim)
-        on_gpu = device.type == "cuda"
-        self._gather = gather_kv if on_gpu else gather_kv_reference
-        self._scatter = scatter_kv if on_gpu else scatter_kv_reference
+        self._ops = ops
         self.data = torch.empty(num_layers, 2, 0, *self._block_shape, dtype=dtype, device=device)
         self._layers = self._by_layer()
 
@@ -70,7 +69,7 @@ class KvCache:
     def gather(self, blocks: list[int], extent: Extent, out: torch.Tensor, check: bool = False) -> torch.Tensor:
         """Write part of a block table's KV into out, contiguous [layers, 2, tokens, kv_heads, head_dim] of the extent.
 
-        Both are on one device. Returns, with `check`, out's checksum as baton_kernels.blocks defines it, [1] int64.
+        Both are on one device. Returns, with `check`, out's `checksum`.
         """
         return self._move(True, blocks, extent, out, check)
 
@@ -78,9 +77,13 @@ class KvCache:
         """Fill part of a block table from values, shaped as `gather` writes them, on any device."""
         self._move(False, blocks, extent, values.to(self.data.device), False)
 
+    def checksum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the checksum of what `gather` has written, as baton_kernels.reference.blocks defines it, [1] int64."""
+        return self._ops.checksum(values)
+
     def _move(self, out: bool, blocks: list[int], extent: Extent, values: torch.Tensor, check: bool) -> torch.Tensor:
         size = self._block_shape[0]
         first = extent.first_token // size
         table = to_device(blocks[first : -(-extent.tokens.stop // size)], self.data.device)
-        move = self._gather if out else self._scatter
+        move = self._ops.gather_kv if out else self._ops.scatter_kv
         return move(self.data, table, extent.first_token % size, extent.layers, extent.heads, values, check)

@@ -3,13 +3,13 @@
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import torch
 
 from .config import ConfigError, EngineConfig
+from .host_memory import HostMemory
 
 log = logging.getLogger(__name__)
 
@@ -63,50 +63,6 @@ class CudaMemory:
     def trim(self) -> None:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-
-
-class HostMemory:
-    """RAM, within the limit of the container."""
-
-    name = "cpu"
-    measured = False
-
-    def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
-        self._proc = proc
-        self._cgroup = cgroup
-
-    def total(self) -> int:
-        return min(self._info("MemTotal"), self._limit() or 1 << 62)
-
-    def free(self) -> int:
-        free = self._info("MemAvailable")
-        limit = self._limit()
-        if limit is None:
-            return free
-        used = int((self._cgroup / "memory.current").read_text())
-        # Pages of files count as used, yet give way.
-        cached = _field(self._cgroup / "memory.stat", "inactive_file")
-        return max(min(free, limit - used + cached), 0)
-
-    def held(self) -> int:
-        return _field(self._proc / "self" / "status", "VmRSS:") << 10
-
-    def trim(self) -> None:
-        pass
-
-    def _info(self, name: str) -> int:
-        return _field(self._proc / "meminfo", f"{name}:") << 10
-
-    def _limit(self) -> int | None:
-        path = self._cgroup / "memory.max"
-        text = path.read_text().strip() if path.exists() else "max"
-        return None if text == "max" else int(text)
-
-
-def _field(path: Path, name: str) -> int:
-    """Return the number after a name in a file of one pair a line."""
-    pairs = (line.split() for line in path.read_text().splitlines())
-    return next((int(pair[1]) for pair in pairs if pair and pair[0] == name), 0)
 
 
 def memory_of(device: torch.device) -> Memory:
@@ -233,7 +189,8 @@ def check_num_blocks(given: int | None, shape: KvShape) -> None:
 def choose_num_blocks(budget: Budget, shape: KvShape, config: EngineConfig, measured: bool) -> int:
     """Return of how many blocks the KV cache is to be. Raises ConfigError when they do not fit.
 
-    measured: as in Memory; without that the cache does not get all that is free.
+    measured: as in Memory. Without that the cache gets half of what is free at most, unless one sequence needs more:
+    steps take what they need while they run, and a container that runs out of memory is killed.
     """
     fits, least = budget.for_kv // shape.block_bytes, shape.least
     given = config.num_blocks
@@ -244,7 +201,7 @@ def choose_num_blocks(budget: Budget, shape: KvShape, config: EngineConfig, meas
     if given is not None:
         return given
     if not measured:
-        fits = min(fits, max(_UNMEASURED_KV_BYTES // shape.block_bytes, least))
+        fits = min(fits, max(min(_UNMEASURED_KV_BYTES, budget.for_kv // 2) // shape.block_bytes, least))
     return min(fits, least * config.max_num_seqs)
 
 

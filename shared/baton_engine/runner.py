@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 import torch
 
-from baton_kernels.sampling import NOT_FINITE
+from baton_kernels.reference.sampling import NOT_FINITE
 
-from .attention.backend import AttentionBatch
+from .attention.backend import AttentionBackend, AttentionBatch
 from .attention.select import select_backend
+from .attention.torch_sdpa import TorchSdpa
 from .config import ConfigError, EngineConfig
 from .kv_cache import KvCache
 from .largest_steps import forward_steps, sampling_steps
@@ -35,7 +36,7 @@ from .memory import (
 )
 from .model_config import ModelConfig
 from .models.decoder import Decoder, Tokens
-from .ops import ops_for
+from .ops import TORCH, Ops
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
 from .sequence import Step
@@ -122,21 +123,20 @@ class Runner:
             head_dim=model.head_dim,
             dtype=dtype,
             device=device,
+            ops=self._ops,
         )
         self._shape = KvShape(self.cache.block_bytes, config.block_size, self.max_model_len)
         check_num_blocks(config.num_blocks, self._shape)
         self._memory = memory_of(device)
         self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
-        self._backend = select_backend(
-            config.attention_backend, model, self.cache, device, config.max_num_seqs, config.deterministic
+        self._backend = self._make_backend(
+            select_backend(config.attention_backend, model, device, config.deterministic)
         )
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
         self._weights_bytes = weights_bytes(folder, dtype, unused)
         check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
         with Weights(folder, dtype, device, progress) as weights, self._enough_for("the weights", self._weights_bytes):
-            self._decoder = Decoder(
-                model, weights, self.cache, self.max_model_len, ops_for(device, config.deterministic)
-            )
+            self._decoder = Decoder(model, weights, self.cache, self.max_model_len, self._ops)
 
     def start(self) -> None:
         """Set aside all the memory that steps need, and give the rest to the KV cache. Once, before the first launch.
@@ -154,6 +154,14 @@ class Runner:
         taken = self._memory.held() - before
         if taken > budget.graphs > 0:
             log.warning("CUDA graphs took %s GiB, %s were set aside for them", gib(taken), gib(budget.graphs))
+
+    @property
+    def _ops(self) -> Ops:
+        return TORCH
+
+    def _make_backend(self, name: str) -> AttentionBackend:
+        """Return the attention backend that was selected for this model and device."""
+        return TorchSdpa(self.cache, self.model.num_heads, self.model.sliding_windows)
 
     @property
     def _graphs_bytes(self) -> int:

@@ -8,9 +8,9 @@ with the batch around it, with the pod, or after a restart.
 import msgspec
 import torch
 
-from baton_kernels.philox import gumbel_noise
-from baton_kernels.sampling import NOT_FINITE
-from baton_kernels.thresholds import thresholds_reference
+from baton_kernels.reference.philox import gumbel_noise
+from baton_kernels.reference.sampling import NOT_FINITE
+from baton_kernels.reference.thresholds import thresholds_reference
 
 from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs

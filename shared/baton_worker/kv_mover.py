@@ -11,7 +11,6 @@ from baton_common.extent import Extent
 from baton_engine.engine import Engine
 from baton_engine.exports import Export
 from baton_engine.transfer import to_host
-from baton_kernels.blocks import checksum
 from baton_kv.staging import StagingArena
 
 from .copy_stream import CopyStream
@@ -82,7 +81,7 @@ class KvMover:
         values = torch.empty(self._shape(one), dtype=cache.data.dtype, device=cache.data.device)
         for check in (True, False):
             cache.gather([0], one, values, check)
-        checksum(values)
+        cache.checksum(values)
         cache.scatter([0], one, values)
         torch.cuda.synchronize()
 
@@ -198,7 +197,7 @@ class KvMover:
                 self.output.damaged.append(Imported(piece.id, piece.generation))
                 free()
 
-        self._copies.run(lambda: sums.append(to_host(checksum(view))), then)
+        self._copies.run(lambda: sums.append(to_host(self._engine.runner.cache.checksum(view))), then)
 
     def _import(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> None:
         complete = self._engine.import_kv(id, generation, extent, values)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import torch
 
-from baton_kernels.philox import gumbel_noise
+from baton_kernels.reference.philox import gumbel_noise
 from tests.e2e.prompts import make_prompt
 from tests.models import reference_logits
 

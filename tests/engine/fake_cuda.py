@@ -14,12 +14,14 @@ from baton_engine.config import EngineConfig
 from baton_engine.cuda_runner import CudaRunner
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
-from baton_kernels.decode_parts import LENGTH, PART, ROW, DecodeParts, parts_reference
-from baton_kernels.logprobs import chosen_logprobs_reference
-from baton_kernels.paged_attention import AttentionVariant, paged_attention_reference
-from baton_kernels.penalties import apply_penalties_reference
-from baton_kernels.sampling import gumbel_argmax_reference
-from baton_kernels.thresholds import thresholds_reference
+from baton_engine.ops import TORCH
+from baton_kernels.decode_parts import LENGTH, PART, ROW, DecodeParts
+from baton_kernels.reference.decode_parts import parts_reference
+from baton_kernels.reference.logprobs import chosen_logprobs_reference
+from baton_kernels.reference.paged_attention import AttentionVariant, paged_attention_reference
+from baton_kernels.reference.penalties import apply_penalties_reference
+from baton_kernels.reference.sampling import gumbel_argmax_reference
+from baton_kernels.reference.thresholds import thresholds_reference
 
 
 class Graph:
@@ -111,6 +113,8 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("baton_engine.device_sampler.apply_penalties", apply_penalties_reference)
     patch.setattr("baton_engine.device_sampler.chosen_logprobs", chosen_logprobs_reference)
     patch.setattr("baton_engine.attention.select._why_not_triton", lambda *_: None)
+    for ops in ("TRITON", "DETERMINISTIC"):
+        patch.setattr(f"baton_engine.cuda_runner.{ops}", TORCH)
     patch.setattr("baton_engine.cuda_runner.Recorder", Recorder)
     patch.setattr("baton_engine.token_graphs._seconds", lambda run: (run(), next(times))[1])
     patch.setattr("baton_engine.token_graphs._SIZES", (4, 24))

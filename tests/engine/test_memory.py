@@ -14,7 +14,6 @@ from baton_engine.largest_steps import forward_steps, sampling_steps
 from baton_engine.memory import (
     LIBRARIES_BYTES,
     Budget,
-    HostMemory,
     KvShape,
     check_num_blocks,
     check_weights,
@@ -73,6 +72,17 @@ def test_a_device_that_is_not_measured_keeps_to_the_default() -> None:
     assert choose_num_blocks(budget, SHAPE, config(), measured=False) == 512
     assert choose_num_blocks(budget, KvShape(2 << 20, 16, 32_000), config(), measured=False) == 2000
     assert choose_num_blocks(budget, SHAPE, config(num_blocks=700), measured=False) == 700
+
+
+def test_a_device_that_is_not_measured_keeps_half_of_a_small_memory_for_steps() -> None:
+    shape = KvShape(1 << 16, 16, 512)
+    budget = Budget(device="cpu", total=GIB, free=GIB // 2, share=GIB, weights=GIB // 8)
+    blocks = choose_num_blocks(budget, shape, config(max_num_seqs=1000), measured=False)
+    assert blocks == budget.for_kv // 2 // shape.block_bytes
+    assert blocks * shape.block_bytes < GIB // 4
+    # A sequence of the longest length must fit all the same.
+    long = KvShape(1 << 16, 16, 16 * (blocks + 100))
+    assert choose_num_blocks(budget, long, config(), measured=False) == blocks + 100
 
 
 def test_blocks_that_were_asked_for_are_given_or_refused() -> None:
@@ -249,23 +259,3 @@ def test_too_little_memory_for_one_sequence(llama: Path, monkeypatch: pytest.Mon
 def test_the_share_is_a_part(llama: Path, value: float) -> None:
     with pytest.raises(ConfigError, match="--gpu-memory-utilization must be above 0 and at most 1"):
         Engine(EngineConfig(model=str(llama), gpu_memory_utilization=value))
-
-
-def test_ram_within_and_without_a_limit(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 2048 kB\n")
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "status").write_text("Name:\tpython\nVmRSS:\t  512 kB\n")
-    memory = HostMemory(tmp_path, tmp_path)
-    assert (memory.total(), memory.free(), memory.held()) == (4 << 20, 2 << 20, 512 << 10)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert (memory.total(), memory.free()) == (4 << 20, 2 << 20)
-    (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
-    (tmp_path / "memory.current").write_text(f"{900 << 10}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {300 << 10}\n")
-    assert (memory.total(), memory.free()) == (1 << 20, 424 << 10)
-
-
-def test_ram_of_this_machine() -> None:
-    memory = HostMemory()
-    assert 0 < memory.free() <= memory.total()
-    assert 0 < memory.held() <= memory.total()

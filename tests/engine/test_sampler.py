@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton_engine.sampler import Draw, _edit, _filter, sample, token_logprobs
 from baton_engine.sampling import SamplingParams
-from baton_kernels.philox import gumbel_noise
+from baton_kernels.reference.philox import gumbel_noise
 
 from .sampler_reference import distribution, edited, softmax
 

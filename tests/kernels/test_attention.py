@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton_kernels.paged_attention import AttentionVariant
+from baton_kernels.reference.paged_attention import AttentionVariant
 
 from .closeness import relative_error
 
@@ -102,7 +102,8 @@ def test_decode_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype
 @pytest.mark.parametrize("capacity", [1, 3, 64])
 @pytest.mark.parametrize("count", [1, 5, 1500])
 def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -> None:
-    from baton_kernels.decode_parts import PARTS, SEQUENCE, parts_reference, plan_parts
+    from baton_kernels.decode_parts import PARTS, SEQUENCE, plan_parts
+    from baton_kernels.reference.decode_parts import parts_reference
 
     lengths = torch.randint(1, 3000, (count,), dtype=torch.int32)
     lengths[count // 2] = 100_000
@@ -141,8 +142,8 @@ def test_prefill_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtyp
 
 def check_prefill(case: "Case", kind: str) -> None:
     """Compare prefill attention and its reference with the definition."""
-    from baton_kernels.paged_attention import paged_attention_reference
     from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+    from baton_kernels.reference.paged_attention import paged_attention_reference
 
     device, dtype, dim = case.device, case.keys.dtype, case.dim
     how = variant(kind, case.heads, dim, device)

@@ -17,7 +17,8 @@ def naive_checksum(values: torch.Tensor) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_any_part_of_the_cache_makes_the_round_trip(device: torch.device, dtype: torch.dtype, size: int) -> None:
-    from baton_kernels.blocks import gather_kv, gather_kv_reference, scatter_kv, scatter_kv_reference
+    from baton_kernels.blocks import gather_kv, scatter_kv
+    from baton_kernels.reference.blocks import gather_kv_reference, scatter_kv_reference
 
     shape = 3, 2, 9, size, 3, 16
     cache = torch.randn(shape, device=device).to(dtype)
@@ -50,7 +51,8 @@ def test_any_part_of_the_cache_makes_the_round_trip(device: torch.device, dtype:
 
 
 def test_checksum_sees_a_flipped_bit_and_swapped_words(device: torch.device) -> None:
-    from baton_kernels.blocks import checksum, checksum_reference
+    from baton_kernels.blocks import checksum
+    from baton_kernels.reference.blocks import checksum_reference
 
     words = torch.randint(-(2**31), 2**31, (64,), dtype=torch.int32, device=device)
     original = int(checksum_reference(words))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from baton_kernels.decode_inputs import BLOCK, HEAT, POSITION, ROW, TOKEN, DecodeInputs, unpack_reference
+from baton_kernels.decode_inputs import DecodeInputs
+from baton_kernels.reference.decode_inputs import BLOCK, HEAT, POSITION, ROW, TOKEN, unpack_reference
 
 
 @pytest.mark.parametrize("count", [1, 7, 200])

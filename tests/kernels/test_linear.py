@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from baton_kernels.linear import fixed_linear, linear, linear_reference
+from baton_kernels.linear import fixed_linear, linear
+from baton_kernels.reference.linear import linear_reference
 from baton_kernels.tuning import LinearConfig
 
 from .closeness import relative_error

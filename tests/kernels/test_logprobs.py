@@ -10,7 +10,8 @@ import torch
 @pytest.mark.parametrize("vocab", [17, 1000, 5003])
 @pytest.mark.parametrize("scale", [0.01, 3.0, 30.0])
 def test_matches_float64(device: torch.device, vocab: int, dtype: torch.dtype, scale: float) -> None:
-    from baton_kernels.logprobs import chosen_logprobs, chosen_logprobs_reference
+    from baton_kernels.logprobs import chosen_logprobs
+    from baton_kernels.reference.logprobs import chosen_logprobs_reference
 
     logits = (torch.randn(7, vocab, device=device) * scale).to(dtype)
     tokens = torch.randint(0, vocab, (7,), device=device)
@@ -27,7 +28,8 @@ def test_matches_float64(device: torch.device, vocab: int, dtype: torch.dtype, s
 
 
 def test_equal_and_infinite_logits(device: torch.device) -> None:
-    from baton_kernels.logprobs import chosen_logprobs, chosen_logprobs_reference
+    from baton_kernels.logprobs import chosen_logprobs
+    from baton_kernels.reference.logprobs import chosen_logprobs_reference
 
     logits = torch.full((4, 1000), float("-inf"), device=device)
     logits[:, :10] = 1.0

@@ -9,7 +9,8 @@ from .closeness import relative_error
 @pytest.mark.parametrize("size", [64, 100, 768, 4096])
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_matches_float64(device: torch.device, size: int, with_residual: bool) -> None:
-    from baton_kernels.norm import add_rms_norm, add_rms_norm_reference
+    from baton_kernels.norm import add_rms_norm
+    from baton_kernels.reference.norm import add_rms_norm_reference
 
     x, weight = torch.randn(5, size, device=device), torch.randn(size, device=device)
     residual = torch.randn(5, size, device=device) if with_residual else None

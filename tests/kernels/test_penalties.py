@@ -44,7 +44,8 @@ LENGTHS = [(1, 1), (5, 5), (7, 8), (40, 90), (0, 30), (1024, 1500), (3, 2300)]
 @pytest.mark.parametrize("few", [0, 3])
 @pytest.mark.parametrize("vocab", [17, 1000, 5003])
 def test_matches_the_definitions(device: torch.device, vocab: int, few: int) -> None:
-    from baton_kernels.penalties import apply_penalties, apply_penalties_reference
+    from baton_kernels.penalties import apply_penalties
+    from baton_kernels.reference.penalties import apply_penalties_reference
 
     case = Case(vocab, LENGTHS, device, few)
     case.penalties[0, 2], case.penalties[1, 3], case.penalties[2, 4] = 1.0, 0.0, 0.0

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from baton_kernels.philox import gumbel_noise, philox
+from baton_kernels.reference.philox import gumbel_noise, philox
 
 ONES = 0xFFFFFFFF
 
@@ -87,7 +87,7 @@ def test_noise_is_gumbel() -> None:
 
 def test_noise_is_finite_for_every_word(monkeypatch: pytest.MonkeyPatch) -> None:
     edges = torch.tensor([[0, 1, 2, ONES // 2, ONES - 300, ONES - 128, ONES - 1, ONES]])
-    monkeypatch.setattr("baton_kernels.philox.philox", lambda *_: [edges[:, i::4] for i in range(4)])
+    monkeypatch.setattr("baton_kernels.reference.philox.philox", lambda *_: [edges[:, i::4] for i in range(4)])
     values = noise(vocab_size=8)
     assert torch.isfinite(values).all()
     # Close to zero the noise is greatest, and must keep words apart there.

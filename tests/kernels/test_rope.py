@@ -21,7 +21,8 @@ def naive(head: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 @pytest.mark.parametrize("dim", [32, 80])
 @pytest.mark.parametrize("with_norms", [False, True])
 def test_matches_float64(device: torch.device, dim: int, with_norms: bool) -> None:
-    from baton_kernels.rope import rope_and_cache, rope_and_cache_reference
+    from baton_kernels.reference.rope import rope_and_cache_reference
+    from baton_kernels.rope import rope_and_cache
 
     qkv = torch.randn(TOKENS, (HEADS + 2 * KV_HEADS) * dim, device=device)
     angles = torch.rand(50, dim // 2, device=device) * 6

@@ -67,7 +67,8 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_keeps_what_the_definitions_keep(device: torch.device, vocab: int, dtype: torch.dtype) -> None:
-    from baton_kernels.thresholds import thresholds, thresholds_reference
+    from baton_kernels.reference.thresholds import thresholds_reference
+    from baton_kernels.thresholds import thresholds
 
     logits = (torch.randn(len(SETTINGS), vocab, device=device) * 4).to(dtype)
     ours = thresholds(*arguments(logits, SETTINGS))
@@ -79,7 +80,8 @@ def test_keeps_what_the_definitions_keep(device: torch.device, vocab: int, dtype
 
 
 def test_agrees_with_the_reference(device: torch.device) -> None:
-    from baton_kernels.thresholds import thresholds, thresholds_reference
+    from baton_kernels.reference.thresholds import thresholds_reference
+    from baton_kernels.thresholds import thresholds
 
     for scale in (0.1, 1, 10):
         # Few tokens, so that none is near enough to the edge of top_p for rounding to matter.
@@ -91,7 +93,8 @@ def test_agrees_with_the_reference(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_equal_logits_stay_together(device: torch.device, dtype: torch.dtype) -> None:
-    from baton_kernels.thresholds import thresholds, thresholds_reference
+    from baton_kernels.reference.thresholds import thresholds_reference
+    from baton_kernels.thresholds import thresholds
 
     logits = torch.full((6, 1000), -3.0, device=device, dtype=dtype)
     logits[:, 10:14], logits[:, 500:503] = 2.0, 5.0
@@ -106,7 +109,8 @@ def test_equal_logits_stay_together(device: torch.device, dtype: torch.dtype) ->
 
 
 def test_infinite_logits_are_never_needed(device: torch.device) -> None:
-    from baton_kernels.thresholds import thresholds, thresholds_reference
+    from baton_kernels.reference.thresholds import thresholds_reference
+    from baton_kernels.thresholds import thresholds
 
     logits = torch.full((5, 1000), float("-inf"), device=device)
     logits[:4, [3, 700, 999]] = torch.tensor([1.0, 4.0, 2.0], device=device)

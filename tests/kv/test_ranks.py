@@ -5,6 +5,7 @@ import torch
 
 from baton_common.extent import Extent, Missing
 from baton_engine.kv_cache import KvCache
+from baton_engine.ops import TORCH
 from baton_kv.pieces import decode, encode, make_header
 
 NUM_LAYERS, NUM_HEADS, HEAD_DIM, NUM_TOKENS = 3, 8, 16, 75
@@ -23,6 +24,7 @@ class Rank:
             head_dim=HEAD_DIM,
             dtype=torch.bfloat16,
             device=torch.device("cpu"),
+            ops=TORCH,
         )
         self.cache.allocate(NUM_TOKENS // block_size + 9)
         self.blocks = torch.randperm(self.cache.data.shape[2])[: -(-NUM_TOKENS // block_size)].tolist()

@@ -78,9 +78,12 @@ baton.dev/revision: {{ .revision }}
 {{- toJson $merged -}}
 {{- end }}
 
-{{/* The models by key, as JSON. Not in values.yaml, where the demo model would stay beside those that users add. */}}
+{{/* The models by key, as JSON. Not in values.yaml, where the demo model would stay beside those that users add. The KV
+     cache of the demo model is small by default, so that its pods fit into what they request. */}}
 {{- define "baton.models" -}}
-{{- $models := deepCopy .Values.models | default (dict "demo" (dict "name" "baton-demo" "prefill" dict)) -}}
+{{- $engine := merge (deepCopy .Values.worker.engine) (dict "num-blocks" 1024) -}}
+{{- $demo := dict "name" "baton-demo" "prefill" dict "worker" (dict "engine" $engine) -}}
+{{- $models := deepCopy .Values.models | default (dict "demo" $demo) -}}
 {{- $names := list -}}
 {{- range $key, $model := $models -}}
 {{- $_ := set $model "name" ($model.name | default $key) -}}

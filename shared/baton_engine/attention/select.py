@@ -1,15 +1,11 @@
-"""Which attention backend an engine uses, and why."""
+"""Which attention backend an engine uses, and why. The runner of the device makes it."""
 
 import logging
 
 import torch
 
 from baton_engine.config import ConfigError
-from baton_engine.kv_cache import KvCache
 from baton_engine.model_config import ModelConfig
-
-from .backend import AttentionBackend
-from .torch_sdpa import TorchSdpa
 
 log = logging.getLogger(__name__)
 
@@ -17,15 +13,8 @@ _LARGEST_HEAD = 256  # whose tiles of keys and values still fit into shared memo
 _LEAST_CAPABILITY = (8, 0)  # bf16 products
 
 
-def select_backend(
-    name: str,
-    config: ModelConfig,
-    cache: KvCache,
-    device: torch.device,
-    max_num_seqs: int,
-    deterministic: bool = False,
-) -> AttentionBackend:
-    """Return the backend called `name`, or with "auto" the best one for this model and device, and log the reason.
+def select_backend(name: str, config: ModelConfig, device: torch.device, deterministic: bool = False) -> str:
+    """Return `name`, or with "auto" that of the best backend for this model and device, and log the reason.
 
     All models here rotate queries and keys before attention, so any backend serves their positions. deterministic: a
     sequence's result must not depend on the others of its step.
@@ -51,11 +40,7 @@ def select_backend(
     }
     reason = reasons[chosen] if name == "auto" else "asked for"
     log.info("attention backend %s: %s", chosen, reason, extra={"event": "attention_backend", "backend": chosen})
-    if chosen == "triton":
-        from .triton_paged import TritonPaged
-
-        return TritonPaged(cache, config.num_heads, config.sliding_windows, max_num_seqs, deterministic)
-    return TorchSdpa(cache, config.num_heads, config.sliding_windows)
+    return chosen
 
 
 def _why_not_triton(config: ModelConfig, device: torch.device) -> str | None:

@@ -9,8 +9,8 @@ from baton_engine.kv_cache import KvCache
 from baton_engine.transfer import to_device
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_parts import plan_parts
-from baton_kernels.paged_attention import AttentionVariant
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from baton_kernels.reference.paged_attention import AttentionVariant
 
 from .backend import AttentionBatch
 

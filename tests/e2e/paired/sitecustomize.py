@@ -167,7 +167,7 @@ def faulty_nccl() -> Any:
 if "baton_worker.engine_process" in sys.orig_argv:
     import torch
 
-    from baton_kernels.blocks import checksum_reference
+    from baton_kernels.reference.blocks import checksum_reference
     from baton_worker import kv_mover, pairs
 
     replacements: Any = [
