@@ -201,8 +201,8 @@ class CudaRunner(Runner):
         for index, (sequence, _, end) in enumerate(step):
             if not step.samples[index]:
                 continue
-            forks = sequence.width > 1
-            choices = range(sequence.choice, sequence.choice + sequence.width)
+            choices = sequence.choices
+            forks = len(choices) > 1
             counts[index] = len(choices)
             draws += [RowDraw(sequence, end, choice, len(last)) for choice in choices]
             rows += [self._spare_row if forks else sequence.row] * len(choices)

@@ -253,10 +253,11 @@ class DeviceSampler:
             return self._plan
         edited = [i for i, draw in enumerate(draws) if draw.sequence.sampling.edits_logits]
         others = [i for i, draw in enumerate(draws) if not draw.sequence.sampling.edits_logits]
-        parts = [edited[first : first + _MOST_EDITED] for first in range(0, len(edited), _MOST_EDITED)]
-        groups = [self._group(part, [draws[index] for index in part], edits=True) for part in parts]
-        if others:
-            groups.append(self._group(others, [draws[index] for index in others], edits=False))
+        groups = [
+            self._group(part, [draws[index] for index in part], edits)
+            for indices, edits, most in ((edited, True, _MOST_EDITED), (others, False, len(self._owners)))
+            for part in (indices[first : first + most] for first in range(0, len(indices), most))
+        ]
         counts = [draw.sequence.sampling.logprobs for draw in draws]
         wanted = [index for index, count in enumerate(counts) if count is not None]
         rows = [draws[index].row for index in wanted]

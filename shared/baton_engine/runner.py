@@ -248,7 +248,7 @@ class Runner:
         for index, (sequence, _, _) in enumerate(step):
             if not step.samples[index]:
                 continue
-            choices = range(sequence.choice, sequence.choice + sequence.width)
+            choices = sequence.choices
             draws += [
                 Draw(sequence.sampling, sequence.tokens, sequence.prompt_len, len(rows), choice, sequence.matcher)
                 for choice in choices

@@ -119,7 +119,7 @@ class Scheduler:
         copies: list[tuple[int, int]] = []
         running, budget = State.RUNNING, self._max_num_batched_tokens
         for sequence in self.running.copy():
-            if sequence.num_tokens - sequence.computed > 1:
+            if sequence.num_tokens - sequence.computed > 1 or (sequence.exports and not sequence.ends_here):
                 chunks.append(sequence)
             elif (
                 sequence.state is running
@@ -201,8 +201,16 @@ class Scheduler:
 
     def _schedule_chunk(self, sequence: Sequence, step: Step, budget: int) -> None:
         missing, room = sequence.num_tokens - sequence.computed, budget - step.num_tokens
+        if sequence.exports and missing <= room and not self._draws_fit(sequence, step):
+            return
         if 0 < missing <= room or (room > 0 and not _is_complete(step)):
             step.put(sequence, min(missing, room))
+
+    def _draws_fit(self, sequence: Sequence, step: Step) -> bool:
+        """Whether a step may sample the first tokens of one more export. Their choices take no rows, so that rows do
+        not bound them."""
+        draws = step.exported_choices
+        return not draws or draws + len(sequence.choices) <= self._max_num_seqs
 
     def _admit(self, step: Step, budget: int, before: Sequence | None = None) -> None:
         """Start prompts that are more urgent than `before` while there is room in the step."""

@@ -165,9 +165,15 @@ class Sequence:
         return self.splits and len(self.tokens) == self.given_len
 
     @property
+    def choices(self) -> range:
+        """The choices that get their next token from its logits: all of the request until they fork."""
+        count = self.sampling.n if len(self.tokens) == self.prompt_len else 1
+        return range(self.choice, self.choice + count)
+
+    @property
     def width(self) -> int:
-        """Sequences that it is or will be, once its choices fork."""
-        return self.sampling.n if len(self.tokens) == self.prompt_len else 1
+        """Sequences that it is here or will be, once its choices fork; those of an export fork on the other pod."""
+        return 1 if self.exports else len(self.choices)
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold that many tokens."""
@@ -201,7 +207,8 @@ class Sequence:
 class Step(msgspec.Struct):
     """What one engine step computes: for each sequence the `count` tokens that end at `ends`.
 
-    samples: whether it is the sequence's last token for now, after which the next is sampled.
+    samples: whether it is the sequence's last token for now, after which the next is sampled. exported_choices: first
+    tokens that are sampled for exports, which have no rows of their own.
     """
 
     sequences: list[Sequence] = []
@@ -209,6 +216,7 @@ class Step(msgspec.Struct):
     ends: list[int] = []
     samples: list[bool] = []
     num_tokens: int = 0
+    exported_choices: int = 0
     copies: list[tuple[int, int]] = []  # (from, to) blocks to copy before anything is computed
 
     def __iter__(self) -> Iterator[tuple[Sequence, int, int]]:
@@ -223,13 +231,15 @@ class Step(msgspec.Struct):
             sequence.num_tokens += 1
         count = len(sequences)
         ends = [sequence.computed for sequence in sequences]
-        return cls(sequences, [1] * count, ends, [True] * count, count, copies)
+        return cls(sequences, [1] * count, ends, [True] * count, count, copies=copies)
 
     def put(self, sequence: Sequence, count: int) -> None:
         """Add a sequence's next `count` tokens and note them as computed, and the token that they lead to as there."""
         sequence.computed += count
         samples = sequence.computed == sequence.num_tokens
         sequence.num_tokens += samples
+        if samples and sequence.exports:
+            self.exported_choices += len(sequence.choices)
         self.sequences.append(sequence)
         self.counts.append(count)
         self.ends.append(sequence.computed)

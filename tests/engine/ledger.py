@@ -140,7 +140,7 @@ class LedgerRunner:
             assert found == fold(text[: position + 1]), f"position {position} holds another sequence's KV"
         if not samples:
             return []
-        choices = range(sequence.choice, sequence.choice + sequence.width)
+        choices = sequence.choices
         tokens = [next_token(text, choice) for choice in choices]
         self._unread[id(sequence), len(text)] = tokens[0]
         return [Choice(token, None) for token in tokens]

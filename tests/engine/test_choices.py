@@ -8,6 +8,7 @@ from baton_engine.sequence import FinishReason
 from tests.models import reference_greedy
 
 from .harness import Transcript, assert_idle, finish, generate, make_engine, make_prompt, make_request
+from .ledger import make_ledger_engine
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 50])
@@ -114,4 +115,42 @@ def test_one_choice_can_be_aborted(llama: Path) -> None:
     finish(engine, transcript)
     expected = reference_greedy(llama, prompt, 20)
     assert transcript.tokens == {(0, 0): expected, (0, 1): expected[:5], (0, 2): expected}
+    assert_idle(engine)
+
+
+def test_choices_that_fork_on_another_pod_take_no_rows_here(tmp_path: Path) -> None:
+    """A long prompt whose n fills all rows of its decode pod does not keep others off this one."""
+    engine = make_ledger_engine(
+        tmp_path, block_size=4, num_blocks=64, max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64
+    )
+    engine.add(make_request(0, [1] * 40, n=4, exports_from=0))
+    engine.step()
+    assert [sequence.request.id for sequence in engine.scheduler.running] == [0]
+    engine.add(make_request(1, [0] * 4, n=4, exports_from=0))
+    transcript = Transcript()
+    for _ in range(2):
+        transcript.take(engine.step().deltas)
+    assert set(transcript.tokens) == {(1, choice) for choice in range(4)}
+    finish(engine, transcript)
+    assert len(transcript.tokens) == 8
+    for id in range(2):
+        engine.abort(id)
+    assert_idle(engine)
+
+
+def test_a_step_draws_no_more_first_tokens_for_exports_than_there_are_rows(tmp_path: Path) -> None:
+    engine = make_ledger_engine(
+        tmp_path, block_size=4, num_blocks=64, max_num_batched_tokens=64, max_num_seqs=6, max_model_len=64
+    )
+    lengths = [1, 5, 1, 8, 3, 1]  # what is left of a prompt of one token looks like a decode
+    for id, length in enumerate(lengths):
+        engine.add(make_request(id, [0] * length, n=1 + id % 4, exports_from=0))
+    transcript = Transcript()
+    while engine.has_work:
+        deltas = engine.step().deltas
+        assert 0 < len(deltas) <= 6
+        transcript.take(deltas)
+    assert len(transcript.tokens) == sum(1 + id % 4 for id in range(len(lengths)))
+    for id in range(len(lengths)):
+        engine.abort(id)
     assert_idle(engine)

@@ -155,7 +155,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         running = list(self.engine.scheduler.running)
-        decodes = [s for s in running if s.num_tokens - s.computed == 1 and not s.ends_here]
+        decodes = [s for s in running if s.num_tokens - s.computed == 1 and not s.ends_here and not s.exports]
         preemptions = self.engine.scheduler.num_preemptions
         steps: list[Step] = []
         schedule = self.engine.scheduler.schedule
@@ -191,7 +191,7 @@ class EngineMachine(RuleBasedStateMachine):
         left_out = [s for s in decodes if s.state is State.RUNNING and id(s) not in scheduled]
         # Only a budget spent on more urgent decodes may leave one out.
         assert not left_out or step.counts == [1] * BUDGET
-        width = sum(s.sampling.n if s.output_len == 0 else 1 for s in self.engine.scheduler.running)
+        width = sum(s.sampling.n if s.output_len == 0 and not s.exports else 1 for s in self.engine.scheduler.running)
         assert width <= MAX_SEQS
         written: set[int] = set()
         for sequence, count, _ in step:
