@@ -115,6 +115,8 @@ class CudaRunner(Runner):
         self.launch(prompts).wait()
         seconds = time.perf_counter() - started
         self.prefill_rate = prompts.num_tokens / seconds
+        # The sequences that start-up made are as long as any and would keep their tokens on the host.
+        self._sampler.forget()
         log.info(
             "prefill: %.0f tokens/s", self.prefill_rate, extra={"event": "prefill_rate", "rate": self.prefill_rate}
         )

@@ -165,6 +165,12 @@ class DeviceSampler:
             apply_penalties(scores.float(), self._history, ints, ints, ints, ones, ones, ones)
             chosen_logprobs(scores.to(dtype), ints)
 
+    def forget(self) -> None:
+        """Forget all sequences."""
+        self._owners = [None] * len(self._owners)
+        self._lists.clear()
+        self._plan = None
+
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, inputs: torch.Tensor, draws: list[RowDraw]) -> Drawn:
         """logits: [B, vocab], contiguous, not changed. inputs: [B] int64, the token that a row of logits follows.
