@@ -131,8 +131,8 @@ class LedgerRunner:
         return done
 
     def _text(self, sequence: Sequence, end: int) -> list[int]:
-        unread = [self._unread[id(sequence), position] for position in range(len(sequence.tokens), end)]
-        return [*sequence.tokens[:end], *unread]
+        unread = [self._unread[id(sequence), position] for position in range(sequence.known, end)]
+        return [*sequence.tokens(0, end), *unread]
 
     def _choices(self, sequence: Sequence, text: list[int], samples: bool) -> list[Choice]:
         for position in range(len(text)):

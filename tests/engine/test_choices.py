@@ -1,9 +1,12 @@
 """n > 1: choices that share their prompt's blocks until they write into one."""
 
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton_engine.runner import Choice
 from baton_engine.sequence import FinishReason
 from tests.models import reference_greedy
 
@@ -154,3 +157,49 @@ def test_a_step_draws_no_more_first_tokens_for_exports_than_there_are_rows(tmp_p
     for id in range(len(lengths)):
         engine.abort(id)
     assert_idle(engine)
+
+
+class CountedWrites(list[int]):
+    """A list that counts the changes of its members."""
+
+    writes = 0
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.writes += 1
+        super().__setitem__(index, value)
+
+
+def work_of_forks(folder: Path, length: int, n: int) -> tuple[int, int]:
+    """Return what a prompt's choices take when they fork, decode once and end: bytes, and changes of references."""
+    size = 16
+    engine = make_ledger_engine(
+        folder, block_size=size, num_blocks=length // size + 2 * n + 1, max_num_batched_tokens=length,
+        max_num_seqs=n, max_model_len=length + 8,
+    )  # fmt: skip
+    pool = engine.pool
+    request = make_request(0, [token % 251 for token in range(length)], 4, n=n)
+    engine.add(request)
+    [sequence] = engine._sequences[0]
+    step = engine.scheduler.schedule()
+    assert step.num_tokens == length
+    engine._remember(sequence, length)
+    pool.references = CountedWrites(pool.references)
+    tracemalloc.start()
+    engine._append(sequence, [Choice(7, None)] * n, [])
+    assert len(engine.scheduler.schedule().sequences) == n
+    for choice in range(n - 1):
+        engine.abort(0, choice)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    engine.check_integrity()
+    return most, pool.references.writes
+
+
+def test_forks_share_their_prompt(tmp_path: Path) -> None:
+    """What a choice takes of its own does not grow with the prompt, but for eight bytes a block of its table."""
+    n, short, long = 64, 256, 32_768
+    (few_bytes, few_writes), (many_bytes, many_writes) = (
+        work_of_forks(tmp_path, length, n) for length in (short, long)
+    )
+    assert many_writes <= few_writes + 4 * n
+    assert many_bytes - few_bytes < n * (long // 16) * 8 * 2

@@ -255,7 +255,7 @@ def computed(step: Step) -> list[tuple[Sequence, int]]:
 
 def read(sequence: Sequence, token: int) -> None:
     """Do what the engine does when a sampled token arrives."""
-    sequence.tokens.append(token)
+    sequence.append(token)
 
 
 def add(
@@ -430,7 +430,7 @@ def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> N
 def test_a_known_prefix_is_held_and_not_computed(scheduler: Scheduler) -> None:
     first = add(scheduler, 0, 8)
     scheduler.schedule()
-    for block, digest in zip(first.blocks, first.hashes(2), strict=True):
+    for block, digest in zip(first.blocks, first.hashes(0, 2), strict=True):
         scheduler.pool.remember(block, digest)
     request = make_request(1, [0] * 8, 8)
     second = Sequence(request, 1, 4, 64)
