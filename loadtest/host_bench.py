@@ -114,6 +114,7 @@ def bench(sequences: int, steps: int, arrivals: int, caching: bool) -> dict[str,
             _engine=engine,
             _mover=SimpleNamespace(output=Output()),
             _load_due=0.0,
+            _last_load=b"",
         )
         clock = _Clock()
         clock.wrap(engine.scheduler, "schedule", "schedule")

@@ -31,7 +31,7 @@ def _one_row_kernel(
     GATED: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    row = tl.program_id(1)
+    row = tl.program_id(1).to(tl.int64)
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     real = (output < outputs)[:, None]
@@ -60,7 +60,7 @@ def _one_row_kernel(
         if BIAS:
             result_up += tl.load(bias + outputs + output, mask=output < outputs, other=0.0).to(tl.float32)
         result = _gate(result, result_up, out.dtype.element_ty)
-    tl.store(out + row.to(tl.int64) * outputs + output, result.to(out.dtype.element_ty), mask=output < outputs)
+    tl.store(out + row * outputs + output, result.to(out.dtype.element_ty), mask=output < outputs)
 
 
 # One compiled kernel serves every number of rows.
@@ -75,7 +75,8 @@ def _tiles_kernel(
     tile = tl.program_id(0)
     split = tl.program_id(1)
     output = (tile // row_tiles) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    row = (tile % row_tiles) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_row = (tile % row_tiles) * BLOCK_ROWS
+    row = first_row + tl.arange(0, BLOCK_ROWS)
     # The last tile's surplus outputs read some weights again rather than be masked.
     w_row = tl.minimum(output, outputs - 1).to(tl.int64)
     steps = tl.cdiv(inner_size, BLOCK_INNER * SPLITS)
@@ -83,7 +84,8 @@ def _tiles_kernel(
     w_at = weight + w_row[:, None] * inner_size + inner[None, :]
     up_at = w_at + outputs.to(tl.int64) * inner_size
     here = (row < rows)[None, :]
-    x_at = x + row[None, :] * inner_size + inner[:, None]
+    # Offsets within a tile fit into 32 bits; the offset of its first row may not.
+    x_at = x + first_row.to(tl.int64) * inner_size + (tl.arange(0, BLOCK_ROWS)[None, :] * inner_size + inner[:, None])
     if OVERLAP and AHEAD > 0:
         line = split * steps * BLOCK_INNER + tl.arange(0, AHEAD // 64) * 64
         line = w_row[:, None] * inner_size + tl.minimum(line, tl.maximum(inner_size - 64, 0))[None, :]

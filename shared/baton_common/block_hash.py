@@ -39,10 +39,23 @@ def block_hashes(
 
     block_size: tokens. All of these blocks must be full. known: the hashes of the first blocks, which are left out.
     """
-    first, width = len(known), block_size * 4
-    data = array("I", token_ids[first * block_size : count * block_size] if known else token_ids).tobytes()
-    digest, own, blake2b = known[-1] if known else ROOT_HASH, scope.first_own_block(block_size), hashlib.blake2b
-    for index, start in enumerate(range(0, (count - first) * width, width), first):
+    first, end = len(known), count * block_size
+    parent = known[-1] if known else ROOT_HASH
+    return later_block_hashes(token_ids[first * block_size : end], block_size, first, parent, scope)
+
+
+def later_block_hashes(
+    token_ids: Sequence[int], block_size: int, first: int, parent: bytes, scope: CacheScope = UNSALTED
+) -> Iterator[bytes]:
+    """Yield the hashes of consecutive full blocks, computing each when it is asked for.
+
+    token_ids: those of these blocks alone. first: the number of the first of them in its prompt. parent: the hash of
+    the block before it, ROOT_HASH for block 0.
+    """
+    width = block_size * 4
+    data = array("I", token_ids).tobytes()
+    digest, own, blake2b = parent, scope.first_own_block(block_size), hashlib.blake2b
+    for index, start in enumerate(range(0, len(data), width), first):
         if index == own:
             digest = salted(digest, scope.salt)
         digest = blake2b(digest + data[start : start + width], digest_size=DIGEST_BYTES).digest()

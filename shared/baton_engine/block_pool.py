@@ -8,6 +8,14 @@ from collections import OrderedDict
 from baton_common.set_changes import SetChanges
 
 
+class SharedBlocks:
+    """The first `count` blocks of several sequences, which have one reference to each of them together."""
+
+    def __init__(self, count: int, holders: int) -> None:
+        self.count = count
+        self.holders = holders
+
+
 class BlockPool:
     """Reference counts, prefix cache and least-recently-used eviction over `num_blocks` blocks."""
 
@@ -76,6 +84,14 @@ class BlockPool:
                 else:
                     self._available.move_to_end(block, last=False)
 
+    def release_all(self, blocks: list[int], shared: SharedBlocks | None) -> None:
+        """Drop a sequence's references to its blocks, of which it may hold the first together with others."""
+        if shared is not None:
+            shared.holders -= 1
+            if shared.holders:
+                blocks = blocks[shared.count :]
+        self.release(blocks)
+
     def is_shared(self, block: int) -> bool:
         return self.references[block] > 1
 
@@ -97,7 +113,10 @@ class BlockPool:
         self._block_of.clear()
 
     def check_integrity(self, held: list[list[int]]) -> None:
-        """Compare the reference counts with the tables that exist. Raises RuntimeError at the first difference."""
+        """Compare the reference counts with the tables that exist. Raises RuntimeError at the first difference.
+
+        held: what has a reference of its own; blocks that are held together are in it once.
+        """
         counts = [0] * self.num_blocks
         for table in held:
             for block in table:

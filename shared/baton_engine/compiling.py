@@ -46,6 +46,6 @@ def _start(sequence: Sequence, compiled: Future[Matcher]) -> str:
         return f"The grammar cannot be used: {error}."
     sequence.matcher = compiled.result().copy()
     # What another engine has generated is read first.
-    if not sequence.matcher.follow(sequence.tokens, sequence.prompt_len):
+    if not sequence.matcher.follow(sequence.output):
         return "The tokens that are there already do not follow the grammar."
     return ""

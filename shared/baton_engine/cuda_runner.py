@@ -118,6 +118,8 @@ class CudaRunner(Runner):
         self.launch(prompts).wait()
         seconds = time.perf_counter() - started
         self.prefill_rate = prompts.num_tokens / seconds
+        # The sequences that start-up made are as long as any and would keep their tokens on the host.
+        self._sampler.forget()
         log.info(
             "prefill: %.0f tokens/s", self.prefill_rate, extra={"event": "prefill_rate", "rate": self.prefill_rate}
         )
@@ -214,8 +216,8 @@ class CudaRunner(Runner):
         for index, (sequence, _, end) in enumerate(step):
             if not step.samples[index]:
                 continue
-            forks = sequence.width > 1
-            choices = range(sequence.choice, sequence.choice + sequence.width)
+            choices = sequence.choices
+            forks = len(choices) > 1
             counts[index] = len(choices)
             draws += [RowDraw(sequence, end, choice, len(last)) for choice in choices]
             rows += [self._spare_row if forks else sequence.row] * len(choices)

@@ -18,6 +18,7 @@ from baton_kernels.sampling import gumbel_argmax
 from baton_kernels.thresholds import thresholds
 
 from .attention.triton_paged import TritonPaged
+from .block_pool import SharedBlocks
 from .cuda_graph import Recorder
 from .loading import Progress
 from .models.decoder import Decoder, Tokens
@@ -127,7 +128,7 @@ class DecodeGraphs:
         packed[POSITION] -= 1
         packed[BLOCK] = [s.blocks[(end - 1) // page] for s, end in zip(sequences, ends, strict=True)]
         packed[TOKEN] = [
-            s.tokens[end - 1] if end <= len(s.tokens) else -1 for s, end in zip(sequences, ends, strict=True)
+            s.tokens(end - 1, end)[0] if end <= s.known else -1 for s, end in zip(sequences, ends, strict=True)
         ]
         packed[STATIC_FIELDS] = self._static[:, rows]
         graph.inputs.packed.copy_(host, non_blocking=True)
@@ -147,8 +148,15 @@ class DecodeGraphs:
             return
         width = max(len(s.blocks) for s in stale)
         tables = np.zeros((len(stale), width), dtype=np.int32)
+        common: dict[SharedBlocks, np.ndarray] = {}
         for table, sequence in zip(tables, stale, strict=True):
-            table[: len(sequence.blocks)] = sequence.blocks
+            blocks, first = sequence.blocks, 0
+            if sequence.shared is not None and sequence.shared in common:
+                first = sequence.shared.count
+                table[:first] = common[sequence.shared][:first]
+            elif sequence.shared is not None:
+                common[sequence.shared] = table
+            table[first : len(blocks)] = blocks[first:]
             self._static[:, sequence.row] = _static(sequence.sampling, sequence.choice)
             self._owners[sequence.row] = (sequence, sequence.admissions)
         rows = to_device([s.row for s in stale], self._device)

@@ -165,6 +165,12 @@ class DeviceSampler:
             apply_penalties(scores.float(), self._history, ints, ints, ints, ones, ones, ones)
             chosen_logprobs(scores.to(dtype), ints)
 
+    def forget(self) -> None:
+        """Forget all sequences."""
+        self._owners = [None] * len(self._owners)
+        self._lists.clear()
+        self._plan = None
+
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, inputs: torch.Tensor, draws: list[RowDraw]) -> Drawn:
         """logits: [B, vocab], contiguous, not changed. inputs: [B] int64, the token that a row of logits follows.
@@ -195,15 +201,38 @@ class DeviceSampler:
             if self._owners[draw.sequence.row] not in [(draw.sequence, draw.end - 1), (draw.sequence, draw.end)]:
                 stale.append(draw)
             self._owners[draw.sequence.row] = draw.sequence, draw.end
-        width = max((draw.end - 1 for draw in stale), default=0)
-        if width:
-            table = np.zeros((len(stale), width), dtype=np.int32)
-            for line, draw in zip(table, stale, strict=True):
-                line[: draw.end - 1] = draw.sequence.tokens[: draw.end - 1]
-            rows = to_device([draw.sequence.row for draw in stale], self._device)
-            self._history[:, :width].index_copy_(0, rows, to_device(table, self._device, torch.int32))
+        self._upload_history(stale)
         newest = inputs.index_select(0, group.ints[ROW]).to(torch.int32)
         self._history.view(-1).index_copy_(0, group.ints[TABLE_ROW] * self._max_len + ends - 1, newest)
+
+    def _upload_history(self, draws: list[RowDraw]) -> None:
+        """Put the tokens of sequences before their newest into their rows; a prompt that several share comes once."""
+        sources = {id(draw.sequence.prompt): draw for draw in reversed(draws)}
+        whole = list(sources.values())
+        width = max((draw.end - 1 for draw in whole), default=0)
+        if width:
+            table = np.zeros((len(whole), width), dtype=np.int32)
+            for line, draw in zip(table, whole, strict=True):
+                line[: draw.end - 1] = draw.sequence.tokens(0, draw.end - 1)
+            rows = to_device([draw.sequence.row for draw in whole], self._device)
+            self._history[:, :width].index_copy_(0, rows, to_device(table, self._device, torch.int32))
+            del table
+        forks = [draw for draw in draws if sources[id(draw.sequence.prompt)] is not draw]
+        if not forks:
+            return
+        prompts = self._history[:, : max(draw.sequence.prompt_len for draw in forks)]
+        origins = to_device([sources[id(draw.sequence.prompt)].sequence.row for draw in forks], self._device)
+        rows = to_device([draw.sequence.row for draw in forks], self._device)
+        prompts.index_copy_(0, rows, prompts.index_select(0, origins))
+        places: list[int] = []
+        outputs: list[int] = []
+        for draw in forks:
+            first = draw.sequence.row * self._max_len
+            places += range(first + draw.sequence.prompt_len, first + draw.end - 1)
+            outputs += draw.sequence.tokens(draw.sequence.prompt_len, draw.end - 1)
+        if places:
+            newer = to_device(outputs, self._device).to(torch.int32)
+            self._history.view(-1).index_copy_(0, to_device(places, self._device), newer)
 
     def _edit(self, scores: torch.Tensor, group: _Group, ends: torch.Tensor) -> None:
         """As sampler._edit, for the rows of a group [n, vocab] float32, in place."""
@@ -253,10 +282,11 @@ class DeviceSampler:
             return self._plan
         edited = [i for i, draw in enumerate(draws) if draw.sequence.sampling.edits_logits]
         others = [i for i, draw in enumerate(draws) if not draw.sequence.sampling.edits_logits]
-        parts = [edited[first : first + _MOST_EDITED] for first in range(0, len(edited), _MOST_EDITED)]
-        groups = [self._group(part, [draws[index] for index in part], edits=True) for part in parts]
-        if others:
-            groups.append(self._group(others, [draws[index] for index in others], edits=False))
+        groups = [
+            self._group(part, [draws[index] for index in part], edits)
+            for indices, edits, most in ((edited, True, _MOST_EDITED), (others, False, len(self._owners)))
+            for part in (indices[first : first + most] for first in range(0, len(indices), most))
+        ]
         counts = [draw.sequence.sampling.logprobs for draw in draws]
         wanted = [index for index, count in enumerate(counts) if count is not None]
         rows = [draws[index].row for index in wanted]

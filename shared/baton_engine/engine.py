@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -244,7 +245,7 @@ class Engine:
         if entry.first_tokens is not None:
             self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[id]):
-            if len(choice.tokens) > choice.given_len and choice.finish_reason():
+            if choice.known > choice.given_len and choice.finish_reason():
                 self._finish(choice)
             else:
                 self.scheduler.add(choice)
@@ -257,7 +258,7 @@ class Engine:
             waiting=len(waiting) + len(self._compiling),
             blocks_held=self.pool.num_held,
             blocks_cached=self.pool.num_cached,
-            queued_prefill_tokens=sum(len(s.tokens) - s.computed for s in prefilling if s.computed + 1 < len(s.tokens)),
+            queued_prefill_tokens=sum(s.known - s.computed for s in prefilling if s.computed + 1 < s.known),
             preemptions=self.scheduler.num_preemptions,
             prefix_queries=self.scheduler.prefix_queries,
             prefix_hits=self.scheduler.prefix_hits,
@@ -269,7 +270,14 @@ class Engine:
     def check_integrity(self) -> None:
         """Compare every count with what it counts. Raises RuntimeError on the first difference; for idle moments."""
         sequences = [sequence for group in self._sequences.values() for sequence in group]
-        self.pool.check_integrity([sequence.blocks for sequence in sequences])
+        holders = Counter(sequence.shared for sequence in sequences if sequence.shared is not None)
+        if any(shared.holders != count for shared, count in holders.items()):
+            raise RuntimeError("a count of the sequences that hold blocks together is wrong")
+        together = {
+            sequence.shared: sequence.blocks[: sequence.shared.count] for sequence in sequences if sequence.shared
+        }
+        own = [sequence.blocks[sequence.shared.count if sequence.shared else 0 :] for sequence in sequences]
+        self.pool.check_integrity([*together.values(), *own])
         known = {id(sequence) for sequence in sequences}
         for sequence in (*self.scheduler.running, *self.scheduler.importing, *self.scheduler.waiting):
             if id(sequence) not in known:
@@ -316,11 +324,10 @@ class Engine:
     def _fork(self, sequence: Sequence, tokens: list[int]) -> None:
         """Give each choice of a request its first token and its own sequence over shared blocks."""
         group = [sequence] + [sequence.fork(choice) for choice in range(1, len(tokens))]
+        self.scheduler.share_blocks(sequence, group[1:])
         for choice, token in zip(group, tokens, strict=True):
-            if choice is not sequence:
-                self.pool.hold(choice.blocks)
-            choice.tokens.append(token)
-            choice.num_tokens = max(choice.num_tokens, len(choice.tokens))
+            choice.append(token)
+            choice.num_tokens = max(choice.num_tokens, choice.known)
         self._sequences[sequence.request.id] = group
 
     def _take_compiled(self, rejections: list[tuple[int, str, str]]) -> None:
@@ -335,8 +342,8 @@ class Engine:
 
     def _append(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """Note the tokens sampled for a sequence, forking it at its first; end what they end."""
-        if len(sequence.tokens) > sequence.given_len:
-            sequence.tokens.append(choices[0].token)
+        if sequence.known > sequence.given_len:
+            sequence.append(choices[0].token)
             self._tell(sequence, choices[0], deltas)
             return
         if sequence.exports:
@@ -363,7 +370,7 @@ class Engine:
         """The first tokens end an exporting request; its blocks stay."""
         for index, choice in enumerate(choices):
             probe = sequence.fork(sequence.choice + index)
-            probe.tokens.append(choice.token)
+            probe.append(choice.token)
             probe.prompt_logprobs = sequence.prompt_logprobs
             deltas.append(_delta(probe, choice, probe.finish_reason()))
         self.scheduler.export(sequence)
@@ -373,17 +380,18 @@ class Engine:
 
     def _remember(self, sequence: Sequence, end: int) -> None:
         """Put the sequence's complete blocks of its first `end` tokens into the prefix cache."""
-        full = min(end, sequence.computed, len(sequence.tokens)) // self.config.block_size
+        full = min(end, sequence.computed, sequence.known) // self.config.block_size
         if full > sequence.remembered and self.pool.enable_prefix_caching:
             new = slice(sequence.remembered, full)
-            for block, digest in zip(sequence.blocks[new], sequence.hashes(full)[new], strict=True):
+            hashes = sequence.hashes(sequence.remembered, full)
+            for block, digest in zip(sequence.blocks[new], hashes, strict=True):
                 self.pool.remember(block, digest)
             sequence.remembered = full
 
 
 def _delta(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:
     """Return the report of a sequence's newest token."""
-    offset = len(sequence.tokens) - sequence.prompt_len - 1
+    offset = sequence.known - sequence.prompt_len - 1
     logprobs = [] if choice.logprobs is None else [choice.logprobs]
     delta = Delta(sequence.request.id, sequence.choice, offset, [choice.token], logprobs, reason)
     if reason and reason is FinishReason.STOP and choice.token in sequence.sampling.stop_token_ids:

@@ -21,9 +21,9 @@ class Matcher:
         other._read = self._read
         return other
 
-    def follow(self, tokens: list[int], prompt_len: int) -> bool:
-        """Read what is new of a sequence's tokens; False when the grammar does not allow it, now or before."""
-        new = tokens[prompt_len + self._read :]
+    def follow(self, output: list[int]) -> bool:
+        """Read what is new of a sequence's output; False when the grammar does not allow it, now or before."""
+        new = output[self._read :]
         self._read += len(new)
         followed: bool = self._state.consume_tokens(new)
         return followed

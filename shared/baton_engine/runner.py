@@ -236,7 +236,7 @@ class Runner:
         for sequence, count, end in step:
             first, start = end - count, starts[-1]
             stop = start + count
-            known = sequence.tokens[first:end]
+            known = sequence.tokens(first, end)
             out[0, start : start + len(known)] = known
             out[0, start + len(known) : stop] = -1 - sequence.row
             if count == 1:
@@ -256,9 +256,9 @@ class Runner:
         for index, (sequence, _, _) in enumerate(step):
             if not step.samples[index]:
                 continue
-            choices = range(sequence.choice, sequence.choice + sequence.width)
+            choices = sequence.choices
             draws += [
-                Draw(sequence.sampling, sequence.tokens, sequence.prompt_len, len(rows), choice, sequence.matcher)
+                Draw(sequence.sampling, sequence.prompt, sequence.output, len(rows), choice, sequence.matcher)
                 for choice in choices
             ]
             rows.append(batch.starts[index + 1] - 1)

@@ -22,8 +22,8 @@ class Draw(msgspec.Struct):
     """One token to choose: for which sequence so far (prompt and output), after which logits row, for which choice."""
 
     params: SamplingParams
-    tokens: list[int]
-    prompt_len: int
+    prompt: list[int]
+    output: list[int]
     row: int
     choice: int
     matcher: Matcher | None = None  # has read all of the output
@@ -72,7 +72,7 @@ def _edit(scores: torch.Tensor, draw: Draw) -> None:
 
 def _edit_by_request(scores: torch.Tensor, draw: Draw) -> None:
     params = draw.params
-    output = draw.tokens[draw.prompt_len :]
+    output = draw.output
     if params.allowed_token_ids:
         kept = scores[params.allowed_token_ids]
         scores.fill_(_OFF)
@@ -89,7 +89,7 @@ def _edit_by_request(scores: torch.Tensor, draw: Draw) -> None:
     if params.logit_bias:
         scores[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(draw.tokens)), device=scores.device)
+        seen = torch.tensor(sorted({*draw.prompt, *output}), device=scores.device)
         values = scores[seen]
         penalty = params.repetition_penalty
         scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
@@ -119,7 +119,7 @@ def _perturb(scores: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=scores.device)
 
     seeds = column([draw.params.seed_bits for draw in draws])
-    positions = column([len(draw.tokens) for draw in draws])
+    positions = column([len(draw.prompt) + len(draw.output) for draw in draws])
     return scores + gumbel_noise(seeds, positions, column([draw.choice for draw in draws]), scores.shape[-1])
 
 

@@ -4,7 +4,7 @@ import time
 from bisect import bisect_left, insort
 from operator import attrgetter
 
-from .block_pool import BlockPool
+from .block_pool import BlockPool, SharedBlocks
 from .sequence import Sequence, State, Step
 
 _ORDER = attrgetter("order")
@@ -71,7 +71,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
         if sequence.due < 0:
-            sequence.due = self._admitted_tokens + STRETCH * len(sequence.tokens)
+            sequence.due = self._admitted_tokens + STRETCH * sequence.known
         insort(self.waiting, sequence, key=_ORDER)
         self.imports_waiting += sequence.request.imports_kv
         self._note(sequence)
@@ -119,7 +119,7 @@ class Scheduler:
         copies: list[tuple[int, int]] = []
         running, budget = State.RUNNING, self._max_num_batched_tokens
         for sequence in self.running.copy():
-            if sequence.num_tokens - sequence.computed > 1:
+            if sequence.num_tokens - sequence.computed > 1 or (sequence.exports and not sequence.ends_here):
                 chunks.append(sequence)
             elif (
                 sequence.state is running
@@ -150,12 +150,12 @@ class Scheduler:
             if rows < 0:
                 return
             if not sequence.request.imports_kv:
-                claimed += sequence.blocks_for(len(sequence.tokens))
+                claimed += sequence.blocks_for(sequence.known)
             elif sequence.pending or not self._take_blocks(sequence, claimed):
                 return
             else:
                 self._leave_queue(sequence)
-                self._admitted_tokens += len(sequence.tokens)
+                self._admitted_tokens += sequence.known
                 sequence.state = State.IMPORTING
                 self.importing.append(sequence)
 
@@ -167,7 +167,7 @@ class Scheduler:
             if queued >= enough:
                 break
             if not sequence.request.imports_kv:
-                queued += len(sequence.tokens)
+                queued += sequence.known
         if not queued:
             self._burst_chunk = self.chunk_tokens
         soon = min(-(-queued // _STEPS_TO_CATCH_UP), self.chunk_tokens * _MOST_PATIENCE)
@@ -201,8 +201,16 @@ class Scheduler:
 
     def _schedule_chunk(self, sequence: Sequence, step: Step, budget: int) -> None:
         missing, room = sequence.num_tokens - sequence.computed, budget - step.num_tokens
+        if sequence.exports and missing <= room and not self._draws_fit(sequence, step):
+            return
         if 0 < missing <= room or (room > 0 and not _is_complete(step)):
             step.put(sequence, min(missing, room))
+
+    def _draws_fit(self, sequence: Sequence, step: Step) -> bool:
+        """Whether a step may sample the first tokens of one more export. Their choices take no rows, so that rows do
+        not bound them."""
+        draws = step.exported_choices
+        return not draws or draws + len(sequence.choices) <= self._max_num_seqs
 
     def _admit(self, step: Step, budget: int, before: Sequence | None = None) -> None:
         """Start prompts that are more urgent than `before` while there is room in the step."""
@@ -218,7 +226,7 @@ class Scheduler:
             if sequence.pending or rows < 0 or self._exports_too_much(sequence) or not self._take_blocks(sequence):
                 return
             del self.waiting[0]
-            self._admitted_tokens += len(sequence.tokens)
+            self._admitted_tokens += sequence.known
             self.start(sequence)
             self._schedule_chunk(sequence, step, budget)
 
@@ -234,20 +242,20 @@ class Scheduler:
         """Whether a sequence must wait because decode pods have yet to take what others left for them."""
         if not sequence.exports or not self.export_blocks:
             return False
-        return self.export_blocks + sequence.blocks_for(len(sequence.tokens)) > self._max_export_blocks
+        return self.export_blocks + sequence.blocks_for(sequence.known) > self._max_export_blocks
 
     def _take_blocks(self, sequence: Sequence, claimed: int = 0) -> bool:
         """Give a sequence the blocks for all its tokens, known prefixes from the cache; False if too few are left.
 
         claimed: blocks that others will need before.
         """
-        known = len(sequence.tokens)
+        known = sequence.known
         cached: list[int] = []
         # Prompt logprobs need the logits of every prompt token, so none may be skipped.
         reads_cache = sequence.sampling.prompt_logprobs is None or sequence.request.imports_kv or sequence.output_len
         if self.pool.enable_prefix_caching and reads_cache:
             # The last token is always computed: its logits choose the next one.
-            cached = self.pool.match(sequence.hashes((known - 1) // self._block_size))
+            cached = self.pool.match(sequence.hashes(0, (known - 1) // self._block_size))
         self.pool.hold(cached)
         missing = sequence.blocks_for(known) - len(cached)
         # Each running sequence may need a block soon: admitting into that margin would only lead to preemption.
@@ -264,6 +272,18 @@ class Scheduler:
         sequence.remembered = len(cached)
         return True
 
+    def share_blocks(self, sequence: Sequence, others: list[Sequence]) -> None:
+        """Give a sequence's blocks to those that fork from it. They hold the full ones together, with one reference."""
+        if not sequence.blocks or not others:
+            return
+        full = sequence.computed // self._block_size
+        shared = SharedBlocks(full, 1 + len(others))
+        for choice in (sequence, *others):
+            choice.shared = shared
+        for choice in others:
+            choice.blocks = sequence.blocks.copy()
+            self.pool.hold(sequence.blocks[full:])
+
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
         self._stop(sequence)
@@ -271,10 +291,10 @@ class Scheduler:
         self.add(sequence)
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.release_all(sequence.blocks, sequence.shared)
         if sequence.exports:
             self.export_blocks -= len(sequence.blocks)
-        sequence.blocks = []
+        sequence.blocks, sequence.shared = [], None
         sequence.computed = sequence.remembered = 0
 
 

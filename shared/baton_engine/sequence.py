@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from baton_common.block_hash import block_hashes
+from baton_common.block_hash import ROOT_HASH, block_hashes, later_block_hashes
 from baton_common.cache_scope import MAX_SALT_BYTES, UNSALTED, CacheScope
 
+from .block_pool import SharedBlocks
 from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
 
@@ -84,9 +85,10 @@ class State(enum.Enum):
 class Sequence:
     """One choice of a request: its tokens, what of them is computed, and where that lies.
 
-    The first `given_len` tokens came with the request. `num_tokens` counts its tokens, those included that are sampled
-    on the device and not read yet. `computed` counts the tokens whose KV is in `blocks`, including those of the steps
-    now on their way; `cached` those that were there when it was admitted; `remembered` the blocks that the prefix cache
+    Its tokens are the `prompt`, which belongs to the request and is shared by its choices, and its own `output`;
+    `known` counts both. The first `given_len` came with the request. `num_tokens` counts those too that are sampled on
+    the device and not read yet. `computed` counts the tokens whose KV is in `blocks`, including those of the steps now
+    on their way; `cached` those that were there when it was admitted; `remembered` the blocks that the prefix cache
     knows. `row` is its place among the running ones, -1 when it does not run, and `admissions` how often it has been
     given blocks, at `began_at` (of the monotonic clock, in seconds) for the first time. `due` is where its prompt
     stands in the scheduler's queue, negative before it has been there, and `order` says who goes first: smaller is more
@@ -102,13 +104,14 @@ class Sequence:
         self.began_at = 0.0
         self.choice = choice
         self.due = -1
-        self.prompt_len = len(request.prompt)
-        self.given_len = self.prompt_len + len(request.output)
+        self.prompt = request.prompt
+        self.output = list(request.output)
+        self.prompt_len = len(self.prompt)
+        self.given_len = self.known = self.prompt_len + len(self.output)
         self.most_tokens = min(self.prompt_len + sampling.max_tokens, max_model_len)
         self.needs_host = sampling.needs_host
         self.exports = request.exports_from is not None
         self.splits = sampling.n > 1 or self.exports  # its first tokens must be known before anything follows
-        self.tokens = [*request.prompt, *request.output]
         self.num_tokens = self.given_len
         self.row = -1
         self.admissions = 0
@@ -116,26 +119,30 @@ class Sequence:
         self.cached = 0
         self.remembered = 0
         self.blocks: list[int] = []
+        self.shared: SharedBlocks | None = None  # the first of `blocks`, if it has forked since it got them
         self.state = State.WAITING
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.matcher: Matcher | None = None
         self._block_size = block_size
-        self._hashes: list[bytes] = []
+        self._prompt_hashes: list[bytes] = []  # of blocks that hold nothing but prompt; common to all choices
+        self._hashes: list[bytes] = []  # of the blocks after those
         self._stops = frozenset((*sampling.eos_token_ids, *sampling.stop_token_ids))
 
     def fork(self, choice: int) -> "Sequence":
-        """Return a sequence for another choice, of the same tokens and blocks; the caller counts the references."""
+        """Return a sequence for another choice, of the same tokens; the caller gives it its blocks.
+
+        What they have in common is shared, so that this takes no longer for a longer prompt.
+        """
         other = Sequence(self.request, self.arrival, self._block_size, self.most_tokens, choice)
         other.due = self.due
         other.arrived_at, other.began_at = self.arrived_at, self.began_at
-        other.tokens = list(self.tokens)
-        other.num_tokens = len(other.tokens)
+        other.output = list(self.output)
+        other.known = other.num_tokens = self.known
         other.computed = self.computed
         other.cached = self.cached
         other.remembered = self.remembered
-        other.blocks = list(self.blocks)
         other.state = self.state
-        other._hashes = list(self._hashes)
+        other._prompt_hashes, other._hashes = self._prompt_hashes, list(self._hashes)
         other.matcher = self.matcher.copy() if self.matcher is not None else None
         return other
 
@@ -143,55 +150,81 @@ class Sequence:
     def order(self) -> tuple[int, int, int, int]:
         return self.request.priority, self.due, self.arrival, self.choice
 
+    def append(self, token: int) -> None:
+        """Note the next token."""
+        self.output.append(token)
+        self.known += 1
+
+    def tokens(self, first: int, end: int) -> list[int]:
+        """Return the known ones of the tokens [first, end)."""
+        start = self.prompt_len
+        if first >= start:
+            return self.output[first - start : end - start]
+        return self.prompt[first:end] + self.output[: max(end - start, 0)]
+
     @property
     def output_len(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        return self.known - self.prompt_len
 
     @property
     def pending(self) -> int:
         """Tokens that are sampled and not read yet."""
-        return self.num_tokens - len(self.tokens)
+        return self.num_tokens - self.known
 
     @property
     def ends_here(self) -> bool:
         """Whether the token under way is the last, or one that must be known before the sequence goes on."""
-        if self.num_tokens == len(self.tokens):
+        if self.num_tokens == self.known:
             return False
         return self.num_tokens >= self.most_tokens or self.about_to_split
 
     @property
     def about_to_split(self) -> bool:
         """Whether nothing may follow its first new tokens until they are read."""
-        return self.splits and len(self.tokens) == self.given_len
+        return self.splits and self.known == self.given_len
+
+    @property
+    def choices(self) -> range:
+        """The choices that get their next token from its logits: all of the request until they fork."""
+        count = self.sampling.n if self.known == self.prompt_len else 1
+        return range(self.choice, self.choice + count)
 
     @property
     def width(self) -> int:
-        """Sequences that it is or will be, once its choices fork."""
-        return self.sampling.n if len(self.tokens) == self.prompt_len else 1
+        """Sequences that it is here or will be, once its choices fork; those of an export fork on the other pod."""
+        return 1 if self.exports else len(self.choices)
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks hold that many tokens."""
         return -(-tokens // self._block_size)
 
-    def hashes(self, count: int) -> list[bytes]:
-        """Return the hashes of the first `count` blocks, all of which must be full of known tokens."""
-        known = self._hashes
-        if len(known) < count:
-            known += block_hashes(self.tokens, self._block_size, count, self.request.cache_scope, known)
-        return known[:count]
+    def hashes(self, first: int, end: int) -> list[bytes]:
+        """Return the hashes of the blocks [first, end), all of which must be full of known tokens."""
+        size, scope, of_prompt = self._block_size, self.request.cache_scope, self._prompt_hashes
+        whole = self.prompt_len // size
+        if len(of_prompt) < min(end, whole):
+            of_prompt += block_hashes(self.prompt, size, min(end, whole), scope, of_prompt)
+        if end <= whole:
+            return of_prompt[first:end]
+        if len(self._hashes) < end - whole:
+            # The prompt's hashes are complete here: the next one follows from the last of all that are known.
+            done = whole + len(self._hashes)
+            parent = (self._hashes or of_prompt or [ROOT_HASH])[-1]
+            self._hashes += later_block_hashes(self.tokens(done * size, end * size), size, done, parent, scope)
+        return of_prompt[first:] + self._hashes[max(first - whole, 0) : end - whole]
 
     def finish_reason(self) -> FinishReason:
         """Return whether the newest token ends the sequence."""
-        length = len(self.tokens)
+        length = self.known
         if self.matcher is not None and self.matcher.failed:
             return FinishReason.ERROR
         # Where a grammar has come to its end, min_tokens cannot prolong it.
-        if self.tokens[-1] in self._stops and (
+        if self.output[-1] in self._stops and (
             length - self.prompt_len >= self.sampling.min_tokens or self.matcher is not None
         ):
             return FinishReason.STOP
         if self.matcher is not None:
-            if not self.matcher.follow(self.tokens, self.prompt_len):
+            if not self.matcher.follow(self.output):
                 return FinishReason.ERROR
             if self.matcher.complete:
                 return FinishReason.STOP
@@ -201,7 +234,8 @@ class Sequence:
 class Step(msgspec.Struct):
     """What one engine step computes: for each sequence the `count` tokens that end at `ends`.
 
-    samples: whether it is the sequence's last token for now, after which the next is sampled.
+    samples: whether it is the sequence's last token for now, after which the next is sampled. exported_choices: first
+    tokens that are sampled for exports, which have no rows of their own.
     """
 
     sequences: list[Sequence] = []
@@ -209,6 +243,7 @@ class Step(msgspec.Struct):
     ends: list[int] = []
     samples: list[bool] = []
     num_tokens: int = 0
+    exported_choices: int = 0
     copies: list[tuple[int, int]] = []  # (from, to) blocks to copy before anything is computed
 
     def __iter__(self) -> Iterator[tuple[Sequence, int, int]]:
@@ -223,13 +258,15 @@ class Step(msgspec.Struct):
             sequence.num_tokens += 1
         count = len(sequences)
         ends = [sequence.computed for sequence in sequences]
-        return cls(sequences, [1] * count, ends, [True] * count, count, copies)
+        return cls(sequences, [1] * count, ends, [True] * count, count, copies=copies)
 
     def put(self, sequence: Sequence, count: int) -> None:
         """Add a sequence's next `count` tokens and note them as computed, and the token that they lead to as there."""
         sequence.computed += count
         samples = sequence.computed == sequence.num_tokens
         sequence.num_tokens += samples
+        if samples and sequence.exports:
+            self.exported_choices += len(sequence.choices)
         self.sequences.append(sequence)
         self.counts.append(count)
         self.ends.append(sequence.computed)

@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
 from baton_common.block_hash import block_key
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
@@ -61,6 +63,7 @@ class EngineLoop:
         self._engine = engine
         self._mover = KvMover(engine, start.export_fd, start.import_fd, start.gpu_pairs)
         self._load_due = 0.0
+        self._last_load = b""  # as it was sent
 
     def ready(self) -> Ready:
         engine, cache = self._engine, self._engine.runner.cache
@@ -153,7 +156,7 @@ class EngineLoop:
             case FreeSlot(slot, on_gpu):
                 mover.free(slot, on_gpu)
             case Ping():
-                self._load_due = 0.0
+                self._load_due, self._last_load = 0.0, b""
             case SendPiece():
                 mover.send(command)
             case ReceivePiece():
@@ -172,7 +175,11 @@ class EngineLoop:
     def _send(self) -> None:
         output, now = self._mover.output, time.monotonic()
         if now >= self._load_due or not self._engine.has_work:
-            output.load = self._engine.load()
+            load = self._engine.load()
+            # The histogram in it is the engine's own and goes on counting, so that only copies can be compared.
+            copied = msgspec.msgpack.encode(load)
+            if copied != self._last_load:
+                output.load, self._last_load = load, copied
             self._load_due = now + _LOAD_INTERVAL_S
             gained, lost = self._engine.pool.changes.take(_MOST_KEYS)
             output.blocks_gained = [block_key(digest) for digest in gained]

@@ -131,8 +131,8 @@ class LedgerRunner:
         return done
 
     def _text(self, sequence: Sequence, end: int) -> list[int]:
-        unread = [self._unread[id(sequence), position] for position in range(len(sequence.tokens), end)]
-        return [*sequence.tokens[:end], *unread]
+        unread = [self._unread[id(sequence), position] for position in range(sequence.known, end)]
+        return [*sequence.tokens(0, end), *unread]
 
     def _choices(self, sequence: Sequence, text: list[int], samples: bool) -> list[Choice]:
         for position in range(len(text)):
@@ -140,7 +140,7 @@ class LedgerRunner:
             assert found == fold(text[: position + 1]), f"position {position} holds another sequence's KV"
         if not samples:
             return []
-        choices = range(sequence.choice, sequence.choice + sequence.width)
+        choices = sequence.choices
         tokens = [next_token(text, choice) for choice in choices]
         self._unread[id(sequence), len(text)] = tokens[0]
         return [Choice(token, None) for token in tokens]

@@ -1,13 +1,17 @@
 """n > 1: choices that share their prompt's blocks until they write into one."""
 
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton_engine.runner import Choice
 from baton_engine.sequence import FinishReason
 from tests.models import reference_greedy
 
 from .harness import Transcript, assert_idle, finish, generate, make_engine, make_prompt, make_request
+from .ledger import make_ledger_engine
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 50])
@@ -115,3 +119,87 @@ def test_one_choice_can_be_aborted(llama: Path) -> None:
     expected = reference_greedy(llama, prompt, 20)
     assert transcript.tokens == {(0, 0): expected, (0, 1): expected[:5], (0, 2): expected}
     assert_idle(engine)
+
+
+def test_choices_that_fork_on_another_pod_take_no_rows_here(tmp_path: Path) -> None:
+    """A long prompt whose n fills all rows of its decode pod does not keep others off this one."""
+    engine = make_ledger_engine(
+        tmp_path, block_size=4, num_blocks=64, max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64
+    )
+    engine.add(make_request(0, [1] * 40, n=4, exports_from=0))
+    engine.step()
+    assert [sequence.request.id for sequence in engine.scheduler.running] == [0]
+    engine.add(make_request(1, [0] * 4, n=4, exports_from=0))
+    transcript = Transcript()
+    for _ in range(2):
+        transcript.take(engine.step().deltas)
+    assert set(transcript.tokens) == {(1, choice) for choice in range(4)}
+    finish(engine, transcript)
+    assert len(transcript.tokens) == 8
+    for id in range(2):
+        engine.abort(id)
+    assert_idle(engine)
+
+
+def test_a_step_draws_no_more_first_tokens_for_exports_than_there_are_rows(tmp_path: Path) -> None:
+    engine = make_ledger_engine(
+        tmp_path, block_size=4, num_blocks=64, max_num_batched_tokens=64, max_num_seqs=6, max_model_len=64
+    )
+    lengths = [1, 5, 1, 8, 3, 1]  # what is left of a prompt of one token looks like a decode
+    for id, length in enumerate(lengths):
+        engine.add(make_request(id, [0] * length, n=1 + id % 4, exports_from=0))
+    transcript = Transcript()
+    while engine.has_work:
+        deltas = engine.step().deltas
+        assert 0 < len(deltas) <= 6
+        transcript.take(deltas)
+    assert len(transcript.tokens) == sum(1 + id % 4 for id in range(len(lengths)))
+    for id in range(len(lengths)):
+        engine.abort(id)
+    assert_idle(engine)
+
+
+class CountedWrites(list[int]):
+    """A list that counts the changes of its members."""
+
+    writes = 0
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.writes += 1
+        super().__setitem__(index, value)
+
+
+def work_of_forks(folder: Path, length: int, n: int) -> tuple[int, int]:
+    """Return what a prompt's choices take when they fork, decode once and end: bytes, and changes of references."""
+    size = 16
+    engine = make_ledger_engine(
+        folder, block_size=size, num_blocks=length // size + 2 * n + 1, max_num_batched_tokens=length,
+        max_num_seqs=n, max_model_len=length + 8,
+    )  # fmt: skip
+    pool = engine.pool
+    request = make_request(0, [token % 251 for token in range(length)], 4, n=n)
+    engine.add(request)
+    [sequence] = engine._sequences[0]
+    step = engine.scheduler.schedule()
+    assert step.num_tokens == length
+    engine._remember(sequence, length)
+    pool.references = CountedWrites(pool.references)
+    tracemalloc.start()
+    engine._append(sequence, [Choice(7, None)] * n, [])
+    assert len(engine.scheduler.schedule().sequences) == n
+    for choice in range(n - 1):
+        engine.abort(0, choice)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    engine.check_integrity()
+    return most, pool.references.writes
+
+
+def test_forks_share_their_prompt(tmp_path: Path) -> None:
+    """What a choice takes of its own does not grow with the prompt, but for eight bytes a block of its table."""
+    n, short, long = 64, 256, 32_768
+    (few_bytes, few_writes), (many_bytes, many_writes) = (
+        work_of_forks(tmp_path, length, n) for length in (short, long)
+    )
+    assert many_writes <= few_writes + 4 * n
+    assert many_bytes - few_bytes < n * (long // 16) * 8 * 2

@@ -73,7 +73,9 @@ class World:
             for (sequence, tokens, choice), row in zip(draws, places.tolist(), strict=True)
         ]
         for sequence, tokens, _ in draws:
-            sequence.tokens = tokens[:-1]
+            assert tokens[: sequence.prompt_len] == sequence.prompt
+            sequence.output = tokens[sequence.prompt_len : -1]
+            sequence.known = sequence.prompt_len + len(sequence.output)
         spread, inputs = spread.to(DEVICE), inputs.to(DEVICE)
         before = spread.clone()
         with no_waiting():
@@ -88,7 +90,10 @@ class World:
 def assert_equal(choices: list[Choice], logits: torch.Tensor, draws: list[tuple[Sequence, list[int], int]]) -> None:
     expected = sample(
         logits,
-        [Draw(s.sampling, tokens, s.prompt_len, row, choice) for row, (s, tokens, choice) in enumerate(draws)],
+        [
+            Draw(s.sampling, tokens[: s.prompt_len], tokens[s.prompt_len :], row, choice)
+            for row, (s, tokens, choice) in enumerate(draws)
+        ],
     )
     assert [choice.token for choice in choices] == expected
     for row, (choice, (sequence, _, _)) in enumerate(zip(choices, draws, strict=True)):
@@ -328,6 +333,6 @@ def test_nothing_but_positions_travels_while_the_same_sequences_decode(monkeypat
         logits, inputs = torch.randn(4, VOCAB_SIZE, device=DEVICE), torch.full((4,), 3, device=DEVICE)
         sampler.draw(logits, inputs, [RowDraw(sequence, end, 0, sequence.row) for sequence in sequences])
         for sequence in sequences:
-            sequence.tokens.append(3)
+            sequence.append(3)
         if end > len(PROMPT):
             assert uploads == [4]

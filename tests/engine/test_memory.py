@@ -1,5 +1,6 @@
 """What the KV cache gets of a device's memory, and what is said when that is too little."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton_engine.config import ConfigError, EngineConfig
+from baton_engine.device_sampler import DeviceSampler, Drawn, RowDraw
 from baton_engine.engine import Engine
 from baton_engine.largest_steps import forward_steps, sampling_steps
 from baton_engine.memory import (
@@ -21,6 +25,7 @@ from baton_engine.memory import (
     measure,
 )
 
+from .fake_cuda import pretend
 from .harness import assert_idle, generate, make_prompt, make_request
 
 GIB = 1 << 30
@@ -144,6 +149,28 @@ def test_with_nothing_left_only_more_memory_helps() -> None:
     assert shortage(budget).endswith("What helps: a device with more memory")
 
 
+class PeakBytes(TorchDispatchMode):
+    """What the tensors that are made inside hold at most at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self._now = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {x.untyped_storage().data_ptr() for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in known:
+                size = tensor.untyped_storage().nbytes()
+                self._now += size
+                self.most = max(self.most, self._now)
+                weakref.finalize(tensor, self._freed, size)
+        return result
+
+    def _freed(self, size: int) -> None:
+        self._now -= size
+
+
 class FakeMemory:
     """A device of which other processes hold a part, and steps what they are said to."""
 
@@ -229,6 +256,34 @@ def test_an_engine_runs_the_largest_steps_and_is_none_the_worse(llama: Path, mon
     )
     assert told == told_by_plain
     assert_idle(engine)
+
+
+def test_start_up_measures_the_sampler_that_serves(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No draw in service holds more at once than those with which the device's memory was measured."""
+    pretend(monkeypatch)
+    most = {"start": 0, "service": 0}
+    draws: dict[str, list[tuple[DeviceSampler, list[RowDraw]]]] = {"start": [], "service": []}
+    draw = DeviceSampler.draw
+
+    def watched(self: DeviceSampler, logits: torch.Tensor, inputs: torch.Tensor, wanted: list[RowDraw]) -> Drawn:
+        draws[phase].append((self, wanted))
+        with PeakBytes() as peak:
+            drawn = draw(self, logits, inputs, wanted)
+        most[phase] = max(most[phase], peak.most)
+        return drawn
+
+    monkeypatch.setattr(DeviceSampler, "draw", watched)
+    phase = "start"
+    engine = make_measured(llama, monkeypatch, FakeMemory(), max_num_batched_tokens=64, max_num_seqs=8)
+    assert all(owner is None for owner in engine.runner._sampler._owners)  # type: ignore[attr-defined]
+    phase = "service"
+    everything: dict[str, Any] = {"temperature": 1.0, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "logprobs": 20}
+    edits: dict[str, Any] = {"presence_penalty": 0.1, "repetition_penalty": 1.1, "bad_words": [[3, 4]]}
+    for kinds in ([everything | edits] * 8, [everything | edits] + [everything] * 7, [everything] * 4 + [edits] * 4):
+        generate(engine, [make_request(id, make_prompt(60, seed=id), 400, **kind) for id, kind in enumerate(kinds)])
+    assert {id(sampler) for phase in draws.values() for sampler, _ in phase} == {id(draws["start"][0][0])}
+    assert max(len(wanted) for _, wanted in draws["service"]) == 8
+    assert 0 < most["service"] <= most["start"]
 
 
 def test_memory_that_runs_out_is_a_matter_of_settings(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

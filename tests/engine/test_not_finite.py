@@ -107,7 +107,7 @@ def make_sequence_hashes(engine: Engine, tokens: list[int]) -> list[bytes]:
     request = make_request(10, tokens, 1)
     engine.add(request)
     [sequence] = engine._sequences[10]
-    hashes = sequence.hashes(len(tokens) // engine.config.block_size)
+    hashes = sequence.hashes(0, len(tokens) // engine.config.block_size)
     engine.abort(10)
     return hashes
 

@@ -68,7 +68,7 @@ def random_logits(rows: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> tor
 def make_draw(
     row: int = 0, choice: int = 0, prompt: list[int] = PROMPT, output: list[int] = OUTPUT, **fields: Any
 ) -> Draw:
-    return Draw(SamplingParams(**fields), [*prompt, *output], len(prompt), row, choice)
+    return Draw(SamplingParams(**fields), list(prompt), list(output), row, choice)
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -195,11 +195,12 @@ def test_a_token_is_the_same_alone_and_in_a_batch_in_any_order() -> None:
     logits, draws = random_logits(32, seed=4, vocab_size=1003), mixed_draws()
     together = sample(logits, draws)
     for row, draw in enumerate(draws):
-        alone = Draw(draw.params, draw.tokens, draw.prompt_len, 0, draw.choice)
+        alone = Draw(draw.params, draw.prompt, draw.output, 0, draw.choice)
         assert sample(logits[row : row + 1], [alone]) == [together[row]]
     order = torch.randperm(32, generator=torch.Generator().manual_seed(0)).tolist()
     moved = [
-        Draw(draws[old].params, draws[old].tokens, len(PROMPT), new, draws[old].choice) for new, old in enumerate(order)
+        Draw(draws[old].params, draws[old].prompt, draws[old].output, new, draws[old].choice)
+        for new, old in enumerate(order)
     ]
     assert sample(logits[order], moved) == [together[old] for old in order]
     assert sample(logits, draws[::-1]) == together[::-1]

@@ -155,7 +155,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         running = list(self.engine.scheduler.running)
-        decodes = [s for s in running if s.num_tokens - s.computed == 1 and not s.ends_here]
+        decodes = [s for s in running if s.num_tokens - s.computed == 1 and not s.ends_here and not s.exports]
         preemptions = self.engine.scheduler.num_preemptions
         steps: list[Step] = []
         schedule = self.engine.scheduler.schedule
@@ -191,7 +191,7 @@ class EngineMachine(RuleBasedStateMachine):
         left_out = [s for s in decodes if s.state is State.RUNNING and id(s) not in scheduled]
         # Only a budget spent on more urgent decodes may leave one out.
         assert not left_out or step.counts == [1] * BUDGET
-        width = sum(s.sampling.n if s.output_len == 0 else 1 for s in self.engine.scheduler.running)
+        width = sum(s.sampling.n if s.output_len == 0 and not s.exports else 1 for s in self.engine.scheduler.running)
         assert width <= MAX_SEQS
         written: set[int] = set()
         for sequence, count, _ in step:
@@ -255,7 +255,7 @@ def computed(step: Step) -> list[tuple[Sequence, int]]:
 
 def read(sequence: Sequence, token: int) -> None:
     """Do what the engine does when a sampled token arrives."""
-    sequence.tokens.append(token)
+    sequence.append(token)
 
 
 def add(
@@ -430,7 +430,7 @@ def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> N
 def test_a_known_prefix_is_held_and_not_computed(scheduler: Scheduler) -> None:
     first = add(scheduler, 0, 8)
     scheduler.schedule()
-    for block, digest in zip(first.blocks, first.hashes(2), strict=True):
+    for block, digest in zip(first.blocks, first.hashes(0, 2), strict=True):
         scheduler.pool.remember(block, digest)
     request = make_request(1, [0] * 8, 8)
     second = Sequence(request, 1, 4, 64)

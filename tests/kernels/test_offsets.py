@@ -1,0 +1,264 @@
+"""Tensors of more than 2^31 elements: an offset of 32 bits would wrap around on the way to their last rows.
+
+Memory that nobody has touched costs nothing on a CPU. There the interpreter runs only a kernel's last programs, and it
+reports every 32-bit product or sum that wraps around.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from baton_kernels.activation import silu_mul, silu_mul_reference
+from baton_kernels.blocks import gather_kv, gather_kv_reference, scatter_kv
+from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
+from baton_kernels.decode_inputs import BLOCK, POSITION, ROW, DecodeInputs
+from baton_kernels.decode_parts import plan_parts
+from baton_kernels.linear import fixed_linear, linear, linear_reference
+from baton_kernels.logprobs import chosen_logprobs, chosen_logprobs_reference
+from baton_kernels.norm import add_rms_norm, add_rms_norm_reference
+from baton_kernels.paged_attention import AttentionVariant, paged_attention_reference
+from baton_kernels.penalties import apply_penalties, apply_penalties_reference
+from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
+from baton_kernels.rope import rope_and_cache, rope_and_cache_reference
+from baton_kernels.sampling import gumbel_argmax, gumbel_argmax_reference
+from baton_kernels.thresholds import thresholds, thresholds_reference
+from baton_kernels.tuning import LinearConfig
+
+from .closeness import relative_error
+
+VOCAB = 262_144
+LAST = 2  # rows that are filled, computed and compared
+HALF = torch.float16
+_LARGE = 1000
+
+
+@pytest.fixture(autouse=True)
+def last_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter run the last programs alone along each axis of a large grid, and check 32-bit integers."""
+
+    def last(*bounds: int) -> range:
+        # The loops over the grid are those with one bound.
+        end = bounds[0]
+        return range(end - LAST, end) if len(bounds) == 1 and end >= _LARGE else range(*bounds)
+
+    monkeypatch.setattr(interpreter, "range", last, raising=False)
+    checked = dataclasses.replace(interpreter.interpreter_builder.options, debug=True)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", checked)
+
+
+def rows_beyond(width: int) -> int:
+    """Return how many rows of this width hold 2^31 elements, and LAST more."""
+    return (1 << 31) // width + LAST
+
+
+def untouched(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor of undefined content whose last rows are random."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    tensor[-LAST:] = torch.randn(LAST, *shape[1:], device=device)
+    return tensor
+
+
+CONFIGS = {
+    "one row": LinearConfig(1, 2, 2048, 1, 8, 1),
+    "tiles": LinearConfig(16, 32, 256, 1, 4, 2),
+    "parts": LinearConfig(16, 64, 256, 4, 4, 2),
+}
+
+
+def test_inputs_of_a_product(device: torch.device) -> None:
+    inner = 28_672
+    x = untouched(rows_beyond(inner), inner, dtype=HALF, device=device)
+    weight = torch.randn(16, inner, device=device).to(HALF)
+    assert relative_error(fixed_linear(x, weight)[-LAST:], linear_reference(x[-LAST:].double(), weight.double())) < 0.02
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weight_of_a_product(device: torch.device, name: str, gated: bool) -> None:
+    inner = 16_384
+    x = (torch.randn(1, inner, device=device) * inner**-0.5).to(HALF)
+    weight = untouched(rows_beyond(inner) // 2 * 2, inner, dtype=HALF, device=device)
+    last_gates = slice(len(weight) // 2 - LAST, len(weight) // 2)
+    weight[last_gates] = torch.randn(LAST, inner, device=device)
+    out = linear(x, weight, gated=gated, config=CONFIGS[name])
+    kept = torch.cat([weight[last_gates], weight[-LAST:]]) if gated else weight[-LAST:]
+    assert relative_error(out[:, -LAST:], linear_reference(x.double(), kept.double(), gated=gated)) < 0.02
+
+
+def test_outputs_of_a_product(device: torch.device) -> None:
+    x = untouched(rows_beyond(VOCAB), 64, dtype=HALF, device=device)
+    weight = untouched(VOCAB, 64, dtype=HALF, device=device)
+    out = fixed_linear(x, weight)[-LAST:, -LAST:]
+    assert relative_error(out, linear_reference(x[-LAST:].double(), weight[-LAST:].double())) < 0.02
+
+
+def test_activation(device: torch.device) -> None:
+    size = 14_336
+    gate_up = untouched(rows_beyond(size), 2 * size, dtype=HALF, device=device)
+    torch.testing.assert_close(silu_mul(gate_up)[-LAST:], silu_mul_reference(gate_up[-LAST:]), rtol=0.02, atol=0.02)
+
+
+def test_norm(device: torch.device) -> None:
+    size = 8192
+    x, residual = (untouched(rows_beyond(size), size, dtype=HALF, device=device) for _ in range(2))
+    weight = torch.randn(size, device=device).to(HALF)
+    before = residual[-LAST:].clone()
+    out = add_rms_norm(x, residual, weight, 1e-6)
+    expected = add_rms_norm_reference(x[-LAST:], before, weight, 1e-6)
+    assert torch.equal(residual[-LAST:], before)
+    assert relative_error(out[-LAST:], expected) < 0.02
+
+
+def test_rotation_and_the_cache(device: torch.device) -> None:
+    heads, kv_heads, dim, page = 32, 8, 128, 64
+    tokens, blocks = rows_beyond(heads * dim), rows_beyond(page * kv_heads * dim)
+    qkv = untouched(tokens, (heads + 2 * kv_heads) * dim, dtype=HALF, device=device)
+    keys, values = (untouched(blocks, page, kv_heads, dim, dtype=HALF, device=device) for _ in range(2))
+    positions = torch.zeros(tokens, dtype=torch.int64, device=device)
+    slots = torch.full((tokens,), -1, dtype=torch.int64, device=device)
+    positions[-LAST:] = torch.tensor([3, (1 << 20) - 1])
+    slots[-LAST:] = blocks * page - torch.tensor([1, 2])
+    cos, sin = (torch.empty(1 << 20, dim // 2, device=device) for _ in range(2))
+    for table in (cos, sin):
+        table[positions[-LAST:]] = torch.randn(LAST, dim // 2, device=device)
+    out = rope_and_cache(qkv, cos, sin, positions, slots, keys, values, heads)
+    small = [torch.empty(1, page, kv_heads, dim, dtype=HALF, device=device) for _ in range(2)]
+    in_small = slots[-LAST:] - (blocks - 1) * page
+    expected = rope_and_cache_reference(qkv[-LAST:], cos, sin, positions[-LAST:], in_small, *small, heads)
+    assert relative_error(out[-LAST:], expected) < 0.02
+    for cache, one in zip((keys, values), small, strict=True):
+        assert relative_error(cache[-1, -LAST:], one[0, -LAST:]) < 0.02
+
+
+def test_attention_over_the_last_blocks(device: torch.device) -> None:
+    heads, kv_heads, dim, page, length = 4, 2, 128, 64, 100
+    blocks = rows_beyond(page * kv_heads * dim)
+    keys, values = (untouched(blocks, page, kv_heads, dim, dtype=HALF, device=device) for _ in range(2))
+    table = torch.tensor([[blocks - 1, blocks - 2]], dtype=torch.int32, device=device)
+    lengths, variant = torch.tensor([length], dtype=torch.int32, device=device), AttentionVariant(dim**-0.5)
+    q = torch.randn(LAST, heads, dim, device=device).to(HALF)
+    in_small = torch.tensor([[1, 0]], dtype=torch.int32, device=device)
+    starts = torch.tensor([0, LAST], dtype=torch.int32, device=device)
+    expected = paged_attention_reference(q, keys[-2:], values[-2:], in_small, lengths, starts, variant)
+    sequences, rows = prefill_tiles([0, LAST], 64)
+    tiles = torch.tensor(sequences, dtype=torch.int32, device=device), torch.tensor(rows, dtype=torch.int32).to(device)
+    for uniform in (False, True):
+        out = prefill_attention(q, keys, values, table, lengths, starts, tiles, variant, uniform=uniform)
+        assert relative_error(out, expected) < 0.02
+    small_page = [cache.view(-1, page // 4, kv_heads, dim) for cache in (keys, values)]
+    pages = (4 * table.unsqueeze(-1) + torch.arange(4, device=device)).view(1, -1).int()
+    assert relative_error(prefill_attention(q, *small_page, pages, lengths, starts, tiles, variant), expected) < 0.02
+    rows_of_one = torch.zeros(1, dtype=torch.int64, device=device)
+    for cache, its_table in (((keys, values), table), (small_page, pages)):
+        arrivals = torch.zeros(kv_heads, dtype=torch.int32, device=device)
+        parts = plan_parts(lengths, rows_of_one, 2, BLOCK_KEYS, arrivals)
+        out = decode_attention(q[-1:], *cache, its_table, variant, parts)
+        assert relative_error(out, expected[-1:]) < 0.02
+
+
+def test_queries_of_prompts(device: torch.device) -> None:
+    heads, dim, page = 32, 128, 16
+    tokens = rows_beyond(heads * dim)
+    q = untouched(tokens, heads, dim, dtype=HALF, device=device)
+    keys, values = (torch.randn(2, page, 8, dim, device=device).to(HALF) for _ in range(2))
+    starts = torch.tensor([0, tokens - LAST, tokens], dtype=torch.int32, device=device)
+    lengths = torch.tensor([tokens - LAST, LAST], dtype=torch.int32, device=device)
+    tables = torch.tensor([[0], [1]], dtype=torch.int32, device=device)
+    sequences, rows = prefill_tiles(starts.tolist(), 64, [1])
+    tiles = torch.tensor(sequences, dtype=torch.int32, device=device), torch.tensor(rows, dtype=torch.int32).to(device)
+    variant = AttentionVariant(dim**-0.5)
+    out = prefill_attention(q, keys, values, tables, lengths, starts, tiles, variant)
+    alone = torch.tensor([0, LAST], dtype=torch.int32, device=device)
+    expected = paged_attention_reference(q[-LAST:], keys, values, tables[1:], lengths[1:], alone, variant)
+    assert relative_error(out[-LAST:], expected) < 0.02
+
+
+def test_pieces_of_the_cache(device: torch.device) -> None:
+    layers, page, kv_heads, dim = 2, 16, 8, 256
+    blocks = rows_beyond(2 * page * kv_heads * dim)
+    cache = torch.empty(layers, 2, blocks, page, kv_heads, dim, dtype=HALF, device=device)
+    cache[-1, :, -1] = torch.randn(2, page, kv_heads, dim, device=device)
+    table = torch.tensor([blocks - 1], device=device)
+    where = (table, 3, slice(layers - 1, layers), slice(1, kv_heads))
+    packed = torch.empty(1, 2, 5, kv_heads - 1, dim, dtype=HALF, device=device)
+    total = gather_kv(cache, *where, packed)
+    expected = torch.empty_like(packed)
+    assert int(total) == int(gather_kv_reference(cache, *where, expected))
+    assert torch.equal(packed, expected)
+    scatter_kv(cache, *where, -packed)
+    gather_kv_reference(cache, *where, expected)
+    assert torch.equal(packed, -expected)
+
+
+def test_block_tables(device: torch.device) -> None:
+    width = 1 << 20
+    tables = torch.empty(rows_beyond(width), width, dtype=torch.int32, device=device)
+    inputs = DecodeInputs(1, device)
+    inputs.packed[ROW], inputs.packed[POSITION], inputs.packed[BLOCK] = len(tables) - 1, width - 1, 77
+    last_tokens = torch.zeros(len(tables), dtype=torch.int64, device=device)
+    inputs.unpack(last_tokens, tables, 1)
+    assert int(tables[-1, -1]) == 77
+    rows = torch.tensor([len(tables) - 1], device=device)
+    lengths = torch.tensor([1], dtype=torch.int32, device=device)
+    tables[-1, 0] = 1
+    keys, values = (torch.randn(2, 1, 1, 64, device=device) for _ in range(2))
+    q = torch.randn(1, 1, 64, device=device)
+    parts = plan_parts(lengths, rows, 1, BLOCK_KEYS, torch.zeros(1, dtype=torch.int32, device=device))
+    out = decode_attention(q, keys, values, tables, AttentionVariant(1.0), parts)
+    assert relative_error(out, values[1]) < 1e-5
+
+
+@pytest.fixture
+def logits(device: torch.device) -> torch.Tensor:
+    return untouched(rows_beyond(VOCAB), VOCAB, dtype=torch.float32, device=device)
+
+
+def columns(rows: int, device: torch.device, **values: float) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.full((rows,), value, dtype=torch.int64 if isinstance(value, int) else torch.float32, device=device)
+        for name, value in values.items()
+    }
+
+
+def test_draws(logits: torch.Tensor) -> None:
+    rows, device = len(logits), logits.device
+    numbers = columns(rows, device, temperatures=0.9, top_k=50, top_p=1.0, min_p=0.0)
+    places = columns(rows, device, seeds=5, positions=9, choices=0)
+    least = thresholds(logits, **numbers)
+    last = {name: column[-LAST:] for name, column in {**numbers, **places}.items()}
+    kept = {name: last[name] for name in numbers}
+    torch.testing.assert_close(least[-LAST:], thresholds_reference(logits[-LAST:], **kept))
+    drawn = gumbel_argmax(logits, numbers["temperatures"], least, **places, parts=2)
+    expected = gumbel_argmax_reference(
+        logits[-LAST:], last["temperatures"], least[-LAST:], *(last[name] for name in places)
+    )  # fmt: skip
+    assert torch.equal(drawn[-LAST:], expected)
+
+
+def test_logprobs(logits: torch.Tensor) -> None:
+    tokens = torch.full((len(logits),), VOCAB - 1, device=logits.device)
+    for ours, expected in zip(
+        chosen_logprobs(logits, tokens), chosen_logprobs_reference(logits[-LAST:], tokens[-LAST:]), strict=True
+    ):
+        torch.testing.assert_close(ours[-LAST:], expected)
+
+
+def test_penalties(logits: torch.Tensor) -> None:
+    width = 1 << 20
+    history = torch.empty(rows_beyond(width), width, dtype=torch.int32, device=logits.device)
+    history[-LAST:, :40] = torch.randint(VOCAB, (LAST, 40), device=logits.device)
+    rows, device = len(logits), logits.device
+    numbers = columns(rows, device, prompt_lens=20, lengths=40, repetition=1.0, presence=0.0, frequency=0.0)
+    for name, value in (("repetition", 1.3), ("presence", 0.5), ("frequency", 0.2)):
+        numbers[name][-LAST:] = value
+    where = torch.zeros(rows, dtype=torch.int64, device=device)
+    where[-LAST:] = len(history) - 1 - torch.arange(LAST, device=device)
+    expected = logits[-LAST:].clone()
+    kept = {name: column[-LAST:] for name, column in numbers.items()}
+    apply_penalties_reference(
+        expected, history[-LAST:, :40].contiguous(), where[-LAST:] - (len(history) - LAST), **kept
+    )  # fmt: skip
+    apply_penalties(logits, history, where, **numbers)
+    torch.testing.assert_close(logits[-LAST:], expected)

@@ -1,0 +1,112 @@
+"""What the engine's loop sends while nothing happens."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton_kv.staging import StagingArena
+from baton_worker.channel import EngineEnd, encode
+from baton_worker.engine_process import EngineLoop
+from baton_worker.kv_mover import KvMover
+from baton_worker.messages import Abort, Add, Command, Event, Output, Ping, Start
+from tests.conftest import MakeModel
+from tests.engine.harness import make_engine, make_prompt, make_request
+
+_QUIET_S = 0.5
+_WAIT_S = 10.0
+
+
+class LoopInThread:
+    """An engine's loop, and the other end of its channel."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ours, theirs = socket.socketpair()
+        engine = make_engine(folder)
+        fds = [StagingArena.create_file("exports"), StagingArena.create_file("imports")]
+        self._loop = EngineLoop(EngineEnd(theirs), engine, Start(engine.config, "test", "warning", *fds))
+        for fd in fds:
+            os.close(fd)
+        self._pending = b""
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(EOFError, ConnectionError):
+            self._loop.run()
+
+    def send(self, command: Command) -> None:
+        self._ours.sendall(encode(command))
+
+    def outputs(self, seconds: float) -> Iterator[Output]:
+        """Yield what comes within a time."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._ours.settimeout(left)
+            try:
+                self._pending += self._ours.recv(1 << 20)
+            except TimeoutError:
+                return
+            while len(self._pending) >= 4 and len(self._pending) >= 4 + int.from_bytes(self._pending[:4], "little"):
+                end = 4 + int.from_bytes(self._pending[:4], "little")
+                message, self._pending = self._pending[4:end], self._pending[end:]
+                output = msgspec.msgpack.decode(message, type=Event)
+                assert isinstance(output, Output)
+                yield output
+
+    def close(self) -> None:
+        self._ours.close()
+        self._thread.join(_WAIT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(params=["idle", "polls"])
+def loop(
+    tiny_model: MakeModel, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LoopInThread]:
+    """Both kinds of waiting: for a command alone, and for copies and transfers too, which are polled."""
+    monkeypatch.setattr(KvMover, "busy", request.param == "polls")
+    loop = LoopInThread(tiny_model("llama"))
+    yield loop
+    loop.close()
+
+
+def test_an_engine_with_nothing_to_say_says_nothing(loop: LoopInThread) -> None:
+    [first] = [output.load for output in loop.outputs(_QUIET_S)]
+    assert first is not None
+    assert first.blocks_held == 0
+    assert list(loop.outputs(_QUIET_S)) == []
+
+
+def test_an_engine_that_waits_for_kv_says_so_once(loop: LoopInThread) -> None:
+    loop.send(Add(make_request(1, make_prompt(40), imports_kv=True)))
+    outputs = list(loop.outputs(_QUIET_S))
+    assert [reservation.id for output in outputs for reservation in output.reservations] == [1]
+    assert [load.blocks_held for output in outputs if (load := output.load) is not None][-1] == 3
+    assert len(outputs) <= 3
+    assert list(loop.outputs(_QUIET_S)) == []
+    loop.send(Abort(1))
+    assert next(load.blocks_held for output in loop.outputs(_WAIT_S) if (load := output.load) is not None) == 0
+
+
+def test_a_ping_is_answered_though_there_is_no_news(loop: LoopInThread) -> None:
+    list(loop.outputs(_QUIET_S))
+    for _ in range(3):
+        loop.send(Ping())
+        assert next(loop.outputs(_WAIT_S)).load is not None
+    assert list(loop.outputs(_QUIET_S)) == []
+
+
+def test_the_last_step_is_told_though_no_count_but_its_own_has_changed(loop: LoopInThread) -> None:
+    """Between two such requests nothing differs but counters, and one of them lives on in what was sent before."""
+    told = []
+    for id in range(2):
+        loop.send(Add(make_request(id, make_prompt(5), 1)))
+        told.append([load.step_tokens for output in loop.outputs(_QUIET_S) if (load := output.load) is not None][-1])
+    assert [histogram.total for histogram in told if histogram is not None] == [5, 10]
