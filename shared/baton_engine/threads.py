@@ -14,7 +14,7 @@ import msgspec
 from .config import EngineConfig
 from .model_config import ModelConfig
 
-# From here on one more thread makes a step faster: loadtest/threads_bench.py, figures in loadtest/RESULTS.md.
+# Where another thread makes every kind of step clearly faster, as loadtest/threads_bench.py measures it.
 _WEIGHTS_PER_SPINNING_THREAD = 500_000
 _WEIGHTS_PER_SLEEPING_THREAD = 4_000_000
 
@@ -39,7 +39,7 @@ def choose_threads(config: EngineConfig, model: ModelConfig, cores: float, envir
     if config.num_threads is not None:
         return _threads(config.num_threads, spin, "as --num-threads says")
     engines = config.engines_sharing_cpu or 1
-    weights = _layer_weights(model)
+    weights = layer_weights(model)
     least = _WEIGHTS_PER_SPINNING_THREAD if spin else _WEIGHTS_PER_SLEEPING_THREAD
     # Rounded down: the kernel stops a process that has used up its quota until the next period begins.
     most = math.floor(cores / engines)
@@ -69,7 +69,7 @@ def _spins(environ: Mapping[str, str]) -> bool:
     return environ.get("OMP_WAIT_POLICY", "").strip().upper() != "PASSIVE"
 
 
-def _layer_weights(model: ModelConfig) -> int:
+def layer_weights(model: ModelConfig) -> int:
     """Return the weights of a layer's matrix products."""
     heads = 2 * model.num_heads + 2 * model.num_kv_heads  # query, output, key, value
     return model.hidden_size * (heads * model.head_dim + 3 * model.intermediate_size)
