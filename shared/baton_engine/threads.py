@@ -57,15 +57,15 @@ def waiting_environment(engines_sharing_cpu: int | None, environ: Mapping[str, s
 
     The OpenMP library of torch reads these variables once, when it is loaded. Those that the user has set stay.
     """
-    if engines_sharing_cpu == 1 or any(name in environ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
+    if engines_sharing_cpu == 1 or environ.get("OMP_WAIT_POLICY") or environ.get("GOMP_SPINCOUNT"):
         return {}
     return {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def _spins(environ: Mapping[str, str]) -> bool:
     """Whether libgomp's threads spin before they sleep ("Environment Variables" in its manual)."""
-    if "GOMP_SPINCOUNT" in environ:
-        return environ["GOMP_SPINCOUNT"].strip() != "0"
+    if spins := environ.get("GOMP_SPINCOUNT", "").strip():
+        return spins != "0"
     return environ.get("OMP_WAIT_POLICY", "").strip().upper() != "PASSIVE"
 
 

@@ -78,6 +78,7 @@ def test_a_single_thread_has_nothing_to_spin_for() -> None:
         ({"OMP_WAIT_POLICY": "ACTIVE"}, True),
         ({"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "0"}, False),
         ({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}, True),
+        ({"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": ""}, False),
     ],
 )
 def test_how_threads_wait_is_read_as_libgomp_reads_it(environ: dict[str, str], spin: bool) -> None:
@@ -87,6 +88,7 @@ def test_how_threads_wait_is_read_as_libgomp_reads_it(environ: dict[str, str], s
 @pytest.mark.parametrize("engines", [None, 2, 5])
 def test_threads_sleep_unless_the_engine_has_its_cores_alone(engines: int | None) -> None:
     assert waiting_environment(engines, {"PATH": "/bin"}) == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert waiting_environment(engines, {"OMP_WAIT_POLICY": ""}) == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert waiting_environment(1, {"PATH": "/bin"}) == {}
 
 
