@@ -60,7 +60,7 @@ def test_the_process_is_in_a_cgroup_below_the_mounted_root(machine: Machine) -> 
 
 def test_the_lowest_limit_on_the_way_to_the_root_counts(machine: Machine) -> None:
     machine.write("proc/self/cgroup", f"0::/{POD}/one\n")
-    machine.write(f"cgroup/{POD}/one/cpu.max", "max 100000\n").write(f"cgroup/{POD}/cpu.max", "120000 100000\n")
+    machine.write(f"cgroup/{POD}/one/cpu.max", "500000 100000\n").write(f"cgroup/{POD}/cpu.max", "120000 100000\n")
     machine.write("cgroup/kubepods/cpu.max", "6400000 100000\n")
     assert machine.quota() == 1.2
 
