@@ -89,7 +89,9 @@ def timed(action: Callable[[], None]) -> float:
 
 def bench_generation(model: LlamaForCausalLM, folder: Path, repeats: int) -> dict[str, float]:
     """Return seconds for each way to answer 16 requests, and one; the ways take turns, so that noise hits all alike."""
-    engine = Engine(EngineConfig(model=str(folder), enable_prefix_caching=False))
+    # The number holds for torch in this process, and so for both.
+    threads = torch.get_num_threads()
+    engine = Engine(EngineConfig(model=str(folder), enable_prefix_caching=False, num_threads=threads))
 
     def one_at_a_time() -> None:
         for prompt in random_prompts(BATCH, INPUT):
@@ -121,10 +123,12 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def served(folder: Path, *flags: str) -> Iterator[str]:
-    """Run `baton up` on the model and give its URL."""
+    """Run `baton up` on the model and give its URL. An engine has all cores, as only one computes at a time."""
     port = free_port()
     command = [sys.executable, "-m", "baton_cli", "up", "--model", str(folder), "--port", str(port)]
-    process = subprocess.Popen([*command, "--no-enable-prefix-caching", *flags], stdout=subprocess.DEVNULL)
+    threads = {"BATON_NUM_THREADS": str(len(os.sched_getaffinity(0))), "BATON_ENGINES_SHARING_CPU": "1"}
+    command += ["--no-enable-prefix-caching", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **threads})
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 120

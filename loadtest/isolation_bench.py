@@ -220,7 +220,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.3, help="of the prefill rate, for A")
     parser.add_argument("--flood-share", type=float, default=0.5, help="of the prefill rate, for B")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="of each pod's engine on CPU")
+    parser.add_argument("--threads", type=int, help="of each pod's engine on CPU; left out, as it chooses")
     parser.add_argument(
         "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
         help="a flag of `baton up`, such as max_num_batched_tokens=128; others by BATON_… in the environment",
@@ -235,7 +235,9 @@ def main() -> None:
         folder = Path(name)
         make_model(folder, arguments.shape, arguments.seed)
         keys = write_tenants(folder / "tenants.json")
-        os.environ |= {"BATON_TENANTS_FILE": str(folder / "tenants.json"), "BATON_NUM_THREADS": str(arguments.threads)}
+        os.environ["BATON_TENANTS_FILE"] = str(folder / "tenants.json")
+        if arguments.threads is not None:
+            os.environ["BATON_NUM_THREADS"] = str(arguments.threads)
         settings = {"enable_prefix_caching": False, **dict(arguments.settings)}
         with Server("ours-pd", folder, settings, arguments.out.with_suffix(".log")) as server:
             vocab = load_model_config(folder).vocab_size

@@ -94,6 +94,7 @@ def up(
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
             deterministic=deterministic,
+            engines_sharing_cpu=None if "BATON_ENGINES_SHARING_CPU" in os.environ else workers,
         ),
         gateway_flags=level
         + _flags(

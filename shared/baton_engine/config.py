@@ -30,7 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False  # no CUDA graphs
     deterministic: bool = False  # a token does not depend on the batch around it, at a cost
     export_fraction: float = EXPORT_FRACTION  # of the blocks, what exports may hold before the next ones wait
-    num_threads: int | None = None  # of torch on CPU; None = all cores
+    num_threads: int | None = None  # on CPU; None = what suits the cores and the model
+    engines_sharing_cpu: int | None = None  # that divide the cores, this one included; 1 = it has them alone
 
     def on(self, device_type: str) -> "EngineConfig":
         """Return these settings with what suits a "cpu" or "cuda" device in place of each 0.

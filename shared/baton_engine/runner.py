@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
+from baton_common.cores import available_cores
 from baton_kernels.reference.sampling import NOT_FINITE
 
 from .attention.backend import AttentionBackend, AttentionBatch
@@ -40,6 +41,7 @@ from .ops import TORCH, Ops
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
 from .sequence import Step
+from .threads import Threads, choose_threads
 from .transfer import to_device
 
 log = logging.getLogger(__name__)
@@ -98,12 +100,15 @@ class Runner:
 
     depth = 0  # steps that may be launched before the oldest is waited for
     prefill_rate = 0.0  # tokens a second, measured at start; 0 = not measured
+    threads: Threads | None = None  # that compute; None on a GPU
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
         device = find_device(config.device)
         dtype = _dtype(config.dtype, model.dtype, device)
         if device.type == "cpu":
-            torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+            self.threads = choose_threads(config, model, available_cores(), os.environ)
+            torch.set_num_threads(self.threads.count)
+            log.info("threads: %s", self.threads)
         self.model = model
         self.device = device
         self.max_model_len = config.max_model_len or model.max_position_embeddings

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 
 from baton_engine.config import ConfigError, EngineConfig
+from baton_engine.threads import waiting_environment
 from baton_kv.staging import StagingArena
 
 from .channel import RpcEnd, channel_pair
@@ -53,8 +54,10 @@ class EngineClient:
         ours, theirs = channel_pair()
         fds = [StagingArena.create_file("baton-exports"), StagingArena.create_file("baton-imports")]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "baton_worker.engine_process", str(theirs.fileno()), pass_fds=(theirs.fileno(), *fds)
-        )  # fmt: skip
+            *(sys.executable, "-m", "baton_worker.engine_process", str(theirs.fileno())),
+            env={**os.environ, **waiting_environment(config.engines_sharing_cpu, os.environ)},
+            pass_fds=(theirs.fileno(), *fds),
+        )
         theirs.close()
         channel = await RpcEnd.open(ours)
         try:

@@ -66,7 +66,7 @@ class EngineLoop:
         self._last_load = b""  # as it was sent
 
     def ready(self) -> Ready:
-        engine, cache = self._engine, self._engine.runner.cache
+        engine, cache, threads = self._engine, self._engine.runner.cache, self._engine.runner.threads
         return Ready(
             fingerprint=layout_fingerprint(engine.layout(), Path(engine.config.model)),
             max_model_len=engine.max_model_len,
@@ -81,6 +81,8 @@ class EngineLoop:
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
             prefill_rate=engine.runner.prefill_rate,
             step_tokens=engine.config.max_num_batched_tokens,
+            num_threads=threads.count if threads is not None else 0,
+            threads_spin=threads is not None and threads.spin,
         )
 
     def run(self) -> None:

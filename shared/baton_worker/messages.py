@@ -141,6 +141,8 @@ class Ready(msgspec.Struct, tag=True):
     gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU
     prefill_rate: float = 0.0  # tokens a second; 0 = not measured
     step_tokens: int = 0  # that it computes at a time; 0 = not told
+    num_threads: int = 0  # that compute on CPU; 0 = a GPU computes
+    threads_spin: bool = False  # while they wait
 
 
 class Refused(msgspec.Struct, tag=True):

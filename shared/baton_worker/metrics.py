@@ -71,6 +71,10 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         text = "1 for each pod: what kind it is."
         yield _gauge("baton_worker_info", text, {**self._baton, "role": self._role}, 1)
+        if self._ready.num_threads:
+            text = "Threads of the engine on CPU, by what they do while they wait: sleep or spin."
+            waiting = "spin" if self._ready.threads_spin else "sleep"
+            yield _gauge("baton_engine_threads", text, {**self._baton, "waiting": waiting}, self._ready.num_threads)
         yield _counters(
             "baton_peer_refusals",
             "Calls and bulk connections refused because nothing proved that they came from a pod of this release.",

@@ -58,7 +58,10 @@ class WorkerSettings(PeerSettings):
     export_fraction: float = Field(default=EXPORT_FRACTION, gt=0, le=1)
     """Part of the KV blocks that computed prompts may hold until decode pods have them; beyond it, new ones wait."""
     num_threads: int | None = Field(default=None, ge=1)
-    """Threads of the engine on CPU; by default one per core."""
+    """Threads of the engine on CPU; by default as many as its cores and the size of the model's layers suit."""
+    engines_sharing_cpu: int | None = Field(default=None, ge=1)
+    """Engine processes that divide the CPU cores among them, this one included. 1: it has them alone, and its threads
+    may spin while they wait. By default it uses all cores, and its threads sleep, as others may need the cores."""
     engine_timeout_s: float = Field(default=300, gt=0)
     """Seconds without a sign of life from the engine process after which the pod ends, to be started anew."""
     drain_seconds: float = Field(default=30.0, ge=0)

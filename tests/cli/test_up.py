@@ -31,6 +31,7 @@ class {name}(BaseSettings):
     block_size: int = 16
     num_blocks: int = 0
     gpu_memory_utilization: float = 0
+    engines_sharing_cpu: int = 0
     max_num_seqs: int = 0
     max_model_len: int = 0
     max_num_batched_tokens: int = 0
@@ -67,6 +68,8 @@ def main(settings):
         stream.write(json.dumps([*sys.argv[1:], settings.api_keys]) + "\\n")
     HTTPServer((settings.host, settings.port), Handler).serve_forever()
 """
+
+SHARING = ("--engines-sharing-cpu", "2")  # what a prefill and a decode worker do
 
 
 class Up:
@@ -117,8 +120,8 @@ def test_runs_one_of_each_and_says_how_to_talk_to_it(up: Up, free_port: int) -> 
 
     (decode,), (prefill,), (gateway,) = up.calls("decode"), up.calls("prefill"), up.calls("gateway")
     model = ["--model", str(MODEL_DIR), "--served-model-name", "baton-demo", "--host", "127.0.0.1"]
-    # Both are on the same GPU, where there is one.
-    share = ["--gpu-memory-utilization", "0.46"]
+    # Both are on the same GPU, where there is one, and on the same cores.
+    share = ["--gpu-memory-utilization", "0.46", *SHARING]
     for worker in (decode, prefill):
         ports = ["--port", port_of(worker), "--metrics-port", port_of(worker, "--metrics-port")]
         assert worker == [*model, *ports, *share, ""]
@@ -163,7 +166,7 @@ def test_passes_given_flags_to_the_workers_and_no_others(up: Up, free_port: int,
     for service in ("decode", "prefill"):
         (flags,) = up.calls(service)
         assert flags[:4] == ["--model", str(folder), "--served-model-name", "my-model"]
-        assert flags[flags.index("--metrics-port") + 2 : -1] == ["--log-level", "debug", *given]
+        assert flags[flags.index("--metrics-port") + 2 : -1] == ["--log-level", "debug", *given, *SHARING]
     (gateway,) = up.calls("gateway")
     assert gateway[gateway.index("--port") + 2 :][:4] == ["--log-level", "debug", "--shutdown-grace-s", "6"]
 
@@ -178,6 +181,7 @@ def test_more_workers_have_numbers_and_ports_of_their_own(up: Up, free_port: int
         addresses = gateway[gateway.index(f"--{service}-addresses") + 1].split(",")
         assert sorted(addresses) == sorted(f"127.0.0.1:{port_of(flags)}" for flags in up.calls(service))
         assert len(set(addresses)) == count
+        assert {port_of(flags, "--engines-sharing-cpu") for flags in up.calls(service)} == {"5"}
     curl = curl_of(running.text)
     assert json.loads(curl[-1])["model"] == "it's"
 
@@ -187,8 +191,17 @@ def test_aggregated_runs_no_prefill_worker(up: Up, free_port: int) -> None:
     running.when("Ctrl-C stops it")
     running.when("decode    ready")
     assert up.calls("prefill") == []
-    (gateway,) = up.calls("gateway")
+    (gateway,), (decode,) = up.calls("gateway"), up.calls("decode")
     assert "--prefill-addresses" not in gateway
+    assert port_of(decode, "--engines-sharing-cpu") == "1"
+
+
+def test_who_shares_the_cores_may_be_said_in_the_environment(up: Up, free_port: int) -> None:
+    running = up("--port", str(free_port), "--aggregated", BATON_ENGINES_SHARING_CPU="3")
+    running.when("Ctrl-C stops it")
+    running.when("decode    ready")
+    (decode,) = up.calls("decode")
+    assert "--engines-sharing-cpu" not in decode
 
 
 def test_a_killed_worker_comes_back_on_the_same_port(up: Up, free_port: int) -> None:

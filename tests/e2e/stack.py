@@ -40,7 +40,7 @@ class Stack:
         args = ["up", "--port", str(port), "--admin-port", str(admin_port), "--served-model-name", MODEL_NAME, *flags]
         args += ["--model", str(folder)] if folder else []
         args += ["--api-key", api_key] if api_key else []
-        process = await Process.start(*args, env={"BATON_NUM_THREADS": "1", **(env or {})})
+        process = await Process.start(*args, env=env)
         try:
             await process.wrote(lambda line: "Baton is ready" in line["message"], READY_S)
         except BaseException:
