@@ -29,6 +29,7 @@ from baton_kv.nccl import warm_up
 from baton_kv.staging import StagingArena
 from baton_worker.kv_mover import KvMover
 from baton_worker.messages import Output, ReceivePiece, SendPiece
+from baton_worker.pair_memory import PairMemory
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 64
 TOKEN_BYTES = LAYERS * 2 * HEADS * HEAD_DIM * 2
@@ -77,7 +78,7 @@ def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     engine = CacheOnly(device)
-    mover = KvMover(engine, *(StagingArena.create_file("bench") for _ in range(2)), True)  # type: ignore[arg-type]
+    mover = KvMover(engine, *(StagingArena.create_file("bench") for _ in range(2)), PairMemory(most=2))  # type: ignore[arg-type]
     warm_up(device)
     meet(peer)
     used = memory(device)
@@ -90,7 +91,7 @@ def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
     while (order := orders.recv()) is not None:
         kind, size, repeats = order
         if kind != "plain":
-            mover.use_pair(PAIR, check=kind == "pair")
+            mover.use_pair(PAIR, check=kind == "pair", credit=None)
         move = plain if kind == "plain" else through_pair
         orders.send([move(rank, size, engine, mover, peer) for _ in range(repeats)])
     torch.distributed.destroy_process_group()

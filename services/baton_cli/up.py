@@ -89,6 +89,7 @@ def up(
             block_size=block_size,
             num_blocks=num_blocks,
             gpu_memory_utilization=gpu_memory_utilization or _gpu_share(workers),
+            gpu_pair_memory=_gpu_pair_memory(),
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
@@ -122,6 +123,11 @@ def _gpu_share(workers: int) -> float | None:
     if workers == 1 or "BATON_GPU_MEMORY_UTILIZATION" in os.environ:
         return None
     return int(GPU_MEMORY_UTILIZATION / workers * 100) / 100
+
+
+def _gpu_pair_memory() -> float | None:
+    """What each worker sets aside for pairs with other GPUs: nothing, as all share one; None leaves it to a setting."""
+    return None if "BATON_GPU_PAIR_MEMORY" in os.environ else 0
 
 
 def _api_keys(given: list[str] | None) -> list[str]:

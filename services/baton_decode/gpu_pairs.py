@@ -2,59 +2,152 @@
 
 import itertools
 import logging
+from collections import Counter
+
+import msgspec
 
 from baton_kv.link import PrefillLink
-from baton_kv.pieces import Piece
+from baton_kv.pieces import UNIQUE_ID_BYTES, Piece
 from baton_kv.tickets import OpenTicket
 from baton_proto import handover_pb2 as kv
 from baton_worker.engine_client import EngineClient
-from baton_worker.messages import ClosePair, JoinPair, ReceivePiece
+from baton_worker.messages import MOST_ANNOUNCED, ClosePair, JoinPair, ReceivePiece
 
 from .links import PrefillLinks
 
 log = logging.getLogger(__name__)
 
+# Times that a prefill pod may offer a pair over one link, as each costs the engine something.
+_MOST_OFFERED = 16
+# Refusals after which a link ends.
+_MOST_REFUSALS = 4
+# Of what a prefill pod says about a lost pair, the characters that are logged.
+_MOST_REASON = 200
+
+
+class _Pair(msgspec.Struct):
+    """up: whether pieces may be announced. credit: how many more; the link's own version may know no such limit."""
+
+    credit: int
+    up: bool = False
+
 
 class GpuPairs:
-    """Owns the numbers by which the engine knows them; a link's `pair` is that of its connection, while it has one."""
+    """Owns the numbers by which the engine knows them; a link's `pair` is that of its connection, while it has one.
 
-    def __init__(self, engine: EngineClient, links: PrefillLinks, checked: bool) -> None:
-        """checked: whether what comes over them is compared with its checksum."""
+    Whatever a prefill pod says of its pair is checked here, before the engine hears of it.
+    """
+
+    def __init__(self, engine: EngineClient, links: PrefillLinks, events: Counter[str], checked: bool) -> None:
+        """events: where refusals are counted. checked: whether what comes is compared with its checksum."""
         self._engine = engine
         self._links = links
+        self._events = events
         self._checked = checked
         self._numbers = itertools.count(1)
+        self._pairs: dict[int, _Pair] = {}
+        self._waiting: dict[PrefillLink, None] = {}  # for which there was no room, the first to come first
 
     def link(self, number: int) -> PrefillLink | None:
         return next((link for link in self._links if link.pair == number), None)
 
-    def join(self, link: PrefillLink, unique_id: bytes) -> None:
-        """unique_id: that of the connection which the prefill pod has opened."""
+    def offered(self, link: PrefillLink, unique_id: bytes) -> str | None:
+        """Join a pair that a prefill pod has opened. Returns why that is refused, if so."""
+        ready = self._engine.ready
+        link.pairs_offered += 1
+        if link.pairs_offered > _MOST_OFFERED:
+            return self._refuse(link, "too many pairs of GPUs were opened")
+        if not ready.gpu_pairs:
+            return self._refuse(link, "this pod has no pairs of GPUs")
+        if len(unique_id) != UNIQUE_ID_BYTES:
+            return self._refuse(link, "the id of a pair of GPUs has another length")
+        if link.pair is not None:
+            return self._refuse(link, "a second pair of GPUs was opened")
+        if len(self._pairs) >= ready.gpu_pairs:
+            self._events["pair_refused"] += 1
+            reason = f"the decode pod has room for {ready.gpu_pairs} pairs of GPUs"
+            level = logging.DEBUG if link in self._waiting else logging.WARNING
+            log.log(
+                level, "no KV from GPU to GPU from prefill pod %s: there is room for %d pairs",
+                link.address, ready.gpu_pairs, extra={"event": "pair_refused"},
+            )  # fmt: skip
+            self._waiting[link] = None
+            link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(lost=reason)))
+            return None
+        self._waiting.pop(link, None)
         link.pair = next(self._numbers)
+        self._pairs[link.pair] = _Pair(ready.gpu_landing_slots if link.gpu_credit else MOST_ANNOUNCED)
         self._engine.send(JoinPair(link.pair, unique_id))
+        return None
 
     def up(self, number: int) -> None:
         link = self.link(number)
         if link is not None:
+            self._pairs[number].up = True
             link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(up=True)))
             extra = {"event": "paired", "transport": "nccl"}
             log.info("KV from prefill pod %s comes from GPU to GPU from now on", link.address, extra=extra)
 
-    def receive(self, number: int, piece: Piece, ticket: OpenTicket | None) -> None:
-        """Let the engine receive a piece that was announced; without a ticket it throws it away."""
-        header = piece.header
+    def announced(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> str | None:
+        """Let the engine receive a piece; without a ticket it throws it away. Returns why that is refused, if so."""
+        assert link.pair is not None
+        pair, header = self._pairs[link.pair], piece.header
+        if not pair.up:
+            return self._refuse(link, "a piece was announced before the pair of GPUs was up")
+        if not 0 < header.gpu_bytes <= self._engine.ready.gpu_slot_bytes:
+            return self._refuse(link, "a piece was announced of a size that none can have")
+        if not pair.credit:
+            return self._refuse(link, "more pieces were announced than there are slots for")
+        pair.credit -= 1
         checksum = header.gpu_checksum if self._checked else None
         target = (ticket.request, ticket.generation, piece.extent) if ticket is not None else (0, 0, None)
-        self._engine.send(ReceivePiece(number, header.gpu_bytes, checksum, *target))
+        self._engine.send(ReceivePiece(link.pair, header.gpu_bytes, checksum, *target))
+        return None
+
+    def landed(self, numbers: list[int]) -> None:
+        """Allow as many further pieces as there are free slots again."""
+        for number, pieces in Counter(numbers).items():
+            link, pair = self.link(number), self._pairs.get(number)
+            if link is not None and pair is not None:
+                pair.credit += pieces
+                if link.gpu_credit:
+                    link.send(kv.DecodeToPrefill(gpu_credit=kv.GpuCredit(pieces=pieces)))
+
+    def unknown(self, link: PrefillLink) -> str:
+        """Refuse what no prefill pod says of a pair; return why."""
+        return self._refuse(link, "what was said of the pair of GPUs makes no sense")
+
+    @staticmethod
+    def check(link: PrefillLink) -> None:
+        """Raise ConnectionError, which ends a link, when too much of what came over it was refused."""
+        if link.refusals >= _MOST_REFUSALS:
+            raise ConnectionError("what the prefill pod says of its pair of GPUs makes no sense")
 
     def fall_back(self, link: PrefillLink, reason: str) -> None:
         """Close a link's connection, so that KV comes over the link itself again."""
         self.close(link)
-        log.warning(
-            "no KV from GPU to GPU from prefill pod %s: %s", link.address, reason, extra={"event": "transport_fallback"}
-        )
+        extra = {"event": "transport_fallback"}
+        log.warning("no KV from GPU to GPU from prefill pod %s: %s", link.address, reason[:_MOST_REASON], extra=extra)
 
     def close(self, link: PrefillLink) -> None:
-        if link.pair is not None:
-            self._engine.send(ClosePair(link.pair))
-            link.pair = None
+        if link.pair is None:
+            return
+        self._engine.send(ClosePair(link.pair))
+        del self._pairs[link.pair]
+        link.pair = None
+        if self._waiting:
+            waiting = next(iter(self._waiting))
+            del self._waiting[waiting]
+            waiting.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(room=True)))
+
+    def forget(self, link: PrefillLink) -> None:
+        """Close what a lost link has."""
+        self._waiting.pop(link, None)
+        self.close(link)
+
+    def _refuse(self, link: PrefillLink, reason: str) -> str:
+        """Count what cannot be meant, and tell the prefill pod that its pair is lost."""
+        self._events["refused_announcement"] += 1
+        link.refusals += 1
+        link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(lost=reason)))
+        return reason

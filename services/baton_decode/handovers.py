@@ -49,7 +49,7 @@ class Handovers:
         )
         self._tickets = TicketBook(epoch)
         self._links = PrefillLinks(settings, ready, epoch, self)
-        self._pairs = GpuPairs(engine, self._links, settings.kv_gpu_checksum)
+        self._pairs = GpuPairs(engine, self._links, self.events, settings.kv_gpu_checksum)
         self._renewing = asyncio.create_task(self._renew())
 
     @property
@@ -86,6 +86,7 @@ class Handovers:
                 self._give_up(handover.ticket, "KV piece refused: checksum")
         for number in output.pairs_up:
             self._pairs.up(number)
+        self._pairs.landed(output.landed)
         for lost in output.pairs_lost:
             link = self._pairs.link(lost.pair)
             if link is not None:
@@ -226,16 +227,26 @@ class Handovers:
         if ticket is not None:
             self._note_arrival(ticket)
         if link.pair is not None:
-            self._metrics.piece("gpu", piece.header.gpu_bytes)
-            self._pairs.receive(link.pair, piece, ticket)
+            problem = self._pairs.announced(link, piece, ticket)
+            if problem is None:
+                self._metrics.piece("gpu", piece.header.gpu_bytes)
+            else:
+                self._pair_lost(link, problem)
+                self._pairs.check(link)
         elif ticket is not None:
             self._give_up(ticket, "a piece was sent over a lost pair")
 
     def pair_changed(self, link: PrefillLink, pair: kv.GpuPair) -> None:
-        if pair.WhichOneof("state") == "id":
-            self._pairs.join(link, pair.id)
-        else:
-            self._pair_lost(link, pair.lost)
+        match pair.WhichOneof("state"):
+            case "id":
+                problem = self._pairs.offered(link, pair.id)
+            case "lost":
+                problem = pair.lost
+            case _:
+                problem = self._pairs.unknown(link)
+        if problem is not None:
+            self._pair_lost(link, problem)
+            self._pairs.check(link)
 
     def _pair_lost(self, link: PrefillLink, reason: str) -> None:
         """Go on without the connection between the GPUs; what was ordered over it is ordered anew."""
@@ -248,7 +259,7 @@ class Handovers:
 
     def link_lost(self, link: PrefillLink) -> None:
         self._links.forget(link)
-        self._pairs.close(link)
+        self._pairs.forget(link)
         for handover in self._open_with(link):
             self._give_up(handover.ticket, "the prefill pod is lost")
 

@@ -23,6 +23,7 @@ class PrefillLinks:
             fingerprint=ready.fingerprint,
             gpu_piece_bytes=ready.gpu_slot_bytes,
             gpu_unchecked=not settings.kv_gpu_checksum,
+            gpu_credit=ready.gpu_landing_slots,
         )
         self._links: dict[str, PrefillLink] = {}
 

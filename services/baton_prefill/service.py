@@ -22,10 +22,11 @@ from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillServicer
 from baton_worker.convert import NOT_FINITE_MESSAGE, cache_scope_from_wire, delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
-from baton_worker.messages import Abort, Add, ClosePair, FreeSlot, OpenPair, Output, Piece, SendPiece, UsePair
+from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece, SendPiece
 from baton_worker.request_metrics import RequestMetrics
 from baton_worker.request_span import begin_span
 
+from .gpu_pairs import GpuPairs
 from .session import Export, PackedPiece, Session
 from .settings import PrefillSettings
 
@@ -58,6 +59,7 @@ class PrefillService(PrefillServicer):
         self._epoch = epoch
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
+        self._pairs = GpuPairs(engine, self._sessions, self.events)
         self._owners: dict[int, tuple[Session, Export]] = {}  # by the engine's request id
         self._bulk: BulkListener | None = None
         if settings.kv_port is not None:
@@ -106,13 +108,11 @@ class PrefillService(PrefillServicer):
         session = Session(secrets.randbits(63), first.hello.epoch)
         self._sessions[session.id] = session
         reader = asyncio.create_task(self._read(request_iterator, session))
-        welcome = kv.Welcome(epoch=self._epoch, session=session.id)
+        welcome = kv.Welcome(epoch=self._epoch, session=session.id, gpu_credit=True)
         if self._bulk is not None:
             welcome.bulk_port, welcome.bulk_token = self._bulk.port, session.token
         session.control.put_nowait(kv.PrefillToDecode(welcome=welcome))
-        if 0 < self._engine.ready.gpu_slot_bytes <= first.hello.gpu_piece_bytes:
-            session.pair_opened, session.gpu_checked = True, not first.hello.gpu_unchecked
-            self._engine.send(OpenPair(session.id))
+        self._pairs.offer(session, first.hello)
         sending = asyncio.create_task(session.control.get())
         lost = asyncio.create_task(session.lost.wait())
         try:
@@ -134,8 +134,7 @@ class PrefillService(PrefillServicer):
             self._close_pieces(session)
             for export in list(session.exports.values()):
                 self._end(export.request)
-            if session.pair_opened:
-                self._engine.send(ClosePair(session.id))
+            self._pairs.close(session)
 
     async def Pieces(self, request: kv.PiecesRequest, context: Any) -> AsyncIterator[bytes]:
         session = self._sessions.get(request.session)
@@ -224,10 +223,9 @@ class PrefillService(PrefillServicer):
                     for ticket_id in message.renew.ticket_ids:
                         self._renew(session, ticket_id, message.renew.lease_ms)
                 case "gpu_pair":
-                    if message.gpu_pair.WhichOneof("state") == "up":
-                        self._end_up(session)
-                    else:
-                        self._engine.send(ClosePair(session.id))
+                    self._pairs.heard(session, message.gpu_pair)
+                case "gpu_credit":
+                    self._pairs.credit(session, message.gpu_credit.pieces)
 
     def _accept(self, ticket: kv.Ticket, session: Session) -> None:
         if self.draining:
@@ -325,14 +323,7 @@ class PrefillService(PrefillServicer):
                 session.control.put_nowait(kv.PrefillToDecode(first_tokens=first))
         for piece in output.pieces:
             self._send_piece(piece)
-        for pair in output.pair_ids:
-            self._tell_of_pair(pair.pair, kv.GpuPair(id=pair.unique_id))
-        for number in output.pairs_up:
-            if number in self._sessions:
-                self._end_up(self._sessions[number])
-        for lost in output.pairs_lost:
-            log.warning("no KV from GPU to GPU: %s", lost.reason, extra={"event": "pair_lost"})
-            self._tell_of_pair(lost.pair, kv.GpuPair(lost=lost.reason))
+        self._pairs.take(output)
 
     @staticmethod
     def _measure(export: Export, deltas: list[pb.Delta]) -> None:
@@ -344,19 +335,6 @@ class PrefillService(PrefillServicer):
                 if export.span is not None:
                     export.span.prefilled(prompt.queued_seconds, prompt.prefill_seconds)
             export.times.tokens(delta.choice, len(delta.token_ids))
-
-    def _tell_of_pair(self, number: int, pair: kv.GpuPair) -> None:
-        session = self._sessions.get(number)
-        if session is not None:
-            session.control.put_nowait(kv.PrefillToDecode(gpu_pair=pair))
-
-    def _end_up(self, session: Session) -> None:
-        """One end of a session's pair is up; with both, KV goes over it."""
-        session.pair_ends_up += 1
-        if session.pair_ends_up == 2:
-            self._engine.send(UsePair(session.id, session.gpu_checked))
-            extra = {"event": "paired", "transport": "nccl", "epoch": session.epoch}
-            log.info("KV for the decode pod of epoch %d goes from GPU to GPU from now on", session.epoch, extra=extra)
 
     def _send_piece(self, piece: Piece) -> None:
         owner = self._owners.get(piece.id)

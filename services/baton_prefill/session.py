@@ -32,9 +32,12 @@ class Session:
         self.lost = asyncio.Event()  # the connection for pieces has ended
         self.epoch = epoch  # of the decode process
         self.closed = False
-        self.pair_opened = False  # from this GPU to the decode pod's
-        self.pair_ends_up = 0  # of that connection
+        self.pair_wanted = False  # one from this GPU to the decode pod's, which waits for room
+        self.pair_opened = False
+        self.pairs_opened = 0  # so far
+        self.pair_up_here = self.pair_up_there = False  # this end of it, and the decode pod's
         self.gpu_checked = True  # whether what goes over it has a checksum
+        self.gpu_credit: int | None = None  # pieces that may be announced before more are allowed; None = any number
         self.exports: dict[int, Export] = {}  # by ticket id
         self.control: asyncio.Queue[kv.PrefillToDecode] = asyncio.Queue()
         self.pieces: asyncio.Queue[PackedPiece] = asyncio.Queue()

@@ -30,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False  # no CUDA graphs
     deterministic: bool = False  # a token does not depend on the batch around it, at a cost
     export_fraction: float = EXPORT_FRACTION  # of the blocks, what exports may hold before the next ones wait
+    set_aside_bytes: int = 0  # of the device's memory, within that part, what this process takes beside the engine
     num_threads: int | None = None  # on CPU; None = what suits the cores and the model
     engines_sharing_cpu: int | None = None  # that divide the cores, this one included; 1 = it has them alone
 

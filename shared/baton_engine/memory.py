@@ -82,7 +82,7 @@ class KvShape(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's memory, in bytes, when all but the KV cache and the CUDA graphs has been allocated.
+    """A device's memory, in bytes, when all but the KV cache, the CUDA graphs and the GPU pairs has been allocated.
 
     share: what this process may hold. forward and sampling: what the largest step holds for a moment, the part that
     grows with the tokens of a step and the part that more sequences add to it.
@@ -97,20 +97,21 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     sampling: int = 0
     graphs: int = 0
     libraries: int = 0
+    pairs: int = 0
 
     @property
     def own(self) -> int:
-        return self.weights + self.forward + self.sampling + self.graphs + self.libraries
+        return self.weights + self.forward + self.sampling + self.graphs + self.libraries + self.pairs
 
     @property
     def others(self) -> int:
         """What other processes hold."""
-        return max(self.total - self.free - (self.own - self.graphs), 0)
+        return max(self.total - self.free - (self.own - self.graphs - self.pairs), 0)
 
     @property
     def within_free(self) -> int:
         """What the KV cache can get if this process may hold everything that is free."""
-        return self.free - self.graphs - int(self.total * _HEADROOM)
+        return self.free - self.graphs - self.pairs - int(self.total * _HEADROOM)
 
     @property
     def for_kv(self) -> int:
@@ -124,12 +125,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             "largest step": self.forward + self.sampling,
             "CUDA graphs": self.graphs,
             "libraries": self.libraries,
+            "GPU pairs": self.pairs,
         }
         return {name: size for name, size in parts.items() if size}
 
 
 def measure(
-    memory: Memory, share: int, graphs: int, forward: Callable[[], None], sampling: Callable[[], None]
+    memory: Memory, share: int, graphs: int, forward: Callable[[], None], sampling: Callable[[], None], pairs: int = 0
 ) -> Budget:
     """Return the budget of a device that holds the weights, after running the largest steps on it.
 
@@ -151,6 +153,7 @@ def measure(
         sampling=with_sampling - with_forward,
         graphs=graphs,
         libraries=LIBRARIES_BYTES,
+        pairs=pairs,
     )
 
 
@@ -239,6 +242,8 @@ def _remedies(budget: Budget, shape: KvShape, config: EngineConfig, needed: int)
             remedies.append(f"{flag} {enough} (now {now})")
         elif size:
             remedies.append(f"a lower {flag} (now {now}): {min(unit, now)} fewer save {gib(size * unit // now)} GiB")
+    if budget.pairs:
+        remedies.append(f"a lower --gpu-pair-memory: GPU pairs hold {gib(budget.pairs)} GiB")
     return remedies or ["a device with more memory"]
 
 

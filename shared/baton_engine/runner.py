@@ -184,7 +184,8 @@ class Runner:
         config = self._config
         few, many = (steps(config, self.max_model_len) for steps in (forward_steps, sampling_steps))
         run = self._run_to_measure
-        budget = measure(self._memory, self._share, self._graphs_bytes, lambda: run(few), lambda: run(many))
+        graphs, pairs = self._graphs_bytes, config.set_aside_bytes
+        budget = measure(self._memory, self._share, graphs, lambda: run(few), lambda: run(many), pairs)
         self.cache.allocate(0)
         return budget
 

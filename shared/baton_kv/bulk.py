@@ -19,7 +19,7 @@ from baton_common.peer_tls import PeerTls
 from baton_proto.handover_pb2 import PieceHeader
 
 from . import tls_socket
-from .pieces import Piece, checksum, read_piece
+from .pieces import Piece, PieceRefused, checksum, read_piece
 
 log = logging.getLogger(__name__)
 
@@ -160,10 +160,10 @@ class Frame:
 
 
 async def receive_frame(connection: socket.socket) -> Frame:
-    """Wait for the next piece. Raises ConnectionError when there is none, or what comes cannot be one."""
+    """Wait for the next piece. Raises ConnectionError when there is none, PieceRefused when what comes is none."""
     checksum, header_size, size = _FRAME.unpack(await _read(connection, _FRAME.size))
     if header_size > _MOST_HEADER_BYTES:
-        raise ConnectionError("what comes over the bulk connection is no KV piece")
+        raise PieceRefused("checksum")
     return Frame(checksum, await _read(connection, header_size), size)
 
 

@@ -84,6 +84,8 @@ class PrefillLink:
         """options: of the gRPC channels. transport: of KV pieces; tcp, grpc, or else the first of these that works."""
         self.address = address
         self.pair: int | None = None  # of the GPUs; the receiver's number of it, while there is one
+        self.pairs_offered = self.refusals = 0  # of pairs, and of what was said of them
+        self.gpu_credit = False  # whether the prefill pod announces no more for it than it was allowed
         self._transport = transport
         self._hello = hello
         self._receiver = receiver
@@ -113,6 +115,10 @@ class PrefillLink:
             error = group.exceptions[0]
             reason = why_failed(error) if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
             log.warning("link to prefill pod %s lost: %s", self.address, reason, extra={"event": "link_lost"})
+        except* Exception as group:
+            # What one pod sent must cost its own link alone. The text of such an error may quote what was sent.
+            name = type(group.exceptions[0]).__name__
+            log.error("link to prefill pod %s failed: %s", self.address, name, extra={"event": "link_failed"})
         finally:
             # gRPC goes on waiting for the next message of a call that has ended, unless told that there is none.
             self._outbox.put_nowait(None)
@@ -124,6 +130,7 @@ class PrefillLink:
         call = control.Handover(self._messages())
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             first = await _next(call)
+        self.gpu_credit = first.welcome.gpu_credit
         connection = await self._connect_bulk(first.welcome)
         transport = "grpc" if connection is None else "tcp"
         extra = {"event": "linked", "transport": transport}
@@ -195,7 +202,7 @@ class PrefillLink:
                 self._refuse(refusal)
                 continue
             ticket = receiver.claim(piece)
-            if piece.header.gpu_bytes:
+            if not piece.payload:
                 receiver.receive_on_gpu(self, piece, ticket)
             elif ticket is not None:
                 slot, memory = await receiver.slot()
@@ -207,7 +214,11 @@ class PrefillLink:
         receiver = self._receiver
         with connection:
             while True:
-                frame = await bulk.receive_frame(connection)
+                try:
+                    frame = await bulk.receive_frame(connection)
+                except PieceRefused as refusal:
+                    receiver.refused(refusal)
+                    raise ConnectionError("what comes over the bulk connection is no KV piece") from None
                 if not frame.size:
                     await self._read_gpu_header(connection, frame)
                     continue
@@ -215,6 +226,7 @@ class PrefillLink:
                 ticket = None
                 try:
                     if frame.size > len(memory):
+                        receiver.refused(PieceRefused("range"))
                         raise ConnectionError(f"a KV piece of {frame.size} bytes is too large")
                     piece = await frame.receive(connection, memory[: frame.size])
                     ticket = receiver.claim(piece)

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-log = logging.getLogger(__name__)
+from .pieces import UNIQUE_ID_BYTES
 
-UNIQUE_ID_BYTES = 128
+log = logging.getLogger(__name__)
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 _BYTES = 0  # ncclInt8
@@ -196,7 +196,7 @@ class Communicator:
             seconds = {"init_s": initialized - began, "first_message_s": time.monotonic() - initialized}
             log.info("connected to the other GPU: %s", seconds, extra={"event": "gpus_connected", **seconds})
             self._watch()
-        except (NcclError, OSError, RuntimeError) as error:
+        except Exception as error:  # whatever it is: a pair that neither comes up nor fails would be waited for
             self.failure = str(error)
 
     def _watch(self) -> None:

@@ -14,6 +14,8 @@ from baton_proto.handover_pb2 import PieceHeader
 
 # Beside the payload a piece holds some dozens of bytes; gRPC's own limit of 4 MiB is made for smaller messages.
 MESSAGE_OVERHEAD = 1 << 16
+# Of NCCL's id of a pair of GPUs.
+UNIQUE_ID_BYTES = 128
 
 _CHECKSUM, _HEADER, _PAYLOAD = b"\x09", b"\x12", b"\x1a"  # tags: number and wire type of KvPiece's fields
 _FIXED64 = struct.Struct("<Q")
@@ -146,10 +148,12 @@ class Layout:
         self.most_gpu_bytes = most_gpu_bytes
 
     def check(self, piece: Piece) -> None:
-        """Raise PieceRefused when a piece's extent is outside of the layout, or its payload is of another size."""
+        """Raise PieceRefused when a piece's extent is outside of the layout, or its payload is of another size, or
+        comes in two ways."""
         extent, size = piece.extent, piece.header.gpu_bytes or len(piece.payload)
         inside = extent.layers.stop <= self.num_layers and extent.heads.stop <= self.num_heads
         whole = extent.num_layers * extent.num_tokens * extent.num_heads * self.head_bytes
         most = self.most_gpu_bytes if piece.header.gpu_bytes else self.most_bytes
-        if not inside or size != whole or size > most:
+        both = bool(piece.header.gpu_bytes) and bool(piece.payload)
+        if both or not inside or size != whole or size > most:
             raise PieceRefused("range", piece.header)

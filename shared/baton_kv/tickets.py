@@ -8,6 +8,10 @@ from baton_common.extent import Extent, Missing
 
 from .pieces import Piece, PieceRefused
 
+# Into which what is missing may be cut by pieces out of order, since each further piece is compared with all of them.
+# Pods send tokens in order, a group of layers after the other: a few per group and rank.
+_MOST_PARTS = 1_024
+
 
 class OpenTicket(msgspec.Struct):
     """KV ordered for the engine's request `request`."""
@@ -51,7 +55,7 @@ class TicketBook:
             raise PieceRefused("ticket", header)
         if header.generation != ticket.generation:
             raise PieceRefused("generation", header)
-        if not ticket.missing.lacks(piece.extent):
+        if ticket.missing.num_parts > _MOST_PARTS or not ticket.missing.lacks(piece.extent):
             raise PieceRefused("range", header)
         ticket.missing.remove(piece.extent)
         return ticket

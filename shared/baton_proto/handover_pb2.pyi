@@ -8,44 +8,50 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DecodeToPrefill(_message.Message):
-    __slots__ = ("hello", "ticket", "cancel", "ack", "renew", "gpu_pair")
+    __slots__ = ("hello", "ticket", "cancel", "ack", "renew", "gpu_pair", "gpu_credit")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
     GPU_PAIR_FIELD_NUMBER: _ClassVar[int]
+    GPU_CREDIT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ticket: Ticket
     cancel: TicketRef
     ack: TicketRef
     renew: Renew
     gpu_pair: GpuPair
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cancel: _Optional[_Union[TicketRef, _Mapping]] = ..., ack: _Optional[_Union[TicketRef, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ...) -> None: ...
+    gpu_credit: GpuCredit
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cancel: _Optional[_Union[TicketRef, _Mapping]] = ..., ack: _Optional[_Union[TicketRef, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ..., gpu_credit: _Optional[_Union[GpuCredit, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes", "gpu_unchecked")
+    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes", "gpu_unchecked", "gpu_credit")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     GPU_PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_UNCHECKED_FIELD_NUMBER: _ClassVar[int]
+    GPU_CREDIT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     fingerprint: str
     gpu_piece_bytes: int
     gpu_unchecked: bool
-    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ..., gpu_unchecked: _Optional[bool] = ...) -> None: ...
+    gpu_credit: int
+    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ..., gpu_unchecked: _Optional[bool] = ..., gpu_credit: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "session", "bulk_port", "bulk_token")
+    __slots__ = ("epoch", "session", "bulk_port", "bulk_token", "gpu_credit")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BULK_PORT_FIELD_NUMBER: _ClassVar[int]
     BULK_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GPU_CREDIT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session: int
     bulk_port: int
     bulk_token: bytes
-    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[int] = ..., bulk_port: _Optional[int] = ..., bulk_token: _Optional[bytes] = ...) -> None: ...
+    gpu_credit: bool
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[int] = ..., bulk_port: _Optional[int] = ..., bulk_token: _Optional[bytes] = ..., gpu_credit: _Optional[bool] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("ticket_id", "request_id", "prompt_token_ids", "sampling", "priority", "first_token", "generation", "lease_ms", "continuation", "traceparent", "cache_scope")
@@ -102,14 +108,22 @@ class PrefillToDecode(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[TicketFailed, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ...) -> None: ...
 
 class GpuPair(_message.Message):
-    __slots__ = ("id", "up", "lost")
+    __slots__ = ("id", "up", "lost", "room")
     ID_FIELD_NUMBER: _ClassVar[int]
     UP_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     up: bool
     lost: str
-    def __init__(self, id: _Optional[bytes] = ..., up: _Optional[bool] = ..., lost: _Optional[str] = ...) -> None: ...
+    room: bool
+    def __init__(self, id: _Optional[bytes] = ..., up: _Optional[bool] = ..., lost: _Optional[str] = ..., room: _Optional[bool] = ...) -> None: ...
+
+class GpuCredit(_message.Message):
+    __slots__ = ("pieces",)
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    pieces: int
+    def __init__(self, pieces: _Optional[int] = ...) -> None: ...
 
 class Alive(_message.Message):
     __slots__ = ()

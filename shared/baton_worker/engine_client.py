@@ -46,8 +46,10 @@ class EngineClient:
         self._heard = True
 
     @classmethod
-    async def start(cls, config: EngineConfig, service: str, log_level: str, gpu_pairs: bool = False) -> "EngineClient":
-        """Start the process and wait until its model is loaded. gpu_pairs: as in Start.
+    async def start(
+        cls, config: EngineConfig, service: str, log_level: str, gpu_pair_memory: float = 0.0
+    ) -> "EngineClient":
+        """Start the process and wait until its model is loaded. gpu_pair_memory: as in Start.
 
         Raises ConfigError when the settings or the model cannot be served, EngineDied when the process ends.
         """
@@ -61,7 +63,7 @@ class EngineClient:
         theirs.close()
         channel = await RpcEnd.open(ours)
         try:
-            channel.send(Start(config, service, log_level, fds[0], fds[1], gpu_pairs))
+            channel.send(Start(config, service, log_level, fds[0], fds[1], gpu_pair_memory))
             ready = await cls._until_ready(channel)
             arenas = [StagingArena(fd, ready.slot_bytes, ready.num_slots) for fd in fds]
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -19,8 +19,8 @@ from baton_engine.config import ConfigError
 from baton_engine.engine import Engine
 from baton_engine.fingerprint import layout_fingerprint
 from baton_engine.runner import find_device
-from baton_kv import nccl
 
+from . import pair_memory
 from .channel import EngineEnd
 from .kv_mover import KvMover
 from .messages import (
@@ -30,6 +30,7 @@ from .messages import (
     ClosePair,
     Command,
     FreeSlot,
+    GrantPair,
     ImportPiece,
     ImportTokens,
     JoinPair,
@@ -46,6 +47,7 @@ from .messages import (
     Start,
     UsePair,
 )
+from .pair_memory import LANDING_SLOTS, PairMemory
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +60,10 @@ _POLL_S = 0.0002
 class EngineLoop:
     """Commands in, steps, outputs out, until the other end closes."""
 
-    def __init__(self, channel: EngineEnd, engine: Engine, start: Start) -> None:
+    def __init__(self, channel: EngineEnd, engine: Engine, start: Start, pairs: PairMemory) -> None:
         self._channel = channel
         self._engine = engine
-        self._mover = KvMover(engine, start.export_fd, start.import_fd, start.gpu_pairs)
+        self._mover = KvMover(engine, start.export_fd, start.import_fd, pairs)
         self._load_due = 0.0
         self._last_load = b""  # as it was sent
 
@@ -79,6 +81,8 @@ class EngineLoop:
             slot_bytes=self._mover.exports.slot_bytes,
             num_slots=self._mover.exports.num_slots,
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
+            gpu_pairs=self._mover.most_pairs,
+            gpu_landing_slots=LANDING_SLOTS,
             prefill_rate=engine.runner.prefill_rate,
             step_tokens=engine.config.max_num_batched_tokens,
             num_threads=threads.count if threads is not None else 0,
@@ -167,8 +171,10 @@ class EngineLoop:
                 mover.open_pair(pair)
             case JoinPair(pair, unique_id):
                 mover.join_pair(pair, unique_id)
-            case UsePair(pair, check):
-                mover.use_pair(pair, check)
+            case UsePair(pair, check, credit):
+                mover.use_pair(pair, check, credit)
+            case GrantPair(pair, pieces):
+                mover.grant_pair(pair, pieces)
             case ClosePair(pair):
                 mover.close_pair(pair)
             case Start():
@@ -201,14 +207,14 @@ def main() -> None:
         raise RuntimeError(f"expected Start, got {start!r}")
     configure_logging(start.service, start.log_level)
     try:
-        if start.gpu_pairs and nccl.available(device := find_device(start.config.device)):
-            # Before the engine: its KV cache leaves room for what this takes, and no CUDA graph is being captured.
-            nccl.warm_up(device)
-        engine = Engine(start.config, lambda what, done, total: channel.send(Progress(what, done, total)))
+        config = start.config
+        pairs = pair_memory.set_aside(find_device(config.device), start.gpu_pair_memory, sends=config.prefill_only)
+        config = msgspec.structs.replace(config, set_aside_bytes=pairs.set_aside)
+        engine = Engine(config, lambda what, done, total: channel.send(Progress(what, done, total)))
     except ConfigError as error:
         channel.send(Refused(str(error)))
         return
-    loop = EngineLoop(channel, engine, start)
+    loop = EngineLoop(channel, engine, start, pairs)
     # What lives now lives as long as the process: the collector need not walk it between steps.
     gc.freeze()
     channel.send(loop.ready())

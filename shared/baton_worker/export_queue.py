@@ -22,6 +22,16 @@ class ExportQueue:
         self._waiting: dict[int, deque[Export]] = {}  # by lane; the first lane is the next to be served
         self._lane_of: dict[int, int] = {}  # by slot
         self._held: Counter[int] = Counter()  # slots by lane
+        self._credit: dict[int, int] = {}  # by lane, slots that it may still take; lanes without are not limited
+
+    def limit(self, lane: int, slots: int) -> None:
+        """From now on let a lane take only so many slots, and those that are granted later."""
+        self._credit[lane] = slots
+
+    def grant(self, lane: int, slots: int) -> None:
+        """Let a limited lane take further slots. Other lanes are not changed."""
+        if lane in self._credit:
+            self._credit[lane] += slots
 
     def put(self, lane: int, export: Export) -> None:
         self._waiting.setdefault(lane, deque()).append(export)
@@ -51,11 +61,14 @@ class ExportQueue:
         slot = self._free.popleft()
         self._lane_of[slot] = lane
         self._held[lane] += 1
+        self.grant(lane, -1)
         return export, slot
 
-    def free(self, slot: int) -> None:
-        """A slot has been read."""
+    def free(self, slot: int, unused: bool = False) -> None:
+        """A slot has been read. unused: it was not, and its lane's credit is not spent."""
         lane = self._lane_of.pop(slot)
+        if unused:
+            self.grant(lane, 1)
         self._held[lane] -= 1
         if not self._held[lane]:
             del self._held[lane]
@@ -67,11 +80,13 @@ class ExportQueue:
         self._waiting = {lane: exports for lane, exports in kept.items() if exports}
 
     def take_lane(self, lane: int) -> list[Export]:
-        """Return what waits in a lane, and forget it."""
+        """Return what waits in a lane, and forget it and its credit."""
+        self._credit.pop(lane, None)
         return list(self._waiting.pop(lane, ()))
 
     def _next(self) -> int | None:
-        return next((lane for lane in self._waiting if self._held[lane] < len(self._free)), None)
+        free = len(self._free)
+        return next((lane for lane in self._waiting if self._held[lane] < free and self._credit.get(lane, 1) > 0), None)
 
 
 def _part(export: Export, first_token: int, end: int) -> Export:

@@ -16,43 +16,44 @@ from baton_kv.staging import StagingArena
 from .copy_stream import CopyStream
 from .export_queue import ExportQueue
 from .gpu_slots import GpuSlots
+from .landing import Landing
 from .messages import Imported, ImportPiece, Output, PairId, PairLost, Piece, ReceivePiece, SendPiece
+from .pair_memory import LANDING_SLOTS, SEND_SLOTS, SLOT_BYTES, PairMemory
 from .pairs import Pairs
 
 log = logging.getLogger(__name__)
 
 _LEAST_SLOT_BYTES = 4 << 20
 _NUM_SLOTS = 8
-# Between GPUs the work of the host for a message is worth more than a hundred megabytes.
-_GPU_SLOT_BYTES = 256 << 20
-_NUM_GPU_SLOTS = 3
 
 
 class KvMover:
     """What it has to say is put into `output`."""
 
-    def __init__(self, engine: Engine, export_fd: int, import_fd: int, gpu_pairs: bool) -> None:
+    def __init__(self, engine: Engine, export_fd: int, import_fd: int, pairs: PairMemory) -> None:
         self.output = Output()
         self._engine = engine
         cache = engine.runner.cache
         device = cache.data.device
         slot_bytes, gpu_slot_bytes = (
-            max(size // cache.token_bytes, 1) * cache.token_bytes for size in (_LEAST_SLOT_BYTES, _GPU_SLOT_BYTES)
+            max(size // cache.token_bytes, 1) * cache.token_bytes for size in (_LEAST_SLOT_BYTES, SLOT_BYTES)
         )
         self.exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
         self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
         self._copies = CopyStream(device)
         # Not in the stream of the steps: what arrives would keep its slot until those that are queued there are over.
         self._scatters = CopyStream(device, before_steps=True)
-        self._pairs = Pairs(device, gpu_pairs)
-        self._outgoing, self._landing = (GpuSlots(_NUM_GPU_SLOTS, gpu_slot_bytes, device) for _ in range(2))
+        self._pairs = Pairs(device, pairs.most)
+        self._outgoing = GpuSlots(SEND_SLOTS, gpu_slot_bytes, device)
+        self._landing = Landing(pairs.most, LANDING_SLOTS, gpu_slot_bytes, device)
         size = engine.config.block_size
         layer_bytes = cache.token_bytes // len(cache.data)
         self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // layer_bytes, size)
-        self._gpu_queue = ExportQueue(_NUM_GPU_SLOTS, gpu_slot_bytes // layer_bytes, size)
+        self._gpu_queue = ExportQueue(SEND_SLOTS, gpu_slot_bytes // layer_bytes, size)
         self._lanes: dict[int, int] = {}  # of exporting requests
         self._gpu_lanes: dict[int, bool] = {}  # and whether their pieces go with a checksum
-        self._arriving: deque[ReceivePiece] = deque()  # announced, but there is no slot for them
+        # To be begun once closed ones have given back their memory; with the id of those that the other end has opened.
+        self._beginning: deque[tuple[int, bytes | None]] = deque()
         if device.type == "cuda":
             _pin(self.exports)
             _pin(self._imports)
@@ -61,7 +62,12 @@ class KvMover:
     @property
     def gpu_slot_bytes(self) -> int:
         """Bytes of a piece from GPU to GPU at most; 0 where that is impossible."""
-        return self._outgoing.slot_bytes if self._pairs.offered else 0
+        return self._outgoing.slot_bytes if self.most_pairs else 0
+
+    @property
+    def most_pairs(self) -> int:
+        """Pairs that can be open at a time."""
+        return self._pairs.most
 
     @property
     def ready(self) -> bool:
@@ -102,8 +108,11 @@ class KvMover:
             self._gpu_queue.drop(id)
 
     def free(self, slot: int, on_gpu: bool) -> None:
-        """A slot has been read, or will not be."""
-        (self._gpu_queue if on_gpu else self._queue).free(slot)
+        """A slot has been read, or will not be; one on the GPU was never announced then."""
+        if on_gpu:
+            self._gpu_queue.free(slot, unused=True)
+        else:
+            self._queue.free(slot)
 
     def pack(self) -> None:
         """Put KV that is complete into free slots."""
@@ -168,23 +177,31 @@ class KvMover:
         self._copies.run(lambda: landed.append(view.to(device, non_blocking=True)), then)
 
     def receive(self, piece: ReceivePiece) -> None:
-        self._arriving.append(piece)
+        """Receive a piece that was announced. One that cannot be received ends its pair: what follows would not fit."""
+        problem = self._landing.put(piece) or self._misfit(piece)
+        if problem is not None:
+            self._lose_pair(piece.pair, problem)
         self._land()
 
+    def _misfit(self, piece: ReceivePiece) -> str | None:
+        """Return why a piece is none of this model's KV, if so."""
+        if piece.extent is None:
+            return None
+        size = math.prod(self._shape(piece.extent)) * self._engine.runner.cache.data.dtype.itemsize
+        return None if size == piece.size else "a piece that was announced is of another size than its extent"
+
     def _land(self) -> None:
-        """Give slots to pieces in the order of their announcement, as their pairs will send them."""
-        while self._arriving and (slot := self._landing.take()) is not None:
-            piece = self._arriving.popleft()
-            view = self._landing.bytes(slot, piece.size)
+        for piece, slot in self._landing.take():
+            view = self._landing.memory.bytes(slot, piece.size)
             self._pairs.receive(piece.pair, view, partial(self._landed, piece, slot))
 
     def _landed(self, piece: ReceivePiece, slot: int, received: bool) -> None:
+        free = partial(self._free_landing, slot)
         if not received or piece.extent is None:
-            self._landing.free(slot)
+            free()
             return
-        view = self._landing.view(slot, self._shape(piece.extent), self._engine.runner.cache.data.dtype)
+        view = self._landing.memory.view(slot, self._shape(piece.extent), self._engine.runner.cache.data.dtype)
         scatter = partial(self._import, piece.id, piece.generation, piece.extent, view)
-        free = partial(self._landing.free, slot)
         if piece.checksum is None:
             self._scatters.run(scatter, free)
             return
@@ -199,6 +216,11 @@ class KvMover:
 
         self._copies.run(lambda: sums.append(to_host(self._engine.runner.cache.checksum(view))), then)
 
+    def _free_landing(self, slot: int) -> None:
+        pair = self._landing.free(slot)
+        if pair is not None:
+            self.output.landed.append(pair)
+
     def _import(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> None:
         complete = self._engine.import_kv(id, generation, extent, values)
         if complete is None:
@@ -209,28 +231,55 @@ class KvMover:
     # Pairs
 
     def open_pair(self, pair: int) -> None:
-        try:
-            self._outgoing.allocate()
-            self.output.pair_ids.append(PairId(pair, self._pairs.open(pair)))
-        except RuntimeError as error:  # no memory for it, or NCCL's own
-            self.output.pairs_lost.append(PairLost(pair, str(error)))
+        """Begin a pair as its sender."""
+        self._begin(pair, None)
 
     def join_pair(self, pair: int, unique_id: bytes) -> None:
-        try:
-            self._landing.allocate()
-            self._pairs.join(pair, unique_id)
-        except RuntimeError as error:
-            self.output.pairs_lost.append(PairLost(pair, str(error)))
+        """Begin a pair as its receiver."""
+        self._begin(pair, unique_id)
 
-    def use_pair(self, pair: int, check: bool) -> None:
-        """From now on exports of the lane of this number go over its pair; check: with a checksum."""
-        self._gpu_lanes[pair] = check
+    def _begin(self, pair: int, unique_id: bytes | None) -> None:
+        if self._pairs.num_open + len(self._beginning) < self._pairs.most:
+            self._beginning.append((pair, unique_id))
+            self._begin_pairs()
+        else:
+            self.output.pairs_lost.append(PairLost(pair, "there are as many pairs as the memory is enough for"))
+
+    def _begin_pairs(self) -> None:
+        while self._beginning and self._pairs.room and (self._beginning[0][1] is None or self._landing.room):
+            pair, unique_id = self._beginning.popleft()
+            try:
+                if unique_id is None:
+                    self._outgoing.allocate(range(SEND_SLOTS))
+                    self.output.pair_ids.append(PairId(pair, self._pairs.open(pair)))
+                else:
+                    self._landing.open(pair)
+                    self._pairs.join(pair, unique_id)
+            except (RuntimeError, OSError, ValueError) as error:  # no memory for it, or NCCL's own
+                self._lose_pair(pair, str(error))
+
+    def use_pair(self, pair: int, check: bool, credit: int | None) -> None:
+        """From now on exports of the lane of this number go over its pair, if it is up. As in UsePair."""
+        if self._pairs.up(pair):
+            self._gpu_lanes[pair] = check
+            if credit is not None:
+                self._gpu_queue.limit(pair, credit)
+
+    def grant_pair(self, pair: int, pieces: int) -> None:
+        self._gpu_queue.grant(pair, pieces)
 
     def close_pair(self, pair: int) -> None:
+        """End a pair: nothing of it is held any more, once what is on its way has ended. Unknown ones are ignored."""
+        self._beginning = deque(entry for entry in self._beginning if entry[0] != pair)
         self._gpu_lanes.pop(pair, None)
         for export in self._gpu_queue.take_lane(pair):
             self._queue.put(pair, export)
+        self._landing.close(pair)
         self._pairs.close(pair)
+
+    def _lose_pair(self, pair: int, reason: str) -> None:
+        self.close_pair(pair)
+        self.output.pairs_lost.append(PairLost(pair, reason))
 
     def settle(self) -> None:
         """Do what was to follow copies and transfers that are over."""
@@ -239,8 +288,8 @@ class KvMover:
         up, lost = self._pairs.settle()
         self.output.pairs_up += up
         for pair, reason in lost.items():
-            self.close_pair(pair)
-            self.output.pairs_lost.append(PairLost(pair, reason))
+            self._lose_pair(pair, reason)
+        self._begin_pairs()
         self._land()
 
     def _shape(self, extent: Extent) -> tuple[int, ...]:

@@ -7,6 +7,10 @@ from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta, Load, Reservation
 from baton_engine.sequence import Request
 
+# Pieces that may be announced for a pair and have not landed. A peer with credit announces fewer; one of a version
+# without credit announces what lies in its own slots, and what NCCL has taken off its hands.
+MOST_ANNOUNCED = 1_024
+
 
 class Start(msgspec.Struct, tag=True):
     """First message: build the engine. The descriptors are of empty memory files for the two staging arenas."""
@@ -16,7 +20,7 @@ class Start(msgspec.Struct, tag=True):
     log_level: str
     export_fd: int
     import_fd: int
-    gpu_pairs: bool = False  # whether KV may go from GPU to GPU, if there are any
+    gpu_pair_memory: float = 0.0  # part of a GPU's memory that pairs with others may hold; 0 = there are to be none
 
 
 class Add(msgspec.Struct, tag=True):
@@ -73,10 +77,19 @@ class JoinPair(msgspec.Struct, tag=True):
 
 
 class UsePair(msgspec.Struct, tag=True):
-    """Both ends are up. check: whether pieces go with a checksum."""
+    """Both ends are up. check: whether pieces go with a checksum. credit: pieces that may be sent before the other end
+    allows more; None = any number."""
 
     pair: int
     check: bool = True
+    credit: int | None = None
+
+
+class GrantPair(msgspec.Struct, tag=True):
+    """The other end of a pair can receive so many further pieces."""
+
+    pair: int
+    pieces: int
 
 
 class ClosePair(msgspec.Struct, tag=True):
@@ -113,7 +126,7 @@ class Ping(msgspec.Struct, tag=True):
 
 Command = (
     Start | Add | Abort | ImportPiece | ImportTokens | RestartImport | CancelImport | FreeSlot | Ping
-    | SendPiece | ReceivePiece | OpenPair | JoinPair | UsePair | ClosePair
+    | SendPiece | ReceivePiece | OpenPair | JoinPair | UsePair | GrantPair | ClosePair
 )  # fmt: skip
 
 
@@ -139,6 +152,8 @@ class Ready(msgspec.Struct, tag=True):
     slot_bytes: int
     num_slots: int
     gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU
+    gpu_pairs: int = 0  # that can be open at a time
+    gpu_landing_slots: int = 0  # of each of them
     prefill_rate: float = 0.0  # tokens a second; 0 = not measured
     step_tokens: int = 0  # that it computes at a time; 0 = not told
     num_threads: int = 0  # that compute on CPU; 0 = a GPU computes
@@ -205,6 +220,7 @@ class Output(msgspec.Struct, tag=True, omit_defaults=True):
     pair_ids: list[PairId] = []
     pairs_up: list[int] = []
     pairs_lost: list[PairLost] = []
+    landed: list[int] = []  # pairs of which a slot is free again, once for each slot
     load: Load | None = None
     blocks_gained: list[int] = []  # keys of blocks that the prefix cache has since the last message
     blocks_lost: list[int] = []  # likewise, has no more

@@ -23,7 +23,8 @@ _ENGINE = "0"  # a pod has one
 _REASONS = ("checksum", "epoch", "generation", "range", "stale", "ticket")
 _ENDED = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 _WAYS = {"host": 0, "gpu": 0}
-_EVENTS = dict.fromkeys(("failed", "lease_expired", "timeout", *(f"refused_{reason}" for reason in _REASONS)), 0)
+_PAIRS = ("pair_refused", "refused_announcement")
+_EVENTS = dict.fromkeys(("failed", "lease_expired", "timeout", *_PAIRS, *(f"refused_{name}" for name in _REASONS)), 0)
 
 
 class Counts(Protocol):
@@ -138,6 +139,7 @@ class WorkerCollector(Collector):
     def _handover(self) -> Iterable[Metric]:
         load, requests, counts = self._load(), self._requests, self._counts
         yield _gauge("baton_worker_draining", "1 when nothing new is taken.", self._baton, counts.draining)
+        yield _gauge("baton_gpu_pairs_max", "GPU pairs that there is memory for.", self._baton, self._ready.gpu_pairs)
         yield _gauge("baton_open_tickets", "Hand-overs under way.", self._baton, counts.num_tickets)
         yield _gauge(
             "baton_pinned_blocks", "KV blocks that wait for decode pods to have them.", self._baton, load.blocks_pinned
@@ -155,7 +157,7 @@ class WorkerCollector(Collector):
         yield _counters("baton_handover_bytes", "Their bytes.", self._baton, "way", piece_bytes)
         yield _counters(
             "baton_handover_events",
-            "What went wrong with hand-overs: failed, lease_expired, timeout, or refused_ with a piece's reason.",
+            "What went wrong with hand-overs: failed, lease_expired, timeout, pair_refused, or refused_ with a reason.",
             self._baton,
             "event",
             {**_EVENTS, **counts.events},

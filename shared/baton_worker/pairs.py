@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from baton_kv.nccl import TRANSFER_S, Communicator, NcclError, available, make_unique_id
+from baton_kv.nccl import TRANSFER_S, Communicator, NcclError, make_unique_id
 
 Then = Callable[[bool], None]
 
@@ -48,8 +48,9 @@ class _Pair(msgspec.Struct):
 class Pairs:
     """Each pair has a number of its pod's; one end opens it and sends, the other joins with the id that this gave."""
 
-    def __init__(self, device: torch.device, wanted: bool) -> None:
-        self.offered = wanted and available(device)
+    def __init__(self, device: torch.device, most: int) -> None:
+        """most: pairs at a time for which there is memory."""
+        self.most = most
         self._device = device
         self._pairs: dict[int, _Pair] = {}
         self._closing: list[_Pair] = []
@@ -58,6 +59,19 @@ class Pairs:
     def busy(self) -> bool:
         """Whether anything may change without a command."""
         return bool(self._closing) or any(not pair.announced or pair.transfers for pair in self._pairs.values())
+
+    @property
+    def num_open(self) -> int:
+        return len(self._pairs)
+
+    @property
+    def room(self) -> bool:
+        """Whether one more can begin. A closed one holds its memory until nothing is on its way over it."""
+        return len(self._pairs) + len(self._closing) < self.most
+
+    def up(self, pair: int) -> bool:
+        """Whether a pair is there, and `settle` has told that it is up."""
+        return pair in self._pairs and self._pairs[pair].announced
 
     def open(self, pair: int) -> bytes:
         """Begin a pair as its sender; return the id for the other end."""
@@ -113,7 +127,7 @@ class Pairs:
 
     def _transfer(self, number: int, sends: bool, values: torch.Tensor, then: Then) -> None:
         pair = self._pairs.get(number)
-        if pair is None:
+        if pair is None or not pair.announced:
             then(False)
             return
         try:

@@ -94,7 +94,8 @@ class WorkerServer:
     async def run(self) -> None:
         settings = self._settings
         tls, token = settings.peer_tls, settings.peer_token
-        engine = await EngineClient.start(settings.engine_config(), self._name, settings.log_level, settings.gpu_pairs)
+        pair_memory = settings.gpu_pair_memory if settings.gpu_pairs else 0.0
+        engine = await EngineClient.start(settings.engine_config(), self._name, settings.log_level, pair_memory)
         metrics = RequestMetrics()
         tracing = self._tracing(self._name)
         service = self._make_service(engine, self._epoch, metrics, tracing)

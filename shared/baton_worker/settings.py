@@ -38,7 +38,11 @@ class WorkerSettings(PeerSettings):
     num_blocks: int | None = Field(default=None, ge=1)
     """KV blocks; by default what is left of --gpu-memory-utilization, on CPU 1 GiB of them."""
     gpu_memory_utilization: float = Field(default=GPU_MEMORY_UTILIZATION, gt=0, le=1)
-    """Part of the GPU's memory that this process may hold: weights, the largest step, CUDA graphs, KV blocks."""
+    """Part of the GPU's memory that this process may hold: weights, the largest step, CUDA graphs, GPU pairs, KV
+    blocks."""
+    gpu_pair_memory: float = Field(default=0.06, ge=0, le=0.5)
+    """Part of the GPU's memory that connections to other pods' GPUs may hold, within --gpu-memory-utilization; it
+    limits how many there are. 0 = none: KV goes through the host."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, prompt and output together, in tokens; by default what the model was made for."""
     max_num_batched_tokens: int = Field(default=0, ge=0)
@@ -86,5 +90,5 @@ class WorkerSettings(PeerSettings):
         return self.served_model_name or self.model.resolve().name
 
     def engine_config(self) -> EngineConfig:
-        names = EngineConfig.__struct_fields__
-        return EngineConfig(**{name: getattr(self, name) for name in names if name != "model"}, model=str(self.model))
+        names, ours = EngineConfig.__struct_fields__, {"model", "set_aside_bytes"}
+        return EngineConfig(**{name: getattr(self, name) for name in names if name not in ours}, model=str(self.model))

@@ -31,6 +31,7 @@ class {name}(BaseSettings):
     block_size: int = 16
     num_blocks: int = 0
     gpu_memory_utilization: float = 0
+    gpu_pair_memory: float = 0
     engines_sharing_cpu: int = 0
     max_num_seqs: int = 0
     max_model_len: int = 0
@@ -121,7 +122,7 @@ def test_runs_one_of_each_and_says_how_to_talk_to_it(up: Up, free_port: int) -> 
     (decode,), (prefill,), (gateway,) = up.calls("decode"), up.calls("prefill"), up.calls("gateway")
     model = ["--model", str(MODEL_DIR), "--served-model-name", "baton-demo", "--host", "127.0.0.1"]
     # Both are on the same GPU, where there is one, and on the same cores.
-    share = ["--gpu-memory-utilization", "0.46", *SHARING]
+    share = ["--gpu-memory-utilization", "0.46", "--gpu-pair-memory", "0", *SHARING]
     for worker in (decode, prefill):
         ports = ["--port", port_of(worker), "--metrics-port", port_of(worker, "--metrics-port")]
         assert worker == [*model, *ports, *share, ""]
@@ -163,6 +164,9 @@ def test_passes_given_flags_to_the_workers_and_no_others(up: Up, free_port: int,
     given += ["--max-num-batched-tokens", "128", "--max-num-seqs", "7", "--no-enable-prefix-caching"]
     running = up("--model", str(folder), "--port", str(free_port), "--log-level", "debug", *given)
     running.when("Ctrl-C stops it")
+    # All share one GPU, so that none can be a pair with another.
+    at = given.index("--max-model-len")
+    given[at:at] = ["--gpu-pair-memory", "0"]
     for service in ("decode", "prefill"):
         (flags,) = up.calls(service)
         assert flags[:4] == ["--model", str(folder), "--served-model-name", "my-model"]

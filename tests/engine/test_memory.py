@@ -24,6 +24,7 @@ from baton_engine.memory import (
     choose_num_blocks,
     measure,
 )
+from baton_worker.pair_memory import PairMemory, plan
 
 from .fake_cuda import pretend
 from .harness import assert_idle, generate, make_prompt, make_request
@@ -209,6 +210,45 @@ def test_measuring_tells_weights_and_both_kinds_of_step_apart() -> None:
     assert (budget.others, budget.free) == (2 * GIB, memory.free())
     assert budget.for_kv == (72 - 15 - 3 - 2 - 1) * GIB - LIBRARIES_BYTES
     assert measure(memory, 72 * GIB, GIB, memory.step(3 * GIB), memory.step(2 * GIB)).sampling == 0
+
+
+@pytest.mark.parametrize("part", [0.0, 0.03, 0.06, 0.5])
+@pytest.mark.parametrize("sends", [True, False])
+def test_gpu_pairs_and_all_else_are_no_more_than_the_device(part: float, sends: bool) -> None:
+    memory = FakeMemory()
+    pairs = plan(memory.total(), part, sends)
+    steps = memory.step(3 * GIB), memory.step(5 * GIB)
+    share = int(0.92 * memory.total())
+    budget = measure(memory, share, GIB, *steps, pairs=pairs.set_aside)
+    kv = choose_num_blocks(budget, SHAPE, config(max_num_seqs=4096), measured=True) * SHAPE.block_bytes
+    # All of it is used, and not a block too much.
+    assert share - SHAPE.block_bytes < sum(budget.rows().values()) - budget.others + kv <= share
+    assert budget.others == 2 * GIB
+    assert pairs.set_aside <= part * memory.total()
+    assert ("GPU pairs" in budget.rows()) == bool(pairs.most)
+
+
+def test_how_many_gpu_pairs_fit() -> None:
+    assert plan(139 * GIB, 0.06, sends=False).most == 10
+    assert plan(80 * GIB, 0.06, sends=False).most == 6
+    assert plan(80 * GIB, 0.06, sends=True).most == 32
+    assert plan(16 * GIB, 0.06, sends=False) == plan(80 * GIB, 0.0, sends=True) == PairMemory(0, 0)
+    for sends in (True, False):
+        one, two = (plan(80 * GIB, part, sends) for part in (0.02, 0.0215 if sends else 0.03))
+        assert (two.set_aside - one.set_aside) % (two.most - one.most) == 0
+
+
+def test_too_little_memory_beside_gpu_pairs_names_their_setting() -> None:
+    budget = msgspec.structs.replace(BUDGET, free=30 * GIB, share=26 * GIB, pairs=6 * GIB)
+    assert "a lower --gpu-pair-memory: GPU pairs hold 6.00 GiB" in shortage(budget, num_blocks=4096)
+
+
+def test_an_engine_leaves_what_is_set_aside(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = FakeMemory(total=17 * GIB + LIBRARIES_BYTES, others=0)
+    settings: dict[str, Any] = {"max_num_batched_tokens": 64, "gpu_memory_utilization": 1.0}
+    make_measured(llama, monkeypatch, memory, **settings)
+    with pytest.raises(ConfigError, match=r"GPU pairs 2\.00"):
+        make_measured(llama, monkeypatch, memory, set_aside_bytes=2 * GIB, **settings)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_loaded() -> None:

@@ -92,6 +92,13 @@ def test_pairs_are_not_tried_where_their_ports_are_closed():
             spec["containers"][0] for _, _, spec in pods(manifests) if spec["containers"][0]["name"] == "decode"
         ]
         assert parsed(decode).kv_transport == transport
+        [prefill] = [
+            spec["containers"][0] for _, _, spec in pods(manifests) if spec["containers"][0]["name"] == "prefill"
+        ]
+        # Nor is memory set aside for them.
+        none = {"name": "BATON_GPU_PAIR_MEMORY", "value": "0"}
+        assert (none in prefill.get("env", [])) == (not pairs)
+        assert none not in decode.get("env", [])
     pairs = {"gpuPairs": {"enabled": True, "unencrypted": True}}
     [decode] = [
         spec["containers"][0]

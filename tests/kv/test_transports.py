@@ -72,7 +72,7 @@ class PrefillEngine:
     """
 
     def __init__(self, wire: Wire | None) -> None:
-        self.ready = msgspec.structs.replace(READY, gpu_slot_bytes=SLOT_BYTES if wire is not None else 0)
+        self.ready = msgspec.structs.replace(READY, gpu_slot_bytes=SLOT_BYTES if wire is not None else 0, gpu_pairs=2)
         self.wire = wire
         self.opened: asyncio.Queue[int] = asyncio.Queue()
         self.paired = asyncio.Event()

@@ -17,6 +17,11 @@
 {{- $transport := $root.Values.gpuPairs.enabled | ternary (empty $tls | ternary "" "nccl") "tcp" -}}
 {{- with $transport }}{{ $_ := set $engine "kv-transport" . }}{{ end -}}
 {{- end -}}
+{{- $env := list -}}
+{{- if and (eq $workload.role "prefill") (eq $device "cuda") (not $root.Values.gpuPairs.enabled) -}}
+{{- /* No memory is to be set aside for them then. No flag, which images of earlier versions would refuse. */ -}}
+{{- $env = list (dict "name" "BATON_GPU_PAIR_MEMORY" "value" "0") -}}
+{{- end -}}
 {{- $engine = include "baton.merge" (list $engine $spec.engine) | fromJson -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -86,7 +91,7 @@ spec:
             {{- range $spec.extraArgs }}
             - {{ . | quote }}
             {{- end }}
-          {{- with $spec.extraEnv }}
+          {{- with concat $env (default list $spec.extraEnv) }}
           env:
             {{- toYaml . | nindent 12 }}
           {{- end }}

@@ -168,10 +168,11 @@ if "baton_worker.engine_process" in sys.orig_argv:
     import torch
 
     from baton_kernels.reference.blocks import checksum_reference
-    from baton_worker import kv_mover, pairs
+    from baton_worker import kv_mover, pair_memory, pairs
+    from baton_worker.pair_memory import PairMemory
 
     replacements: Any = [
-        (pairs, "available", lambda device: True),
+        (pair_memory, "set_aside", lambda *_, **__: PairMemory(int(os.environ.get("PAIR_MOST", "8")), 0)),
         (pairs, "make_unique_id", make_unique_id),
         (pairs, "Communicator", SocketLink),
         (kv_mover, "checksum", checksum_reference),
