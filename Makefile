@@ -34,7 +34,7 @@ up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --pref
 
 # tests/conftest.py says which process gets which tests. One process where some are picked: -s and --pdb then work.
 test: $(DEV) $(LITELLM)/.installed  ## Run all tests in two processes; ARGS='tests/cli -x' picks some, which run in one
-	@exec $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 2 --dist loadgroup --no-loadscope-reorder)
+	@exec $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 2)
 
 clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Baton: llama-index, guidellm, aiperf
 	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \

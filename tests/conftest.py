@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 from .models import make_model
 
@@ -28,24 +29,33 @@ _PODS: Final = "pods"
 WITH_PODS: Final = {"chaos", "cli", "clients", "e2e", "ingress", "loadtest", "prometheus"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deal the tests to the two processes of `make test`.
+class _TwoProcesses(LoadScopeScheduling):
+    """Deals the tests to the processes of `make test` by groups.
 
     Tests that start pods run one after another in one process, in the order of their folders, since they share pods,
     choose ports and some of them measure time. They come first, as the longest of all groups. The other process
     meanwhile takes the tests of one file after another, and the first one joins it at the end.
     """
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: _group(item) != _PODS)
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return _PODS if _starts_pods(file) else file
 
 
-def _group(item: pytest.Item) -> str:
-    path = item.path.relative_to(Path(__file__).parent)
-    return _PODS if path.parts[0] in WITH_PODS else path.as_posix()
+def _starts_pods(file: str) -> bool:
+    return file.split("/")[1] in WITH_PODS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _TwoProcesses:
+    config.option.loadscopereorder = False  # the order of pytest_collection_modifyitems, not that of the groups' sizes
+    return _TwoProcesses(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not _starts_pods(item.nodeid))
 
 
 @pytest.fixture(scope="session")
