@@ -32,7 +32,7 @@ help:  ## List the targets
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
 
-# tests/conftest.py says which process gets which tests. One process where some are picked: -s and --pdb then work.
+# tests/two_processes.py says which process gets which tests. One process where some are picked: -s and --pdb then work.
 test: $(DEV) $(LITELLM)/.installed  ## Run all tests in two processes; ARGS='tests/cli -x' picks some, which run in one
 	@exec $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 2)
 

@@ -8,13 +8,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from xdist.scheduler import LoadScopeScheduling
 
 from .models import make_model
+
+if TYPE_CHECKING:
+    from .two_processes import TwoProcesses
 
 torch.set_num_threads(1)
 
@@ -24,38 +26,22 @@ if not torch.cuda.is_available():
 
 MakeModel = Callable[..., Path]
 
-_PODS: Final = "pods"
-# Folders whose tests start pods, most of them several processes that share the cores.
-WITH_PODS: Final = {"chaos", "cli", "clients", "e2e", "ingress", "loadtest", "prometheus"}
 
-
-class _TwoProcesses(LoadScopeScheduling):
-    """Deals the tests to the processes of `make test` by groups.
-
-    Tests that start pods run one after another in one process, in the order of their folders, since they share pods,
-    choose ports and some of them measure time. They come first, as the longest of all groups. The other process
-    meanwhile takes the tests of one file after another, and the first one joins it at the end.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return _PODS if _starts_pods(file) else file
-
-
-def _starts_pods(file: str) -> bool:
-    return file.split("/")[1] in WITH_PODS
-
-
+# A run in one process needs no xdist.
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _TwoProcesses:
-    config.option.loadscopereorder = False  # the order of pytest_collection_modifyitems, not that of the groups' sizes
-    return _TwoProcesses(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "TwoProcesses":
+    from .two_processes import TwoProcesses
+
+    config.option.loadscopereorder = False  # which would order the groups by their number of tests
+    return TwoProcesses(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not _starts_pods(item.nodeid))
+    if hasattr(config, "workerinput"):  # in a process of xdist
+        from .two_processes import pods_first
+
+        pods_first(items)
 
 
 @pytest.fixture(scope="session")
