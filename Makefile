@@ -24,7 +24,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test clients fuzz conformance chaos check lint bench bench-gateway lock images kind-up e2e-k8s proto dashboards clean
+.PHONY: help up test clients fuzz conformance soak chaos check lint bench bench-gateway lock images kind-up e2e-k8s proto dashboards clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,8 +32,9 @@ help:  ## List the targets
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
 
-test: $(DEV) $(LITELLM)/.installed  ## Run the tests; ARGS='tests/cli -x' adds arguments of pytest
-	@exec $(BIN)/python -m pytest $(ARGS)
+# tests/two_processes.py says which process gets which tests. One process where some are picked: -s and --pdb then work.
+test: $(DEV) $(LITELLM)/.installed  ## Run all tests in two processes; ARGS='tests/cli -x' picks some, which run in one
+	@exec $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 2)
 
 clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Baton: llama-index, guidellm, aiperf
 	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \
@@ -45,6 +46,13 @@ fuzz: $(DEV)  ## Forty times the odd bodies that `make test` sends to the gatewa
 
 conformance: $(RUN) $(CONFORMANCE)/.installed  ## 2,000 requests made from OpenAI's specification: OPENAPI=FILE
 	@exec $(CONFORMANCE)/bin/python -m tests.conformance --baton $(BIN)/baton $(ARGS) $(OPENAPI)
+
+# What costs most runs with fewer seeds, shapes and requests in `make test`.
+soak: $(DEV)  ## What `make test` does in part: all seeds and shapes, and ten times the requests (SOAK_SEED=N repeats these)
+	@export GRAMMAR_SEEDS=$${GRAMMAR_SEEDS:-50} SAMPLER_SEEDS=$${SAMPLER_SEEDS:-4} \
+		AGGREGATED_SHAPES=$${AGGREGATED_SHAPES:-8} SOAK_REQUESTS=$${SOAK_REQUESTS:-10000}; \
+		exec $(BIN)/python -m pytest tests/engine/test_grammars.py tests/engine/test_device_sampler.py \
+		tests/e2e/test_equality.py tests/e2e/test_soak.py $(ARGS)
 
 chaos: $(DEV)  ## Two thousand faults on a fleet under load (CHAOS_SEED=N repeats a run)
 	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s tests/chaos/test_chaos.py $(ARGS)

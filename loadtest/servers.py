@@ -74,7 +74,8 @@ class Running:
         self.stop()
 
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGINT)
+        # A process that a shell has started in the background may ignore SIGINT, and so do all that it starts.
+        self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
         with contextlib.suppress(ProcessLookupError):

@@ -1,20 +1,47 @@
 """Fixtures of all tests."""
 
 import os
+
+# The product is tested with as many processes as there are cores, which threads of these would take time from. Before
+# numpy is imported, which reads it then.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from .models import make_model
 
+if TYPE_CHECKING:
+    from .two_processes import TwoProcesses
+
+torch.set_num_threads(1)
+
 if not torch.cuda.is_available():
     # Kernels then run in Triton's interpreter. Triton reads this when a module with kernels is imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
 MakeModel = Callable[..., Path]
+
+
+# A run in one process needs no xdist.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "TwoProcesses":
+    from .two_processes import TwoProcesses
+
+    config.option.loadscopereorder = False  # which would order the groups by their number of tests
+    return TwoProcesses(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # in a process of xdist
+        from .two_processes import pods_first
+
+        pods_first(items)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from typing import Final
 
 import pytest
 import pytest_asyncio
-import torch
 
 from tests.conftest import MakeModel
 
@@ -25,12 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if isinstance(item, pytest.Function) and asyncio.iscoroutinefunction(item.obj):
             item.add_marker(pytest.mark.asyncio(loop_scope=LOOP), append=False)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Leave the cores to the processes under test."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from .journal import Journal
 from .load import BOUND_S, Load
 from .plan import Scenario, make_plan
 
-NUM_SCENARIOS = int(os.environ.get("CHAOS_SCENARIOS") or 200)
+NUM_SCENARIOS = int(os.environ.get("CHAOS_SCENARIOS") or 60)
 NUM_CASES = 200
 RECORDED_AT_ONCE = 8
 

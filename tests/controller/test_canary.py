@@ -19,7 +19,8 @@ from .conftest import Release, until
 CONFIG = """
 models:
   llama:
-    canary: {{revision: canary, steps: [5, 50, 100], intervalSeconds: 0.3, minRequests: 50, generation: {generation}}}
+    canary:
+      {{revision: canary, steps: [5, 50, 100], minRequests: 50, intervalSeconds: {interval}, generation: {generation}}}
 """
 VERBS = {("list", "endpointslices"), ("watch", "endpointslices"), ("get", "configmaps"), ("patch", "configmaps")}
 
@@ -29,8 +30,8 @@ def configured(release: Release) -> None:
     configure(release)
 
 
-def configure(release: Release, generation: int = 1) -> None:
-    release.config.write_text(CONFIG.format(generation=generation))
+def configure(release: Release, generation: int = 1, interval: float = 0.3) -> None:
+    release.config.write_text(CONFIG.format(generation=generation, interval=interval))
 
 
 def weight(release: Release) -> Any:
@@ -92,6 +93,7 @@ async def test_it_waits_for_requests_and_says_so_once(release: Release) -> None:
 
 
 async def test_a_restart_in_the_middle_goes_on(release: Release) -> None:
+    configure(release, interval=2.0)
     async with release.controller():
         await at(release, 5)
         serve(release)

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
-import torch
 
 from tests.conftest import MakeModel
 
@@ -39,12 +38,6 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
         if isinstance(process, Process):
             report.sections.append((f"Last lines of {name}", "\n".join(map(str, process.lines[-30:]))))
     return report
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Leave the cores to the processes under test."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

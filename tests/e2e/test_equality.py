@@ -1,6 +1,7 @@
 """Greedy tokens through real processes are those of transformers, whatever way their KV has come."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
+# The engine's own tests compare every shape on one pod; here each stack costs seconds to start.
+AGGREGATED_SHAPES = int(os.environ.get("AGGREGATED_SHAPES") or 2)
+WAYS = [(shape, "disaggregated") for shape in SHAPES]
+WAYS += [(shape, "aggregated") for shape in list(SHAPES)[-AGGREGATED_SHAPES:]]
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, CHUNK, 2 * CHUNK + 5, 5 * CHUNK - 3]
 
 
@@ -63,15 +68,22 @@ def assert_reference(folder: Path, prompt: list[int], tokens: list[int], count: 
     assert tokens == reference_choices(folder, prompt, tokens), f"{len(prompt)} prompt tokens"
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def folder(request: pytest.FixtureRequest, tiny_model: MakeModel) -> Path:
-    family, overrides = SHAPES[request.param]
+@pytest.fixture(scope="module", params=WAYS, ids=", ".join)
+def way(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A shape of SHAPES, and whether prefill is apart from decode."""
+    way: tuple[str, str] = request.param
+    return way
+
+
+@pytest.fixture(scope="module")
+def folder(way: tuple[str, str], tiny_model: MakeModel) -> Path:
+    family, overrides = SHAPES[way[0]]
     return tiny_model(family, **overrides)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope=LOOP, params=["disaggregated", "aggregated"])
-async def stack(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Stack]:
-    mode = ["--aggregated"] if request.param == "aggregated" else []
+@pytest_asyncio.fixture(scope="module", loop_scope=LOOP)
+async def stack(way: tuple[str, str], folder: Path) -> AsyncIterator[Stack]:
+    mode = ["--aggregated"] if way[1] == "aggregated" else []
     stack = await Stack.start(folder, "--max-num-batched-tokens", str(CHUNK), "--num-blocks", "512", *mode)
     assert len(stack.pods("prefill")) == 1 - len(mode)
     yield stack

@@ -19,7 +19,7 @@ from tests.models import reference_greedy
 from .prompts import make_prompt
 from .stack import STEP_TOKENS, Stack
 
-NUM_REQUESTS = 2_000
+NUM_REQUESTS = int(os.environ.get("SOAK_REQUESTS") or 1_000)
 NUM_WINDOWS = 5
 IN_FLIGHT = 32
 MOST_TOKENS = 24
@@ -178,7 +178,7 @@ def resident_bytes(stack: Stack) -> dict[str, int]:
     return {name: process.memory_info().rss for name, process in stack.all_processes().items()}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(240 + NUM_REQUESTS // 10)
 async def test_soak(stack: Stack, llama: Path) -> None:
     seed = int(os.environ.get("SOAK_SEED") or random.randrange(10**6))
     print(f"SOAK_SEED={seed}")

@@ -3,14 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.conftest import MakeModel
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The device's sampler against the host's: the same tokens and logprobs, with the newest token not on the host yet."""
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from .test_sampler import EDITS, FILTERS, OUTPUT, PROMPT, VOCAB_SIZE
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MAX_LEN = 64
+SEEDS = int(os.environ.get("SAMPLER_SEEDS") or 1)
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +162,7 @@ def test_filters(name: str) -> None:
     world.check([(sequence, [*PROMPT, *OUTPUT], 0) for sequence in rows])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_many_steps_with_tokens_under_way(seed: int) -> None:
     """Sequences of all kinds come, are preempted, skip steps and go; the host is a token behind."""
     source = random.Random(seed)

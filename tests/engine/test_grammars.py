@@ -1,6 +1,7 @@
 """Output that must follow a grammar, from a model with random weights, which would not follow any by itself."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from .test_cuda_runner import pretend
 
 TOKENIZER = make_tokenizer()
 EOS = TOKENIZER.convert_tokens_to_ids(END)
-SEEDS = 50
+# At least 25: fewer need too few blocks for a preemption beside a whole sequence.
+SEEDS = int(os.environ.get("GRAMMAR_SEEDS") or 25)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -122,7 +124,7 @@ def test_schemas_of_many_kinds(llama: Path, schema: dict[str, Any]) -> None:
 def test_through_preemption(llama: Path) -> None:
     requests = [constrained(id, length=10) for id in range(SEEDS)]
     expected = run(make_engine(llama, num_blocks=3000, block_size=4), *requests).tokens
-    engine = make_engine(llama, block_size=4, num_blocks=300, max_model_len=512)
+    engine = make_engine(llama, block_size=4, num_blocks=6 * SEEDS, max_model_len=512)
     transcript = run(engine, *requests)
     assert engine.load().preemptions > 3
     assert transcript.tokens == expected

@@ -177,6 +177,16 @@ def test_worker_services_carry_the_labels_of_discovery(name):
 
 
 @all_cases
+def test_the_admin_service_leads_to_gateways_that_run(name):
+    # With publishNotReadyAddresses, DNS and the proxy of the API server lead to pods that have ended as well.
+    manifests = case(name)
+    for workload in workloads(manifests):
+        if workload["metadata"]["labels"]["app.kubernetes.io/component"] == "gateway":
+            service = named(manifests, "Service", workload["metadata"]["name"] + "-admin")
+            assert not service["spec"].get("publishNotReadyAddresses", False)
+
+
+@all_cases
 def test_references_resolve(name):
     manifests = case(name)
     there = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}

@@ -20,6 +20,8 @@ RELEASE = "e2e"
 FULL_NAME = f"{RELEASE}-baton"
 MODEL = "baton-demo"
 WAIT_S = 600
+PROXY_S = 30.0
+PROXY_ERRORS = (502, 503, 504)
 
 Values = dict[str, Any]
 
@@ -95,10 +97,23 @@ class Cluster:
     def dispatched(self) -> dict[str, int]:
         """Return how many requests each revision's decode pods have had, as one of the gateways counts."""
         counts: dict[str, int] = {}
-        for pod in self.http.get(f"{self.admin_url}/pods").raise_for_status().json()["pods"]:
+        for pod in self._admin("pods")["pods"]:
             if pod["role"] == "decode":
                 counts[pod["revision"]] = counts.get(pod["revision"], 0) + pod["dispatched"]
         return counts
+
+    def _admin(self, page: str) -> Any:
+        """Return a page of one gateway's admin port.
+
+        The API server answers 502 to 504 by itself while the gateway that it has chosen is starting or ending. Raises
+        httpx.HTTPStatusError when that does not pass within PROXY_S.
+        """
+        deadline = time.monotonic() + PROXY_S
+        while True:
+            answer = self.http.get(f"{self.admin_url}/{page}")
+            if answer.status_code not in PROXY_ERRORS or time.monotonic() > deadline:
+                return answer.raise_for_status().json()
+            time.sleep(0.2)
 
     def leftovers(self) -> list[str]:
         """Return what is still there of the release."""

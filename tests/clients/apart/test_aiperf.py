@@ -38,4 +38,5 @@ def test_every_request_is_counted(baton: Baton, endpoint: str, tmp_path: Path) -
         # A chat template, or the special tokens of a text, add some.
         assert 32 <= metrics["usage_prompt_tokens"] <= 40
         assert metrics["usage_total_tokens"] == metrics["usage_prompt_tokens"] + OUTPUT_TOKENS
-        assert 0 < metrics["time_to_first_token"] < metrics["request_latency"]
+        # A busy client reads a whole answer at once: its first token is then as late as its last.
+        assert 0 < metrics["time_to_first_token"] <= metrics["request_latency"]
