@@ -34,8 +34,10 @@ class Session:
         self.closed = False
         self.pair_opened = False  # from this GPU to the decode pod's
         self.pair_ends_up = 0  # of that connection
+        self.peer_is_up = False  # the decode pod's end of it
         self.gpu_checked = True  # whether what goes over it has a checksum
         self.exports: dict[int, Export] = {}  # by ticket id
+        self.open_tokens = 0  # of their prompts and continuations
         self.control: asyncio.Queue[kv.PrefillToDecode] = asyncio.Queue()
         self.pieces: asyncio.Queue[PackedPiece] = asyncio.Queue()
 

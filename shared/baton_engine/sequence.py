@@ -12,6 +12,9 @@ from baton_common.cache_scope import MAX_SALT_BYTES, UNSALTED, CacheScope
 from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
 
+# The number of a choice is drawn from with 32-bit arithmetic on the GPU.
+_MOST_CHOICE = 1 << 16
+
 
 class FinishReason(enum.IntEnum):
     """As baton.v1.FinishReason."""
@@ -63,6 +66,8 @@ class Request(msgspec.Struct, kw_only=True):
         if self.output or self.choice:
             if params.n != 1:
                 return "n", "must be 1 for a choice that goes on"
+            if self.choice > _MOST_CHOICE:
+                return "choice", f"must be at most {_MOST_CHOICE}"
             if len(self.output) >= params.max_tokens:
                 return "max_tokens", f"{len(self.output)} tokens are there already"
             if min(self.output, default=0) < 0 or max(self.output, default=0) >= vocab_size:

@@ -78,6 +78,7 @@ class EngineLoop:
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
             prefill_rate=engine.runner.prefill_rate,
             step_tokens=engine.config.max_num_batched_tokens,
+            max_num_seqs=engine.config.max_num_seqs,
         )
 
     def run(self) -> None:

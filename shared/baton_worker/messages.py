@@ -141,6 +141,7 @@ class Ready(msgspec.Struct, tag=True):
     gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU
     prefill_rate: float = 0.0  # tokens a second; 0 = not measured
     step_tokens: int = 0  # that it computes at a time; 0 = not told
+    max_num_seqs: int = 128  # choices of a request at most
 
 
 class Refused(msgspec.Struct, tag=True):

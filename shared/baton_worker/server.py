@@ -24,12 +24,13 @@ from baton_proto.serving_pb2_grpc import add_WorkerServicer_to_server
 
 from .cache_view import CacheView
 from .engine_client import EngineClient, EngineDied
-from .messages import Output
+from .messages import Output, Ready
 from .metrics import WorkerCollector
 from .metrics_server import MetricsServer
 from .report import Reporter
 from .request_metrics import RequestMetrics
 from .settings import WorkerSettings
+from .wire_checks import most_message_bytes
 
 if TYPE_CHECKING:
     from baton_common.tracing import Tracing
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _HAND_BACK_S = 1.0
 _HANDLERS_END_S = 0.1
+_MOST_STREAMS = 32
 
 
 class Service(Protocol):
@@ -99,7 +101,7 @@ class WorkerServer:
         tracing = self._tracing(self._name)
         service = self._make_service(engine, self._epoch, metrics, tracing)
         health = HealthServicer()
-        server = make_server(channel_options(engine.ready.slot_bytes), tls, token, settings.peer_refusals)
+        server = make_server(server_options(engine.ready), tls, token, settings.peer_refusals)
         service.add_to(server)
         add_WorkerServicer_to_server(  # type: ignore[no-untyped-call]
             Reporter(self._info(engine), lambda: self._report(service), self._cache), server
@@ -227,6 +229,15 @@ class WorkerServer:
 def role_name(role: pb.Role) -> str:
     name: str = pb.Role.Name(role)
     return name.removeprefix("ROLE_").lower()
+
+
+def server_options(ready: Ready) -> list[tuple[str, int]]:
+    """Return gRPC options of a worker's port, which takes orders but no pieces."""
+    options = dict(channel_options(ready.slot_bytes))
+    options["grpc.max_receive_message_length"] = most_message_bytes(ready.max_model_len)
+    # A peer has a few streams on each connection.
+    options["grpc.max_concurrent_streams"] = _MOST_STREAMS
+    return list(options.items())
 
 
 def channel_options(piece_bytes: int) -> list[tuple[str, int]]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from baton_decode.service import DecodeService
@@ -13,6 +14,7 @@ from baton_worker.messages import Abort, Add, CancelImport, Output, Ready, Resta
 from baton_worker.request_metrics import RequestMetrics
 
 NOBODY = "127.0.0.1:1"
+CONTEXT = SimpleNamespace(peer=lambda: "test")
 
 
 class ListeningEngine:
@@ -20,6 +22,9 @@ class ListeningEngine:
         self.ready = Ready("f", 1024, 512, 16, 64, 1, 1, 64, 1 << 16, 4)
         self.heard: list[Any] = []
         self.send = self.heard.append
+
+    async def drained(self) -> None:
+        pass
 
     async def until(self, condition: Callable[[Any], bool]) -> None:
         async with asyncio.timeout(10):
@@ -38,11 +43,11 @@ async def test_one_choice_is_cancelled_between_two_hand_overs() -> None:
             yield await gateway.get()
 
     async def serve() -> None:
-        async for _ in service.Serve(messages(), None):
+        async for _ in service.Serve(messages(), CONTEXT):
             pass
 
     def submit(handle: int, *prefills: str) -> None:
-        sampling = pb.SamplingParams(max_tokens=5, n=2)
+        sampling = pb.SamplingParams(max_tokens=5, n=2, top_p=1, repetition_penalty=1)
         order = pb.Submit(handle=handle, prompt_token_ids=[1] * 10, sampling=sampling, prefill_addresses=prefills)
         gateway.put_nowait(pb.GatewayMessage(submit=order))
 

@@ -17,6 +17,13 @@
 {{- $transport := $root.Values.gpuPairs.enabled | ternary (empty $tls | ternary "" "nccl") "tcp" -}}
 {{- with $transport }}{{ $_ := set $engine "kv-transport" . }}{{ end -}}
 {{- end -}}
+{{- if eq $workload.role "decode" -}}
+{{- $pool := eq $workload.pool "default" | ternary "" $workload.pool -}}
+{{- $revision := eq $workload.revision "stable" | ternary "" $workload.revision -}}
+{{- /* The headless Service of the prefill pods that gateways pair with these. */ -}}
+{{- $prefill := include "baton.name" (list (include "baton.fullname" $root) $workload.key $pool "prefill" $revision) -}}
+{{- $_ := set $engine "prefill-networks" (printf "%s:50051" $prefill) -}}
+{{- end -}}
 {{- $engine = include "baton.merge" (list $engine $spec.engine) | fromJson -}}
 apiVersion: apps/v1
 kind: Deployment
