@@ -266,8 +266,9 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: PeerTls | None) ->
 
 
 def _calm(record: logging.LogRecord) -> bool:
-    """Call it no error that a peer has gone in the middle of a message to it, as gRPC does."""
-    if str(record.msg).startswith("ExecuteBatchError raised in core"):
+    """Call it no error, as gRPC does, that a peer has gone in the middle of a message or has sent one that cannot be
+    read."""
+    if str(record.msg).startswith(("ExecuteBatchError raised in core", "Exception deserializing message")):
         record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
     return True
 
@@ -275,7 +276,8 @@ def _calm(record: logging.LogRecord) -> bool:
 def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
     """Run a worker pod's process to its end. Exits with status 1 and one clear message when it cannot serve."""
     configure_logging(role_name(role), settings.log_level)
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_calm)
+    for name in ("grpc._cython.cygrpc", "grpc._common"):
+        logging.getLogger(name).addFilter(_calm)
 
     async def run() -> None:
         await WorkerServer(settings, role, make_service).run()

@@ -135,7 +135,8 @@ async def stranger(pod: Pod, odd: Odd, token: str | None) -> int:
         with contextlib.suppress(*_ENDED):
             await call.write(odd.data(odd.to_decode([pod.address])))
         async with asyncio.timeout(10):
-            assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+            code = await call.code()
+        assert code == grpc.StatusCode.UNAUTHENTICATED, (code, await call.details())
     return 1
 
 
