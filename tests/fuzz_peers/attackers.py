@@ -132,8 +132,6 @@ async def stranger(pod: Pod, odd: Odd, token: str | None) -> int:
         path = odd.random.choice(["Decode/Serve", "Prefill/Handover", "Worker/Watch", "Prefill/Pieces"])
         metadata = [("baton-peer-token", token)] if token is not None else None
         call = channel.stream_stream(f"/baton.v1.{path}")(metadata=metadata)
-        with contextlib.suppress(*_ENDED):
-            await call.write(odd.data(odd.to_decode([pod.address])))
         async with asyncio.timeout(10):
             code = await call.code()
         assert code == grpc.StatusCode.UNAUTHENTICATED, (code, await call.details())
