@@ -12,8 +12,9 @@ import pytest
 from baton_decode.service import DecodeService
 from baton_decode.settings import DecodeSettings
 from baton_engine.delta import Reservation
+from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
-from baton_worker.messages import Abort, Add, CancelImport, Output, RestartImport
+from baton_worker.messages import Abort, Add, CancelImport, ImportTokens, Output, RestartImport
 from baton_worker.request_metrics import RequestMetrics
 from tests.listening_engine import ListeningEngine
 
@@ -132,4 +133,50 @@ async def test_addresses_where_no_prefill_pod_can_be_are_never_linked_to(
     await serve_messages(service, pb.GatewayMessage(peers=pb.Peers(prefill_addresses=[address])), order(1, address))
     assert not linked
     assert not any(command.request.imports_kv for command in engine.heard if isinstance(command, Add))
+    await service.stop()
+
+
+def first_tokens(**fields: Any) -> kv.FirstTokens:
+    return kv.FirstTokens(ticket_id=1, deltas=[pb.Delta(**{"token_ids": [3], **fields})])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"token_ids": [512]},
+        {"token_ids": [3, 4]},
+        {"choice": 1},
+        {"offset": 1},
+        {"finish_reason": 99},
+        {"prompt": pb.PromptInfo(queued_seconds=float("nan"))},
+        {"prompt": pb.PromptInfo(prefill_seconds=float("inf"))},
+        {"logprobs": [pb.TokenLogprobs(top_token_ids=[1] * 9, top_logprobs=[0.0] * 9)]},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+async def test_first_tokens_are_checked_and_only_their_own_pod_may_send_them(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token outside of the vocabulary ended the engine."""
+    links: list[Any] = []
+
+    def make_link(address: str, *_: Any) -> Any:
+        links.append(SimpleNamespace(address=address, send=lambda _: None, pair=None, close=lambda: asyncio.sleep(0)))
+        return links[-1]
+
+    monkeypatch.setattr("baton_decode.links.PrefillLink", make_link)
+    engine: Any = ListeningEngine()
+    service = DecodeService(DecodeSettings(model=Path()), engine, epoch=1, metrics=RequestMetrics())
+    serving = asyncio.create_task(serve_messages(service, order(1, NOBODY)))
+    await engine.until(lambda command: isinstance(command, Add))
+    service.take(Output(reservations=[Reservation(1, 0, 10, 1, 0)]))
+    handovers = service._handovers
+    handovers.first_tokens(SimpleNamespace(address="other"), first_tokens())  # type: ignore[arg-type]
+    handovers.ticket_failed(SimpleNamespace(address="other"), kv.TicketFailed(ticket_id=1))  # type: ignore[arg-type]
+    assert service.num_tickets == 1
+    assert not any(isinstance(command, ImportTokens | CancelImport) for command in engine.heard)
+    handovers.first_tokens(links[0], first_tokens(**fields))
+    assert not any(isinstance(command, ImportTokens) for command in engine.heard)
+    assert CancelImport(1) in engine.heard
+    await serving
     await service.stop()
