@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 
 from baton_common.extent import Extent
+from baton_common.peer_refusals import MessageRefused
 from baton_engine.delta import Reservation
 from baton_kv.link import PrefillLink
 from baton_kv.pieces import Layout, Piece, PieceRefused
@@ -13,6 +14,7 @@ from baton_proto import handover_pb2 as kv
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import Abort, CancelImport, Imported, ImportPiece, ImportTokens, Output, RestartImport
 from baton_worker.request_metrics import RequestMetrics
+from baton_worker.wire_checks import check_first_tokens
 
 from .gpu_pairs import GpuPairs
 from .handover import Handover
@@ -21,6 +23,8 @@ from .live_requests import LiveRequest, LiveRequests
 from .settings import DecodeSettings
 
 log = logging.getLogger(__name__)
+
+_MOST_WORDS = 300  # characters of what a peer says of a failure
 
 
 class Handovers:
@@ -42,6 +46,7 @@ class Handovers:
         self._engine = engine
         self._metrics = metrics
         self._requests = requests
+        self._refusals = settings.peer_refusals
         self._lease_s = settings.lease_seconds
         ready = engine.ready
         self._layout = Layout(
@@ -55,6 +60,10 @@ class Handovers:
     @property
     def num_tickets(self) -> int:
         return len(self._tickets)
+
+    def may_link(self, address: str) -> bool:
+        """Whether this pod may link to an address, which is host:port."""
+        return self._links.may_link(address)
 
     def link_to(self, address: str) -> None:
         """Have the link before the first request needs it."""
@@ -106,6 +115,11 @@ class Handovers:
             first_head=0,
             num_heads=self._layout.num_heads,
         )
+        while request.prefills and not self.may_link(request.prefills[0]):
+            request.prefills.pop(0)
+        if not request.prefills:
+            self._engine.send(CancelImport(request.id))
+            return
         link = self._links.to(request.prefills.pop(0))
         request.handover = Handover(self._tickets, link, reservation, extent)
         if request.span is not None:
@@ -161,14 +175,18 @@ class Handovers:
 
     # Prefill pods
 
-    def first_tokens(self, message: kv.FirstTokens) -> None:
-        ticket = self._tickets.get(message.ticket_id)
+    def first_tokens(self, link: PrefillLink, message: kv.FirstTokens) -> None:
+        ticket = self._ordered(link, message.ticket_id)
         request = self._requests.get(ticket.request) if ticket is not None else None
         if ticket is None or request is None or request.first_tokens_at is not None:
             return
-        if [len(delta.token_ids) for delta in message.deltas] != [1] * request.submit.sampling.n:
-            self._give_up(ticket, "the first tokens are not one per choice")
+        try:
+            check_first_tokens(message, request.submit, self._engine.ready)
+        except MessageRefused as refusal:
+            self._refusals.add_message(link.address, refusal)
+            self._give_up(ticket, f"first tokens refused: {refusal}")
             return
+        message.deltas.sort(key=lambda delta: delta.choice)
         request.first_tokens_at = asyncio.get_running_loop().time()
         if request.span is not None:
             request.span.part("prefill elsewhere")
@@ -186,10 +204,17 @@ class Handovers:
         for delta in message.deltas:
             self._requests.note_finish(request, delta.choice, delta.finish_reason)
 
-    def ticket_failed(self, message: kv.TicketFailed) -> None:
-        ticket = self._tickets.get(message.ticket_id)
+    def ticket_failed(self, link: PrefillLink, message: kv.TicketFailed) -> None:
+        ticket = self._ordered(link, message.ticket_id)
         if ticket is not None:
-            self._give_up(ticket, message.failure.message)
+            self._give_up(ticket, message.failure.message[:_MOST_WORDS])
+
+    def _ordered(self, link: PrefillLink, ticket_id: int) -> OpenTicket | None:
+        """Return an open ticket if it was ordered over this link: a pod speaks for its own tickets only."""
+        ticket = self._tickets.get(ticket_id)
+        request = self._requests.get(ticket.request) if ticket is not None else None
+        handover = request.handover if request is not None else None
+        return ticket if handover is not None and handover.link is link else None
 
     async def slot(self) -> tuple[int, memoryview]:
         slot = await self._engine.import_slots.get()
@@ -198,20 +223,22 @@ class Handovers:
     def free(self, slot: int) -> None:
         self._engine.import_slots.put_nowait(slot)
 
-    def claim(self, piece: Piece) -> OpenTicket | None:
+    def claim(self, link: PrefillLink, piece: Piece) -> OpenTicket | None:
         try:
             self._layout.check(piece)
+            if self._tickets.get(piece.header.ticket_id) and self._ordered(link, piece.header.ticket_id) is None:
+                raise PieceRefused("ticket", piece.header)
             return self._tickets.claim(piece)
         except PieceRefused as refusal:
-            self.refused(refusal)
+            self.refused(link, refusal)
             return None
 
-    def refused(self, refusal: PieceRefused) -> None:
+    def refused(self, link: PrefillLink, refusal: PieceRefused) -> None:
         self.events[f"refused_{refusal.reason}"] += 1
         # A refused piece of an open hand-over leaves a hole in it. If a damaged one names the wrong ticket, that one is
         # given up for nothing, which only costs time. Stray ones follow every request that has ended early and concern
         # nobody.
-        ticket = self._tickets.get(refusal.header.ticket_id) if refusal.header is not None else None
+        ticket = self._ordered(link, refusal.header.ticket_id) if refusal.header is not None else None
         level = logging.DEBUG if ticket is None else logging.WARNING
         log.log(level, "%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
         if ticket is not None:

@@ -8,7 +8,10 @@ from baton_proto import handover_pb2 as kv
 from baton_worker.messages import Ready
 from baton_worker.server import channel_options
 
+from .allowed_prefills import AllowedPrefills, parse_entry
 from .settings import DecodeSettings
+
+_MOST_LINKS = 1_024
 
 
 class PrefillLinks:
@@ -26,9 +29,16 @@ class PrefillLinks:
             gpu_credit=ready.gpu_landing_slots,
         )
         self._links: dict[str, PrefillLink] = {}
+        entries = map(parse_entry, settings.prefill_networks.split(","))
+        self._allowed = AllowedPrefills(entries, f"{settings.host}:{settings.port}")
+        self._following = asyncio.create_task(self._allowed.follow())
 
     def __iter__(self) -> Iterator[PrefillLink]:
         return iter(self._links.values())
+
+    def may_link(self, address: str) -> bool:
+        """Whether there may be a link to an address: it is allowed, and there are not too many."""
+        return self._allowed.allow(address) and (address in self._links or len(self._links) < _MOST_LINKS)
 
     def to(self, address: str) -> PrefillLink:
         if address not in self._links:
@@ -43,4 +53,5 @@ class PrefillLinks:
             del self._links[link.address]
 
     async def close(self) -> None:
+        self._following.cancel()
         await asyncio.gather(*(link.close() for link in list(self)))

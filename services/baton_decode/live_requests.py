@@ -28,6 +28,11 @@ class LiveRequest(msgspec.Struct):
     first_tokens_at: float | None = None  # when a prefill pod's came; in the event loop's seconds
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that came with it."""
+        return len(self.submit.prompt_token_ids) + len(self.submit.continuation.token_ids)
+
+    @property
     def awaits_kv(self) -> bool:
         """Whether its KV is to come from a prefill pod, ordered already or not."""
         return self.handover is not None or bool(self.prefills)
@@ -70,6 +75,7 @@ class LiveRequests:
     def add(self, request: LiveRequest) -> None:
         self._requests[request.id] = request
         request.stream.requests[request.submit.handle] = request.id
+        request.stream.open_tokens += request.num_tokens
 
     def note_finish(self, request: LiveRequest, choice: int, reason: int) -> None:
         """Take a choice's finish reason, which may be none; the last choice ends the request."""
@@ -85,4 +91,5 @@ class LiveRequests:
         if request.span is not None:
             request.span.end(reason)
         del self._requests[request.id]
+        request.stream.open_tokens -= request.num_tokens
         request.stream.requests.pop(request.submit.handle, None)

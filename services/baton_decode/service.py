@@ -4,10 +4,12 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from baton_common.peer_refusals import MessageRefused
 from baton_engine.sequence import FinishReason, Request
 from baton_proto import serving_pb2 as pb
 from baton_proto.serving_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
@@ -19,9 +21,18 @@ from baton_worker.convert import (
     sampling_from_wire,
 )
 from baton_worker.engine_client import EngineClient
+from baton_worker.intake import Intake, conclude
 from baton_worker.messages import Abort, Add, Output
 from baton_worker.request_metrics import RequestMetrics
 from baton_worker.request_span import begin_span
+from baton_worker.wire_checks import (
+    MOST_OPEN,
+    MOST_OPEN_TOKENS,
+    MOST_UNREAD,
+    check_peers,
+    check_request,
+    check_submit,
+)
 
 from .handovers import Handovers
 from .live_requests import LiveRequest, LiveRequests
@@ -53,6 +64,7 @@ class DecodeService(DecodeServicer):
         self._engine = engine
         self._metrics = metrics
         self._tracing = tracing
+        self._intake = Intake(engine, settings.peer_refusals)
         self._ids = itertools.count(1)
         self._streams: set[GatewayStream] = set()
         self._requests = LiveRequests()
@@ -93,12 +105,14 @@ class DecodeService(DecodeServicer):
     async def Serve(self, request_iterator: AsyncIterator[pb.GatewayMessage], context: Any) -> AsyncIterator[Any]:
         stream = GatewayStream()
         self._streams.add(stream)
-        reader = asyncio.create_task(self._read(request_iterator, stream))
+        act = partial(self._obey, stream)
+        reader = asyncio.create_task(self._intake.read(request_iterator, act, context.peer()))
         sending = asyncio.create_task(stream.next())
         try:
             while True:
                 await asyncio.wait([reader, sending], return_when=asyncio.FIRST_COMPLETED)
                 if reader.done():
+                    await conclude(reader, context)
                     return
                 yield sending.result()
                 sending = asyncio.create_task(stream.next())
@@ -109,45 +123,69 @@ class DecodeService(DecodeServicer):
             for id in list(stream.requests.values()):
                 self._cancel(id)
 
-    async def _read(self, messages: AsyncIterator[pb.GatewayMessage], stream: GatewayStream) -> None:
-        async for message in messages:
-            kind = message.WhichOneof("kind")
-            if kind == "submit":
+    def _obey(self, stream: GatewayStream, message: pb.GatewayMessage) -> None:
+        """Act on a message. Raises MessageRefused."""
+        if stream.num_unread > MOST_UNREAD:
+            raise MessageRefused("unread", "step", "the peer does not read what it is told")
+        match message.WhichOneof("kind"):
+            case "submit":
                 self._submit(message.submit, stream)
-            elif kind == "peers":
+            case "peers":
+                check_peers(message.peers)
                 stream.peers = list(message.peers.prefill_addresses)
                 self._link_to_peers()
-            else:
+                if not all(map(self._handovers.may_link, stream.peers)):
+                    raise MessageRefused("address", "prefill_addresses", "not of --prefill-networks")
+            case "cancel":
                 id = stream.requests.get(message.cancel.handle)
                 if id is not None and message.cancel.HasField("choice"):
                     self._cancel_choice(id, message.cancel.choice)
                 elif id is not None:
                     self._cancel(id)
+            case _:
+                raise MessageRefused("kind", "kind", "this version acts on no such message here")
 
     def _submit(self, submit: pb.Submit, stream: GatewayStream) -> None:
+        """Begin with a request, or tell the gateway that it has failed. Raises MessageRefused."""
+        if submit.handle in stream.requests:
+            # Not answered: an answer would end the request that runs.
+            raise MessageRefused("repeated", "handle", "a request of this handle runs")
         if self.draining:
             stream.put([failure_delta(submit.handle, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)])
             return
-        id = next(self._ids)
-        sampling = sampling_from_wire(submit.sampling)
-        output, choice = list(submit.continuation.token_ids), submit.continuation.choice
-        known = len(submit.prompt_token_ids) + len(output)
-        prefills = list(submit.prefill_addresses) if known > self._settings.local_prefill_tokens else []
+        try:
+            check_submit(submit, self._engine.ready)
+            request = self._request(submit, stream)
+        except MessageRefused as refusal:
+            code = pb.Failure.CODE_UNAVAILABLE if refusal.reason == "capacity" else pb.Failure.CODE_INVALID
+            stream.put([failure_delta(submit.handle, code, refusal.problem, refusal.field)])
+            raise
+        known = len(request.prompt) + len(request.output)
+        named = submit.prefill_addresses if known > self._settings.local_prefill_tokens else []
+        prefills = [address for address in named if self._handovers.may_link(address)]
+        request.imports_kv = bool(prefills)
         span = begin_span(self._tracing, "decode", submit.request_id, submit.traceparent)
         times = self._metrics.begin(known, span.trace_id if span is not None else None)
-        choices = set(range(choice, choice + sampling.n))
-        self._requests.add(LiveRequest(id, submit, stream, times, span, choices, prefills))
+        choices = set(range(request.choice, request.choice + request.sampling.n))
+        self._requests.add(LiveRequest(request.id, submit, stream, times, span, choices, prefills))
+        self._engine.send(Add(request))
+
+    def _request(self, submit: pb.Submit, stream: GatewayStream) -> Request:
+        """Return what a gateway asks of the engine. Raises MessageRefused."""
+        known = len(submit.prompt_token_ids) + len(submit.continuation.token_ids)
+        if len(stream.requests) >= MOST_OPEN or stream.open_tokens + known > MOST_OPEN_TOKENS:
+            raise MessageRefused("capacity", "submit", "too many requests run for this connection")
         request = Request(
-            id=id,
+            id=next(self._ids),
             prompt=list(submit.prompt_token_ids),
-            sampling=sampling,
+            sampling=sampling_from_wire(submit.sampling),
             priority=submit.priority,
-            imports_kv=bool(prefills),
-            output=output,
-            choice=choice,
+            output=list(submit.continuation.token_ids),
+            choice=submit.continuation.choice,
             cache_scope=cache_scope_from_wire(submit.cache_scope),
         )
-        self._engine.send(Add(request))
+        check_request(request, self._engine.ready)
+        return request
 
     def _cancel_choice(self, id: int, choice: int) -> None:
         request = self._requests.get(id)
@@ -168,7 +206,7 @@ class DecodeService(DecodeServicer):
 
     def _link_to_peers(self) -> None:
         for stream in self._streams:
-            for address in stream.peers:
+            for address in filter(self._handovers.may_link, stream.peers):
                 self._handovers.link_to(address)
 
     async def _keep_links(self) -> None:

@@ -10,6 +10,7 @@ class GatewayStream:
 
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}  # the gateway's handle -> the engine's request id
+        self.open_tokens = 0  # of prompts and continuations of the requests
         self.peers: list[str] = []  # addresses of the prefill pods that its requests may be handed to
         self._deltas: list[pb.Delta] = []
         self._failed_handovers: list[pb.FailedHandover] = []
@@ -20,6 +21,11 @@ class GatewayStream:
     def unsent(self) -> bool:
         """Whether the gateway still lacks something."""
         return self._sending or bool(self._deltas)
+
+    @property
+    def num_unread(self) -> int:
+        """Messages of this pod that wait for the gateway to read those before them."""
+        return len(self._deltas) + len(self._failed_handovers)
 
     def put(self, deltas: list[pb.Delta]) -> None:
         self._deltas += deltas

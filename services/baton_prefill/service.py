@@ -7,10 +7,12 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from baton_common.peer_refusals import MessageRefused
 from baton_engine.config import ConfigError
 from baton_engine.sequence import Request
 from baton_kv import bulk
@@ -22,9 +24,19 @@ from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillServicer
 from baton_worker.convert import NOT_FINITE_MESSAGE, cache_scope_from_wire, delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
+from baton_worker.intake import Intake, conclude
 from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece, SendPiece
 from baton_worker.request_metrics import RequestMetrics
 from baton_worker.request_span import begin_span
+from baton_worker.wire_checks import (
+    MOST_OPEN,
+    MOST_OPEN_TOKENS,
+    MOST_UNREAD,
+    check_hello,
+    check_renew,
+    check_request,
+    check_ticket,
+)
 
 from .gpu_pairs import GpuPairs
 from .session import Export, PackedPiece, Session
@@ -57,6 +69,8 @@ class PrefillService(PrefillServicer):
         self._metrics = metrics
         self._tracing = tracing
         self._epoch = epoch
+        self._refusals = settings.peer_refusals
+        self._intake = Intake(engine, settings.peer_refusals)
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._pairs = GpuPairs(engine, self._sessions, self.events)
@@ -93,10 +107,15 @@ class PrefillService(PrefillServicer):
     # Decode pods
 
     async def Handover(self, request_iterator: AsyncIterator[kv.DecodeToPrefill], context: Any) -> AsyncIterator[Any]:
-        first = await anext(request_iterator, None)
+        first = await self._intake.first(request_iterator, context)
         if first is None or first.WhichOneof("kind") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
+        try:
+            check_hello(first.hello)
+        except MessageRefused as refusal:
+            self._refusals.add_message(context.peer(), refusal)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
         ours = self._engine.ready.fingerprint
         if first.hello.fingerprint != ours:
             message = (
@@ -107,7 +126,8 @@ class PrefillService(PrefillServicer):
             return
         session = Session(secrets.randbits(63), first.hello.epoch)
         self._sessions[session.id] = session
-        reader = asyncio.create_task(self._read(request_iterator, session))
+        act = partial(self._obey, session)
+        reader = asyncio.create_task(self._intake.read(request_iterator, act, context.peer()))
         welcome = kv.Welcome(epoch=self._epoch, session=session.id, gpu_credit=True)
         if self._bulk is not None:
             welcome.bulk_port, welcome.bulk_token = self._bulk.port, session.token
@@ -119,7 +139,10 @@ class PrefillService(PrefillServicer):
             while True:
                 tasks = (reader, sending, lost)
                 done, _ = await asyncio.wait(tasks, timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
-                if reader.done() or lost.done():
+                if reader.done():
+                    await conclude(reader, context)
+                    return
+                if lost.done():
                     return
                 if not done:
                     yield kv.PrefillToDecode(alive=kv.Alive())
@@ -141,9 +164,12 @@ class PrefillService(PrefillServicer):
         if session is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session")
             return
+        lost = asyncio.create_task(session.lost.wait())
         try:
             while True:
-                packed = await session.pieces.get()
+                packed = await self._next_piece(session, lost)
+                if packed is None:
+                    return
                 message = encode(*self._to_wire(session, packed))
                 # An export that has ended meanwhile is not sent: nobody waits for it.
                 wanted = packed.export.ticket.ticket_id in session.exports
@@ -151,7 +177,17 @@ class PrefillService(PrefillServicer):
                 if wanted:
                     yield message
         finally:
+            lost.cancel()
             self._close_pieces(session)
+
+    async def _next_piece(self, session: Session, lost: "asyncio.Task[bool]") -> PackedPiece | None:
+        """Return what is to be sent next, None when the session has ended."""
+        taking = asyncio.create_task(session.pieces.get())
+        try:
+            await asyncio.wait((taking, lost), return_when=asyncio.FIRST_COMPLETED)
+            return taking.result() if taking.done() and not taking.cancelled() else None
+        finally:
+            taking.cancel()
 
     async def _send_bulk(self, token: bytes, connection: socket.socket) -> None:
         """Send a session's pieces over a connection of their own until either ends."""
@@ -210,36 +246,59 @@ class PrefillService(PrefillServicer):
         extent = packed.extent
         return extent.num_layers * extent.num_tokens * extent.num_heads * self._engine.ready.head_bytes
 
-    async def _read(self, messages: AsyncIterator[kv.DecodeToPrefill], session: Session) -> None:
-        async for message in messages:
-            match message.WhichOneof("kind"):
-                case "ticket":
-                    self._accept(message.ticket, session)
-                case "ack":
-                    self._end_ticket(session, message.ack.ticket_id)
-                case "cancel":
-                    self._end_ticket(session, message.cancel.ticket_id)
-                case "renew":
-                    for ticket_id in message.renew.ticket_ids:
-                        self._renew(session, ticket_id, message.renew.lease_ms)
-                case "gpu_pair":
-                    self._pairs.heard(session, message.gpu_pair)
-                case "gpu_credit":
-                    self._pairs.credit(session, message.gpu_credit.pieces)
+    def _obey(self, session: Session, message: kv.DecodeToPrefill) -> None:
+        """Act on a message. Raises MessageRefused."""
+        if session.control.qsize() > MOST_UNREAD:
+            raise MessageRefused("unread", "control", "the peer does not read what it is told")
+        match message.WhichOneof("kind"):
+            case "ticket":
+                self._accept(message.ticket, session)
+            case "ack":
+                self._end_ticket(session, message.ack.ticket_id)
+            case "cancel":
+                self._end_ticket(session, message.cancel.ticket_id)
+            case "renew":
+                check_renew(message.renew)
+                for ticket_id in set(message.renew.ticket_ids):
+                    self._renew(session, ticket_id, message.renew.lease_ms)
+            case "gpu_pair":
+                self._pairs.heard(session, message.gpu_pair)
+            case "gpu_credit":
+                self._pairs.credit(session, message.gpu_credit.pieces)
+            case _:
+                raise MessageRefused("kind", "kind", "this version acts on no such message here")
 
     def _accept(self, ticket: kv.Ticket, session: Session) -> None:
+        """Begin with a ticket, or tell the decode pod that it has failed. Raises MessageRefused."""
+        if ticket.ticket_id in session.exports:
+            # Not answered: an answer would end the ticket that is open.
+            raise MessageRefused("repeated", "ticket_id", "a ticket of this id is open")
         if self.draining:
             self._fail(session, ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)
             return
-        id = next(self._ids)
-        known = len(ticket.prompt_token_ids) + len(ticket.continuation.token_ids)
+        try:
+            check_ticket(ticket, self._engine.ready)
+            request = self._request(ticket, session)
+        except MessageRefused as refusal:
+            code = pb.Failure.CODE_UNAVAILABLE if refusal.reason == "capacity" else pb.Failure.CODE_INVALID
+            self._fail(session, ticket.ticket_id, code, refusal.problem, refusal.field)
+            raise
+        known = len(request.prompt) + len(request.output)
+        session.open_tokens += known
         span = begin_span(self._tracing, "prefill", ticket.request_id, ticket.traceparent)
         times = self._metrics.begin(known, span.trace_id if span is not None else None)
-        export = Export(ticket, id, self._lease(id, ticket.lease_ms), times, span)
+        export = Export(ticket, request.id, self._lease(request.id, ticket.lease_ms), times, span)
         session.exports[ticket.ticket_id] = export
-        self._owners[id] = session, export
+        self._owners[request.id] = session, export
+        self._engine.send(Add(request, session.id))
+
+    def _request(self, ticket: kv.Ticket, session: Session) -> Request:
+        """Return what a ticket asks of the engine. Raises MessageRefused."""
+        known = len(ticket.prompt_token_ids) + len(ticket.continuation.token_ids)
+        if len(session.exports) >= MOST_OPEN or session.open_tokens + known > MOST_OPEN_TOKENS:
+            raise MessageRefused("capacity", "ticket", "too many tickets are open on this connection")
         request = Request(
-            id=id,
+            id=next(self._ids),
             prompt=list(ticket.prompt_token_ids),
             sampling=sampling_from_wire(ticket.sampling),
             priority=ticket.priority,
@@ -248,7 +307,8 @@ class PrefillService(PrefillServicer):
             choice=ticket.continuation.choice,
             cache_scope=cache_scope_from_wire(ticket.cache_scope),
         )
-        self._engine.send(Add(request, session.id))
+        check_request(request, self._engine.ready)
+        return request
 
     def _lease(self, request: int, lease_ms: int) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(lease_ms / 1000, self._expire, request)
@@ -276,6 +336,7 @@ class PrefillService(PrefillServicer):
     def _end(self, request: int) -> None:
         """Free everything a ticket holds."""
         session, export = self._owners.pop(request)
+        session.open_tokens -= len(export.ticket.prompt_token_ids) + len(export.ticket.continuation.token_ids)
         export.lease.cancel()
         # It never generates more than the first tokens, whatever they were.
         reason = "length" if export.computed else "abort"

@@ -39,6 +39,7 @@ class Session:
         self.gpu_checked = True  # whether what goes over it has a checksum
         self.gpu_credit: int | None = None  # pieces that may be announced before more are allowed; None = any number
         self.exports: dict[int, Export] = {}  # by ticket id
+        self.open_tokens = 0  # of their prompts and continuations
         self.control: asyncio.Queue[kv.PrefillToDecode] = asyncio.Queue()
         self.pieces: asyncio.Queue[PackedPiece] = asyncio.Queue()
 

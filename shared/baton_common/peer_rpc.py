@@ -7,8 +7,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from .peer_refusals import PeerRefusals
+from .peer_refusals import MessageRefused, PeerRefusals
 from .peer_tls import PeerTls
 from .peer_token import PeerToken
 
@@ -25,7 +26,7 @@ def make_server(
 ) -> grpc.aio.Server:
     """Return a server that serves only peers, where there is TLS or a token. `bind` opens its ports."""
     refusals = refusals or PeerRefusals()
-    interceptors: list[grpc.aio.ServerInterceptor] = []
+    interceptors: list[grpc.aio.ServerInterceptor] = [_Readable(refusals)]
     if token is not None:
         interceptors.append(_TokenRequired(token, refusals))
     if tls is not None:
@@ -112,6 +113,57 @@ class _TokenChannel(grpc.aio.Channel):
             return method(*args, metadata=(*(metadata or ()), (TOKEN_HEADER, self._token.shown)), **kwargs)
 
         return call
+
+
+class _Readable(grpc.aio.ServerInterceptor):
+    """Refuses a single request that cannot be parsed, for which gRPC itself logs a traceback. Streams do it by
+    themselves, since their messages come one by one."""
+
+    def __init__(self, refusals: PeerRefusals) -> None:
+        self._refusals = refusals
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        kind = "unary_stream" if handler.response_streaming else "unary_unary"
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        behavior = self._guarded(getattr(handler, kind))
+        return make(behavior, _or_none(handler.request_deserializer), handler.response_serializer)
+
+    def _guarded(self, behavior: Callable[..., Any]) -> Callable[..., Any]:
+        async def check(request: Any, context: Any) -> None:
+            if request is None:
+                refusal = MessageRefused("unreadable", "message", "cannot be parsed")
+                self._refusals.add_message(context.peer(), refusal)
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+
+        async def answer(request: Any, context: Any) -> Any:
+            await check(request, context)
+            return await behavior(request, context)
+
+        async def stream(request: Any, context: Any) -> Any:
+            await check(request, context)
+            async with aclosing(behavior(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        # A stream's behaviour that is no generator writes to the context and returns nothing.
+        return stream if inspect.isasyncgenfunction(behavior) else answer
+
+
+def _or_none(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return None
+
+    return read
 
 
 class _TokenRequired(grpc.aio.ServerInterceptor):

@@ -9,6 +9,8 @@ GREEDY_BELOW = 1e-5
 _HOTTEST = 3e38
 # Bounds how deep the rules of one can refer to others.
 MOST_GRAMMAR_CHARS = 1 << 16
+# Each alternative of a token is computed, copied and sent in every step.
+_MOST_LOGPROBS = 1_024
 
 
 class GrammarKind(enum.IntEnum):
@@ -105,6 +107,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             ("min_p", 0 <= self.min_p <= 1, "must be between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "must be above 0"),
             ("n", self.n >= 1, "must be at least 1"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "must be finite"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "must be finite"),
+            ("repetition_penalty", math.isfinite(self.repetition_penalty), "must be finite"),
+            ("logit_bias", all(map(math.isfinite, self.logit_bias.values())), "must be finite"),
+            ("logprobs", 0 <= (self.logprobs or 0) <= _MOST_LOGPROBS, f"must be at most {_MOST_LOGPROBS}"),
+            (
+                "prompt_logprobs",
+                0 <= (self.prompt_logprobs or 0) <= _MOST_LOGPROBS,
+                f"must be at most {_MOST_LOGPROBS}",
+            ),
             ("bad_words", all(self.bad_words), "each must hold at least one token"),
         ]
         for field, ok, message in limits:

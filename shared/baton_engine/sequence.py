@@ -13,6 +13,9 @@ from .block_pool import SharedBlocks
 from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
 
+# The number of a choice is drawn from with 32-bit arithmetic on the GPU.
+_MOST_CHOICE = 1 << 16
+
 
 class FinishReason(enum.IntEnum):
     """As baton.v1.FinishReason."""
@@ -64,6 +67,8 @@ class Request(msgspec.Struct, kw_only=True):
         if self.output or self.choice:
             if params.n != 1:
                 return "n", "must be 1 for a choice that goes on"
+            if self.choice > _MOST_CHOICE:
+                return "choice", f"must be at most {_MOST_CHOICE}"
             if len(self.output) >= params.max_tokens:
                 return "max_tokens", f"{len(self.output)} tokens are there already"
             if min(self.output, default=0) < 0 or max(self.output, default=0) >= vocab_size:

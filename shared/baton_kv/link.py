@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from baton_common.extent import Extent
 from baton_common.peer_rpc import open_channel, why_failed
@@ -39,9 +40,9 @@ _CONNECT_TIMEOUT_S = 5.0
 class Receiver(Protocol):
     """Who gets what the prefill pod sends."""
 
-    def first_tokens(self, message: FirstTokens) -> None: ...
+    def first_tokens(self, link: "PrefillLink", message: FirstTokens) -> None: ...
 
-    def ticket_failed(self, message: TicketFailed) -> None: ...
+    def ticket_failed(self, link: "PrefillLink", message: TicketFailed) -> None: ...
 
     async def slot(self) -> tuple[int, memoryview]:
         """Wait for a staging slot; return its number and its memory."""
@@ -49,11 +50,11 @@ class Receiver(Protocol):
     def free(self, slot: int) -> None:
         """Take a slot back that holds nothing of use."""
 
-    def claim(self, piece: Piece) -> OpenTicket | None:
-        """Return the ticket that ordered a piece, None if it is refused."""
+    def claim(self, link: "PrefillLink", piece: Piece) -> OpenTicket | None:
+        """Return the ticket that ordered a piece over this link, None if it is refused."""
 
-    def refused(self, refusal: PieceRefused) -> None:
-        """Hear of a piece that was damaged on its way."""
+    def refused(self, link: "PrefillLink", refusal: PieceRefused) -> None:
+        """Hear of a piece that was damaged on its way over this link."""
 
     def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
         """Take a claimed piece, whose payload is at the beginning of a slot."""
@@ -111,7 +112,7 @@ class PrefillLink:
                 open_channel(self.address, options, self._tls, self._token) as bulk,
             ):
                 await self._converse(PrefillStub(control), pieces_of(bulk))  # type: ignore[no-untyped-call]
-        except* (grpc.aio.AioRpcError, OSError) as group:
+        except* (grpc.aio.AioRpcError, OSError, DecodeError) as group:
             error = group.exceptions[0]
             reason = why_failed(error) if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
             log.warning("link to prefill pod %s lost: %s", self.address, reason, extra={"event": "link_lost"})
@@ -147,6 +148,8 @@ class PrefillLink:
         """Return a connection for pieces, None when they are to come over gRPC."""
         if self._transport == "grpc" or (self._transport != "tcp" and not welcome.bulk_port):
             return None
+        if welcome.bulk_port > 65_535 or len(welcome.bulk_token) != bulk.TOKEN_BYTES:
+            raise ConnectionError("the prefill pod's welcome names no bulk connection")
         host = self.address.rpartition(":")[0].strip("[]")
         try:
             return await bulk.connect(host, welcome.bulk_port, welcome.bulk_token, self._tls)
@@ -169,9 +172,9 @@ class PrefillLink:
             message = await self._next_or_silence(call)
             match message.WhichOneof("kind"):
                 case "first_tokens":
-                    self._receiver.first_tokens(message.first_tokens)
+                    self._receiver.first_tokens(self, message.first_tokens)
                 case "failed":
-                    self._receiver.ticket_failed(message.failed)
+                    self._receiver.ticket_failed(self, message.failed)
                 case "gpu_pair":
                     self._receiver.pair_changed(self, message.gpu_pair)
 
@@ -201,7 +204,7 @@ class PrefillLink:
             except PieceRefused as refusal:
                 self._refuse(refusal)
                 continue
-            ticket = receiver.claim(piece)
+            ticket = receiver.claim(self, piece)
             if not piece.payload:
                 receiver.receive_on_gpu(self, piece, ticket)
             elif ticket is not None:
@@ -226,12 +229,12 @@ class PrefillLink:
                 ticket = None
                 try:
                     if frame.size > len(memory):
-                        receiver.refused(PieceRefused("range"))
+                        receiver.refused(self, PieceRefused("range"))
                         raise ConnectionError(f"a KV piece of {frame.size} bytes is too large")
                     piece = await frame.receive(connection, memory[: frame.size])
-                    ticket = receiver.claim(piece)
+                    ticket = receiver.claim(self, piece)
                 except PieceRefused as refusal:
-                    receiver.refused(refusal)
+                    receiver.refused(self, refusal)
                 finally:
                     if ticket is None:
                         receiver.free(slot)
@@ -245,11 +248,11 @@ class PrefillLink:
         except PieceRefused as refusal:
             self._refuse(refusal)
         else:
-            self._receiver.receive_on_gpu(self, piece, self._receiver.claim(piece))
+            self._receiver.receive_on_gpu(self, piece, self._receiver.claim(self, piece))
 
     def _refuse(self, refusal: PieceRefused) -> None:
         """Raises ConnectionError when it may be a piece that the other GPU sends: of which size is not known then."""
-        self._receiver.refused(refusal)
+        self._receiver.refused(self, refusal)
         if self.pair is not None:
             raise ConnectionError("the announcement of a piece from GPU to GPU was damaged")
 

@@ -1,6 +1,7 @@
 """Messages over a Unix socket pair: a 4-byte length, then msgpack."""
 
 import asyncio
+import contextlib
 import select
 import socket
 import struct
@@ -80,10 +81,17 @@ class RpcEnd:
 
     @classmethod
     async def open(cls, sock: socket.socket) -> "RpcEnd":
-        return cls(*await asyncio.open_unix_connection(sock=sock))
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        writer.transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        return cls(reader, writer)
 
     def send(self, command: Command) -> None:
         self._writer.write(encode(command))
+
+    async def drained(self) -> None:
+        """Wait while too much waits to be read by the engine. An engine that is gone is for `receive` to notice."""
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
 
     async def receive(self) -> Event:
         """Return the next event. Raises asyncio.IncompleteReadError when the engine is gone."""

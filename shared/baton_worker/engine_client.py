@@ -96,6 +96,10 @@ class EngineClient:
     def send(self, command: Command) -> None:
         self._channel.send(command)
 
+    async def drained(self) -> None:
+        """Wait while the engine is so far behind that megabytes of commands wait for it."""
+        await self._channel.drained()
+
     async def outputs(self) -> AsyncIterator[Output]:
         """Yield what the engine says, until the process ends: then raises EngineDied."""
         while True:

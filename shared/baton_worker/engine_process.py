@@ -87,6 +87,7 @@ class EngineLoop:
             step_tokens=engine.config.max_num_batched_tokens,
             num_threads=threads.count if threads is not None else 0,
             threads_spin=threads is not None and threads.spin,
+            max_num_seqs=engine.config.max_num_seqs,
         )
 
     def run(self) -> None:

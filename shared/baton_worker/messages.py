@@ -158,6 +158,7 @@ class Ready(msgspec.Struct, tag=True):
     step_tokens: int = 0  # that it computes at a time; 0 = not told
     num_threads: int = 0  # that compute on CPU; 0 = a GPU computes
     threads_spin: bool = False  # while they wait
+    max_num_seqs: int = 128  # choices of a request at most
 
 
 class Refused(msgspec.Struct, tag=True):

@@ -83,6 +83,13 @@ class WorkerCollector(Collector):
             "port",
             self._refusals.counts,
         )
+        yield _counters(
+            "baton_peer_messages_refused",
+            "Messages of peers that were not acted on, by why.",
+            self._baton,
+            "reason",
+            self._refusals.messages,
+        )
         yield from self._vllm_gauges()
         yield from self._vllm_counters()
         yield from self._vllm_histograms()

@@ -24,12 +24,13 @@ from baton_proto.serving_pb2_grpc import add_WorkerServicer_to_server
 
 from .cache_view import CacheView
 from .engine_client import EngineClient, EngineDied
-from .messages import Output
+from .messages import Output, Ready
 from .metrics import WorkerCollector
 from .metrics_server import MetricsServer
 from .report import Reporter
 from .request_metrics import RequestMetrics
 from .settings import WorkerSettings
+from .wire_checks import most_message_bytes
 
 if TYPE_CHECKING:
     from baton_common.tracing import Tracing
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 _HAND_BACK_S = 1.0
 _HANDLERS_END_S = 0.1
+_MOST_STREAMS = 32
 
 
 class Service(Protocol):
@@ -100,7 +102,7 @@ class WorkerServer:
         tracing = self._tracing(self._name)
         service = self._make_service(engine, self._epoch, metrics, tracing)
         health = HealthServicer()
-        server = make_server(channel_options(engine.ready.slot_bytes), tls, token, settings.peer_refusals)
+        server = make_server(server_options(engine.ready), tls, token, settings.peer_refusals)
         service.add_to(server)
         add_WorkerServicer_to_server(  # type: ignore[no-untyped-call]
             Reporter(self._info(engine), lambda: self._report(service), self._cache), server
@@ -230,6 +232,15 @@ def role_name(role: pb.Role) -> str:
     return name.removeprefix("ROLE_").lower()
 
 
+def server_options(ready: Ready) -> list[tuple[str, int]]:
+    """Return gRPC options of a worker's port, which takes orders but no pieces."""
+    options = dict(channel_options(ready.slot_bytes))
+    options["grpc.max_receive_message_length"] = most_message_bytes(ready.max_model_len)
+    # A peer has a few streams on each connection.
+    options["grpc.max_concurrent_streams"] = _MOST_STREAMS
+    return list(options.items())
+
+
 def channel_options(piece_bytes: int) -> list[tuple[str, int]]:
     """Return gRPC options for messages of up to piece_bytes of KV, with dead peers noticed in about ten seconds."""
     limit = piece_bytes + MESSAGE_OVERHEAD
@@ -256,8 +267,9 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: PeerTls | None) ->
 
 
 def _calm(record: logging.LogRecord) -> bool:
-    """Call it no error that a peer has gone in the middle of a message to it, as gRPC does."""
-    if str(record.msg).startswith("ExecuteBatchError raised in core"):
+    """Call it no error, as gRPC does, that a peer has gone in the middle of a message or has sent one that cannot be
+    read."""
+    if str(record.msg).startswith(("ExecuteBatchError raised in core", "Exception deserializing message")):
         record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
     return True
 
@@ -265,7 +277,8 @@ def _calm(record: logging.LogRecord) -> bool:
 def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
     """Run a worker pod's process to its end. Exits with status 1 and one clear message when it cannot serve."""
     configure_logging(role_name(role), settings.log_level)
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_calm)
+    for name in ("grpc._cython.cygrpc", "grpc._common"):
+        logging.getLogger(name).addFilter(_calm)
 
     async def run() -> None:
         await WorkerServer(settings, role, make_service).run()

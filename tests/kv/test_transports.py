@@ -84,6 +84,9 @@ class PrefillEngine:
         self.aborted: list[int] = []
         self.free_slots = list(range(NUM_SLOTS))
 
+    async def drained(self) -> None:
+        pass
+
     def send(self, command: Command) -> None:
         match command:
             case Add():
@@ -133,15 +136,15 @@ class DecodePod:
     def free(self, slot: int) -> None:
         self.slots.put_nowait(slot)
 
-    def claim(self, piece: Piece) -> OpenTicket | None:
+    def claim(self, link: PrefillLink, piece: Piece) -> OpenTicket | None:
         try:
             self._layout.check(piece)
             return self.tickets.claim(piece)
         except PieceRefused as refusal:
-            self.refused(refusal)
+            self.refused(link, refusal)
             return None
 
-    def refused(self, refusal: PieceRefused) -> None:
+    def refused(self, link: PrefillLink, refusal: PieceRefused) -> None:
         self.refusals.append(refusal.reason)
 
     def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
@@ -170,9 +173,9 @@ class DecodePod:
             if self.unchecked or piece.header.gpu_checksum == zlib.crc32(data):
                 self.arrived[ticket.id, piece.extent.first_token] = data
 
-    def first_tokens(self, message: kv.FirstTokens) -> None: ...
+    def first_tokens(self, link: PrefillLink, message: kv.FirstTokens) -> None: ...
 
-    def ticket_failed(self, message: kv.TicketFailed) -> None: ...
+    def ticket_failed(self, link: PrefillLink, message: kv.TicketFailed) -> None: ...
 
     def link_lost(self, link: PrefillLink) -> None:
         self.lost.set()
@@ -190,7 +193,7 @@ class Pair:
     async def order(self, num_tokens: int) -> tuple[OpenTicket, int]:
         """Open a ticket and send it; return it and the number that the prefill engine has for it."""
         ticket = self.decode.tickets.open(1, 7, extent(0, num_tokens))
-        sampling = pb.SamplingParams(max_tokens=2, n=1)
+        sampling = pb.SamplingParams(max_tokens=2, n=1, top_p=1, repetition_penalty=1)
         order = kv.Ticket(
             ticket_id=ticket.id, prompt_token_ids=[1] * num_tokens, sampling=sampling, generation=7, lease_ms=60_000
         )

@@ -17,10 +17,18 @@
 {{- $transport := $root.Values.gpuPairs.enabled | ternary (empty $tls | ternary "" "nccl") "tcp" -}}
 {{- with $transport }}{{ $_ := set $engine "kv-transport" . }}{{ end -}}
 {{- end -}}
+{{- /* Not as flags, which images of earlier versions would refuse. */ -}}
 {{- $env := list -}}
 {{- if and (eq $workload.role "prefill") (eq $device "cuda") (not $root.Values.gpuPairs.enabled) -}}
-{{- /* No memory is to be set aside for them then. No flag, which images of earlier versions would refuse. */ -}}
+{{- /* No memory is to be set aside for them then. */ -}}
 {{- $env = list (dict "name" "BATON_GPU_PAIR_MEMORY" "value" "0") -}}
+{{- end -}}
+{{- if eq $workload.role "decode" -}}
+{{- $pool := eq $workload.pool "default" | ternary "" $workload.pool -}}
+{{- $revision := eq $workload.revision "stable" | ternary "" $workload.revision -}}
+{{- /* The headless Service of the prefill pods that gateways pair with these. */ -}}
+{{- $prefill := include "baton.name" (list (include "baton.fullname" $root) $workload.key $pool "prefill" $revision) -}}
+{{- $env = append $env (dict "name" "BATON_PREFILL_NETWORKS" "value" (printf "%s:50051" $prefill)) -}}
 {{- end -}}
 {{- $engine = include "baton.merge" (list $engine $spec.engine) | fromJson -}}
 apiVersion: apps/v1

@@ -1,0 +1,1 @@
+"""Hostile and broken peers: odd messages to every port of the workers, beside a client that must notice nothing."""

@@ -1,0 +1,22 @@
+"""In place of a pod's engine process: it only listens."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from baton_worker.messages import Ready
+
+
+class ListeningEngine:
+    def __init__(self) -> None:
+        self.ready = Ready("f", 1024, 512, 16, 64, 1, 1, 64, 1 << 16, 4)
+        self.heard: list[Any] = []
+        self.send = self.heard.append
+
+    async def drained(self) -> None:
+        pass
+
+    async def until(self, condition: Callable[[Any], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not (self.heard and condition(self.heard[-1])):
+                await asyncio.sleep(0.01)
