@@ -16,6 +16,7 @@ from baton_worker.channel import EngineEnd, encode
 from baton_worker.engine_process import EngineLoop
 from baton_worker.kv_mover import KvMover
 from baton_worker.messages import Abort, Add, Command, Event, Output, Ping, Start
+from baton_worker.pair_memory import PairMemory
 from tests.conftest import MakeModel
 from tests.engine.harness import make_engine, make_prompt, make_request
 
@@ -30,7 +31,7 @@ class LoopInThread:
         self._ours, theirs = socket.socketpair()
         engine = make_engine(folder)
         fds = [StagingArena.create_file("exports"), StagingArena.create_file("imports")]
-        self._loop = EngineLoop(EngineEnd(theirs), engine, Start(engine.config, "test", "warning", *fds))
+        self._loop = EngineLoop(EngineEnd(theirs), engine, Start(engine.config, "test", "warning", *fds), PairMemory())
         for fd in fds:
             os.close(fd)
         self._pending = b""
