@@ -1,6 +1,7 @@
 """Serves metrics and probes over HTTP, beside the event loop."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -54,7 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        # Whoever asks may leave before the answer, which is no error here.
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Leave scrapes out of the log."""

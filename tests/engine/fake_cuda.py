@@ -15,7 +15,7 @@ from baton_engine.cuda_runner import CudaRunner
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.ops import TORCH
-from baton_kernels.decode_parts import LENGTH, PART, ROW, DecodeParts
+from baton_kernels.decode_parts import LENGTH, PART, PARTS, ROW, DecodeParts
 from baton_kernels.reference.decode_parts import parts_reference
 from baton_kernels.reference.logprobs import chosen_logprobs_reference
 from baton_kernels.reference.paged_attention import AttentionVariant, paged_attention_reference
@@ -72,7 +72,10 @@ def decode_attention(
 def plan_parts(
     lengths: torch.Tensor, rows: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor
 ) -> DecodeParts:
-    return DecodeParts(torch.tensor(parts_reference(lengths.tolist(), rows.tolist(), capacity, block_keys)).T, arrivals)
+    plan = torch.tensor(parts_reference(lengths.tolist(), rows.tolist(), capacity, block_keys)).T
+    first = plan[PART] == 0
+    spans = torch.stack([first.nonzero()[:, 0], plan[PARTS, first]])
+    return DecodeParts(plan, spans, arrivals)
 
 
 def prefill_attention(

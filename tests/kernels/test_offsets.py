@@ -10,20 +10,30 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from baton_kernels.activation import silu_mul, silu_mul_reference
-from baton_kernels.blocks import gather_kv, gather_kv_reference, scatter_kv
+from baton_kernels.activation import silu_mul
+from baton_kernels.blocks import gather_kv, scatter_kv
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
-from baton_kernels.decode_inputs import BLOCK, POSITION, ROW, DecodeInputs
+from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.decode_parts import plan_parts
-from baton_kernels.linear import fixed_linear, linear, linear_reference
-from baton_kernels.logprobs import chosen_logprobs, chosen_logprobs_reference
-from baton_kernels.norm import add_rms_norm, add_rms_norm_reference
-from baton_kernels.paged_attention import AttentionVariant, paged_attention_reference
-from baton_kernels.penalties import apply_penalties, apply_penalties_reference
+from baton_kernels.linear import fixed_linear, linear
+from baton_kernels.logprobs import chosen_logprobs
+from baton_kernels.norm import add_rms_norm
+from baton_kernels.penalties import apply_penalties
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
-from baton_kernels.rope import rope_and_cache, rope_and_cache_reference
-from baton_kernels.sampling import gumbel_argmax, gumbel_argmax_reference
-from baton_kernels.thresholds import thresholds, thresholds_reference
+from baton_kernels.reference.activation import silu_mul_reference
+from baton_kernels.reference.blocks import gather_kv_reference
+from baton_kernels.reference.decode_inputs import BLOCK, POSITION, ROW
+from baton_kernels.reference.linear import linear_reference
+from baton_kernels.reference.logprobs import chosen_logprobs_reference
+from baton_kernels.reference.norm import add_rms_norm_reference
+from baton_kernels.reference.paged_attention import AttentionVariant, paged_attention_reference
+from baton_kernels.reference.penalties import apply_penalties_reference
+from baton_kernels.reference.rope import rope_and_cache_reference
+from baton_kernels.reference.sampling import gumbel_argmax_reference
+from baton_kernels.reference.thresholds import thresholds_reference
+from baton_kernels.rope import rope_and_cache
+from baton_kernels.sampling import gumbel_argmax
+from baton_kernels.thresholds import thresholds
 from baton_kernels.tuning import LinearConfig
 
 from .closeness import relative_error
