@@ -40,10 +40,10 @@ clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Bato
 	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \
 		--baton $(BIN)/baton $(ARGS)
 
-fuzz: $(DEV)  ## Forty times the odd bodies and messages that `make test` sends to gateway and workers (FUZZ_SEED=N repeats a run)
+fuzz: $(DEV)  ## Forty times the odd bodies and messages of `make test` (FUZZ_SEED=N repeats a run)
 	@export FUZZ_BODIES=$${FUZZ_BODIES:-200000} FUZZ_SEED=$${FUZZ_SEED:-$$RANDOM}; echo "FUZZ_SEED=$$FUZZ_SEED"; \
-		export FUZZ_MESSAGES=$${FUZZ_MESSAGES:-100000}; \
-		exec $(BIN)/python -m pytest -s tests/gateway/fuzz tests/fuzz_peers $(ARGS)
+		export FUZZ_MESSAGES=$${FUZZ_MESSAGES:-100000} FUZZ_ANNOUNCEMENT_PODS=$${FUZZ_ANNOUNCEMENT_PODS:-200}; \
+		exec $(BIN)/python -m pytest -s tests/gateway/fuzz tests/fuzz_peers tests/e2e/test_bad_announcements.py $(ARGS)
 
 conformance: $(RUN) $(CONFORMANCE)/.installed  ## 2,000 requests made from OpenAI's specification: OPENAPI=FILE
 	@exec $(CONFORMANCE)/bin/python -m tests.conformance --baton $(BIN)/baton $(ARGS) $(OPENAPI)

@@ -6,7 +6,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 # Folders whose tests start pods, most of them several processes that share the cores.
-WITH_PODS: Final = {"chaos", "cli", "clients", "e2e", "ingress", "loadtest", "prometheus"}
+WITH_PODS: Final = {"chaos", "cli", "clients", "e2e", "fuzz_peers", "ingress", "loadtest", "prometheus"}
 
 
 class TwoProcesses(LoadScopeScheduling):

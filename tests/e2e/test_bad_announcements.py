@@ -137,7 +137,7 @@ async def hostile(*arguments: Any) -> AsyncIterator[Hostile]:
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 async def test_the_decode_pod_lives(llama: Path, start_worker: StartWorker, transport: str) -> None:
-    rounds = int(os.environ.get("BATON_FUZZ_ANNOUNCEMENT_PODS", "12"))
+    rounds = int(os.environ.get("FUZZ_ANNOUNCEMENT_PODS", "12"))
     prefill, decode = await start_pair(start_worker)
     fingerprint = (await decode.info()).fingerprint
     sent = 0
