@@ -220,7 +220,7 @@ class PrefillLink:
                 try:
                     frame = await bulk.receive_frame(connection)
                 except PieceRefused as refusal:
-                    receiver.refused(refusal)
+                    receiver.refused(self, refusal)
                     raise ConnectionError("what comes over the bulk connection is no KV piece") from None
                 if not frame.size:
                     await self._read_gpu_header(connection, frame)
