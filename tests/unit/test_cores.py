@@ -11,20 +11,29 @@ from baton_common.cores import available_cores, cpu_quota
 POD = "kubepods/burstable/pod1"
 
 
+MOUNTS = """\
+30 20 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw
+31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct
+32 30 0:28 / /sys/fs/cgroup/cpuset rw,nosuid - cgroup cgroup rw,cpuset
+"""
+
+
 class Machine:
     """The files of a machine, as far as they matter here."""
 
-    def __init__(self, folder: Path) -> None:
-        self.proc, self.cgroup = folder / "proc", folder / "cgroup"
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.write("proc/self/mountinfo", MOUNTS)
 
     def write(self, path: str, text: str) -> "Machine":
-        file = self.proc.parent / path
+        """path: below the root, where `cgroup/` stands for the mount point of cgroups."""
+        file = self._root / path.replace("cgroup/", "sys/fs/cgroup/", path.startswith("cgroup/"))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(text.encode("latin-1"))
         return self
 
     def quota(self) -> float | None:
-        return cpu_quota(self.proc, self.cgroup)
+        return cpu_quota(self._root)
 
 
 @pytest.fixture
@@ -32,10 +41,11 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def version_1(machine: Machine, quota: str, period: str = "100000", folder: str = "cpu,cpuacct") -> Machine:
+def version_1(machine: Machine, quota: str, folder: str = "cpu,cpuacct") -> Machine:
+    machine.write("proc/self/mountinfo", MOUNTS.replace("cgroup/cpu,cpuacct", f"cgroup/{folder}"))
     machine.write("proc/self/cgroup", "11:memory:/docker/1\n4:cpu,cpuacct:/docker/1\n0::/system.slice\n")
     machine.write(f"cgroup/{folder}/cpu.cfs_quota_us", f"{quota}\n")
-    return machine.write(f"cgroup/{folder}/cpu.cfs_period_us", f"{period}\n")
+    return machine.write(f"cgroup/{folder}/cpu.cfs_period_us", "100000\n")
 
 
 @pytest.mark.parametrize(
@@ -66,8 +76,8 @@ def test_the_lowest_limit_on_the_way_to_the_root_counts(machine: Machine) -> Non
 
 
 def test_version_1_below_the_mounted_root(machine: Machine) -> None:
-    version_1(machine, "-1").write("cgroup/cpu/docker/1/cpu.cfs_quota_us", "70000")
-    assert machine.write("cgroup/cpu/docker/1/cpu.cfs_period_us", "100000").quota() == 0.7
+    version_1(machine, "-1").write("cgroup/cpu,cpuacct/docker/1/cpu.cfs_quota_us", "70000")
+    assert machine.write("cgroup/cpu,cpuacct/docker/1/cpu.cfs_period_us", "100000").quota() == 0.7
 
 
 def test_other_hierarchies_say_nothing(machine: Machine) -> None:
