@@ -44,7 +44,7 @@ async def discovering(folder: Path, model: Path) -> AsyncIterator[Stack]:
     selector = ",".join(f"{name}={value}" for name, value in LABELS.items())
     file = folder / "models.yaml"
     file.write_text(json.dumps({"models": [{"name": "tiny", "folder": str(model), "pools": [{"selector": selector}]}]}))
-    settings = {"models_file": file, "namespace": "default", "canary_configmap": "it-canary"}
+    settings = {"models_file": file, "namespace": "default", "canary_configmaps": "it-canary"}
     async with running(None, [], **settings) as stack:
         yield stack
 
