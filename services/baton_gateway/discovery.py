@@ -16,7 +16,7 @@ _PORT = "grpc"
 
 
 class Discovery:
-    """Watches EndpointSlices for every pool that has a selector, and the ConfigMaps of the canaries, if they are named."""
+    """Watches EndpointSlices for every pool that has a selector, and the ConfigMaps of canaries, if they are named."""
 
     def __init__(self, settings: GatewaySettings, catalog: Catalog) -> None:
         """Raises KubernetesError when there is no cluster."""

@@ -67,7 +67,9 @@ def test_zero_and_false_override():
 
 def test_the_canary_config_map_says_where_canaries_stand():
     config = named(case("everything"), "ConfigMap", "rel-baton-canary-values")["data"]
-    controller = yaml.safe_load(named(case("everything"), "ConfigMap", "rel-baton-controller")["data"]["controller.yaml"])
+    controller = yaml.safe_load(
+        named(case("everything"), "ConfigMap", "rel-baton-controller")["data"]["controller.yaml"]
+    )
     generation = controller["models"]["acme/Large"]["canary"]["generation"]
     assert json.loads(config["canary.json"]) == {
         "acme/Large": {"revision": "v2", "weight": 0, "shadow": True, "generation": generation},
