@@ -81,7 +81,7 @@ class CanaryMap:
         owners = None
         if self._owner:
             owner = self._apps.read_namespaced_deployment(self._owner, self._namespace, _request_timeout=_TIMEOUT_S)
-            uid = owner.metadata.uid
+            uid = (owner.metadata.uid if owner.metadata else None) or ""
             owners = [client.V1OwnerReference(api_version="apps/v1", kind="Deployment", name=self._owner, uid=uid)]
         return client.V1ObjectMeta(name=self._name, owner_references=owners)
 
