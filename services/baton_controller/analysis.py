@@ -35,6 +35,10 @@ class CanaryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     canary: Counters = NOTHING
     stable: Counters = NOTHING
 
+    def judged_by(self, spec: CanarySpec) -> bool:
+        """Whether this is the state of the canary that the configuration names, with the same settings."""
+        return (self.revision, self.generation) == (spec.revision, str(spec.generation))
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -53,7 +57,7 @@ def decide(state: CanaryState | None, spec: CanarySpec, now: float, canary: Coun
     beyond its limit and chance is not excluded, the canary stays, and the next comparison has more requests. Only
     when every measure is within its limit does the canary advance. One that fails outright is rolled back at once.
     """
-    if state is None or (state.revision, state.generation) != (spec.revision, str(spec.generation)):
+    if state is None or not state.judged_by(spec):
         return _begin(spec, now)
     if state.rolled_back:
         return Decision(state)
@@ -75,7 +79,7 @@ def decide(state: CanaryState | None, spec: CanarySpec, now: float, canary: Coun
 
 
 def set_by_hand(state: CanaryState, spec: CanarySpec, weight: int, now: float) -> CanaryState:
-    """Return the state after somebody else has changed the weight: 0 stays, from another it goes on."""
+    """Return the state after an operator has set the weight: 0 stays, from another the canary goes on."""
     if weight == 0:
         return _roll_back(state, "the weight was set to 0 by hand").state
     step = sum(step <= weight for step in spec.steps)

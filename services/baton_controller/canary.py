@@ -43,7 +43,7 @@ class Canary:
             before = self._map.read()
             after, decisions = _decide(before, specs, self._readings, readings, now)
             try:
-                if after != before:
+                if after.states != before.states:
                     self._map.write(after)
                 break
             except ApiException as error:
@@ -80,23 +80,20 @@ def _decide(
     readings: Mapping[str, Readings],
     now: float,
 ) -> tuple[Canaries, dict[str, Decision]]:
-    after = before.copy()
+    after = Canaries({}, before.overrides)
     decisions = {}
-    for model in before.states.keys() - specs.keys():
-        # Its weight would greet the next canary of this name.
-        after.weights.pop(model, None)
-        del after.states[model]
     for model, spec in specs.items():
         canary, stable = (
             arrived(earlier.get(model, {}), readings[model], name) for name in (spec.revision, spec.stable)
         )
-        state = before.states.get(model)
-        entry = after.weights.setdefault(model, {"shadow": False})
-        weight = entry.get("weight")
-        if state is not None and isinstance(weight, int) and weight != state.weight:
-            state = set_by_hand(state, spec, weight, now)
-            log.info("canary of %s: %s", model, state.verdict, extra={"event": "canary_set_by_hand", "model": model})
-        decisions[model] = decision = decide(state, spec, now, canary, stable)
-        entry.update(revision=decision.state.revision, weight=decision.state.weight)
-        after.states[model] = decision.state
+        state, override = before.states.get(model), before.overrides.get(model)
+        if state is None or not state.judged_by(spec) or override is None:
+            decisions[model] = decide(state, spec, now, canary, stable)
+        else:
+            if override != state.weight:
+                state = set_by_hand(state, spec, override, now)
+                extra = {"event": "canary_set_by_hand", "model": model}
+                log.info("canary of %s: %s", model, state.verdict, extra=extra)
+            decisions[model] = Decision(state)
+        after.states[model] = decisions[model].state
     return after, decisions

@@ -1,4 +1,4 @@
-"""The ConfigMap that gateways follow, and that keeps the analysis across restarts of the controller."""
+"""The controller's own ConfigMap: the weights that gateways follow, and the analysis, which survives restarts."""
 
 import logging
 from dataclasses import dataclass
@@ -6,55 +6,96 @@ from typing import Any
 
 import msgspec
 from kubernetes import client
+from kubernetes.client import ApiException
 
 from baton_controller.analysis import CanaryState
+from baton_controller.field_manager import FIELD_MANAGER
+from baton_kube.canary_maps import (
+    ANALYSIS_KEY,
+    OVERRIDE_KEY,
+    STATUS_KEY,
+    CanaryMapError,
+    Moved,
+    override_map,
+    parse_override,
+    status_map,
+)
 
 log = logging.getLogger(__name__)
 
-WEIGHTS_KEY = "canary.json"
-ANALYSIS_KEY = "analysis.json"
 _TIMEOUT_S = 10
+_NOT_FOUND = 404
 
 
 @dataclass
 class Canaries:
-    """weights: what gateways read, by model: revision, weight, shadow, and what else somebody has put there."""
+    """states: of the canaries that the controller judges. overrides: weights that operators have set. By model."""
 
-    weights: dict[str, dict[str, Any]]
     states: dict[str, CanaryState]
-
-    def copy(self) -> "Canaries":
-        return Canaries({model: dict(entry) for model, entry in self.weights.items()}, dict(self.states))
+    overrides: dict[str, int]
 
 
 class CanaryMap:
     """Reads and writes it; a write is refused when somebody else has written since the last read."""
 
-    def __init__(self, api: client.ApiClient, namespace: str, name: str) -> None:
+    def __init__(self, api: client.ApiClient, namespace: str, prefix: str, owner: str = "") -> None:
+        """prefix: of the names of the ConfigMaps. owner: the Deployment with which this ConfigMap goes, if any."""
         self._core = client.CoreV1Api(api)
+        self._apps = client.AppsV1Api(api)
         self._namespace = namespace
-        self._name = name
+        self._name = status_map(prefix)
+        self._override_name = override_map(prefix)
+        self._owner = owner
         self._version: str | None = None
+        self._overrides: dict[str, int] = {}
         self.uid = ""
 
     def read(self) -> Canaries:
-        """Raises ApiException, with 404 when there is none."""
-        found = self._core.read_namespaced_config_map(self._name, self._namespace, _request_timeout=_TIMEOUT_S)
-        assert found.metadata is not None
-        self._version, self.uid = found.metadata.resource_version, found.metadata.uid or ""
-        data = found.data or {}
-        return Canaries(
-            _decoded(data, WEIGHTS_KEY, dict[str, dict[str, Any]]), _decoded(data, ANALYSIS_KEY, dict[str, CanaryState])
-        )
+        """Raises ApiException. A ConfigMap that does not exist has no data."""
+        found = self._found(self._name)
+        self._note(found)
+        data = (found.data if found else None) or {}
+        try:
+            override = self._found(self._override_name)
+            self._overrides = parse_override(((override.data if override else None) or {}).get(OVERRIDE_KEY, ""))
+        except CanaryMapError as error:
+            log.error("overrides stay as they were: %s", error, extra={"event": "canary_override_refused"})
+        return Canaries(_decoded(data, ANALYSIS_KEY, dict[str, CanaryState]), dict(self._overrides))
 
     def write(self, canaries: Canaries) -> None:
         """Raises ApiException, with 409 when what was read is not the newest any more."""
+        weights = {model: Moved(state.generation, state.weight) for model, state in canaries.states.items()}
         data = {
-            WEIGHTS_KEY: msgspec.json.encode(canaries.weights).decode(),
+            STATUS_KEY: msgspec.json.encode(weights).decode(),
             ANALYSIS_KEY: msgspec.json.encode(canaries.states).decode(),
         }
-        body = {"metadata": {"resourceVersion": self._version}, "data": data}
-        self._core.patch_namespaced_config_map(self._name, self._namespace, body, _request_timeout=_TIMEOUT_S)
+        how: dict[str, Any] = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
+        if self._version is None:
+            body = client.V1ConfigMap(metadata=self._metadata(), data=data)
+            self._note(self._core.create_namespaced_config_map(self._namespace, body, **how))
+        else:
+            changed = {"metadata": {"resourceVersion": self._version}, "data": data}
+            self._note(self._core.patch_namespaced_config_map(self._name, self._namespace, changed, **how))
+
+    def _metadata(self) -> client.V1ObjectMeta:
+        owners = None
+        if self._owner:
+            owner = self._apps.read_namespaced_deployment(self._owner, self._namespace, _request_timeout=_TIMEOUT_S)
+            uid = (owner.metadata.uid if owner.metadata else None) or ""
+            owners = [client.V1OwnerReference(api_version="apps/v1", kind="Deployment", name=self._owner, uid=uid)]
+        return client.V1ObjectMeta(name=self._name, owner_references=owners)
+
+    def _note(self, found: client.V1ConfigMap | None) -> None:
+        metadata = found.metadata if found else None
+        self._version, self.uid = (metadata.resource_version, metadata.uid or "") if metadata else (None, "")
+
+    def _found(self, name: str) -> client.V1ConfigMap | None:
+        try:
+            return self._core.read_namespaced_config_map(name, self._namespace, _request_timeout=_TIMEOUT_S)
+        except ApiException as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return None
 
 
 def _decoded(data: dict[str, str], key: str, kind: Any) -> Any:

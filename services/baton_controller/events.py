@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 
 from kubernetes import client
 
+from baton_controller.field_manager import FIELD_MANAGER
+
 _TIMEOUT_S = 10
 _MOST_CHARS = 1024  # the API server takes no more
-_COMPONENT = "baton-controller"
 
 
 class Events:
@@ -34,8 +35,10 @@ class Events:
             count=1,
             first_timestamp=now,
             last_timestamp=now,
-            reporting_component=_COMPONENT,
+            reporting_component=FIELD_MANAGER,
             reporting_instance=self._instance,
-            source=client.V1EventSource(component=_COMPONENT),
+            source=client.V1EventSource(component=FIELD_MANAGER),
         )
-        self._core.create_namespaced_event(self._namespace, event, _request_timeout=_TIMEOUT_S)
+        self._core.create_namespaced_event(
+            self._namespace, event, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
+        )

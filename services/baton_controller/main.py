@@ -22,6 +22,7 @@ from baton_controller.metrics import Metrics
 from baton_controller.scaler import Scaler
 from baton_controller.settings import ControllerSettings
 from baton_kube.api import connect, own_namespace
+from baton_kube.canary_maps import status_map
 from baton_kube.errors import KubernetesError
 
 log = logging.getLogger(__name__)
@@ -62,8 +63,8 @@ async def _run(settings: ControllerSettings, config: ConfigFollower, api: client
 def build(settings: ControllerSettings, config: ConfigFollower, api: client.ApiClient, metrics: Metrics) -> Controller:
     """Return a controller of what the settings name."""
     namespace = settings.namespace or own_namespace()
-    canary_map = CanaryMap(api, namespace, settings.canary_configmap)
-    events = Events(api, namespace, settings.canary_configmap, socket.gethostname())
+    canary_map = CanaryMap(api, namespace, settings.canary_configmaps, settings.owner)
+    events = Events(api, namespace, status_map(settings.canary_configmaps), socket.gethostname())
     return Controller(
         config,
         Gateways(api, namespace, settings.release),

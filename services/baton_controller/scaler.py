@@ -7,6 +7,7 @@ from kubernetes import client
 
 from baton_controller.config_file import ConfigFile, ModelSpec, RoleSpec, ScalerSpec
 from baton_controller.counters import Reading, extended, total, window
+from baton_controller.field_manager import FIELD_MANAGER
 from baton_controller.load import Load, load_of
 from baton_controller.metrics import Metrics
 from baton_controller.report import Report
@@ -100,7 +101,7 @@ class Scaler:
     def _scale(self, role: RoleSpec, replicas: int) -> None:
         body = {"spec": {"replicas": replicas}}
         self._apps.patch_namespaced_deployment_scale(
-            role.deployment, self._namespace, body, _request_timeout=_TIMEOUT_S
+            role.deployment, self._namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
         )
 
 

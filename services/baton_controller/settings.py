@@ -25,8 +25,11 @@ class ControllerSettings(BaseSettings):
     """Name of the Helm release: its gateways are the pods labelled app.kubernetes.io/instance with it."""
     config_file: Path
     """YAML or JSON file with each model's canary and scaler; read again when it changes."""
-    canary_configmap: str = ""
-    """ConfigMap that gateways follow and that keeps the analysis. Empty: the release's name and `-canary`."""
+    canary_configmaps: str = ""
+    """What the names of the canaries' ConfigMaps begin with: the controller makes PREFIX-status, which gateways follow
+    and which keeps the analysis, and reads PREFIX-override. Empty: the release's name and `-canary`."""
+    owner: str = ""
+    """Deployment that owns the ConfigMap that the controller makes, so that it is removed with it. Empty: none."""
     interval_s: float = Field(default=15, gt=0)
     """Seconds between two looks at the gateways."""
     admin_host: str = "0.0.0.0"
@@ -38,5 +41,5 @@ class ControllerSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _named(self) -> "ControllerSettings":
-        self.canary_configmap = self.canary_configmap or f"{self.release}-canary"
+        self.canary_configmaps = self.canary_configmaps or f"{self.release}-canary"
         return self

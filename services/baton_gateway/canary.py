@@ -1,8 +1,11 @@
 """Which share of a model's requests another revision gets, as a ConfigMap or a file says it."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
+
+from baton_kube.canary_maps import Moved
 
 
 class Canary(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -23,6 +26,12 @@ class Canary(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return lot * 100 < self.weight
 
 
+class Stated(Canary, forbid_unknown_fields=True, frozen=True):
+    """A canary as Helm values say it. generation: names its settings where the controller gives the weight."""
+
+    generation: str = ""
+
+
 class CanaryError(ValueError):
     """What is said of canaries makes no sense."""
 
@@ -33,3 +42,28 @@ def parse_canaries(text: str | bytes) -> dict[str, Canary]:
         return msgspec.json.decode(text, type=dict[str, Canary])
     except msgspec.MsgspecError as error:
         raise CanaryError(str(error)) from None
+
+
+def parse_stated(text: str) -> dict[str, Stated]:
+    """Read what Helm values say, a JSON object by the name of the model. Raises CanaryError."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Stated])
+    except msgspec.MsgspecError as error:
+        raise CanaryError(str(error)) from None
+
+
+def effective(
+    stated: Mapping[str, Stated], moved: Mapping[str, Moved], overrides: Mapping[str, int]
+) -> dict[str, Canary]:
+    """Return the canaries with the weights that hold: an override, else the controller's, else the stated one.
+
+    The controller's is for the settings that it has seen. A canary with other settings has the stated weight.
+    """
+    canaries = {}
+    for model, canary in stated.items():
+        weight: float = canary.weight
+        found = moved.get(model)
+        if canary.generation and found is not None and found.generation == canary.generation:
+            weight = found.weight
+        canaries[model] = Canary(canary.revision, overrides.get(model, weight), canary.shadow)
+    return canaries

@@ -1,32 +1,27 @@
 """Where pods are, and which share of requests a canary gets, as the Kubernetes API tells it."""
 
-import logging
 from collections.abc import Callable
 
 from kubernetes import client
 
 from baton_gateway.background import FAILURES
-from baton_gateway.canary import CanaryError, parse_canaries
+from baton_gateway.canary_watches import CanaryWatches
 from baton_gateway.catalog import Catalog, Pool
 from baton_gateway.settings import GatewaySettings
 from baton_kube.api import connect, own_namespace
 from baton_kube.object_watch import Objects, ObjectWatch
 
-log = logging.getLogger(__name__)
-
 ROLE_LABEL = "baton.dev/role"
-CANARY_KEY = "canary.json"
 _PORT = "grpc"
 
 
 class Discovery:
-    """Watches EndpointSlices for every pool that has a selector, and the ConfigMap of the canaries, if there is one."""
+    """Watches EndpointSlices for every pool that has a selector, and the ConfigMaps of canaries, if they are named."""
 
     def __init__(self, settings: GatewaySettings, catalog: Catalog) -> None:
         """Raises KubernetesError when there is no cluster."""
         api, namespace = connect(), settings.namespace or own_namespace()
         slices, maps = client.DiscoveryV1Api(api), client.CoreV1Api(api)
-        self._catalog = catalog
         failed = FAILURES.labels("kubernetes").inc
         self._watches = [
             ObjectWatch(
@@ -40,17 +35,19 @@ class Discovery:
             for model, pool in catalog.pools
             if pool.spec.selector
         ]
-        if settings.canary_configmap:
-            self._watches.append(
+        if prefix := settings.canary_configmaps:
+            canaries = CanaryWatches(catalog, prefix)
+            self._watches += [
                 ObjectWatch(
-                    f"ConfigMap {settings.canary_configmap}",
+                    f"ConfigMap {name}",
                     maps.list_namespaced_config_map,
-                    self._canaries_changed,
+                    changed,
                     failed,
                     namespace=namespace,
-                    field_selector=f"metadata.name={settings.canary_configmap}",
+                    field_selector=f"metadata.name={name}",
                 )
-            )
+                for name, changed in canaries.followed.items()
+            ]
 
     def start(self) -> None:
         for watch in self._watches:
@@ -59,16 +56,6 @@ class Discovery:
     def stop(self) -> None:
         for watch in self._watches:
             watch.stop()
-
-    def _canaries_changed(self, maps: Objects) -> None:
-        text = next(((found.data or {}).get(CANARY_KEY) for found in maps.values()), None) or "{}"
-        try:
-            canaries = parse_canaries(text)
-        except CanaryError as error:
-            log.error("the canaries stay as they were: %s", error, extra={"event": "canaries_refused"})
-            return
-        self._catalog.split(canaries)
-        log.info("canaries read", extra={"event": "canaries_read", "canaries": text})
 
 
 def _follower(pool: Pool) -> Callable[[Objects], None]:

@@ -176,7 +176,7 @@ def _followers(settings: GatewaySettings, catalog: Catalog) -> "Iterator[CanaryF
     """Return what follows the pods and the canaries."""
     if settings.canary_file is not None:
         yield CanaryFile(settings.canary_file, catalog)
-    if settings.canary_configmap or any(pool.spec.selector for _, pool in catalog.pools):
+    if settings.canary_configmaps or any(pool.spec.selector for _, pool in catalog.pools):
         # Only here, as the client takes a second and 50 MB that a gateway without Kubernetes can do without.
         from baton_gateway.discovery import Discovery
 

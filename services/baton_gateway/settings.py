@@ -39,11 +39,12 @@ class GatewaySettings(PeerSettings):
     """YAML or JSON file with several models, each with its pools of pods, in place of the settings above."""
     namespace: str = ""
     """Kubernetes namespace of the pods that selectors in the models file find. Empty: the gateway's own."""
-    canary_configmap: str = ""
-    """Kubernetes ConfigMap of that namespace whose `canary.json` says which share of a model's sessions another
-    revision gets."""
+    canary_configmaps: str = ""
+    """What the names of the Kubernetes ConfigMaps of that namespace begin with that say which share of a model's
+    sessions another revision gets: PREFIX-values by Helm values, PREFIX-status by the controller, PREFIX-override by
+    hand. The later ones come before the earlier ones."""
     canary_file: Path | None = None
-    """File with the same content, in place of it; read again when it changes."""
+    """JSON file with the share by model, in place of them; read again when it changes."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -187,8 +188,8 @@ class GatewaySettings(PeerSettings):
             raise ValueError(f"model: {self.model} is not a folder")
         elif not self.decode_addresses:
             raise ValueError("decode_addresses: at least one decode pod is needed")
-        if self.canary_file is not None and self.canary_configmap:
-            raise ValueError("canary_file: give either this or a canary_configmap")
+        if self.canary_file is not None and self.canary_configmaps:
+            raise ValueError("canary_file: give either this or canary_configmaps")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file: give both or none")
         return self

@@ -20,6 +20,7 @@ from .fake_gateway import FakeGateway
 
 LABELS = {"app.kubernetes.io/instance": "rel", "app.kubernetes.io/component": "gateway"}
 INTERVAL_S = 0.1
+OWNER = "rel-controller"
 
 
 class Release:
@@ -32,7 +33,8 @@ class Release:
         self.metrics = Metrics()
         for number, gateway in enumerate(gateways):
             self.publish(f"gateway-{number}", gateway.port)
-        api.put("configmaps", "rel-canary", data={})
+        pod = {"metadata": {}, "spec": {"containers": [{"name": "controller"}]}}
+        api.put("deployments", OWNER, spec={"replicas": 1, "selector": {}, "template": pod})
 
     def publish(self, name: str, port: int) -> None:
         """Say in an EndpointSlice of its own where a gateway is."""
@@ -44,7 +46,12 @@ class Release:
     async def controller(self) -> AsyncIterator[Controller]:
         """Run one while the block lasts."""
         settings = ControllerSettings(
-            namespace="default", release="rel", config_file=self.config, interval_s=INTERVAL_S, admin_port=0
+            namespace="default",
+            release="rel",
+            config_file=self.config,
+            owner=OWNER,
+            interval_s=INTERVAL_S,
+            admin_port=0,
         )
         self.metrics = Metrics()
         controller = build(settings, ConfigFollower(self.config), self.api.client(), self.metrics)
@@ -55,8 +62,9 @@ class Release:
             controller.stop()
             await running
 
-    def weights(self) -> dict[str, Any]:
-        return self._data("canary.json")
+    def weights(self) -> dict[str, int]:
+        """What gateways are told, by model."""
+        return {model: entry["weight"] for model, entry in self._data("weights.json").items()}
 
     def analysis(self) -> dict[str, Any]:
         return self._data("analysis.json")
@@ -65,7 +73,8 @@ class Release:
         return [event["reason"] for event in self.api.all("events")]
 
     def _data(self, key: str) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads(self.api.get("configmaps", "rel-canary").get("data", {}).get(key, "{}"))
+        found = self.api.objects.get(("configmaps", "default", "rel-canary-status"), {})
+        loaded: dict[str, Any] = json.loads(found.get("data", {}).get(key, "{}"))
         return loaded
 
 

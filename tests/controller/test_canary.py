@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from baton_controller.counters import Counters, Reading
 from baton_controller.events import Events
 from baton_controller.report import Report
 
-from .conftest import Release, until
+from .conftest import OWNER, Release, until
 
 CONFIG = """
 models:
@@ -22,7 +23,10 @@ models:
     canary:
       {{revision: canary, steps: [5, 50, 100], minRequests: 50, intervalSeconds: {interval}, generation: {generation}}}
 """
-VERBS = {("list", "endpointslices"), ("watch", "endpointslices"), ("get", "configmaps"), ("patch", "configmaps")}
+VERBS = {
+    *(("list", "endpointslices"), ("watch", "endpointslices")),
+    *(("get", "configmaps"), ("create", "configmaps"), ("patch", "configmaps"), ("get", "deployments")),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +39,7 @@ def configure(release: Release, generation: int = 1, interval: float = 0.3) -> N
 
 
 def weight(release: Release) -> Any:
-    return release.weights().get("llama", {}).get("weight")
+    return release.weights().get("llama")
 
 
 async def at(release: Release, wanted: int) -> None:
@@ -54,12 +58,12 @@ async def test_a_good_one_is_promoted(release: Release) -> None:
         for wanted in (5, 50, 100):
             await at(release, wanted)
             serve(release)
-    assert release.weights() == {"llama": {"revision": "canary", "weight": 100, "shadow": False}}
+    assert release.weights() == {"llama": 100}
     assert release.reasons() == ["CanaryAdvanced", "CanaryAdvanced", "CanaryPromoted"]
     event = release.api.all("events")[1]
     assert "60 requests, 0.00% failed, TTFT p95" in event["message"]
-    assert event["involvedObject"]["name"] == "rel-canary"
-    assert event["involvedObject"]["uid"] == release.api.get("configmaps", "rel-canary")["metadata"]["uid"]
+    assert event["involvedObject"]["name"] == "rel-canary-status"
+    assert event["involvedObject"]["uid"] == release.api.get("configmaps", "rel-canary-status")["metadata"]["uid"]
     assert event["type"] == "Normal"
     assert release.api.requests == {*VERBS, ("create", "events")}
     assert release.metrics.canary_weight.labels("llama")._value.get() == 100
@@ -127,35 +131,58 @@ async def test_a_gateway_that_restarts_or_goes_does_no_harm(release: Release) ->
 
 
 async def test_who_else_writes_is_not_overwritten(release: Release) -> None:
-    """The other writer comes between reading and writing, every time but the last."""
+    """Another controller, as one that has not ended yet, comes between reading and writing, every time but the last."""
     api = release.api
     answer, others = api.answer, 0
 
     def late(verb: str, place: Any, *rest: Any) -> Any:
         nonlocal others
-        if (verb, place.resource) == ("patch", "configmaps") and others < 3:
+        if (verb, place.resource) in {("create", "configmaps"), ("patch", "configmaps")} and others < 3:
             others += 1
-            entry = {"revision": "v2", "weight": others, "shadow": True}
-            api.put("configmaps", "rel-canary", data={"canary.json": json.dumps({"qwen": entry})})
+            state = {"revision": "canary", "generation": "1", "weight": 60 + others, "step": 2, "since": time.time()}
+            analysis = json.dumps({"llama": {**state, "verdict": ""}})
+            api.put("configmaps", "rel-canary-status", data={"analysis.json": analysis})
         return answer(verb, place, *rest)
 
     api.answer = late  # type: ignore[method-assign]
+    configure(release, interval=1.0)
     async with release.controller():
-        await at(release, 5)
-    assert release.weights()["qwen"] == {"revision": "v2", "weight": 3, "shadow": True}
-    assert release.reasons() == ["CanaryAdvanced"]
+        await until(lambda: others)
+        serve(release)
+        await at(release, 100)
+    assert release.reasons() == ["CanaryPromoted"]
 
 
-async def test_a_weight_set_by_hand_stays(release: Release) -> None:
+def override(release: Release, text: str) -> None:
+    release.api.put("configmaps", "rel-canary-override", data={"weights": text})
+
+
+async def test_a_canary_that_an_operator_has_stopped_stays_stopped(release: Release) -> None:
     async with release.controller():
         await at(release, 5)
-        entry = {"revision": "canary", "weight": 0, "shadow": True}
-        data = {**release.api.get("configmaps", "rel-canary")["data"], "canary.json": json.dumps({"llama": entry})}
-        release.api.put("configmaps", "rel-canary", data=data)
+        override(release, "llama: 0")
         await until(lambda: release.analysis()["llama"]["rolledBack"])
+        release.api.remove("configmaps", "rel-canary-override")
         serve(release)
         await asyncio.sleep(0.5)
-    assert release.weights() == {"llama": entry}
+    assert release.weights() == {"llama": 0}
+
+
+async def test_an_override_holds_a_canary_until_it_is_taken_back(release: Release) -> None:
+    async with release.controller():
+        await at(release, 5)
+        override(release, "llama: 10")
+        await at(release, 10)
+        serve(release)
+        await asyncio.sleep(0.5)
+        assert weight(release) == 10
+        override(release, "llama: a lot")  # not usable: the one before stays
+        await asyncio.sleep(0.3)
+        assert weight(release) == 10
+        override(release, "")
+        await asyncio.sleep(0.3)
+        serve(release)
+        await at(release, 50)
 
 
 async def test_without_the_api_server_it_carries_on_later(release: Release, caplog: pytest.LogCaptureFixture) -> None:
@@ -193,8 +220,8 @@ async def test_a_broken_configuration_changes_nothing(release: Release, caplog: 
 def test_the_state_is_small_with_many_gateways_and_models(release: Release) -> None:
     """1,000 gateways with a canary of each of 10 models, with as many buckets as gateways have."""
     release.config.write_text("models:\n" + "".join(f"  m{i}: {{canary: {{revision: canary}}}}\n" for i in range(10)))
-    canary_map = CanaryMap(release.api.client(), "default", "rel-canary")
-    events = Events(release.api.client(), "default", "rel-canary", "one")
+    canary_map = CanaryMap(release.api.client(), "default", "rel-canary", OWNER)
+    events = Events(release.api.client(), "default", "rel-canary-status", "one")
     canary = Canary(canary_map, events, release.metrics)
     config = read_config(release.config)
     for number in (0, 1):
@@ -207,19 +234,24 @@ def test_the_state_is_small_with_many_gateways_and_models(release: Release) -> N
     state = release.analysis()["m0"]
     assert state["canary"]["ok"] == 1e11
     assert len(state["canary"]["ttft"]) == len(TTFT_BUCKETS) + 1
-    assert sum(len(value) for value in release.api.get("configmaps", "rel-canary")["data"].values()) < 64 * 1024
+    assert sum(len(value) for value in release.api.get("configmaps", "rel-canary-status")["data"].values()) < 64 * 1024
 
 
 async def test_a_state_that_cannot_be_read_begins_anew(release: Release) -> None:
-    release.api.put("configmaps", "rel-canary", data={"canary.json": "}", "analysis.json": '{"llama": 7}'})
+    release.api.put("configmaps", "rel-canary-status", data={"weights.json": "}", "analysis.json": '{"llama": 7}'})
     async with release.controller():
         await until(release.reasons)
     assert weight(release) == 5
 
 
-async def test_without_the_config_map_the_rest_goes_on(release: Release) -> None:
-    release.api.remove("configmaps", "rel-canary")
-    async with release.controller() as controller:
-        await until(lambda: controller.ready)
-        release.api.put("configmaps", "rel-canary", data={})
+async def test_its_config_map_goes_with_the_release(release: Release) -> None:
+    async with release.controller():
         await at(release, 5)
+        owner = release.api.get("deployments", OWNER)
+        made = release.api.get("configmaps", "rel-canary-status")["metadata"]["ownerReferences"]
+        assert made == [{"apiVersion": "apps/v1", "kind": "Deployment", "name": OWNER, "uid": owner["metadata"]["uid"]}]
+        # Removed together with its owner: it is not made again.
+        release.api.remove("deployments", OWNER)
+        release.api.remove("configmaps", "rel-canary-status")
+        await asyncio.sleep(0.5)
+    assert release.weights() == {}

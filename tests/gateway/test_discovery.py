@@ -44,7 +44,7 @@ async def discovering(folder: Path, model: Path) -> AsyncIterator[Stack]:
     selector = ",".join(f"{name}={value}" for name, value in LABELS.items())
     file = folder / "models.yaml"
     file.write_text(json.dumps({"models": [{"name": "tiny", "folder": str(model), "pools": [{"selector": selector}]}]}))
-    settings = {"models_file": file, "namespace": "default", "canary_configmap": "it-canary"}
+    settings = {"models_file": file, "namespace": "default", "canary_configmaps": "it-canary"}
     async with running(None, [], **settings) as stack:
         yield stack
 
@@ -92,17 +92,43 @@ async def test_the_api_server_goes_away(tmp_path: Path, model_folder: Path, api:
 
 
 async def test_the_share_of_a_canary(tmp_path: Path, model_folder: Path, api: ApiServer) -> None:
+    def stated(weight: int, generation: str = "") -> None:
+        shares = {"tiny": {"revision": "canary", "weight": weight, "generation": generation}}
+        api.put("configmaps", "it-canary-values", data={"canary.json": json.dumps(shares)})
+
     async with discovering(tmp_path, model_folder) as stack:
         router = stack.fleet.router
-        shares = {"tiny": {"revision": "canary", "weight": 5}}
-        api.put("configmaps", "it-canary", data={"canary.json": json.dumps(shares), "analysis.json": "{}"})
-        await stack.until(lambda: router.canary == Canary("canary", 5))
-        api.put("configmaps", "it-canary", data={"canary.json": "nonsense"})
+
+        async def gets(weight: int) -> None:
+            await stack.until(lambda: router.canary == Canary("canary", weight))
+
+        stated(5)
+        await gets(5)
+        api.put("configmaps", "it-canary-values", data={"canary.json": "nonsense"})
         api.put("configmaps", "another", data={"canary.json": "{}"})
-        shares["tiny"]["weight"] = 25
-        api.put("configmaps", "it-canary", data={"canary.json": json.dumps(shares)})
-        await stack.until(lambda: router.canary == Canary("canary", 25))
-        api.remove("configmaps", "it-canary")
+        # The controller's weight is for the settings that it has seen.
+        moved = {"tiny": {"generation": "a", "weight": 50}}
+        api.put("configmaps", "it-canary-status", data={"weights.json": json.dumps(moved), "analysis.json": "{}"})
+        stated(25)
+        await gets(25)
+        stated(0, "a")
+        await gets(50)
+        # An operator's comes before both, until it is taken back; one that cannot be read changes nothing.
+        api.put("configmaps", "it-canary-override", data={"weights": "tiny: 0\nother: 7"})
+        await gets(0)
+        api.put("configmaps", "it-canary-override", data={"weights": "tiny: 101"})
+        stated(0, "b")
+        await stack.until(lambda: True)
+        assert router.canary == Canary("canary", 0)
+        api.put("configmaps", "it-canary-override", data={"weights": "tiny: 70"})
+        await gets(70)
+        api.put("configmaps", "it-canary-override")
+        await gets(0)
+        stated(0, "a")
+        await gets(50)
+        api.remove("configmaps", "it-canary-status")
+        await gets(0)
+        api.remove("configmaps", "it-canary-values")
         await stack.until(lambda: router.canary is None)
         # What the gateway's Role has to allow, and no more.
         assert api.requests == {(verb, kind) for verb in ("list", "watch") for kind in ("endpointslices", "configmaps")}

@@ -86,22 +86,6 @@ def upgraded(api: _Api, values: dict[str, Any]) -> list[Manifest]:
     return [manifest for text in files for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
 
-def canary(api: _Api, **canary: Any) -> dict[str, Any]:
-    manifests = upgraded(api, {"models": {"a": {"canary": {"enabled": True, "weight": 5, **canary}}}})
-    found: dict[str, Any] = json.loads(named(manifests, "ConfigMap", "rel-baton-canary")["data"]["canary.json"])
-    return found
-
-
-def test_the_controller_s_weight_stays_while_its_revision_does(api):
-    moved = {"revision": "v2", "weight": 50, "shadow": True}
-    api.put("ConfigMap", "rel-baton-canary", data={"canary.json": json.dumps({"a": moved, "gone": moved})})
-    analysis = {"enabled": True}
-    assert canary(api, revision="v2", analysis=analysis) == {"a": moved}
-    fresh = {"weight": 5, "shadow": False}
-    assert canary(api, revision="v3", analysis=analysis) == {"a": {"revision": "v3", **fresh}}
-    assert canary(api, revision="v2") == {"a": {"revision": "v2", **fresh}}
-
-
 def test_the_password_of_redis_stays(api):
     values = {"redis": {"enabled": True}}
     first, second = (named(upgraded(api, values), "Secret", "rel-baton-redis")["stringData"] for _ in range(2))
@@ -120,10 +104,35 @@ def test_the_token_of_peers_stays(api):
     assert named(upgraded(api, {}), "Secret", "rel-baton-peer-token")["stringData"]["tokens"] == kept
 
 
-def test_an_autoscaled_workload_keeps_its_replicas(api):
-    api.put("Deployment", "rel-baton-a-decode", spec={"replicas": 7})
-    api.put("Deployment", "rel-baton-a-prefill", spec={"replicas": 7})
-    values = {"models": {"a": {"prefill": {"replicas": 2}, "decode": {"keda": {"enabled": True, "triggers": [{}]}}}}}
-    manifests = upgraded(api, values)
-    assert named(manifests, "Deployment", "rel-baton-a-decode")["spec"]["replicas"] == 7
-    assert named(manifests, "Deployment", "rel-baton-a-prefill")["spec"]["replicas"] == 2
+KEDA = {"enabled": True, "triggers": [{}]}
+APPLIED = {"manager": "helm", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {}}}}
+UPDATED = {"manager": "helm", "operation": "Update", "fieldsV1": {"f:spec": {"f:template": {}}}}
+SCALED = {
+    **{"manager": "kube-controller-manager", "operation": "Update", "subresource": "scale"},
+    "fieldsV1": {"f:spec": {"f:replicas": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("autoscaled", "marked", "owners", "replicas"),
+    [
+        (True, False, [UPDATED], 7),  # the last release said how many; leaving it out would reset it to 1
+        (True, False, [UPDATED, SCALED], 7),
+        (True, False, [APPLIED], 7),
+        (True, False, [APPLIED, SCALED], None),  # the autoscaler keeps it, and a number here would conflict
+        (True, True, [UPDATED, SCALED], None),
+        (False, True, [APPLIED, SCALED], None),  # no longer autoscaled, and still the autoscaler's
+        (False, True, [UPDATED, SCALED], 7),
+        (False, False, [APPLIED], 2),
+        (False, False, [APPLIED, {**SCALED, "manager": "kubectl"}], 2),
+    ],
+)
+def test_replicas_have_one_owner_and_are_never_reset(api, autoscaled, marked, owners, replicas):
+    annotations = {"baton.dev/replicas": "scaled"} if marked else {}
+    metadata = {"name": "rel-baton-a-decode", "annotations": annotations, "managedFields": owners}
+    api.put("Deployment", "rel-baton-a-decode", metadata=metadata, spec={"replicas": 7})
+    values = {"models": {"a": {"decode": {"replicas": 2, "keda": {**KEDA, "enabled": autoscaled}}}}}
+    found = named(upgraded(api, values), "Deployment", "rel-baton-a-decode")
+    assert found["spec"].get("replicas") == replicas
+    mark = found["metadata"].get("annotations", {}).get("baton.dev/replicas")
+    assert mark == ("scaled" if replicas is None else None)

@@ -279,10 +279,10 @@ def test_rights_are_exactly_those_that_are_needed(name):
     look = ("list", "watch")
     full = named(manifests, "Role", "rel-baton-gateway" if name != "bare" else _full(manifests) + "-gateway")
     prefix = full["metadata"]["name"].removesuffix("-gateway")
-    canary = (f"{prefix}-canary",)
+    values, status, override = (f"{prefix}-canary-{kind}" for kind in ("values", "status", "override"))
     assert _rules(manifests, f"{prefix}-gateway") == {
         ("discovery.k8s.io", "endpointslices", (), look),
-        ("", "configmaps", canary, look),
+        ("", "configmaps", (values, status, override), look),
     }
     roles = {role["metadata"]["name"] for role in of_kind(manifests, "Role")}
     assert not of_kind(manifests, "ClusterRole", "ClusterRoleBinding")
@@ -291,7 +291,10 @@ def test_rights_are_exactly_those_that_are_needed(name):
         scaled = ("rel-baton-small-prefill", "rel-baton-small-decode")
         assert _rules(manifests, f"{prefix}-controller") == {
             ("discovery.k8s.io", "endpointslices", (), look),
-            ("", "configmaps", canary, change),
+            ("", "configmaps", (status,), change),
+            ("", "configmaps", (override,), ("get",)),
+            ("", "configmaps", (), ("create",)),
+            ("apps", "deployments", (f"{prefix}-controller",), ("get",)),
             ("", "events", (), ("create",)),
             ("apps", "deployments/scale", scaled, change),
         }

@@ -66,12 +66,20 @@ def test_zero_and_false_override():
 
 
 def test_the_canary_config_map_says_where_canaries_stand():
-    config = named(case("everything"), "ConfigMap", "rel-baton-canary")["data"]
+    config = named(case("everything"), "ConfigMap", "rel-baton-canary-values")["data"]
+    controller = yaml.safe_load(
+        named(case("everything"), "ConfigMap", "rel-baton-controller")["data"]["controller.yaml"]
+    )
+    generation = controller["models"]["acme/Large"]["canary"]["generation"]
     assert json.loads(config["canary.json"]) == {
-        "acme/Large": {"revision": "v2", "weight": 10, "shadow": True},
+        "acme/Large": {"revision": "v2", "weight": 0, "shadow": True, "generation": generation},
         "disk": {"revision": "canary", "weight": 0, "shadow": False},
     }
-    assert named(case("defaults"), "ConfigMap", "rel-baton-canary")["data"] == {"canary.json": "{}"}
+    assert named(case("defaults"), "ConfigMap", "rel-baton-canary-values")["data"] == {"canary.json": "{}"}
+
+
+def test_operators_alone_write_the_override():
+    assert "data" not in named(case("everything"), "ConfigMap", "rel-baton-canary-override")
 
 
 def test_the_controller_runs_only_where_it_has_something_to_do():

@@ -2,6 +2,7 @@
 
 It keeps any namespaced objects, counts resource versions, refuses updates of old ones (409), streams watches from a
 version on, with bookmarks, forgets old events when told so (410), patches by merging, and has the scale subresource.
+It knows who owns which field, applies on the server's side, and removes what the owner of an object leaves behind.
 """
 
 import copy
@@ -17,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from kubernetes import client
 
+from tests.kube.fields import ConflictError, Manager, Owned
+
 Body = dict[str, Any]
 KINDS = {
     "configmaps": ("v1", "ConfigMap"),
@@ -24,6 +27,13 @@ KINDS = {
     "events": ("v1", "Event"),
     "deployments": ("apps/v1", "Deployment"),
     "endpointslices": ("discovery.k8s.io/v1", "EndpointSlice"),
+    "secrets": ("v1", "Secret"),
+    "services": ("v1", "Service"),
+    "serviceaccounts": ("v1", "ServiceAccount"),
+    "roles": ("rbac.authorization.k8s.io/v1", "Role"),
+    "rolebindings": ("rbac.authorization.k8s.io/v1", "RoleBinding"),
+    "networkpolicies": ("networking.k8s.io/v1", "NetworkPolicy"),
+    "poddisruptionbudgets": ("policy/v1", "PodDisruptionBudget"),
 }
 
 
@@ -73,6 +83,7 @@ class ApiServer:
         self._changes: list[Change] = []
         self._changed = threading.Condition()
         self._cuts = 0
+        self._owned: dict[tuple[str, str, str], Owned] = {}
         server = self
 
         class Handler(_Handler):
@@ -114,7 +125,8 @@ class ApiServer:
         place = Place(resource, "default", name, None)
         with self._changed:
             known = self.objects.get((resource, "default", name))
-            return self._store(place, {"metadata": {"name": name, "labels": labels or {}}, **body}, known)
+            new = {"metadata": {"name": name, "labels": labels or {}}, **body}
+            return self._store(place, new, known, Manager("somebody"))
 
     def remove(self, resource: str, name: str) -> None:
         with self._changed:
@@ -133,6 +145,10 @@ class ApiServer:
                 api, kind = KINDS[place.resource]
                 metadata = {"resourceVersion": str(self._version)}
                 return {"apiVersion": api, "kind": f"{kind}List", "metadata": metadata, "items": items}
+            manager = Manager(query.get("fieldManager") or "OpenAPI-Generator", subresource=place.sub or "")
+            if verb == "apply":
+                assert body is not None
+                return self._apply(place, Manager(manager.name, "Apply"), body, query.get("force") == "true")
             if verb == "create":
                 assert body is not None
                 metadata = body["metadata"]
@@ -140,7 +156,7 @@ class ApiServer:
                 place = Place(place.resource, place.namespace, name, None)
                 if self._key(place) in self.objects:
                     raise StatusError(409, "AlreadyExists", name)
-                return self._store(place, body, None)
+                return self._store(place, body, None, manager)
             known = self.objects.get(self._key(place))
             if known is None:
                 raise StatusError(404, "NotFound", str(place.name))
@@ -155,8 +171,8 @@ class ApiServer:
             if place.sub == "scale":
                 new = copy.deepcopy(known)
                 new["spec"]["replicas"] = body["spec"]["replicas"]
-                return _scale(self._store(place, new, known))
-            return self._store(place, body if verb == "update" else _merged(known, body), known)
+                return _scale(self._store(place, new, known, manager))
+            return self._store(place, body if verb == "update" else _merged(known, body), known, manager)
 
     def watch(self, place: Place, query: dict[str, str]) -> Iterator[Body]:
         """Yield the events after a version, until the time asked for is over or the server is cut."""
@@ -185,7 +201,22 @@ class ApiServer:
                 if change.place.resource == place.resource and self._matches(change.object, place, query):
                     yield {"type": change.type, "object": change.object}
 
-    def _store(self, place: Place, body: Body, known: Body | None) -> Body:
+    def _apply(self, place: Place, manager: Manager, config: Body, force: bool) -> Body:
+        """Server-side apply."""
+        known = self.objects.get(self._key(place))
+        owned = self._owned.setdefault(self._key(place), Owned())
+        before = set(owned.fields)
+        try:
+            owned.apply(manager, config, force)
+        except ConflictError as error:
+            raise StatusError(409, "Conflict", str(error)) from None
+        body = copy.deepcopy(known or {})
+        for path in before - owned.fields.keys():
+            _without(body, [part[1:] for part in path])
+        return self._store(place, _merged(body, config), known)
+
+    def _store(self, place: Place, body: Body, known: Body | None, manager: Manager | None = None) -> Body:
+        """manager: who writes; None: its fields are known."""
         api, kind = KINDS[place.resource]
         self._version += 1
         metadata = {
@@ -198,6 +229,12 @@ class ApiServer:
         stored = {**copy.deepcopy(body), "apiVersion": api, "kind": kind, "metadata": metadata}
         if not stored.get("data", True):
             del stored["data"]  # empty ones are left out
+        owned = self._owned.setdefault(self._key(place), Owned())
+        if manager is not None:
+            owned.update(manager, stored)
+        if kind == "Deployment":
+            stored["spec"] = {**stored["spec"], "replicas": owned.fields[".spec", ".replicas"]}
+        metadata["managedFields"] = owned.managed_fields()
         self.objects[self._key(place)] = stored
         self._note("MODIFIED" if known else "ADDED", place, stored)
         return stored
@@ -207,6 +244,11 @@ class ApiServer:
         self._version += 1
         gone = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self._version)}}
         self._note("DELETED", place, gone)
+        del self._owned[self._key(place)]
+        for (resource, namespace, name), body in list(self.objects.items()):
+            owners = body["metadata"].get("ownerReferences") or []
+            if owners and all(owner["uid"] == gone["metadata"]["uid"] for owner in owners):
+                self._delete(Place(resource, namespace, name, None))
         return gone
 
     def _note(self, type: str, place: Place, body: Body) -> None:
@@ -242,13 +284,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply("get" if place.name else "list", query)
 
     def do_POST(self) -> None:
-        self._reply("create", {})
+        self._reply("create", self._query())
 
     def do_PUT(self) -> None:
-        self._reply("update", {})
+        self._reply("update", self._query())
 
     def do_PATCH(self) -> None:
-        self._reply("patch", {})
+        applied = self.headers.get("content-type", "").startswith("application/apply-patch")
+        self._reply("apply" if applied else "patch", self._query())
+
+    def _query(self) -> dict[str, str]:
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
 
     def do_DELETE(self) -> None:
         self._reply("delete", {})
@@ -301,6 +347,16 @@ def _scale(body: Body) -> Body:
         "spec": {"replicas": replicas},
         "status": {"replicas": replicas},
     }
+
+
+def _without(body: Body, path: list[str]) -> None:
+    """Remove a field that is not in a list."""
+    for name in path[:-1]:
+        found = body.get(name)
+        if not isinstance(found, dict):
+            return
+        body = found
+    body.pop(path[-1], None)
 
 
 def _merged(known: Body, patch: Body) -> Body:

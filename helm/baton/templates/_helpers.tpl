@@ -149,16 +149,37 @@ A spec is `worker`, then what the model says of its workers and of the role, the
 {{- end -}}
 {{- end }}
 
-{{/* (root name count autoscaled): an autoscaled workload keeps the replicas that it has. Helm would reset it to one
-     where the last release said how many, and this one does not. */}}
+{{/*
+(root name count autoscaled): one of `replicas` and `scaled`, as YAML. An autoscaled Deployment has no replicas here, so
+that they have no second owner. But leaving out what the manifest before had would reset them to 1: then they stay as they
+are in the cluster, until an autoscaler has changed them and server-side apply knows that it is their owner. Without
+autoscaling an autoscaler's number stays until somebody else has changed it. `scaled` marks manifests without replicas.
+*/}}
 {{- define "baton.replicas" -}}
-{{- if not .autoscaled }}
+{{- $live := lookup "apps/v1" "Deployment" .root.Release.Namespace .name -}}
+{{- $scaled := false -}}
+{{- $applied := false -}}
+{{- range dig "metadata" "managedFields" list $live -}}
+{{- $ours := has .manager (list "baton-controller" "kube-controller-manager") -}}
+{{- if and $ours (eq (.subresource | default "") "scale") (hasKey (dig "fieldsV1" "f:spec" dict .) "f:replicas") -}}
+{{- $scaled = true -}}
+{{- else if and (eq .operation "Apply") (not .subresource) -}}
+{{- $applied = true -}}
+{{- end -}}
+{{- end -}}
+{{- $without := dig "metadata" "annotations" "baton.dev/replicas" "" $live | eq "scaled" -}}
+{{- if or (and $scaled $applied) (and .autoscaled (or (not $live) $without)) -}}
+scaled: true
+{{- else if and $live (or $scaled .autoscaled) -}}
+replicas: {{ int $live.spec.replicas }}
+{{- else -}}
 replicas: {{ int .count }}
-{{- else }}
-{{- with lookup "apps/v1" "Deployment" .root.Release.Namespace .name }}
-replicas: {{ int .spec.replicas }}
+{{- end -}}
 {{- end }}
-{{- end }}
+
+{{/* (canary): names its settings. The controller begins anew with others. */}}
+{{- define "baton.generation" -}}
+{{- toJson . | sha256sum | trunc 12 -}}
 {{- end }}
 
 {{/* Whether the controller has anything to do: "true" or nothing. */}}

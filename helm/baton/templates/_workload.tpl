@@ -31,6 +31,9 @@
 {{- $env = append $env (dict "name" "BATON_PREFILL_NETWORKS" "value" (printf "%s:50051" $prefill)) -}}
 {{- end -}}
 {{- $engine = include "baton.merge" (list $engine $spec.engine) | fromJson -}}
+{{- $autoscaled := or $workload.scaled $spec.hpa.enabled $spec.keda.enabled -}}
+{{- $sized := dict "root" $root "name" $workload.name "count" $spec.replicas "autoscaled" $autoscaled -}}
+{{- $replicas := include "baton.replicas" $sized | fromYaml -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -38,10 +41,13 @@ metadata:
   labels:
     {{- include "baton.labels" $component | nindent 4 }}
     {{- include "baton.workerLabels" $workload | nindent 4 }}
+  {{- if $replicas.scaled }}
+  annotations:
+    baton.dev/replicas: scaled
+  {{- end }}
 spec:
-  {{- $autoscaled := or $workload.scaled $spec.hpa.enabled $spec.keda.enabled }}
-  {{- with include "baton.replicas" (dict "root" $root "name" $workload.name "count" $spec.replicas "autoscaled" $autoscaled) }}
-  {{- . | trim | nindent 2 }}
+  {{- if not $replicas.scaled }}
+  replicas: {{ int $replicas.replicas }}
   {{- end }}
   strategy:
     {{- toYaml $spec.strategy | nindent 4 }}

@@ -1,0 +1,3 @@
+"""The controller's name in `metadata.managedFields` and in Events."""
+
+FIELD_MANAGER = "baton-controller"
