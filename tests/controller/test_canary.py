@@ -252,6 +252,5 @@ async def test_its_config_map_goes_with_the_release(release: Release) -> None:
         assert made == [{"apiVersion": "apps/v1", "kind": "Deployment", "name": OWNER, "uid": owner["metadata"]["uid"]}]
         # Removed together with its owner: it is not made again.
         release.api.remove("deployments", OWNER)
-        release.api.remove("configmaps", "rel-canary-status")
         await asyncio.sleep(0.5)
     assert release.weights() == {}
