@@ -94,7 +94,7 @@ async def main(model: Path, logs: Path, seed: int) -> None:
     async with Cable.plugged() as cable:
         # A step of few tokens, so that a prompt takes many.
         far = {**worker, "host": FAR_ADDRESS, "port": _PREFILL_PORT, "max_num_batched_tokens": 8}
-        near = {**worker, "port": _DECODE_PORT, "lease_seconds": LEASE_S}
+        near = {**worker, "port": _DECODE_PORT, "lease_seconds": LEASE_S, "prefill_networks": prefill.address}
         front = {
             **{"model": model, "served_model_name": MODEL_NAME, "host": "127.0.0.1", "port": _GATEWAY_PORT},
             **{"decode_addresses": decode.address, "prefill_addresses": prefill.address},

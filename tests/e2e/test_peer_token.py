@@ -117,13 +117,15 @@ async def test_a_decode_pod_of_another_release_gets_no_kv(
     """It says why, and computes the prompt itself."""
     stranger = await start_worker("decode", peer_token_file=write_tokens(tmp_path / "tokens", OTHERS))
     prompt = make_prompt(150, seed=15)
-    async with DecodeClient(stranger) as client:
-        answer = await client.ask(prompt, pods["prefill"])
-    assert answer.only == reference_choices(llama, prompt, answer.only)
-    assert answer.prompt is not None
-    assert not answer.prompt.disaggregated
-    line = await stranger.process.logged("link_lost", 10)
-    assert "--peer-token-file" in line["message"]
+    # gRPC's client reports an internal error in place of the refusal if it is writing at that moment; the link is made
+    # anew for the next request, and refused again.
+    async with DecodeClient(stranger) as client, asyncio.timeout(60):
+        while not any("--peer-token-file" in line.get("message", "") for line in stranger.process.lines):
+            answer = await client.ask(prompt, pods["prefill"])
+            assert answer.only == reference_choices(llama, prompt, answer.only)
+            assert answer.prompt is not None
+            assert not answer.prompt.disaggregated
+            await stranger.process.logged("link_lost", 10)
 
 
 async def test_the_token_is_replaced_without_an_outage(llama: Path, tmp_path: Path, start_worker: StartWorker) -> None:
