@@ -150,10 +150,13 @@ A spec is `worker`, then what the model says of its workers and of the role, the
 {{- end }}
 
 {{/*
-(root name count autoscaled): one of `replicas` and `scaled`, as YAML. An autoscaled Deployment has no replicas here, so
-that they have no second owner. But leaving out what the manifest before had would reset them to 1: then they stay as they
-are in the cluster, until an autoscaler has changed them and server-side apply knows that it is their owner. Without
-autoscaling an autoscaler's number stays until somebody else has changed it. `scaled` marks manifests without replicas.
+(root name count autoscaled): YAML with either `replicas`, the number to write, or `scaled: true`, which means to write
+none. With server-side apply a field has one owner, so the chart writes no replicas of a Deployment that is autoscaled.
+There are two exceptions, for which the live number is looked up in the cluster:
+- Autoscaling is turned on. A manifest that no longer says how many there are resets them to 1, so the live number is
+  written until the autoscaler has changed it and owns it.
+- Autoscaling is turned off. The live number stays until somebody other than the autoscaler has changed it.
+An annotation marks Deployments whose manifest had no replicas.
 */}}
 {{- define "baton.replicas" -}}
 {{- $live := lookup "apps/v1" "Deployment" .root.Release.Namespace .name -}}
