@@ -44,6 +44,9 @@ class CannedEngine:
         self._queue = ExportQueue(num_slots, slot_bytes // self._token_bytes * num_layers, BLOCK_SIZE)
         self._left: dict[int, int] = {}  # tokens that an import still lacks
 
+    async def drained(self) -> None:
+        """Return at once: commands are obeyed as they are sent."""
+
     def send(self, command: Command) -> None:
         match command:
             case Add(request, lane) if request.exports_from is not None:
