@@ -209,7 +209,7 @@ class Handover(Grpc):
 
     async def _order(self, tokens: int) -> None:
         """Hand over a prompt of so many tokens, from the request to the last byte."""
-        sampling = pb.SamplingParams(max_tokens=2, n=1)
+        sampling = pb.SamplingParams(max_tokens=2, n=1, top_p=1, repetition_penalty=1)
         submit = pb.Submit(
             handle=next(self._handles),
             prompt_token_ids=[0] * tokens,

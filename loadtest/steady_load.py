@@ -126,7 +126,7 @@ class _Pods:
         submit = pb.Submit(
             handle=number,
             prompt_token_ids=[number, *[7] * _PROMPT_TOKENS],
-            sampling=pb.SamplingParams(max_tokens=self._tokens, n=1),
+            sampling=pb.SamplingParams(max_tokens=self._tokens, n=1, top_p=1, repetition_penalty=1),
             prefill_addresses=[self._prefill],
         )
         self._outbox.put_nowait(pb.GatewayMessage(submit=submit))
@@ -143,6 +143,7 @@ class _Pods:
                 answer, over = self._live[delta.handle]
                 answer.events.append(now)
                 answer.tokens += len(delta.token_ids)
+                answer.error = delta.failure.message
                 if delta.finish_reason:
                     over.set()
 

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import random
 import socket
+from collections import deque
 from typing import NamedTuple
 
 from baton_cli.errors import UserError
@@ -13,6 +14,9 @@ LOOPBACK = "127.0.0.1"
 # Below the range from which every common system takes ports for outgoing connections: a worker's port stays free
 # while the worker restarts.
 _WORKER_PORTS = range(20_000, 32_768)
+# The latest ports that were given. As long as they are bound here, no other process is given them before the server
+# that they are for listens; it can, since servers and these sockets allow each other by SO_REUSEADDR.
+_given: deque[socket.socket] = deque(maxlen=256)
 
 
 class Address(NamedTuple):
@@ -70,13 +74,25 @@ def _reason(address: Address, error: OSError) -> str:
 
 
 def free_loopback_ports(count: int) -> list[int]:
-    """Ports on which nothing listens now, all different."""
+    """Ports on which nothing listens and which were given to nobody else, all different."""
     free: list[int] = []
     for port in random.sample(_WORKER_PORTS, len(_WORKER_PORTS)):
         if len(free) == count:
             break
-        # gRPC servers listen with SO_REUSEPORT; this socket does not, so that their ports do count as taken.
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.bind((LOOPBACK, port))
+        with contextlib.suppress(OSError):
+            _given.append(_held(port))
             free.append(port)
     return free
+
+
+def _held(port: int) -> socket.socket:
+    """Return a socket that is bound to a free port. Raises OSError where the port is not free."""
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # gRPC servers listen with SO_REUSEPORT; this socket does not, so that their ports do count as taken.
+        held.bind((LOOPBACK, port))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        held.close()
+        raise
+    return held

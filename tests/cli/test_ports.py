@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -26,6 +28,20 @@ def test_a_port_shared_by_a_reuseport_server_counts_as_taken(monkeypatch: pytest
         monkeypatch.setattr("baton_cli.ports._WORKER_PORTS", range(taken, taken + 1))
         assert free_loopback_ports(1) == []
     assert free_loopback_ports(1) == [taken]
+
+
+def test_a_given_port_is_given_to_nobody_else_and_a_server_can_listen_on_it() -> None:
+    [port] = free_loopback_ports(1)
+    code = (
+        "from baton_cli import ports\n"
+        f"ports._WORKER_PORTS = range({port}, {port} + 1)\n"
+        "assert ports.free_loopback_ports(1) == []\n"
+        f"ports.check_usable(ports.Address(ports.LOOPBACK, {port}))\n"
+        "import grpc\n"
+        "server = grpc.server(None)\n"
+        f"assert server.add_insecure_port('127.0.0.1:{port}') == {port}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_port_left_in_time_wait_is_usable() -> None:
