@@ -16,7 +16,7 @@ import torch
 from .models import make_model
 
 if TYPE_CHECKING:
-    from .two_processes import TwoProcesses
+    from .groups import Groups
 
 torch.set_num_threads(1)
 
@@ -29,19 +29,19 @@ MakeModel = Callable[..., Path]
 
 # A run in one process needs no xdist.
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "TwoProcesses":
-    from .two_processes import TwoProcesses
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Groups":
+    from .groups import Groups
 
     config.option.loadscopereorder = False  # which would order the groups by their number of tests
-    return TwoProcesses(config, log)
+    return Groups(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # in a process of xdist
-        from .two_processes import pods_first
+        from .groups import longest_first
 
-        pods_first(items)
+        longest_first(items)
 
 
 @pytest.fixture(scope="session")
