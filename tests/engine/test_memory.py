@@ -320,7 +320,7 @@ def test_start_up_measures_the_sampler_that_serves(llama: Path, monkeypatch: pyt
     everything: dict[str, Any] = {"temperature": 1.0, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "logprobs": 20}
     edits: dict[str, Any] = {"presence_penalty": 0.1, "repetition_penalty": 1.1, "bad_words": [[3, 4]]}
     for kinds in ([everything | edits] * 8, [everything | edits] + [everything] * 7, [everything] * 4 + [edits] * 4):
-        generate(engine, [make_request(id, make_prompt(60, seed=id), 400, **kind) for id, kind in enumerate(kinds)])
+        generate(engine, [make_request(id, make_prompt(440, seed=id), 12, **kind) for id, kind in enumerate(kinds)])
     assert {id(sampler) for phase in draws.values() for sampler, _ in phase} == {id(draws["start"][0][0])}
     assert max(len(wanted) for _, wanted in draws["service"]) == 8
     assert 0 < most["service"] <= most["start"]
