@@ -32,7 +32,7 @@ from limits import Limits
 from rows import make_rows, select_rows
 from task_process import run_task
 
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 
 
 class Bench:

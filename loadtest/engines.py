@@ -13,7 +13,7 @@ import device
 from job import Job, Json
 from rows import Row
 
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 
 TEMPERATURE = 0.6
 MAX_MODEL_LEN = 4096

@@ -26,7 +26,7 @@ from random_tokenizer import write_random_tokenizer
 from random_weights import write_random_weights
 from servers import HOST, Server
 
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 from baton_gateway.keys import Key, make_key
 
 # Small enough for 2 cores to compute a hundred short prompts a round: with fewer, a p99 is an accident. Wide enough for

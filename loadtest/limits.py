@@ -22,9 +22,7 @@ class Limits:
     @property
     def _layer_weights(self) -> int:
         """Elements of the matrices that every token goes through."""
-        m = self.model
-        attention = 2 * m.hidden_size * (m.num_heads + m.num_kv_heads) * m.head_dim
-        return m.num_layers * (attention + 3 * m.hidden_size * m.intermediate_size)
+        return self.model.num_layers * self.model.layer_weights
 
     @property
     def _head_weights(self) -> int:

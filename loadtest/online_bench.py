@@ -26,7 +26,7 @@ from random_tokenizer import write_random_tokenizer
 from random_weights import write_random_weights
 from servers import HOST, KINDS, Server
 
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 
 SHORT, LONG = (1024, 128), (4000, 200)
 PERCENTILES = (50, 90, 99)

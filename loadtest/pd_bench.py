@@ -29,7 +29,7 @@ from random_tokenizer import write_random_tokenizer
 from random_weights import write_random_weights
 from servers import HOST, as_flags
 
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 
 
 @contextlib.contextmanager

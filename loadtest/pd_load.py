@@ -23,7 +23,7 @@ from random_weights import write_random_weights
 from servers import HOST, as_flags
 
 from baton_cli.ports import free_loopback_ports
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 
 _LAYOUTS = ("pd", "replicas")
 # Which kind of pod computed the prompts.

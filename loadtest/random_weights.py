@@ -1,46 +1,41 @@
 """Random weights for a model of which there is only the configuration."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from baton_engine.model_config import ModelConfig, load_model_config
+from baton_engine.model_config import ModelConfig
+from baton_engine.models.registry import load_model_config, model_class
+from baton_engine.ops import TORCH
+from baton_engine.source import Source
 
 SHARD_BYTES = 2 << 30
 INDEX = "model.safetensors.index.json"
 
 
-def tensor_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape of each tensor of a checkpoint."""
-    hidden, dim = model.hidden_size, model.head_dim
-    embedding = model.vocab_size, hidden
-    yield "model.embed_tokens.weight", embedding
-    for layer in range(model.num_layers):
-        prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        kv = model.num_kv_heads * dim
-        for name, outputs in (("q", model.num_heads * dim), ("k", kv), ("v", kv)):
-            yield f"{prefix}.self_attn.{name}_proj.weight", (outputs, hidden)
-            if model.qkv_bias:
-                yield f"{prefix}.self_attn.{name}_proj.bias", (outputs,)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, model.num_heads * dim)
-        if model.output_bias:
-            yield f"{prefix}.self_attn.o_proj.bias", (hidden,)
-        if model.qk_norm:
-            yield f"{prefix}.self_attn.q_norm.weight", (dim,)
-            yield f"{prefix}.self_attn.k_norm.weight", (dim,)
-        size = model.intermediate_size
-        for name, shape in (("gate", (size, hidden)), ("up", (size, hidden)), ("down", (hidden, size))):
-            yield f"{prefix}.mlp.{name}_proj.weight", shape
-            if model.mlp_bias:
-                yield f"{prefix}.mlp.{name}_proj.bias", shape[:1]
-    yield "model.norm.weight", (hidden,)
-    if not model.tie_word_embeddings:
-        yield "lm_head.weight", embedding
+class _Shapes:
+    """In place of Weights: notes what a model takes, and gives it tensors without memory."""
+
+    dtype, device = torch.bfloat16, torch.device("meta")
+
+    def __init__(self) -> None:
+        self.taken: dict[str, tuple[int, ...]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def take(self, name: str, shape: tuple[int, ...], part: object, dtype: torch.dtype) -> torch.Tensor:
+        self.taken[name] = shape
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+
+def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a checkpoint's tensors by name."""
+    shapes = _Shapes()
+    model_class(model.architecture)(model, Source(shapes, TORCH), 1)
+    return shapes.taken
 
 
 def write_random_weights(folder: Path, seed: int, std: float = 0.02) -> None:
@@ -57,7 +52,7 @@ def write_random_weights(folder: Path, seed: int, std: float = 0.02) -> None:
         shard.clear()
 
     size = 0
-    for name, shape in tensor_shapes(load_model_config(folder)):
+    for name, shape in tensor_shapes(load_model_config(folder)).items():
         if name.endswith("norm.weight"):
             tensor = torch.ones(shape, dtype=torch.bfloat16)
         else:

@@ -26,7 +26,7 @@ from servers import HOST, KINDS, Running
 
 from baton_cli.ports import free_loopback_ports
 from baton_demo import MODEL_DIR
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 
 CORES = len(os.sched_getaffinity(0))
 # An engine that is said to have the cores alone leaves libgomp its default, which is to spin.

@@ -25,7 +25,7 @@ from sharing_bench import busy_process
 
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request
 from baton_engine.threads import choose_threads, layer_weights

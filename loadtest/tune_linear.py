@@ -20,8 +20,9 @@ from typing import NamedTuple
 import torch
 import triton
 
-from baton_engine.model_config import ModelConfig, load_model_config
-from baton_kernels.activation import silu_mul
+from baton_engine.model_config import ModelConfig
+from baton_engine.models.registry import load_model_config
+from baton_kernels.activation import gate_mul
 from baton_kernels.linear import linear
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.tuning import LinearConfig, product_name
@@ -112,7 +113,7 @@ def tune(product: Product, rows: int, weights: torch.Tensor) -> dict:
     parts = [weights[index * size : (index + 1) * size].view(product.outputs, product.inner) for index in range(count)]
     x = torch.randn(rows, product.inner, dtype=torch.bfloat16, device="cuda")
     if product.gated:
-        baseline = seconds(lambda i: silu_mul(torch.nn.functional.linear(x, parts[i])), count)
+        baseline = seconds(lambda i: gate_mul(torch.nn.functional.linear(x, parts[i]), "silu"), count)
     else:
         baseline = seconds(lambda i: torch.nn.functional.linear(x, parts[i]), count)
     expected = linear_reference(x.float(), parts[0].float(), None, product.gated)

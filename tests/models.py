@@ -8,7 +8,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+# The families whose config.json has the fields of Llama's.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+# Configuration and model of transformers.
+_CLASSES = {
+    **{family: (f"{name}Config", f"{name}ForCausalLM") for family, name in FAMILIES.items()},
+    "bloom": ("BloomConfig", "BloomForCausalLM"),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+}
 VOCAB_SIZE = 512
 BEGIN, END = "<|begin|>", "<|end|>"
 
@@ -49,10 +56,10 @@ _CHAT_TEMPLATE = (
 def make_model(
     folder: Path, family: str, *, rope: str = "default", seed: int = 0, shard_size: str | None = None, **overrides: Any
 ) -> Path:
-    """Write a model of a family of FAMILIES with a tokenizer into `folder`, and return the folder.
+    """Write a model of a family of _CLASSES with a tokenizer into `folder`, and return the folder.
 
-    rope: a key of ROPES. shard_size: largest safetensors file, as "100KB"; None = one file. overrides: fields of the
-    family's configuration class.
+    rope: a key of ROPES; without effect where the family has no rope. shard_size: largest safetensors file, as "100KB";
+    None = one file. overrides: fields of the family's configuration class.
     """
     import torch
     import transformers
@@ -70,15 +77,24 @@ def make_model(
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    config = getattr(transformers, f"{FAMILIES[family]}Config")(**{**fields, **overrides})
+    if family == "bloom":
+        fields |= {"n_head": fields.pop("num_attention_heads"), "n_layer": fields.pop("num_hidden_layers")}
+        fields["seq_length"] = fields.pop("max_position_embeddings")
+    if family == "gemma3":
+        fields |= {"num_hidden_layers": 3, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 19}
+        fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+        ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
+        fields["rope_parameters"] = ropes
+    config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
+    config = config_class(**{**fields, **overrides})
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(config).float()
+    model = model_class(config).float()
     with torch.no_grad():
         # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif "norm" in name:
+            elif "norm" in name or "ln_f" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
     make_tokenizer().save_pretrained(folder)

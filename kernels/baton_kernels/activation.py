@@ -1,4 +1,4 @@
-"""The gate of a gated MLP: silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020)."""
+"""The gate of a gated MLP: activation(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020)."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, OVERLAP: tl.constexpr):
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -17,16 +17,22 @@ def _silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVER
     gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside)
     wide = gate.to(tl.float32)
-    silu = (wide / (1 + tl.exp(-wide))).to(gate.dtype)
-    tl.store(out + row * SIZE + columns, silu * up, mask=inside)
+    # Both activations are x * sigmoid(f(x)). GELU's tanh form is x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u), where
+    # 2 * u = 2 * sqrt(2 / pi) * (x + 0.044715 * x^3).
+    inner = wide
+    if GELU:
+        inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    activated = (wide / (1 + tl.exp(-inner))).to(gate.dtype)
+    tl.store(out + row * SIZE + columns, activated * up, mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """As silu_mul_reference, without the intermediate. gate_up is contiguous."""
+def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """As gate_mul_reference, without the intermediate. gate_up is contiguous."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     block = min(triton.next_power_of_2(size), 2048)
-    _silu_mul_kernel[(rows, triton.cdiv(size, block))](
-        gate_up, out, SIZE=size, BLOCK=block, num_warps=4, **overlap_options(out.device)
-    )
+    _gate_mul_kernel[(rows, triton.cdiv(size, block))](
+        gate_up, out, SIZE=size, BLOCK=block, GELU=activation == "gelu_tanh", num_warps=4,
+        **overlap_options(out.device),
+    )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .activation import silu_mul
+from .activation import gate_mul
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .tuning import LinearConfig, linear_config
 
@@ -161,7 +161,7 @@ def linear(
         config = linear_config(rows, weight.shape[0], inner, gated, x.device)
     if config is None:
         if gated:
-            result = silu_mul(torch.nn.functional.linear(x, weight, bias))
+            result = gate_mul(torch.nn.functional.linear(x, weight, bias), "silu")
             return result if out is None else out.copy_(result)
         if out is None:
             return torch.nn.functional.linear(x, weight, bias)

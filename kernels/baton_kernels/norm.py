@@ -23,7 +23,7 @@ def _add_rms_norm_kernel(
         tl.store(residual + row + columns, values, mask=inside)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / SIZE + eps)
-    normed = (wide * scale).to(values.dtype) * scales
+    normed = ((wide * scale).to(scales.dtype) * scales).to(values.dtype)
     tl.store(out + row + columns, normed, mask=inside)
 
 

@@ -1,7 +1,7 @@
 """Rotation of queries and keys and the write of keys and values into the paged cache, in one pass over the projection.
 
 Rotary embeddings after Su et al., "RoFormer" (2021), with both halves of a head as the pairs; optionally each query and
-key head is RMS-normed first (Qwen3).
+key head is RMS-normed first (Qwen3). Models with other positions are not rotated at all (BLOOM).
 """
 
 import torch
@@ -15,7 +15,7 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 def _rope_and_cache_kernel(
     qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    NORM: tl.constexpr, OVERLAP: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -39,13 +39,16 @@ def _rope_and_cache_kernel(
         w_k1, w_k2 = tl.load(k_norm + column, mask=half), tl.load(k_norm + DIM // 2 + column, mask=half)
         w1 = tl.where(is_q[:, None], w_q1[None, :], w_k1[None, :])
         w2 = tl.where(is_q[:, None], w_q2[None, :], w_k2[None, :])
-        first = tl.where(is_v[:, None], first, ((first * scale).to(dtype) * w1).to(tl.float32))
-        second = tl.where(is_v[:, None], second, ((second * scale).to(dtype) * w2).to(tl.float32))
-    position = tl.load(positions + token).to(tl.int64)
-    c = tl.load(cos + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
-    s = tl.load(sin + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
-    turned_first = tl.where(is_v[:, None], first, first * c - second * s).to(dtype)
-    turned_second = tl.where(is_v[:, None], second, second * c + first * s).to(dtype)
+        first = tl.where(is_v[:, None], first, ((first * scale).to(w1.dtype) * w1).to(dtype).to(tl.float32))
+        second = tl.where(is_v[:, None], second, ((second * scale).to(w2.dtype) * w2).to(dtype).to(tl.float32))
+    if ROTATE:
+        position = tl.load(positions + token).to(tl.int64)
+        c = tl.load(cos + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
+        s = tl.load(sin + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
+        turned_first = tl.where(is_v[:, None], first, first * c - second * s).to(dtype)
+        turned_second = tl.where(is_v[:, None], second, second * c + first * s).to(dtype)
+    else:
+        turned_first, turned_second = first.to(dtype), second.to(dtype)
 
     q_at = (token * HEADS + head[:, None]) * DIM + column[None, :]
     tl.store(q_out + q_at, turned_first, mask=inside & is_q[:, None])
@@ -62,8 +65,7 @@ def _rope_and_cache_kernel(
 
 def rope_and_cache(
     qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
     positions: torch.Tensor,
     slots: torch.Tensor,
     keys: torch.Tensor,
@@ -80,9 +82,11 @@ def rope_and_cache(
         out = qkv.new_empty(tokens, num_heads, dim)
     block = min(triton.next_power_of_2(heads), 8)
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
+    cos, sin = rotary if rotary is not None else (qkv, qkv)
     _rope_and_cache_kernel[(tokens, triton.cdiv(heads, block))](
         qkv, cos, sin, positions, slots, keys, values, out, q_norm, k_norm, eps,
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), BLOCK_HEADS=block,
-        NORM=norms is not None, num_warps=4 if block == 8 else 1, **overlap_options(qkv.device),
+        NORM=norms is not None, ROTATE=rotary is not None,
+        num_warps=4 if block == 8 else 1, **overlap_options(qkv.device),
     )  # fmt: skip
     return out

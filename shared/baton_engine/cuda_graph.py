@@ -18,13 +18,27 @@ class Recorder:
     def record(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Return the graph and run's result, whose tensors the graph fills. run has run before: a capture allows no
         compilation and no set-up of libraries."""
-        graph = torch.cuda.CUDAGraph()
+        [graph], result = self.record_pieces(lambda cut: run())
+        return graph, result
+
+    def record_pieces(self, run: Callable[[Callable[[], None]], Result]) -> tuple[list[torch.cuda.CUDAGraph], Result]:
+        """As `record`, but run is given a function that ends one graph and begins the next. Returns all graphs."""
+        graphs: list[torch.cuda.CUDAGraph] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(pool=self._pool)
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            begin()
+
         self._stream.wait_stream(torch.cuda.current_stream())
         # torch.cuda.graph does this too, but empties the allocator's cache each time: too slow for hundreds of graphs.
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool)
+            begin()
             try:
-                result = run()
+                result = run(cut)
             finally:
-                graph.capture_end()
-        return graph, result
+                graphs[-1].capture_end()
+        return graphs, result

@@ -11,6 +11,7 @@ import torch
 from .attention.backend import AttentionBackend
 from .attention.triton_paged import TritonPaged
 from .config import EngineConfig
+from .context import Tokens
 from .cuda_graph import Recorder
 from .decode_graphs import DecodeGraphs
 from .device_sampler import DeviceSampler, Drawn, RowDraw, is_special
@@ -18,7 +19,6 @@ from .largest_steps import forward_steps
 from .loading import Progress
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
-from .models.decoder import Tokens
 from .ops import Ops
 from .runner import Choice, Fence, Launched, Runner, has_chunks, mark_broken, row_sums
 from .sequence import Step
@@ -102,13 +102,19 @@ class CudaRunner(Runner):
         self._spare_row = config.max_num_seqs
         self._last_tokens = torch.zeros(self._spare_row + 1, dtype=torch.int64, device=self.device)
         self._sampler = DeviceSampler(config.max_num_seqs, self.max_model_len, model.vocab_size, self.device)
-        self._sampler.warm_up(self._decoder.dtype)
+        self._sampler.warm_up(self.cache.data.dtype)
         self._decode_graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         # A graph of decodes cuts long sequences by how many there are, which is what --deterministic rules out.
         if isinstance(self._backend, TritonPaged) and not config.enforce_eager and not config.deterministic:
             self._decode_graphs = DecodeGraphs(
-                self._decoder, self._backend, self._last_tokens, self._block_size, self.max_model_len, model.vocab_size
+                self._model,
+                self.cache,
+                self._backend,
+                self._last_tokens,
+                self._block_size,
+                self.max_model_len,
+                model.vocab_size,
             )
 
     def start(self) -> None:
@@ -132,7 +138,7 @@ class CudaRunner(Runner):
         if name != "triton":
             return super()._make_backend(name)
         model, rows, deterministic = self.model, self._config.max_num_seqs, self._config.deterministic
-        return TritonPaged(self.cache, model.num_heads, model.sliding_windows, rows, deterministic)
+        return TritonPaged(self.cache, model.num_heads, model.attention, rows, deterministic)
 
     @property
     def _graphs_bytes(self) -> int:
@@ -146,8 +152,9 @@ class CudaRunner(Runner):
         if self._decode_graphs:
             self._decode_graphs.capture(recorder, self._progress)
         self._token_graphs = TokenGraphs(
-            self._decoder, self._backend, self._resolve, recorder, self._block_size,
-            min(config.max_num_batched_tokens, self.max_model_len), self.device, self._progress,
+            self._model, self.cache, self._backend, self._resolve, recorder, self._block_size,
+            min(config.max_num_batched_tokens, self.max_model_len),
+            (self.model.num_heads, self.model.head_dim), self._progress,
         )  # fmt: skip
 
     def _resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -207,7 +214,7 @@ class CudaRunner(Runner):
             ids, positions, slots = host.to(self.device, non_blocking=True)
             if packed[0].min() < 0:
                 ids = self._resolve(ids)
-            hidden = self._decoder.forward(Tokens(ids, positions, slots), self._backend, written)
+            hidden = self._model(self._context(Tokens(ids, positions, slots), written))
         sums = to_host(row_sums(hidden[:count])) if has_chunks(step) else None
         draws: list[RowDraw] = []
         rows: list[int] = []
@@ -225,7 +232,7 @@ class CudaRunner(Runner):
         if not draws:
             return _fly(self._last_tokens[:0], counts, None, [], marks, batch.starts, sums)
         which = to_device(last, self.device)
-        drawn = self._sampler.draw(self._decoder.logits(hidden[which]), ids[which], draws)
+        drawn = self._sampler.draw(self._model.logits(hidden[which]), ids[which], draws)
         self._last_tokens.index_copy_(0, to_device(rows, self.device), drawn.tokens)
         return _fly(drawn.tokens, counts, drawn, list(range(len(draws))), marks, batch.starts, sums)
 

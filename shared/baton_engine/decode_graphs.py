@@ -19,9 +19,11 @@ from baton_kernels.thresholds import thresholds
 
 from .attention.triton_paged import TritonPaged
 from .block_pool import SharedBlocks
+from .context import Context, Tokens
 from .cuda_graph import Recorder
+from .kv_cache import KvCache
 from .loading import Progress
-from .models.decoder import Decoder, Tokens
+from .models.model import Model
 from .sampling import SamplingParams
 from .sequence import Sequence, Step
 from .transfer import host_buffer, to_device
@@ -52,14 +54,15 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
+        cache: KvCache,
         backend: TritonPaged,
         last_tokens: torch.Tensor,
         block_size: int,
         max_model_len: int,
         vocab: int,
     ) -> None:
-        self._decoder, self._backend = decoder, backend
+        self._model, self._cache, self._backend = model, cache, backend
         self._block_size = block_size
         self._last_tokens = last_tokens
         self._device = last_tokens.device
@@ -69,7 +72,7 @@ class DecodeGraphs:
         self._static = np.zeros((FIELDS, rows), dtype=np.int64)[STATIC_FIELDS]
         self._owners: list[tuple[Sequence, int] | None] = [None] * rows
         # One for all graphs: each with its own would take hundreds of megabytes.
-        self._logits = torch.empty(rows - 1, vocab, dtype=decoder.dtype, device=self._device)
+        self._logits = torch.empty(rows - 1, vocab, dtype=cache.data.dtype, device=self._device)
         self._graphs: dict[int, _Graph] = {}
 
     def capture(self, recorder: Recorder, progress: Progress | None) -> None:
@@ -94,8 +97,8 @@ class DecodeGraphs:
         inputs.unpack(self._last_tokens, self._tables, self._block_size)
         self._backend.use_rows(self._tables, inputs.rows, inputs.lengths)
         tokens = Tokens(inputs.token_ids, inputs.positions, inputs.slots)
-        hidden = self._decoder.forward(tokens, self._backend)
-        logits = self._decoder.logits(hidden, self._logits[: len(hidden)])
+        hidden = self._model(Context(tokens, self._cache, self._backend))
+        logits = self._model.logits(hidden, self._logits[: len(hidden)])
         least = thresholds(logits, inputs.heats, inputs.top_ks, inputs.top_ps, inputs.min_ps)
         sampled = gumbel_argmax(logits, inputs.heats, least, inputs.seeds, inputs.next_positions, inputs.choices)
         self._last_tokens.index_copy_(0, inputs.rows, sampled)

@@ -22,7 +22,8 @@ from .exports import Export, Exports
 from .grammars import Grammars
 from .imports import Import, Imports
 from .loading import Progress
-from .model_config import ModelConfig, load_model_config
+from .model_config import ModelConfig
+from .models.registry import load_model_config
 from .pipeline import Pipeline
 from .runner import Choice, Runner, find_device
 from .scheduler import Scheduler
@@ -86,19 +87,7 @@ class Engine:
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
-        # Named one by one: a field that a later version adds must not keep it from working with an earlier one.
-        model = self.model
-        return {
-            "architecture": model.architecture,
-            "num_layers": model.num_layers,
-            "num_heads": model.num_heads,
-            "num_kv_heads": model.num_kv_heads,
-            "head_dim": model.head_dim,
-            "hidden_size": model.hidden_size,
-            "rope": [model.rope.type, model.rope.theta, model.rope.factor, model.rope.original_max_position_embeddings],
-            "sliding_windows": list(model.sliding_windows),
-            "kv_dtype": str(self.runner.cache.data.dtype),
-        }
+        return {**self.model.layout(), "kv_dtype": str(self.runner.cache.data.dtype)}
 
     @property
     def has_work(self) -> bool:

@@ -50,21 +50,31 @@ class Weights:
             names = sorted(self._untaken)
             log.warning("the model does not use %d tensors of %s: %s", len(names), self._folder, ", ".join(names[:5]))
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a tensor in this dtype on this device. Raises ConfigError when it is missing or has another shape."""
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def take(
+        self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return a tensor, or the part of it that is in these slices of its axes, in a dtype on this device.
+
+        shape: of the whole tensor. Only the part is read. Raises ConfigError when the tensor is missing or has another
+        shape.
+        """
         path = self._file_of.get(name)
         if path is None:
             raise ConfigError(f"{self._folder} has no tensor {name!r}; the architecture in config.json needs it")
         try:
-            tensor: torch.Tensor = self._file(path).get_tensor(name)
+            stored = self._file(path).get_slice(name)
         except SafetensorError:
             raise ConfigError(f"{path} has no tensor {name!r}, which the index says it holds") from None
-        if tuple(tensor.shape) != shape:
-            raise ConfigError(f"{name} in {path.name} is {list(tensor.shape)}; config.json calls for {list(shape)}")
+        if tuple(stored.get_shape()) != shape:
+            raise ConfigError(f"{name} in {path.name} is {stored.get_shape()}; config.json calls for {list(shape)}")
+        tensor: torch.Tensor = stored[part or tuple(slice(0, size) for size in shape)]
         self._untaken.discard(name)
         if self._progress is not None:
             self._progress("weights", len(self._file_of) - len(self._untaken), len(self._file_of))
-        return torch.empty_like(tensor, dtype=self.dtype, device=self.device).copy_(tensor)
+        return torch.empty_like(tensor, dtype=dtype, device=self.device).copy_(tensor)
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:

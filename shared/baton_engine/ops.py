@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from baton_kernels.reference.activation import silu_mul_reference
+from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import add_rms_norm_reference
@@ -17,7 +17,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
 
     linear: Callable[..., torch.Tensor]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
-    silu_mul: Callable[[torch.Tensor], torch.Tensor]
+    gate_mul: Callable[[torch.Tensor, str], torch.Tensor]
     rope_and_cache: Callable[..., torch.Tensor]
     gather_kv: Callable[..., torch.Tensor]
     scatter_kv: Callable[..., torch.Tensor]
@@ -27,7 +27,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
 TORCH = Ops(
     linear=linear_reference,
     add_rms_norm=add_rms_norm_reference,
-    silu_mul=silu_mul_reference,
+    gate_mul=gate_mul_reference,
     rope_and_cache=rope_and_cache_reference,
     gather_kv=gather_kv_reference,
     scatter_kv=scatter_kv_reference,

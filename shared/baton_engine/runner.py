@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from .attention.backend import AttentionBackend, AttentionBatch
 from .attention.select import select_backend
 from .attention.torch_sdpa import TorchSdpa
 from .config import ConfigError, EngineConfig
+from .context import Context, Tokens
 from .kv_cache import KvCache
 from .largest_steps import forward_steps, sampling_steps
 from .loading import Progress, Weights, check_tokenizer, weights_bytes
@@ -36,11 +37,12 @@ from .memory import (
     unmeasured,
 )
 from .model_config import ModelConfig
-from .models.decoder import Decoder, Tokens
+from .models.registry import model_class
 from .ops import TORCH, Ops
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
 from .sequence import Step
+from .source import Source
 from .threads import Threads, choose_threads
 from .transfer import to_device
 
@@ -141,7 +143,7 @@ class Runner:
         self._weights_bytes = weights_bytes(folder, dtype, unused)
         check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
         with Weights(folder, dtype, device, progress) as weights, self._enough_for("the weights", self._weights_bytes):
-            self._decoder = Decoder(model, weights, self.cache, self.max_model_len, self._ops)
+            self._model = model_class(model.architecture)(model, Source(weights, self._ops), self.max_model_len)
 
     def start(self) -> None:
         """Set aside all the memory that steps need, and give the rest to the KV cache. Once, before the first launch.
@@ -166,7 +168,7 @@ class Runner:
 
     def _make_backend(self, name: str) -> AttentionBackend:
         """Return the attention backend that was selected for this model and device."""
-        return TorchSdpa(self.cache, self.model.num_heads, self.model.sliding_windows)
+        return TorchSdpa(self.cache, self.model.num_heads, self.model.attention)
 
     @property
     def _graphs_bytes(self) -> int:
@@ -220,12 +222,15 @@ class Runner:
         packed = np.empty((3, step.num_tokens), dtype=np.int64)
         batch = self._pack(step, packed)
         self._backend.prepare(batch)
-        hidden = self._decoder.forward(Tokens(*to_device(packed, self.device)), self._backend)
+        hidden = self._model(self._context(Tokens(*to_device(packed, self.device))))
         self._prompt_logprobs(step, batch, hidden)
         results = self._sample(step, batch, hidden)
         if has_chunks(step):
             mark_broken(results, batch.starts, row_sums(hidden).tolist())
         return Done(results)
+
+    def _context(self, tokens: Tokens, written: Callable[[int], None] | None = None) -> Context:
+        return Context(tokens, self.cache, self._backend, written)
 
     def fence(self) -> Fence | None:
         """Return what separates the steps launched so far from other streams' work; None where there are no others."""
@@ -272,7 +277,7 @@ class Runner:
         results: list[list[Choice]] = [[] for _ in step.sequences]
         if not rows:
             return results
-        logits = self._decoder.logits(hidden[rows])
+        logits = self._model.logits(hidden[rows])
         for at in range(0, len(draws), _FLOAT_ROWS):
             part = slice(at, at + _FLOAT_ROWS)
             for index, choice in zip(owners[part], _choose(logits, draws[part]), strict=True):
@@ -291,7 +296,7 @@ class Runner:
             done = len(sequence.prompt_logprobs) - first
             for at in range(max(done, 0), len(targets), _FLOAT_ROWS):
                 part = targets[at : at + _FLOAT_ROWS]
-                logits = self._decoder.logits(hidden[start + at : start + at + len(part)]).float()
+                logits = self._model.logits(hidden[start + at : start + at + len(part)]).float()
                 sequence.prompt_logprobs += token_logprobs(logits, part, [wanted] * len(part))
 
 

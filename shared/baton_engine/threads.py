@@ -39,7 +39,7 @@ def choose_threads(config: EngineConfig, model: ModelConfig, cores: float, envir
     if config.num_threads is not None:
         return _threads(config.num_threads, spin, "as --num-threads says")
     engines = config.engines_sharing_cpu or 1
-    weights = layer_weights(model)
+    weights = model.layer_weights
     least = _WEIGHTS_PER_SPINNING_THREAD if spin else _WEIGHTS_PER_SLEEPING_THREAD
     # Rounded down: the kernel stops a process that has used up its quota until the next period begins.
     most = math.floor(cores / engines)
@@ -67,9 +67,3 @@ def _spins(environ: Mapping[str, str]) -> bool:
     if spins := environ.get("GOMP_SPINCOUNT", "").strip():
         return spins != "0"
     return environ.get("OMP_WAIT_POLICY", "").strip().upper() != "PASSIVE"
-
-
-def layer_weights(model: ModelConfig) -> int:
-    """Return the weights of a layer's matrix products."""
-    heads = 2 * model.num_heads + 2 * model.num_kv_heads  # query, output, key, value
-    return model.hidden_size * (heads * model.head_dim + 3 * model.intermediate_size)

@@ -3,15 +3,16 @@
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 import torch
 
 from .attention.backend import AttentionBackend, AttentionBatch
+from .context import Context, Tokens
 from .cuda_graph import Recorder
+from .kv_cache import KvCache
 from .loading import Progress
-from .models.decoder import Decoder, Tokens
+from .models.model import Model
 from .transfer import host_buffer
 
 log = logging.getLogger(__name__)
@@ -19,37 +20,75 @@ log = logging.getLogger(__name__)
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
+class _Attention(msgspec.Struct):
+    """A call of the attention backend between two graphs."""
+
+    layer: int
+    queries: torch.Tensor
+    attended: torch.Tensor
+
+
 class _Pieces(msgspec.Struct):
-    """One graph up to each layer's attention and one after the last, for one number of tokens."""
+    """One graph up to each attention call and one after the last, for one number of tokens."""
 
     inputs: torch.Tensor  # [3, T]: Tokens
     graphs: list[torch.cuda.CUDAGraph]
+    calls: list[_Attention]
     token_ids: torch.Tensor  # [T], resolved
     hidden: torch.Tensor
+
+
+class _Recording(Context):
+    """Ends a graph where the model attends, notes the call and begins the next graph.
+
+    queries, attended: memory that all layers and all sizes use in turn, since only one call at a time needs it.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        cache: KvCache,
+        backend: AttentionBackend,
+        cut: Callable[[], None],
+        queries: torch.Tensor,
+        attended: torch.Tensor,
+    ) -> None:
+        super().__init__(tokens, cache, backend)
+        self.calls: list[_Attention] = []
+        self._cut, self._queries, self._attended = cut, queries, attended
+
+    def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor:
+        return self._queries[:tokens]
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        attended = self._attended[: len(q)]
+        self.calls.append(_Attention(layer, q, attended))
+        self._cut()
+        return attended
 
 
 class TokenGraphs:
     """Graphs by number of tokens, as far up as they are faster than launching kernel by kernel.
 
-    resolve: puts token ids in place of those that only the device knows.
+    resolve: puts token ids in place of those that only the device knows. query_shape: heads and head_dim.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
+        cache: KvCache,
         backend: AttentionBackend,
         resolve: Callable[[torch.Tensor], torch.Tensor],
         recorder: Recorder,
         block_size: int,
         most: int,
-        device: torch.device,
+        query_shape: tuple[int, int],
         progress: Progress | None,
     ) -> None:
-        self._decoder, self._backend, self._resolve = decoder, backend, resolve
-        self._recorder, self._block_size, self._device = recorder, block_size, device
-        # Between graphs and attention, for all layers and sizes.
-        shape = (min(most, _SIZES[-1]), *decoder.query_shape)
-        self._queries, self._attended = torch.zeros(2, *shape, dtype=decoder.dtype, device=device)
+        self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
+        self._recorder, self._block_size, self._device = recorder, block_size, cache.data.device
+        shape = (2, min(most, _SIZES[-1]), *query_shape)
+        self._queries, self._attended = torch.zeros(shape, dtype=cache.data.dtype, device=self._device)
         self._pieces: dict[int, _Pieces] = {}
         sizes = [size for size in _SIZES if size <= most]
         for done, size in enumerate(sizes):
@@ -66,16 +105,17 @@ class TokenGraphs:
     def forward(
         self, size: int, packed: torch.Tensor, written: Callable[[int], None] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """packed: [3, size] int64 in pinned memory. written: as Decoder.forward has it. Returns hidden states [size,
-        hidden] and the resolved token ids [size], valid until the next graph runs."""
+        """packed: [3, size] int64 in pinned memory. written: as Context has it.
+
+        Returns hidden states [size, hidden] and the resolved token ids [size], valid until the next graph runs.
+        """
         pieces = self._pieces[size]
         pieces.inputs.copy_(packed, non_blocking=True)
-        queries, attended = self._queries[:size], self._attended[:size]
-        for layer in range(self._decoder.num_layers):
-            pieces.graphs[layer].replay()
+        for graph, call in zip(pieces.graphs, pieces.calls, strict=False):
+            graph.replay()
             if written:
-                written(layer)
-            self._backend.attend(layer, queries, attended)
+                written(call.layer)
+            self._backend.attend(call.layer, call.queries, call.attended)
         pieces.graphs[-1].replay()
         return pieces.hidden, pieces.token_ids
 
@@ -87,7 +127,7 @@ class TokenGraphs:
         blocks = [0] * -(-size // self._block_size)
         self._backend.prepare(AttentionBatch([0, size], [size], [blocks]))
         tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2])
-        eagerly = _seconds(lambda: self._decoder.forward(tokens, self._backend))
+        eagerly = _seconds(lambda: self._model(Context(tokens, self._cache, self._backend)))
         self._pieces[size] = self._capture(inputs)
         if _seconds(lambda: self.forward(size, packed)) < eagerly:
             return True
@@ -95,24 +135,13 @@ class TokenGraphs:
         return False
 
     def _capture(self, inputs: torch.Tensor) -> _Pieces:
-        decoder = self._decoder
-        tokens = Tokens(inputs[0], inputs[1], inputs[2])
-        size = inputs.shape[1]
-        queries, attended = self._queries[:size], self._attended[:size]
+        def run(cut: Callable[[], None]) -> tuple[_Recording, torch.Tensor]:
+            tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2])
+            context = _Recording(tokens, self._cache, self._backend, cut, self._queries, self._attended)
+            return context, self._model(context)
 
-        def first() -> tuple[torch.Tensor, torch.Tensor]:
-            tokens.ids = self._resolve(inputs[0])
-            residual = decoder.embed(tokens)
-            decoder.queries(0, None, residual, tokens, queries)
-            return tokens.ids, residual
-
-        graph, (token_ids, residual) = self._recorder.record(first)
-        graphs = [graph]
-        for layer in range(1, decoder.num_layers):
-            piece = partial(decoder.queries, layer, attended, residual, tokens, queries)
-            graphs.append(self._recorder.record(piece)[0])
-        graph, hidden = self._recorder.record(lambda: decoder.hidden(attended, residual))
-        return _Pieces(inputs, [*graphs, graph], token_ids, hidden)
+        graphs, (context, hidden) = self._recorder.record_pieces(run)
+        return _Pieces(inputs, graphs, context.calls, context.ids, hidden)
 
 
 def _seconds(run: Callable[[], object]) -> float:

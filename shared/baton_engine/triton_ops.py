@@ -2,7 +2,7 @@
 
 import msgspec
 
-from baton_kernels.activation import silu_mul
+from baton_kernels.activation import gate_mul
 from baton_kernels.blocks import checksum, gather_kv, scatter_kv
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm
@@ -13,7 +13,7 @@ from .ops import Ops
 TRITON = Ops(
     linear=linear,
     add_rms_norm=add_rms_norm,
-    silu_mul=silu_mul,
+    gate_mul=gate_mul,
     rope_and_cache=rope_and_cache,
     gather_kv=gather_kv,
     scatter_kv=scatter_kv,

@@ -54,6 +54,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3",
         {"rope": "linear", "num_key_value_heads": 4, "head_dim": 32, "attention_bias": True},
     ),
+    "bloom, tied, 3 layers": ("bloom", {"n_layer": 3, "seed": 2}),
+    "gemma3, windows and not": ("gemma3", {"initializer_range": 0.1}),
     "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 # The engine's own tests compare every shape on one pod; here each stack costs seconds to start.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_engine.model_config import load_model_config
+from baton_engine.models.registry import load_model_config
 from tests.models import reference_choices
 
 from .conftest import StartWorker

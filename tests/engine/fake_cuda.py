@@ -4,6 +4,8 @@ What only a GPU can show (asynchrony, captured memory, speed) stays unseen; whic
 """
 
 import itertools
+import queue
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,10 +40,64 @@ class Graph:
                 old.copy_(new)
 
 
+class Piece:
+    """One of the graphs into which a function was cut. They are replayed in turn, the first one anew each time."""
+
+    def __init__(self, pieces: "Pieces", index: int) -> None:
+        self._pieces, self._index = pieces, index
+
+    def replay(self) -> None:
+        self._pieces.go_on(self._index)
+
+
+class Pieces:
+    """Runs a function in a thread of its own, which waits at each cut until the next piece is replayed."""
+
+    def __init__(self, run: Callable[[Callable[[], None]], Any]) -> None:
+        self._run = run
+        self.count = 1
+        self.result = run(self._count)
+
+    def _count(self) -> None:
+        self.count += 1
+
+    def go_on(self, index: int) -> None:
+        if index == 0:
+            self._turns: queue.Queue[None] = queue.Queue()
+            self._reached: queue.Queue[BaseException | None] = queue.Queue()
+            threading.Thread(target=self._work, daemon=True).start()
+        self._turns.put(None)
+        error = self._reached.get(timeout=60)
+        if error is not None:
+            raise error
+
+    def _work(self) -> None:
+        def cut() -> None:
+            self._reached.put(None)
+            self._turns.get()
+
+        self._turns.get()
+        try:
+            with torch.inference_mode():
+                # The recording, which holds the resolved ids, and hidden states.
+                for old, new in zip(self.result, self._run(cut), strict=True):
+                    old, new = (getattr(part, "ids", part) for part in (old, new))
+                    if old is not new:
+                        old.copy_(new)
+        except BaseException as error:
+            self._reached.put(error)
+        else:
+            self._reached.put(None)
+
+
 class Recorder:
     def record(self, run: Callable[[], Any]) -> tuple[Graph, Any]:
         result = run()
         return Graph(run, result), result
+
+    def record_pieces(self, run: Callable[[Callable[[], None]], Any]) -> tuple[list[Piece], Any]:
+        pieces = Pieces(run)
+        return [Piece(pieces, index) for index in range(pieces.count)], pieces.result
 
 
 class Event:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton_engine.sequence import Request
+from tests.conftest import MakeModel
 
 from .fake_cuda import pretend
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
@@ -44,6 +45,15 @@ def make_requests(seed: int) -> list[Request]:
         )
         for id in range(40)
     ]
+
+
+@pytest.mark.parametrize("family", ["bloom", "gemma3"])
+def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_model(family, initializer_range=0.1)
+    settings = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 160}
+    expected = generate(make_engine(folder, **settings), make_requests(7))
+    pretend(monkeypatch)
+    assert generate(make_engine(folder, **settings), make_requests(7)).tokens == expected.tokens
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -86,6 +86,32 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "shard_size": "200KB",
         },
     ),
+    "bloom-tied": ("bloom", {"n_layer": 3, "seed": 2}),
+    "bloom-twelve-heads-residual-after-norm-untied": (
+        "bloom",
+        {
+            "hidden_size": 192,
+            "n_head": 12,
+            "seed": 2,
+            "apply_residual_connection_post_layernorm": True,
+            "tie_word_embeddings": False,
+            "shard_size": "400KB",
+        },
+    ),
+    "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
+    "gemma3-linear-biases-untied-wide-heads": (
+        "gemma3",
+        {
+            "rope": "linear",
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "head_dim": 80,
+            "num_key_value_heads": 1,
+            "sliding_window": 5,
+            "num_hidden_layers": 7,
+            "layer_types": None,
+        },
+    ),
 }
 
 

@@ -203,7 +203,7 @@ def test_an_unknown_activation_is_named(tiny_model: MakeModel, folder: Path) -> 
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "swoosh"}))
     message = refusal(folder)
-    assert "'swoosh' is unknown" in message
+    assert "hidden_act in config.json is 'swoosh'; it must be one of silu" in message
     assert "silu" in message
 
 

@@ -7,10 +7,13 @@ import pytest
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from baton_engine.config import ConfigError
-from baton_engine.model_config import load_model_config, parse_model_config
-from baton_engine.models.rotary import inverse_frequencies
+from baton_engine.layers.rope import inverse_frequencies
+from baton_engine.models.bloom import alibi_slopes
+from baton_engine.models.gemma3 import Gemma3Config
+from baton_engine.models.registry import load_model_config, parse_model_config
 from tests.models import FAMILIES
 
 LLAMA: dict[str, Any] = {
@@ -235,3 +238,70 @@ def test_a_config_that_is_not_an_object_is_refused(tmp_path: Path, text: str) ->
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json is not"):
         load_model_config(tmp_path)
+
+
+GEMMA: dict[str, Any] = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "head_dim": 16, "num_hidden_layers": 7}
+GEMMA_ROPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": (
+        {"rope_theta": 5e5, "rope_local_base_freq": 2e4},
+        {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 2e4}},
+    ),
+    "scaled": (
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_theta": 1e4},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GEMMA_ROPES)
+def test_both_forms_of_the_ropes_of_gemma(name: str) -> None:
+    old, new = GEMMA_ROPES[name]
+    ours = parse_model_config({**GEMMA, **old})
+    assert isinstance(ours, Gemma3Config)
+    theirs = parse_model_config({**GEMMA, "rope_parameters": new})
+    assert isinstance(theirs, Gemma3Config)
+    assert (ours.rope, ours.window_rope) == (theirs.rope, theirs.window_rope)
+    expected = transformers.Gemma3TextConfig(rope_parameters=new).rope_parameters
+    for rope, kind in ((ours.rope, "full_attention"), (ours.window_rope, "sliding_attention")):
+        assert rope.theta == expected[kind]["rope_theta"]
+        assert rope.factor == expected[kind].get("factor", 1.0)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"sliding_window_pattern": 3}, {"layer_types": ["full_attention"] + ["sliding_attention"] * 6}]
+)
+def test_layers_of_gemma_with_a_window(fields: dict[str, Any]) -> None:
+    own = {key: value for key, value in {**GEMMA, **fields}.items() if key != "architectures"}
+    types = transformers.Gemma3TextConfig(**own).layer_types
+    ours = parse_model_config({**GEMMA, **fields})
+    assert [window is None for window in ours.sliding_windows] == [kind == "full_attention" for kind in types]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 112])
+def test_slopes_of_bloom(heads: int) -> None:
+    # The bias of the key at position 1 is the slope.
+    expected = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    assert torch.allclose(torch.tensor(alibi_slopes(heads)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping 30.0", "Gemma3ForCausalLM"]),
+        ({"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
+        ({"layer_types": ["full_attention"]}, ["layer_types", "one for each of 7 layers"]),
+        ({"num_attention_heads": "4"}, ["num_attention_heads", "'4'", "integer"]),
+        ({"rms_norm_eps": True}, ["rms_norm_eps", "a number"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings", "true or false"]),
+        ({"eos_token_id": ["1"]}, ["eos_token_id"]),
+        ({"dtype": "float8"}, ["dtype", "float8", "bfloat16"]),
+    ],
+)
+def test_a_field_of_another_kind_is_named(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_model_config({**GEMMA, **fields})
+    for word in words:
+        assert word in str(error.value)

@@ -39,7 +39,7 @@ def poison(engine: Engine) -> None:
 
 def break_embedding(engine: Engine) -> None:
     """Make every prompt with BROKEN_TOKEN compute NaN."""
-    engine.runner._decoder._embedding[BROKEN_TOKEN] = float("nan")
+    engine.runner._model.embedding.weight[BROKEN_TOKEN] = float("nan")
 
 
 def without_broken(length: int, seed: int) -> list[int]:
@@ -115,7 +115,7 @@ def make_sequence_hashes(engine: Engine, tokens: list[int]) -> list[bytes]:
 def test_nan_that_comes_while_decoding_ends_the_request(llama: Path, runner: str) -> None:
     engine, prompt = make_engine(llama), without_broken(20, seed=6)
     expected = reference_greedy(llama, prompt, 30)
-    engine.runner._decoder._embedding[expected[10]] = float("nan")
+    engine.runner._model.embedding.weight[expected[10]] = float("nan")
     first = expected.index(expected[10])
     if expected[10] in prompt:
         pytest.fail("choose another seed: the token is in the prompt")
@@ -130,7 +130,7 @@ def test_nan_that_comes_while_decoding_ends_the_request(llama: Path, runner: str
 def test_infinity_is_not_finite_either(llama: Path, runner: str) -> None:
     engine = make_engine(llama)
     break_embedding(engine)
-    engine.runner._decoder._embedding[BROKEN_TOKEN] = float("inf")
+    engine.runner._model.embedding.weight[BROKEN_TOKEN] = float("inf")
     _, ended = run_with_broken(engine, [make_request(0, [1, 2, BROKEN_TOKEN], 5)], [])
     assert ended == [0]
     assert_idle(engine)

@@ -6,7 +6,8 @@ import pytest
 
 from baton_demo import MODEL_DIR
 from baton_engine.config import EngineConfig
-from baton_engine.model_config import ModelConfig, load_model_config, parse_model_config
+from baton_engine.model_config import ModelConfig
+from baton_engine.models.registry import load_model_config, parse_model_config
 from baton_engine.threads import Threads, choose_threads, waiting_environment
 
 SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}

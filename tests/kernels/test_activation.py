@@ -1,18 +1,30 @@
 """The gate of a gated MLP."""
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from .closeness import relative_error
 
 
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + (-x).exp())
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize("activation", [silu, gelu_tanh])
 @pytest.mark.parametrize("size", [32, 100, 3000])
-def test_matches_float64(device: torch.device, size: int) -> None:
-    from baton_kernels.activation import silu_mul
-    from baton_kernels.reference.activation import silu_mul_reference
+def test_matches_float64(device: torch.device, size: int, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    from baton_kernels.activation import gate_mul
+    from baton_kernels.reference.activation import gate_mul_reference
 
     gate_up = torch.randn(4, 2 * size, device=device) * 4
     gate, up = gate_up.double().chunk(2, dim=-1)
-    expected = gate / (1 + (-gate).exp()) * up
-    for function in (silu_mul, silu_mul_reference):
-        assert relative_error(function(gate_up), expected) < 1e-6
+    expected = activation(gate) * up
+    for function in (gate_mul, gate_mul_reference):
+        assert relative_error(function(gate_up, activation.__name__), expected) < 1e-6

@@ -10,7 +10,7 @@ import pytest
 import torch
 from triton.runtime import interpreter
 
-from baton_kernels.activation import silu_mul
+from baton_kernels.activation import gate_mul
 from baton_kernels.blocks import gather_kv, scatter_kv
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_inputs import DecodeInputs
@@ -20,7 +20,7 @@ from baton_kernels.logprobs import chosen_logprobs
 from baton_kernels.norm import add_rms_norm
 from baton_kernels.penalties import apply_penalties
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
-from baton_kernels.reference.activation import silu_mul_reference
+from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import gather_kv_reference
 from baton_kernels.reference.decode_inputs import BLOCK, POSITION, ROW
 from baton_kernels.reference.linear import linear_reference
@@ -107,7 +107,9 @@ def test_outputs_of_a_product(device: torch.device) -> None:
 def test_activation(device: torch.device) -> None:
     size = 14_336
     gate_up = untouched(rows_beyond(size), 2 * size, dtype=HALF, device=device)
-    torch.testing.assert_close(silu_mul(gate_up)[-LAST:], silu_mul_reference(gate_up[-LAST:]), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(
+        gate_mul(gate_up, "silu")[-LAST:], gate_mul_reference(gate_up[-LAST:], "silu"), rtol=0.02, atol=0.02
+    )
 
 
 def test_norm(device: torch.device) -> None:
@@ -133,10 +135,10 @@ def test_rotation_and_the_cache(device: torch.device) -> None:
     cos, sin = (torch.empty(1 << 20, dim // 2, device=device) for _ in range(2))
     for table in (cos, sin):
         table[positions[-LAST:]] = torch.randn(LAST, dim // 2, device=device)
-    out = rope_and_cache(qkv, cos, sin, positions, slots, keys, values, heads)
+    out = rope_and_cache(qkv, (cos, sin), positions, slots, keys, values, heads)
     small = [torch.empty(1, page, kv_heads, dim, dtype=HALF, device=device) for _ in range(2)]
     in_small = slots[-LAST:] - (blocks - 1) * page
-    expected = rope_and_cache_reference(qkv[-LAST:], cos, sin, positions[-LAST:], in_small, *small, heads)
+    expected = rope_and_cache_reference(qkv[-LAST:], (cos, sin), positions[-LAST:], in_small, *small, heads)
     assert relative_error(out[-LAST:], expected) < 0.02
     for cache, one in zip((keys, values), small, strict=True):
         assert relative_error(cache[-1, -LAST:], one[0, -LAST:]) < 0.02

@@ -20,7 +20,8 @@ def naive(head: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 @pytest.mark.parametrize("dim", [32, 80])
 @pytest.mark.parametrize("with_norms", [False, True])
-def test_matches_float64(device: torch.device, dim: int, with_norms: bool) -> None:
+@pytest.mark.parametrize("rotates", [True, False])
+def test_matches_float64(device: torch.device, dim: int, with_norms: bool, rotates: bool) -> None:
     from baton_kernels.reference.rope import rope_and_cache_reference
     from baton_kernels.rope import rope_and_cache
 
@@ -32,7 +33,8 @@ def test_matches_float64(device: torch.device, dim: int, with_norms: bool) -> No
     norms = (torch.randn(dim, device=device), torch.randn(dim, device=device)) if with_norms else None
     for function in (rope_and_cache, rope_and_cache_reference):
         keys, values = (poisoned(10, 4, KV_HEADS, dim, like=qkv) for _ in range(2))
-        q = function(qkv, angles.cos(), angles.sin(), positions, slots, keys, values, HEADS, norms, 1e-6)
+        rotary = (angles.cos(), angles.sin()) if rotates else None
+        q = function(qkv, rotary, positions, slots, keys, values, HEADS, norms, 1e-6)
         written = torch.zeros(40, dtype=torch.bool)
         for token, (position, slot) in enumerate(zip(positions.tolist(), slots.tolist(), strict=True)):
             heads = qkv[token].view(-1, dim).double().cpu()
@@ -41,7 +43,7 @@ def test_matches_float64(device: torch.device, dim: int, with_norms: bool) -> No
                 x = heads[head]
                 if norms is not None:
                     x = x / (x.square().mean() + 1e-6).sqrt() * norms[head >= HEADS].double().cpu()
-                turned = naive(x, cos, sin)
+                turned = naive(x, cos, sin) if rotates else x
                 if head < HEADS:
                     assert relative_error(q[token, head].cpu(), turned) < 1e-5
                 elif slot >= 0:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton_engine.model_config import parse_model_config
+from baton_engine.models.registry import parse_model_config
 
 from .conftest import CONFIG
 
@@ -102,7 +102,7 @@ def test_random_weights_are_what_the_model_takes() -> None:
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if raw["tie_word_embeddings"]:
             del expected["lm_head.weight"]
-        assert dict(tensor_shapes(parse_model_config(raw))) == expected
+        assert tensor_shapes(parse_model_config(raw)) == expected
 
 
 def test_overlapping_kernels_count_once_as_busy() -> None:

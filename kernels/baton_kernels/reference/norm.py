@@ -6,13 +6,13 @@ import torch
 def add_rms_norm_reference(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """x: [T, size]. residual: [T, size] or None; becomes residual + x. weight: [size].
+    """x: [T, size]. residual: [T, size] or None; becomes residual + x. weight: [size], of x's dtype or float32.
 
-    Returns norm(residual + x) * weight, or norm(x) * weight without a residual, in x's dtype. The sum is rounded to the
-    dtype before it is normed, and the normed value before it is weighed, as transformers does.
+    Returns norm(residual + x) * weight, or norm(x) * weight without a residual, in x's dtype. The sum is rounded to
+    x's dtype before it is normed, and the normed value to the weight's before it is weighed, as transformers does.
     """
     if residual is not None:
         x = residual.add_(x)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
-    return (x * scale).to(x.dtype).mul_(weight)
+    return (x * scale).to(weight.dtype).mul_(weight).to(x.dtype)

@@ -1,7 +1,7 @@
 """Rotation of queries and keys and the write of keys and values into the paged cache.
 
 Rotary embeddings after Su et al., "RoFormer" (2021), with both halves of a head as the pairs; optionally each query and
-key head is RMS-normed first (Qwen3).
+key head is RMS-normed first (Qwen3). Models with other positions are not rotated at all (BLOOM).
 """
 
 import torch
@@ -11,8 +11,7 @@ from .norm import add_rms_norm_reference
 
 def rope_and_cache_reference(
     qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
     positions: torch.Tensor,
     slots: torch.Tensor,
     keys: torch.Tensor,
@@ -22,7 +21,8 @@ def rope_and_cache_reference(
     eps: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """qkv: [T, (heads + 2 * kv_heads) * head_dim]. cos, sin: [positions, head_dim / 2] float32. positions: [T] int.
+    """qkv: [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines, [positions, head_dim / 2]
+    float32 each; None = nothing is rotated. positions: [T] int.
 
     slots: [T] int64, where each token's KV goes, as block * block_size + offset; a negative slot writes nothing.
     keys, values: [blocks, block_size, kv_heads, head_dim], written in place. norms: weights [head_dim] for queries and
@@ -39,7 +39,7 @@ def rope_and_cache_reference(
             ],
             dim=1,
         )
-    turned = _rotate(qk, cos[positions].unsqueeze(1), sin[positions].unsqueeze(1))
+    turned = qk if rotary is None else _rotate(qk, *(table[positions].unsqueeze(1) for table in rotary))
     if bool((slots < 0).any()):
         kept = slots >= 0
         slots, turned_k, v = slots[kept], turned[kept, num_heads:], v[kept]

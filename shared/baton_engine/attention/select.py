@@ -16,17 +16,17 @@ _LEAST_CAPABILITY = (8, 0)  # bf16 products
 def select_backend(name: str, config: ModelConfig, device: torch.device, deterministic: bool = False) -> str:
     """Return `name`, or with "auto" that of the best backend for this model and device, and log the reason.
 
-    All models here rotate queries and keys before attention, so any backend serves their positions. deterministic: a
-    sequence's result must not depend on the others of its step.
+    deterministic: a sequence's result must not depend on the others of its step. Raises ConfigError, which names the
+    backends that can run the model, for a backend that cannot.
     """
     refusals = {
         "triton": _why_not_triton(config, device),
-        "torch_sdpa": "its results depend on the batch" if deterministic else None,
+        "torch_sdpa": _why_not_torch_sdpa(config, deterministic),
     }
     usable = [backend for backend, refusal in refusals.items() if refusal is None]
     if not usable:
         why = "; ".join(f"{backend}: {refusal}" for backend, refusal in refusals.items())
-        raise ConfigError(f"--deterministic: no attention backend can do that here ({why})")
+        raise ConfigError(f"no attention backend can run this model here ({why})")
     chosen = usable[0] if name == "auto" else name
     if chosen not in refusals:
         raise ConfigError(f"attention backend {name!r} is unknown; use auto or {' or '.join(usable)}")
@@ -51,4 +51,12 @@ def _why_not_triton(config: ModelConfig, device: torch.device) -> str | None:
         return f"it needs compute capability {_LEAST_CAPABILITY[0]}.0, this GPU has {capability[0]}.{capability[1]}"
     if config.head_dim > _LARGEST_HEAD:
         return f"heads of {config.head_dim} do not fit its tiles"
+    return None
+
+
+def _why_not_torch_sdpa(config: ModelConfig, deterministic: bool) -> str | None:
+    if deterministic:
+        return "--deterministic rules it out, as its results depend on the batch"
+    if any(spec.softcap for spec in config.attention):
+        return "it cannot bound scores (softcap)"
     return None

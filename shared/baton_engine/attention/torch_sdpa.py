@@ -4,6 +4,7 @@ import msgspec
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
 
 from .backend import AttentionBatch
@@ -20,7 +21,7 @@ class _Group(msgspec.Struct):
     blocks: torch.Tensor  # [sequences * blocks each] int64
     queries: int  # tokens per sequence
     unseen: torch.Tensor  # slots of the gathered blocks that no query sees
-    masks: dict[int | None, torch.Tensor | None]  # by sliding window; None = plain causal from the first token
+    masks: dict[AttentionSpec, torch.Tensor | None]  # None = plain causal from the first token
 
 
 class TorchSdpa:
@@ -28,11 +29,13 @@ class TorchSdpa:
 
     name = "torch_sdpa"
 
-    def __init__(self, cache: KvCache, num_heads: int, sliding_windows: tuple[int | None, ...]) -> None:
+    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...]) -> None:
+        """specs: of each layer."""
         self._cache = cache
         self._block_size, self._kv_heads, self._head_dim = cache.data.shape[3:]
         self._group_size = num_heads // self._kv_heads
-        self._windows = sliding_windows
+        self._specs = specs
+        self._slopes = {spec: self._slopes_of(spec.alibi) for spec in set(specs) if spec.alibi is not None}
         self._groups: list[_Group] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
@@ -47,12 +50,12 @@ class TorchSdpa:
         tables = [table + [0] * (longest - len(table)) for table in batch.tables[rows]]
         lengths = torch.tensor(batch.lengths[rows], device=device).unsqueeze(1)
         keys = torch.arange(longest * self._block_size, device=device).unsqueeze(0)
-        masks: dict[int | None, torch.Tensor | None] = {}
-        for window in set(self._windows):
+        masks: dict[AttentionSpec, torch.Tensor | None] = {}
+        for spec in set(self._specs):
             seen = keys < lengths
-            if window is not None:
-                seen &= keys >= lengths - window
-            masks[window] = seen[:, None, None, :]
+            if spec.window is not None:
+                seen &= keys >= lengths - spec.window
+            masks[spec] = self._mask(spec, seen[:, None, None, :], (lengths - 1 - keys)[:, None, None, :])
         unseen = (keys >= lengths).flatten().nonzero().squeeze(1)
         return _Group(rows, len(tables), torch.tensor(tables, device=device).flatten(), 1, unseen, masks)
 
@@ -62,27 +65,44 @@ class TorchSdpa:
         device = self._cache.data.device
         queries = torch.arange(length - (end - start), length, device=device).unsqueeze(1)
         keys = torch.arange(len(table) * self._block_size, device=device).unsqueeze(0)
-        masks: dict[int | None, torch.Tensor | None] = {}
-        for window in set(self._windows):
-            if end - start == length > 1 and (window is None or window >= length):
-                masks[window] = None
+        masks: dict[AttentionSpec, torch.Tensor | None] = {}
+        for spec in set(self._specs):
+            window = spec.window
+            if end - start == length > 1 and (window is None or window >= length) and spec.alibi is None:
+                masks[spec] = None
                 continue
             seen = keys <= queries
             if window is not None:
                 seen &= keys > queries - window
-            masks[window] = seen[None, None]
+            masks[spec] = self._mask(spec, seen[None, None], (queries - keys)[None, None])
         unseen = torch.arange(length, len(table) * self._block_size, device=device)
         return _Group(slice(start, end), 1, torch.tensor(table, device=device), end - start, unseen, masks)
 
+    def _slopes_of(self, alibi: tuple[float, ...]) -> torch.Tensor:
+        """Return [1, kv_heads, query heads of each, 1]."""
+        slopes = torch.tensor(alibi, dtype=torch.float32, device=self._cache.data.device)
+        return slopes.view(1, self._kv_heads, self._group_size, 1)
+
+    def _mask(self, spec: AttentionSpec, seen: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+        """Return what SDPA calls attn_mask. seen, distance: of queries from keys, [sequences, 1, queries, keys]."""
+        if spec.alibi is None:
+            return seen
+        slopes = self._slopes[spec]
+        if distance.shape[2] > 1:
+            # [kv_heads, query heads of each, queries, keys], as _attend_chunk has its scores.
+            slopes = slopes.view(self._kv_heads, self._group_size, 1, 1)
+        return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.data.dtype)
+
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)
+        spec = self._specs[layer]
         for group in self._groups:
-            rows, mask = group.rows, group.masks[self._windows[layer]]
+            rows, mask = group.rows, group.masks[spec]
             if group.queries == 1:
-                self._attend_decodes(q[rows], keys, values, group, mask, out[rows])
+                self._attend_decodes(q[rows], keys, values, group, mask, spec.scale, out[rows])
             else:
                 k, v = self._gather(keys, group), self._gather(values, group)
-                self._attend_chunk(q[rows], k, v, mask, out[rows])
+                self._attend_chunk(q[rows], k, v, mask, spec.scale, out[rows])
 
     def _gather(self, cache: torch.Tensor, group: _Group) -> torch.Tensor:
         """Return a group's keys or values, [slots, kv_heads, head_dim].
@@ -98,16 +118,23 @@ class TorchSdpa:
         values: torch.Tensor,
         group: _Group,
         mask: torch.Tensor | None,
+        scale: float,
         out: torch.Tensor,
     ) -> None:
         # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
         shape = (group.sequences, -1, self._kv_heads, self._head_dim)
         k, v = (self._gather(x, group).view(shape).transpose(1, 2) for x in (keys, values))
         grouped = q.reshape(group.sequences, self._kv_heads, self._group_size, self._head_dim)
-        out.view(grouped.shape).copy_(scaled_dot_product_attention(grouped, k, v, attn_mask=mask))
+        out.view(grouped.shape).copy_(scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale))
 
     def _attend_chunk(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        out: torch.Tensor,
     ) -> None:
         # KV heads are the batch and the query heads of each its heads, so that keys are broadcast, never repeated.
         grouped = q.view(q.shape[0], self._kv_heads, self._group_size, self._head_dim).permute(1, 2, 0, 3)
@@ -116,7 +143,7 @@ class TorchSdpa:
         shape = (self._kv_heads, self._group_size, -1, -1)
         k = k.transpose(0, 1).unsqueeze(1).expand(shape)
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)
-        result = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=mask is None)
+        result = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
         out.view(-1, self._kv_heads, self._group_size, self._head_dim).copy_(result.permute(2, 0, 1, 3))
 
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import torch
 
+from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
 from baton_engine.transfer import to_device
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
@@ -30,17 +31,17 @@ class TritonPaged:
         self,
         cache: KvCache,
         num_heads: int,
-        sliding_windows: tuple[int | None, ...],
+        specs: tuple[AttentionSpec, ...],
         max_num_seqs: int,
         deterministic: bool = False,
     ) -> None:
         self._cache = cache
         self._deterministic = deterministic
         head_dim = cache.data.shape[-1]
-        scale = head_dim**-0.5
         # Where single tokens take such a tile too, a smaller one wastes less.
         self._queries = 64 if deterministic else queries_per_tile(head_dim, cache.data.element_size())
-        self._variants = [AttentionVariant(scale, window=window or 0) for window in sliding_windows]
+        variants = {spec: _variant(spec, cache.data.device) for spec in set(specs)}
+        self._variants = [variants[spec] for spec in specs]
         self._decodes = 0
         kv_heads = cache.data.shape[4]
         self._capacity = max(_PROGRAMS // kv_heads, 1)
@@ -90,6 +91,11 @@ class TritonPaged:
                 q, keys, values, self._tables, self._lengths, self._starts, self._tiles, variant,
                 out=out, block_queries=self._queries, uniform=self._deterministic,
             )  # fmt: skip
+
+
+def _variant(spec: AttentionSpec, device: torch.device) -> AttentionVariant:
+    alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device=device)
+    return AttentionVariant(spec.scale, spec.window or 0, spec.softcap, alibi)
 
 
 def _upload(parts: list[np.ndarray | list[int]], device: torch.device) -> list[torch.Tensor]:

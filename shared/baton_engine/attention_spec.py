@@ -1,0 +1,17 @@
+"""What attention of a layer computes beside softmax(q k * scale) v."""
+
+import msgspec
+
+
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The variant of attention that a layer needs.
+
+    scale: factor of the scores. window: tokens that a query sees, its own included; None = all. softcap: scores become
+    softcap * tanh(score / softcap) (Gemma 2); 0 = off. alibi: a slope for each query head; the scores lose slope *
+    distance (Press et al., "Train Short, Test Long", 2022); None = off.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float = 0.0
+    alibi: tuple[float, ...] | None = None

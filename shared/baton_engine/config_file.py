@@ -1,0 +1,110 @@
+"""A model folder's config.json, whose fields are read by name and checked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .config import ConfigError
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class ConfigFile:
+    """The fields of a config.json. Each method raises ConfigError, which names the field, for a value of another kind.
+
+    A field that is null counts as absent, as in the configuration classes of transformers.
+    """
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+
+    @classmethod
+    def read(cls, folder: Path) -> "ConfigFile":
+        path = folder / "config.json"
+        try:
+            fields = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"{folder} is not a model folder: it has no config.json") from None
+        except ValueError as error:
+            raise ConfigError(f"{path} is not JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{path} is not a JSON object")
+        return cls(fields)
+
+    @property
+    def architecture(self) -> str:
+        names = self.fields.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "(none)"
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the checkpoint; float32 when it is not said."""
+        name: str = self.fields.get("dtype") or self.fields.get("torch_dtype") or "float32"
+        self._check("dtype", name, name in _DTYPES, f"one of {', '.join(_DTYPES)}")
+        return name
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        given = self.fields.get("eos_token_id")
+        ids = [] if given is None else given if isinstance(given, list) else [given]
+        self._check("eos_token_id", given, all(_is_integer(id) for id in ids), "a token id or a list of them")
+        return tuple(ids)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Return an integer of at least 1. It must be there unless there is a default."""
+        value: int = self._present(name, default)
+        self._check(name, value, _is_integer(value) and value >= 1, "an integer of at least 1")
+        return value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return an integer of at least 0. It must be there unless there is a default."""
+        value: int = self._present(name, default)
+        self._check(name, value, _is_integer(value) and value >= 0, "an integer of at least 0")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number. It must be there unless there is a default."""
+        value = self._present(name, default)
+        sound = isinstance(value, int | float) and not isinstance(value, bool)
+        self._check(name, value, sound, "a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value: bool = self._present(name, default)
+        self._check(name, value, isinstance(value, bool), "true or false")
+        return value
+
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+        value: str = self._present(name, default)
+        self._check(name, value, value in choices, f"one of {', '.join(choices)}")
+        return value
+
+    def absent(self, name: str, *values: object) -> None:
+        """Raise unless a field is absent or has one of the values that change nothing."""
+        value = self.fields.get(name)
+        if value is not None and value not in values:
+            raise ConfigError(f"{name} {value!r} in config.json is not served for {self.architecture}")
+
+    def layer_types(self, name: str, layers: int) -> list[str] | None:
+        """Return the kind of attention of each layer, None when the field is absent."""
+        value: list[str] | None = self.fields.get(name)
+        kinds = ("full_attention", "sliding_attention")
+        sound = value is None or (isinstance(value, list) and len(value) == layers and all(k in kinds for k in value))
+        self._check(name, value, sound, f"a list of {' or '.join(kinds)}, one for each of {layers} layers")
+        return value
+
+    def _present(self, name: str, default: Any) -> Any:
+        value = self.fields.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            raise ConfigError(f"config.json has no {name!r}")
+        return default
+
+    def _check(self, name: str, value: object, sound: bool, wanted: str) -> None:
+        if not sound:
+            raise ConfigError(f"{name} in config.json is {value!r}; it must be {wanted}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

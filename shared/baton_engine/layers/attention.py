@@ -1,0 +1,41 @@
+"""Attention over the paged KV cache."""
+
+import torch
+
+from baton_engine.context import Context
+from baton_engine.model_config import ModelConfig
+from baton_engine.ops import Ops
+
+from .linear import Linear
+from .norm import RmsNorm
+
+
+class Attention:
+    """Grouped-query attention (Ainslie et al., 2023) of one layer.
+
+    qkv: gives queries, then keys, then values, [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines as
+    rotary_tables returns them; None = queries and keys are not rotated. qk_norms: of each head's queries and keys.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        ops: Ops,
+        qkv: Linear,
+        output: Linear,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
+        qk_norms: tuple[RmsNorm, RmsNorm] | None = None,
+    ) -> None:
+        self._layer, self._heads, self._head_dim = layer, config.num_heads, config.head_dim
+        self._ops, self._qkv, self._output, self._rotary = ops, qkv, output, rotary
+        self._norms = None if qk_norms is None else (qk_norms[0].weight, qk_norms[1].weight)
+        self._eps = 0.0 if qk_norms is None else qk_norms[0].eps
+
+    def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """x: [T, hidden]. Returns as much. The keys and values of the tokens are in the cache afterwards."""
+        q = self._ops.rope_and_cache(
+            self._qkv(x), self._rotary, ctx.positions, ctx.slots, *ctx.cache.layer(self._layer),
+            self._heads, self._norms, self._eps, ctx.queries(len(x), self._heads, self._head_dim),
+        )  # fmt: skip
+        return self._output(ctx.attend(self._layer, q).flatten(1))

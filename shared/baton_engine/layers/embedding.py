@@ -1,0 +1,38 @@
+"""Token ids to vectors at the model's beginning, and hidden states to logits at its end."""
+
+import torch
+from torch.nn import functional
+
+from baton_engine.quantization.dense import Dense
+from baton_engine.source import Source
+
+from .linear import Linear
+
+
+class Embedding:
+    """scale: factor of the vectors, rounded to their dtype; None = off."""
+
+    def __init__(self, source: Source, vocab_size: int, hidden_size: int, scale: float | None = None) -> None:
+        self.weight = source.take("weight", (vocab_size, hidden_size))
+        self._ops = source.ops
+        self._scale = None if scale is None else torch.tensor(scale, dtype=source.dtype, device=source.device)
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids: [T] int64. Returns [T, hidden]."""
+        x = functional.embedding(ids, self.weight)
+        return x if self._scale is None else x.mul_(self._scale)
+
+    def as_head(self) -> Dense:
+        """Return the product that turns hidden states into logits with these same weights."""
+        return Dense(self.weight, None, self._ops)
+
+
+def head(source: Source, embedding: Embedding, tied: bool) -> Linear | Dense:
+    """Return what turns hidden states [R, hidden] into logits [R, vocab].
+
+    tied: it has the weights of the embedding; otherwise those of the source's lm_head.
+    """
+    if tied:
+        return embedding.as_head()
+    vocab_size, hidden_size = embedding.weight.shape
+    return Linear(source, ["lm_head"], [vocab_size], hidden_size)

@@ -1,0 +1,38 @@
+"""A linear layer: which part of it this rank computes, and how its weight is stored and multiplied."""
+
+from collections.abc import Sequence
+
+import torch
+
+from baton_engine.quantization.dense import Dense
+from baton_engine.quantization.method import Method
+from baton_engine.shard import REPLICATED, Shard
+from baton_engine.source import Source
+
+
+class Linear:
+    """y = x Wᵀ + b, where W may be several projections of the checkpoint stacked along their outputs."""
+
+    def __init__(
+        self,
+        source: Source,
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        order: Sequence[int] | None = None,
+        shard: Shard = REPLICATED,
+        method: type[Method] = Dense,
+    ) -> None:
+        """Read the projections as Method.load does."""
+        self._shard = shard
+        self._product = method.load(source, names, outputs, inputs, bias, shard, order)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [T, inputs]. Returns [T, outputs], in out when given."""
+        return self._shard.join(self._product(x, out))
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """Return activation(gate) * up, [T, outputs / 2], as Method.gated does."""
+        return self._shard.join(self._product.gated(x, activation))

@@ -1,0 +1,33 @@
+"""The layers between attention layers that work on each token alone."""
+
+import torch
+
+from baton_kernels.reference.activation import ACTIVATIONS
+
+from .linear import Linear
+
+
+class GatedMlp:
+    """down(activation(gate(x)) * up(x)) (Shazeer, "GLU Variants Improve Transformer", 2020).
+
+    gate_up: gives gates, then as many ups. activation: a key of ACTIVATIONS.
+    """
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
+        self._gate_up, self._down, self._activation = gate_up, down, activation
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden]. Returns as much."""
+        return self._down(self._gate_up.gated(x, self._activation))
+
+
+class Mlp:
+    """down(activation(up(x))). activation: a key of ACTIVATIONS."""
+
+    def __init__(self, up: Linear, down: Linear, activation: str) -> None:
+        self._up, self._down = up, down
+        self._activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, hidden]. Returns as much."""
+        return self._down(self._activation(self._up(x)))

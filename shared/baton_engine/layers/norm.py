@@ -1,0 +1,44 @@
+"""Normalization of hidden states."""
+
+import torch
+from torch.nn import functional
+
+from baton_engine.source import Source
+
+
+class RmsNorm:
+    """x / rms(x) * weight (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019).
+
+    offset: added to the checkpoint's weights in float32; then the product is rounded only once (Gemma).
+    """
+
+    def __init__(self, source: Source, size: int, eps: float, offset: float = 0.0) -> None:
+        if offset:
+            self.weight = source.take("weight", (size,), dtype=torch.float32) + offset
+        else:
+            self.weight = source.take("weight", (size,))
+        self._ops = source.ops
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, size]. Returns a new tensor."""
+        return self._ops.add_rms_norm(x, None, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x to the residual, in place, and return the norm of the sum and the sum. None is a residual of zeros."""
+        if residual is None:
+            return self(x), x
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps), residual
+
+
+class LayerNorm:
+    """(x - mean(x)) / std(x) * weight + bias (Ba et al., "Layer Normalization", 2016)."""
+
+    def __init__(self, source: Source, size: int, eps: float) -> None:
+        self._weight = source.take("weight", (size,))
+        self._bias = source.take("bias", (size,))
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, size]. Returns a new tensor."""
+        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)

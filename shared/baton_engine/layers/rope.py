@@ -1,0 +1,125 @@
+"""Rotary position embeddings (Su et al., "RoFormer", 2021) and their context extensions."""
+
+import math
+from typing import Any
+
+import msgspec
+import torch
+
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+
+_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+class Rope(msgspec.Struct, frozen=True):
+    """A kind of rotary embedding and the parameters that this kind has."""
+
+    type: str
+    theta: float
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+    @property
+    def layout(self) -> list[str | float | int]:
+        """The part of a KV layout's facts that says how keys are rotated."""
+        return [self.type, self.theta, self.factor, self.original_max_position_embeddings]
+
+
+def read_rope(file: ConfigFile, context: int) -> Rope:
+    """Return the rope of a config.json, in the form of rope_parameters or in the older one, which has rope_theta and
+    rope_scaling. context: max_position_embeddings."""
+    parameters = {**(file.fields.get("rope_scaling") or {}), **(file.fields.get("rope_parameters") or {})}
+    file.absent("partial_rotary_factor", 1.0)
+    return parse_rope(parameters, file.number("rope_theta", 10000.0), context, file.fields)
+
+
+def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[str, Any]) -> Rope:
+    """Return the rope of its parameters. theta: when they name none. fields: of the whole config.json."""
+    kind = given.get("rope_type") or given.get("type") or "default"
+    theta = float(given.get("rope_theta") or theta)
+    if kind not in _TYPES:
+        raise ConfigError(f"rope type {kind!r} is unknown; served are {', '.join(_TYPES)}")
+    if given.get("partial_rotary_factor") not in (None, 1.0):
+        raise ConfigError("partial_rotary_factor other than 1 is not part of the served architectures")
+    if kind == "default":
+        return Rope(kind, theta)
+    original = (
+        fields.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or context
+    )
+    factor = given.get("factor")
+    if factor is None and kind != "yarn":
+        raise ConfigError(f"rope type {kind!r} needs a factor")
+    factor = float(context / original if factor is None else factor)
+    return Rope(
+        kind,
+        theta,
+        factor,
+        original,
+        low_freq_factor=given.get("low_freq_factor", 1.0),
+        high_freq_factor=given.get("high_freq_factor", 4.0),
+        beta_fast=given.get("beta_fast") or 32.0,
+        beta_slow=given.get("beta_slow") or 1.0,
+        attention_factor=_yarn_attention_factor(given, factor) if kind == "yarn" else 1.0,
+        truncate=given.get("truncate", True),
+    )
+
+
+def _yarn_attention_factor(given: dict[str, Any], factor: float) -> float:
+    def scale(multiplier: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    if given.get("attention_factor") is not None:
+        return float(given["attention_factor"])
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return scale(given["mscale"]) / scale(given["mscale_all_dim"])
+    return scale(1.0)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Return [head_dim / 2] float32: radians per position of each rotated pair.
+
+    linear: position interpolation (Chen et al., 2023). llama3: long wavelengths are divided by the factor, short ones
+    kept, those between interpolated (Llama 3.1). yarn: "NTK-by-parts" (Peng et al., 2023).
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    periods = rope.theta**exponents
+    plain = 1.0 / periods
+    if rope.type == "linear":
+        return plain / rope.factor
+    if rope.type == "llama3":
+        wavelengths = 2 * math.pi / plain
+        kept = rope.original_max_position_embeddings / wavelengths - rope.low_freq_factor
+        kept = (kept / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+        return (1 - kept) * plain / rope.factor + kept * plain
+    if rope.type == "yarn":
+        low, high = (_yarn_dimension(rope, head_dim, rotations) for rotations in (rope.beta_fast, rope.beta_slow))
+        if rope.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        # A range without width would divide by zero.
+        high = high + 0.001 if low == high else high
+        kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        return (1 - kept) * (1.0 / (rope.factor * periods)) + kept * plain
+    return plain
+
+
+def _yarn_dimension(rope: Rope, head_dim: int, rotations: float) -> float:
+    """Return the dimension that turns so many times over the original context."""
+    period = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
+    return head_dim * math.log(period) / (2 * math.log(rope.theta))
+
+
+def rotary_tables(
+    rope: Rope, head_dim: int, max_positions: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines of every position, [max_positions, head_dim / 2] float32 each."""
+    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, head_dim)
+    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    return cos.to(device), sin.to(device)

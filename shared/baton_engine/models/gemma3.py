@@ -1,0 +1,150 @@
+"""Gemma 3, text only (Gemma Team, 2025): norms around each block, a pattern of windows, two bases of rotation."""
+
+from typing import Any
+
+import torch
+
+from baton_engine.attention_spec import AttentionSpec
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+from baton_engine.context import Context
+from baton_engine.layers.attention import Attention
+from baton_engine.layers.embedding import Embedding, head
+from baton_engine.layers.linear import Linear
+from baton_engine.layers.mlp import GatedMlp
+from baton_engine.layers.norm import RmsNorm
+from baton_engine.layers.rope import Rope, parse_rope, rotary_tables
+from baton_engine.model_config import ModelConfig
+from baton_engine.source import Source
+
+_OFFSET = 1.0  # the checkpoint holds a norm's weight less this
+
+
+class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
+    rms_norm_eps: float
+    bias: bool  # of the attention's projections
+    rope: Rope  # of layers without a window
+    window_rope: Rope
+
+    def layout(self) -> dict[str, Any]:
+        return {**super().layout(), "rope": self.rope.layout, "window_rope": self.window_rope.layout}
+
+
+class Gemma3Layer:
+    def __init__(
+        self, config: Gemma3Config, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        hidden, inner, dim, eps = config.hidden_size, config.intermediate_size, config.head_dim, config.rms_norm_eps
+        q, kv = config.num_heads * dim, config.num_kv_heads * dim
+        attention, mlp = source.at("self_attn"), source.at("mlp")
+        qkv = Linear(attention, ["q_proj", "k_proj", "v_proj"], [q, kv, kv], hidden, bias=config.bias)
+        output = Linear(attention, ["o_proj"], [hidden], q, bias=config.bias)
+        q_norm, k_norm = (RmsNorm(attention.at(name), dim, eps, _OFFSET) for name in ("q_norm", "k_norm"))
+        gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden)
+        down = Linear(mlp, ["down_proj"], [hidden], inner)
+        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps, _OFFSET)
+        self.attention = Attention(config, layer, source.ops, qkv, output, rotary, (q_norm, k_norm))
+        self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps, _OFFSET)
+        self.pre_mlp_norm = RmsNorm(source.at("pre_feedforward_layernorm"), hidden, eps, _OFFSET)
+        self.mlp = GatedMlp(gate_up, down, "gelu_tanh")
+        self.post_mlp_norm = RmsNorm(source.at("post_feedforward_layernorm"), hidden, eps, _OFFSET)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.input_norm.add(x, residual)
+        x = self.post_attention_norm(self.attention(x, ctx))
+        x, residual = self.pre_mlp_norm.add(x, residual)
+        return self.post_mlp_norm(self.mlp(x)), residual
+
+
+class Gemma3:
+    def __init__(self, config: Gemma3Config, source: Source, max_positions: int) -> None:
+        inside = source.at("model")
+        hidden = config.hidden_size
+        full, window = (
+            rotary_tables(rope, config.head_dim, max_positions, source.device)
+            for rope in (config.rope, config.window_rope)
+        )
+        self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, hidden, scale=hidden**0.5)
+        self.layers = [
+            Gemma3Layer(config, inside.at(f"layers.{layer}"), layer, full if spec.window is None else window)
+            for layer, spec in enumerate(config.attention)
+        ]
+        self.norm = RmsNorm(inside.at("norm"), hidden, config.rms_norm_eps, _OFFSET)
+        self.head = head(source, self.embedding, config.tie_word_embeddings)
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> Gemma3Config:
+        file.choice("hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            file.absent(name)
+        file.absent("use_bidirectional_attention", False)
+        layers, heads, kv_heads = (
+            file.count(name, default)
+            for name, default in (("num_hidden_layers", 26), ("num_attention_heads", 8), ("num_key_value_heads", 4))
+        )
+        if heads % kv_heads:
+            raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+        if file.count("head_dim", 256) % 2:
+            raise ConfigError(f"head_dim is {file.count('head_dim')}; rotary embeddings need an even one")
+        context, window = file.count("max_position_embeddings", 131072), file.count("sliding_window", 4096)
+        rope, window_rope = _ropes(file, context)
+        scale = file.number("query_pre_attn_scalar", 256) ** -0.5
+        return Gemma3Config(
+            architecture=file.architecture,
+            vocab_size=file.count("vocab_size", 262208),
+            hidden_size=file.count("hidden_size", 2304),
+            intermediate_size=file.count("intermediate_size", 9216),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=file.count("head_dim", 256),
+            max_position_embeddings=context,
+            tie_word_embeddings=file.flag("tie_word_embeddings", True),
+            dtype=file.dtype,
+            eos_token_ids=file.eos_token_ids or (1,),
+            attention=tuple(
+                AttentionSpec(scale=scale, window=window if kind == "sliding_attention" else None)
+                for kind in _layer_types(file, layers)
+            ),
+            rms_norm_eps=file.number("rms_norm_eps", 1e-6),
+            bias=file.flag("attention_bias"),
+            rope=rope,
+            window_rope=window_rope,
+        )
+
+    def __call__(self, ctx: Context) -> torch.Tensor:
+        x, residual = self.embedding(ctx.ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, ctx)
+        return self.norm.add(x, residual)[0]
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(hidden, out)
+
+
+def _layer_types(file: ConfigFile, layers: int) -> list[str]:
+    """Return the kind of each layer: as layer_types says, otherwise every sliding_window_pattern-th has no window."""
+    types = file.layer_types("layer_types", layers)
+    if types is not None:
+        return types
+    name = "sliding_window_pattern" if "sliding_window_pattern" in file.fields else "_sliding_window_pattern"
+    pattern = file.count(name, 6)
+    return ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)]
+
+
+def _ropes(file: ConfigFile, context: int) -> tuple[Rope, Rope]:
+    """Return the rotations of layers without and with a window.
+
+    The newer form of config.json has rope_parameters by kind of layer. The older one has rope_theta and rope_scaling
+    for layers without a window, and rope_local_base_freq for those with one, which are never scaled.
+    """
+    given = file.fields.get("rope_parameters") or {}
+    by_kind = given if "full_attention" in given or "sliding_attention" in given else {}
+    full = by_kind.get("full_attention") or {**(file.fields.get("rope_scaling") or {}), **({} if by_kind else given)}
+    window = by_kind.get("sliding_attention") or {}
+    return (
+        parse_rope(full, file.number("rope_theta", 1e6), context, file.fields),
+        parse_rope(window, file.number("rope_local_base_freq", 10000.0), context, file.fields),
+    )

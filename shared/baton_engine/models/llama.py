@@ -1,0 +1,135 @@
+"""Llama 1 to 3 (Touvron et al., 2023; Grattafiori et al., 2024), and the layers that the models of its line share."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from baton_engine.attention_spec import AttentionSpec
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+from baton_engine.context import Context
+from baton_engine.layers.attention import Attention
+from baton_engine.layers.embedding import Embedding, head
+from baton_engine.layers.linear import Linear
+from baton_engine.layers.mlp import GatedMlp
+from baton_engine.layers.norm import RmsNorm
+from baton_engine.layers.rope import Rope, read_rope, rotary_tables
+from baton_engine.model_config import ModelConfig
+from baton_engine.source import Source
+
+
+class LlamaConfig(ModelConfig, frozen=True, kw_only=True):
+    """The facts of the Llama line."""
+
+    rms_norm_eps: float
+    rope: Rope
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    def layout(self) -> dict[str, Any]:
+        return {**super().layout(), "rope": self.rope.layout}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds where config.json says nothing, by family. None: as many as heads; hidden_size / heads."""
+
+    max_position_embeddings: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+
+
+def read_llama_config(
+    file: ConfigFile, defaults: Defaults, windows: tuple[int | None, ...] | None = None, **biases: bool
+) -> LlamaConfig:
+    """Return the facts of a config.json of the Llama line. windows: of each layer; None = none has one."""
+    file.choice("hidden_act", "silu", ("silu",))
+    heads, hidden, layers = (file.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
+    kv_heads = file.count("num_key_value_heads", defaults.num_kv_heads or heads)
+    head_dim = file.count("head_dim", defaults.head_dim or hidden // heads)
+    context = file.count("max_position_embeddings", defaults.max_position_embeddings)
+    if heads % kv_heads:
+        raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+    if head_dim % 2:
+        raise ConfigError(f"head_dim is {head_dim}; rotary embeddings need an even one")
+    return LlamaConfig(
+        architecture=file.architecture,
+        vocab_size=file.count("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=file.count("intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=context,
+        tie_word_embeddings=file.flag("tie_word_embeddings"),
+        dtype=file.dtype,
+        eos_token_ids=file.eos_token_ids,
+        attention=tuple(AttentionSpec(scale=head_dim**-0.5, window=window) for window in windows or (None,) * layers),
+        rms_norm_eps=file.number("rms_norm_eps", defaults.rms_norm_eps),
+        rope=read_rope(file, context),
+        **biases,
+    )
+
+
+class LlamaLayer:
+    """Attention and an MLP, each after a norm that adds to the residual."""
+
+    def __init__(
+        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        attention, mlp = source.at("self_attn"), source.at("mlp")
+        norms = None
+        if config.qk_norm:
+            q_norm, k_norm = (RmsNorm(attention.at(name), config.head_dim, eps) for name in ("q_norm", "k_norm"))
+            norms = q_norm, k_norm
+        qkv = Linear(attention, ["q_proj", "k_proj", "v_proj"], [q, kv, kv], hidden, bias=config.qkv_bias)
+        output = Linear(attention, ["o_proj"], [hidden], q, bias=config.output_bias)
+        gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, bias=config.mlp_bias)
+        down = Linear(mlp, ["down_proj"], [hidden], inner, bias=config.mlp_bias)
+        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps)
+        self.attention = Attention(config, layer, source.ops, qkv, output, rotary, norms)
+        self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
+        self.mlp = GatedMlp(gate_up, down, "silu")
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.input_norm.add(x, residual)
+        x = self.attention(x, ctx)
+        x, residual = self.post_attention_norm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Llama:
+    """A decoder of Llama layers."""
+
+    def __init__(self, config: LlamaConfig, source: Source, max_positions: int) -> None:
+        inside = source.at("model")
+        rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
+        self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, config.hidden_size)
+        self.layers = [
+            LlamaLayer(config, inside.at(f"layers.{layer}"), layer, rotary) for layer in range(config.num_layers)
+        ]
+        self.norm = RmsNorm(inside.at("norm"), config.hidden_size, config.rms_norm_eps)
+        self.head = head(source, self.embedding, config.tie_word_embeddings)
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        bias, mlp_bias = file.flag("attention_bias"), file.flag("mlp_bias")
+        return read_llama_config(file, Defaults(2048), qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+
+    def __call__(self, ctx: Context) -> torch.Tensor:
+        x, residual = self.embedding(ctx.ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, ctx)
+        return self.norm.add(x, residual)[0]
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(hidden, out)

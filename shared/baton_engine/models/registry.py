@@ -1,0 +1,48 @@
+"""Which class serves which architecture. A family's module is imported when a model of it is."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+from baton_engine.model_config import ModelConfig
+
+from .model import Model
+
+# By the name in config.json: the module in this package, and the class in that.
+MODELS = {
+    "LlamaForCausalLM": ("llama", "Llama"),
+    "MistralForCausalLM": ("mistral", "Mistral"),
+    "Qwen2ForCausalLM": ("qwen2", "Qwen2"),
+    "Qwen3ForCausalLM": ("qwen3", "Qwen3"),
+    "BloomForCausalLM": ("bloom", "Bloom"),
+    "Gemma3ForCausalLM": ("gemma3", "Gemma3"),
+}
+
+
+def model_class(architecture: str) -> type[Model]:
+    """Return the class that serves an architecture. Raises ConfigError for one that none does."""
+    if architecture not in MODELS:
+        raise ConfigError(f"unknown architecture {architecture}; served are {', '.join(MODELS)}")
+    module, name = MODELS[architecture]
+    return cast(type[Model], getattr(import_module(f".{module}", __package__), name))
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """Read config.json of a Hugging Face model folder. Raises ConfigError for what cannot be served."""
+    return _parse(ConfigFile.read(folder))
+
+
+def parse_model_config(fields: dict[str, Any]) -> ModelConfig:
+    """Return the facts in the contents of a config.json, as load_model_config does."""
+    return _parse(ConfigFile(fields))
+
+
+def _parse(file: ConfigFile) -> ModelConfig:
+    kind = model_class(file.architecture)
+    quantization = file.fields.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "an unnamed method")
+        raise ConfigError(f"the weights are quantized ({method}), which is not served; use a checkpoint that is not")
+    return kind.read_config(file)

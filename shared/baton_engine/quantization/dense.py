@@ -1,0 +1,70 @@
+"""Weights that are not quantized."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+
+from baton_engine.ops import Ops
+from baton_engine.shard import Shard
+from baton_engine.source import Source
+
+
+class Dense:
+    """A weight [outputs, inputs] in the dtype that the engine computes in."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, ops: Ops) -> None:
+        self._bias = bias
+        self._ops = ops
+        self._packed = _pack(weight)
+        self._weight = weight if self._packed is None else None
+
+    @classmethod
+    def load(
+        cls,
+        source: Source,
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        bias: bool,
+        shard: Shard,
+        order: Sequence[int] | None,
+    ) -> Self:
+        weights, biases = [], []
+        for name, count in zip(names, outputs, strict=True):
+            rows, columns = shard.outputs(count), shard.inputs(inputs)
+            weights.append(source.take(f"{name}.weight", (count, inputs), (rows, columns)))
+            if bias:
+                biases.append(source.take(f"{name}.bias", (count,), (rows,)))
+        weight, added = torch.cat(weights), torch.cat(biases) if biases else None
+        if order is not None:
+            index = torch.tensor(order, device=weight.device)
+            weight, added = weight[index], added[index] if added is not None else None
+        return cls(weight, added, source.ops)
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self._weight is None:
+            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            return result if out is None else out.copy_(result)
+        return self._ops.linear(x, self._weight, self._bias, False, out)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        if self._weight is None or activation != "silu":
+            return self._ops.gate_mul(self(x), activation)
+        return self._ops.linear(x, self._weight, self._bias, True)
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor | None:
+    """Return the weight in oneDNN's blocked layout where that exists.
+
+    On a CPU the product is then several times as fast as with the plain layout for small batches, and 1.2 times for
+    large ones.
+    """
+    if (
+        weight.device.type != "cpu"
+        or weight.dtype != torch.float32
+        or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    ):
+        return None
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return packed

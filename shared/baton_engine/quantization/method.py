@@ -1,0 +1,39 @@
+"""What every kind of weight can do, whatever it is stored as."""
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+import torch
+
+from baton_engine.shard import Shard
+from baton_engine.source import Source
+
+
+class Method(Protocol):
+    """A product with a weight: how that is stored in the checkpoint, held in memory and multiplied."""
+
+    @classmethod
+    def load(
+        cls,
+        source: Source,
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        bias: bool,
+        shard: Shard,
+        order: Sequence[int] | None,
+    ) -> Self:
+        """Read the projections called `names`, each [its outputs, inputs], and stack them along their outputs.
+
+        order: which output of the checkpoint becomes each output; None = as they are. Raises ConfigError for a tensor
+        that is missing or has another shape.
+        """
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [T, inputs]. Returns [T, outputs], in out when given."""
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """As if called, where the outputs are gates, then as many ups. Returns activation(gate) * up, [T, outputs / 2].
+
+        activation: a key of baton_kernels.reference.activation.ACTIVATIONS.
+        """

@@ -1,0 +1,34 @@
+"""What layers are built from: tensors of a checkpoint, and the operations of a device."""
+
+import torch
+
+from .loading import Weights
+from .ops import Ops
+
+
+class Source:
+    """The tensors of a checkpoint whose names begin with a prefix."""
+
+    def __init__(self, weights: Weights, ops: Ops, prefix: str = "") -> None:
+        self.ops = ops
+        self.dtype = weights.dtype
+        self.device = weights.device
+        self._weights = weights
+        self._prefix = prefix
+
+    def at(self, name: str) -> "Source":
+        """Return the source of the tensors whose names go on with `name` and a dot."""
+        return Source(self._weights, self.ops, f"{self._prefix}{name}.")
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self._prefix}{name}" in self._weights
+
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        part: tuple[slice, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Return a tensor, or a part of it, as Weights.take does; in the engine's dtype unless another is given."""
+        return self._weights.take(f"{self._prefix}{name}", shape, part, dtype or self.dtype)
