@@ -41,12 +41,20 @@ BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # as the engine chooses it
 # How much wider than its inputs a product's outputs spread: enough that the context decides on the next token, and not
 # so much that rounding does.
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
-# Head size and queries per KV head vary as they do among real models.
+# By transformers' name of the model type. Head size and queries per KV head vary as they do among real models.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
-    "Qwen2": {"head_dim": 64, "num_attention_heads": 14, "num_key_value_heads": 2},
-    "Qwen3": {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8},
-    "Mistral": {"head_dim": 80, "num_attention_heads": 12, "num_key_value_heads": 12, "sliding_window": 96},
+    "llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "qwen2": {"head_dim": 64, "num_attention_heads": 14, "num_key_value_heads": 2},
+    "qwen3": {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8},
+    "mistral": {"head_dim": 80, "num_attention_heads": 12, "num_key_value_heads": 12, "sliding_window": 96},
+    "bloom": {"num_attention_heads": 16},
+    "gemma3_text": {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 96,
+        "_sliding_window_pattern": 3,
+    },
 }
 REAL = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "vocab_size": 8192}
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
@@ -113,7 +121,7 @@ class Reference:
     """transformers' model of a folder, which says how probable each next token is."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         self._model: Any = model.to(device).eval()
         self._device = device
 
@@ -128,16 +136,16 @@ class Reference:
 def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> None:
     """Write a random model of a family, its configuration and weights as transformers itself writes them."""
     common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1}
-    config = getattr(transformers, f"{family}Config")(**common, **fields)
+    config = transformers.AutoConfig.for_model(family, **common, **fields)
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).bfloat16()
+    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-            if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
-            elif parameter.dim() == 1:
+            if name.endswith("bias"):
                 parameter.normal_(std=0.5)
+            elif parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
             elif "embed" in name:
                 parameter.normal_()
             else:
@@ -258,7 +266,7 @@ def compare(family: str, arguments: argparse.Namespace, device: str) -> bool:
                 # The next engine needs the memory of this one's graphs and cache.
                 gc.collect()
             mark, took = "ok    " if good else "FAILED", time.perf_counter() - began
-            print(f"{family:<8} {dtype:<9} {way!s:<26} {mark} {text} ({took:.1f} s)", flush=True)
+            print(f"{family:<11} {dtype:<9} {way!s:<26} {mark} {text} ({took:.1f} s)", flush=True)
     return all_good
 
 

@@ -49,9 +49,9 @@ def test_every_family_is_close(
 def test_slightly_wrong_positions_fail(
     closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from baton_engine.models import decoder
+    from baton_engine.models import llama
 
-    right = decoder.rotary_tables
+    right = llama.rotary_tables
 
     def shifted(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = right(*arguments)
@@ -61,8 +61,8 @@ def test_slightly_wrong_positions_fail(
     def order(count: int) -> torch.Tensor:
         return torch.tensor([min(index + (index > 40), count - 1) for index in range(count)])
 
-    monkeypatch.setattr(decoder, "rotary_tables", shifted)
-    assert run(closeness, monkeypatch, "--families", "Llama") == 1
+    monkeypatch.setattr(llama, "rotary_tables", shifted)
+    assert run(closeness, monkeypatch, "--families", "llama") == 1
     lines = capsys.readouterr().out.splitlines()[1:]
     assert all("FAILED" in line for line in lines), lines
 
@@ -75,7 +75,7 @@ def test_an_engine_that_breaks_is_told(
             raise RuntimeError("out of paper")
 
     monkeypatch.setattr(closeness, "Engine", Broken)
-    assert run(closeness, monkeypatch, "--families", "Qwen2,Mistral") == 1
+    assert run(closeness, monkeypatch, "--families", "qwen2,mistral") == 1
     lines = capsys.readouterr().out.splitlines()[1:]
     assert all("FAILED RuntimeError: out of paper" in line for line in lines), lines
-    assert {line.split()[0] for line in lines} == {"Qwen2", "Mistral"}
+    assert {line.split()[0] for line in lines} == {"qwen2", "mistral"}
