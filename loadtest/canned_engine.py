@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.delta import Delta, Reservation
 from baton_engine.exports import Export
 from baton_kv.staging import StagingArena
@@ -20,8 +20,9 @@ class CannedEngine:
     first_token = 0
 
     def __init__(self, *, num_layers: int, num_heads: int, head_dim: int, slot_bytes: int, num_slots: int) -> None:
-        head_bytes = 2 * 2 * head_dim
-        self._token_bytes = num_layers * num_heads * head_bytes
+        planes = (Plane(name, num_heads, head_dim, "bfloat16") for name in ("key", "value"))
+        layout = KvLayout(num_layers, tuple(planes))
+        self._token_bytes = layout.token_bytes
         slot_bytes = max(slot_bytes // self._token_bytes, 1) * self._token_bytes
         self.ready = Ready(
             fingerprint="canned",
@@ -29,9 +30,7 @@ class CannedEngine:
             vocab_size=1 << 20,
             block_size=BLOCK_SIZE,
             num_blocks=1 << 14,
-            num_layers=num_layers,
-            num_kv_heads=num_heads,
-            head_bytes=head_bytes,
+            layout=layout,
             slot_bytes=slot_bytes,
             num_slots=num_slots,
         )
@@ -50,14 +49,7 @@ class CannedEngine:
     def send(self, command: Command) -> None:
         match command:
             case Add(request, lane) if request.exports_from is not None:
-                extent = Extent(
-                    first_token=0,
-                    num_tokens=len(request.prompt),
-                    first_layer=0,
-                    num_layers=self.ready.num_layers,
-                    first_head=0,
-                    num_heads=self.ready.num_kv_heads,
-                )
+                extent = self.ready.layout.extent(0, len(request.prompt))
                 self._queue.put(lane, Export(request.id, extent, []))
                 self.take(Output(deltas=[Delta(request.id, 0, 0, [self.first_token], [], cached_tokens=0)]))
                 self._pack()

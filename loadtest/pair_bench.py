@@ -22,6 +22,7 @@ import torch
 from bench_table import aligned, figure
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.exports import Export
 from baton_engine.kv_cache import KvCache
 from baton_engine.triton_ops import TRITON
@@ -42,29 +43,16 @@ class CacheOnly:
     """As much of an engine as moving KV takes."""
 
     def __init__(self, device: torch.device) -> None:
-        cache = KvCache(
-            num_layers=LAYERS, block_size=BLOCK_SIZE, num_heads=HEADS, head_dim=HEAD_DIM, dtype=torch.bfloat16,
-            device=device, ops=TRITON,
-        )  # fmt: skip
+        planes = (Plane(name, HEADS, HEAD_DIM, "bfloat16") for name in ("key", "value"))
+        cache = KvCache(KvLayout(LAYERS, tuple(planes)), BLOCK_SIZE, device, TRITON)
         cache.allocate(2 * max(LENGTHS) // BLOCK_SIZE)
-        cache.data.normal_()
+        for plane in cache.planes:
+            plane.normal_()
         self.runner = SimpleNamespace(cache=cache)
         self.config = SimpleNamespace(block_size=BLOCK_SIZE)
         # In an order that is not the memory's.
-        self.blocks: list[int] = torch.randperm(
-            cache.data.shape[2], generator=torch.Generator().manual_seed(1)
-        ).tolist()
+        self.blocks: list[int] = torch.randperm(cache.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.missing = 0
-
-    def extent(self, first_token: int, num_tokens: int) -> Extent:
-        return Extent(
-            first_token=first_token,
-            num_tokens=num_tokens,
-            first_layer=0,
-            num_layers=LAYERS,
-            first_head=0,
-            num_heads=HEADS,
-        )
 
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool:
         self.runner.cache.scatter(self.blocks, extent, values)
@@ -95,11 +83,11 @@ def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
         move = plain if kind == "plain" else through_pair
         orders.send([move(rank, size, engine, mover, peer) for _ in range(repeats)])
     torch.distributed.destroy_process_group()
+    blocks = engine.blocks[: 4000 // BLOCK_SIZE]
+    ours = [float(plane[:, blocks].double().sum()) for plane in engine.runner.cache.planes]
     if rank == 0:
-        values = engine.runner.cache
-        peer.send(float(values.data[:, :, engine.blocks[: 4000 // BLOCK_SIZE]].double().sum()))
+        peer.send(ours)
     else:
-        ours = float(engine.runner.cache.data[:, :, engine.blocks[: 4000 // BLOCK_SIZE]].double().sum())
         orders.send(ours == peer.recv())
 
 
@@ -143,7 +131,7 @@ def through_pair(rank: int, tokens: int, engine: CacheOnly, mover: KvMover, peer
     began = time.perf_counter()
     if rank == 0:
         mover.expect(1, PAIR)
-        mover.put(Export(1, engine.extent(0, tokens), engine.blocks))
+        mover.put(Export(1, engine.runner.cache.layout.extent(0, tokens), engine.blocks))
         while not peer.poll():
             mover.pack()
             mover.settle()

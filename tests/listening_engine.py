@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from baton_common.kv_layout import KvLayout, Plane
 from baton_worker.messages import Ready
 
 
 class ListeningEngine:
     def __init__(self) -> None:
-        self.ready = Ready("f", 1024, 512, 16, 64, 1, 1, 64, 1 << 16, 4)
+        self.ready = Ready("f", 1024, 512, 16, 64, KvLayout(1, (Plane("key", 1, 16, "float32"),)), 1 << 16, 4)
         self.heard: list[Any] = []
         self.send = self.heard.append
 

@@ -1,6 +1,8 @@
 """KV of some tokens, layers and heads out of the paged cache into one contiguous buffer, and back, with a checksum on
 the way, as reference/blocks.py defines it."""
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -11,27 +13,27 @@ _MASK = 0xFFFFFFFF
 
 
 # One compiled kernel serves all pieces: compilation would halt a service for half a second.
-@triton.jit(do_not_specialize=["first_token", "num_tokens", "first_plane"])
+@triton.jit(do_not_specialize=["first_token", "num_tokens", "first_layer", "layer_words", "first_packed"])
 def _move_kernel(
-    cache, table, packed, checksum, first_token, num_tokens, first_plane, cache_blocks,
-    cache_words, first_word, words,
+    plane, table, packed, checksum, first_token, num_tokens, first_layer, layer_words, first_packed, plane_blocks,
+    token_words, first_word, words,
     SIZE: tl.constexpr, OUT: tl.constexpr, CHECK: tl.constexpr, TOKENS: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    plane = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[:, None]
     word = tl.program_id(2) * WORDS + tl.arange(0, WORDS)[None, :]
     inside = (token < num_tokens) & (word < words)
     position = first_token + token
     block = tl.load(table + position // SIZE, mask=token < num_tokens, other=0)
-    row = ((first_plane + plane) * cache_blocks + block) * SIZE + position % SIZE
-    cache_at = row * cache_words + first_word + word
-    packed_at = (plane * num_tokens + token) * words + word
+    row = ((first_layer + layer) * plane_blocks + block) * SIZE + position % SIZE
+    plane_at = row * token_words + first_word + word
+    packed_at = layer * layer_words + first_packed + token.to(tl.int64) * words + word
     if OUT:
-        values = tl.load(cache + cache_at, mask=inside, other=0)
+        values = tl.load(plane + plane_at, mask=inside, other=0)
         tl.store(packed + packed_at, values, mask=inside)
     else:
         values = tl.load(packed + packed_at, mask=inside, other=0)
-        tl.store(cache + cache_at, values, mask=inside)
+        tl.store(plane + plane_at, values, mask=inside)
     if CHECK:
         product = values.to(tl.int64) * (2 * packed_at + 1)
         tl.atomic_add(checksum, tl.sum(tl.where(inside, product & 0xFFFFFFFF, 0)))
@@ -57,35 +59,41 @@ def checksum(values: torch.Tensor) -> torch.Tensor:
 
 
 def _move(
-    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, packed: torch.Tensor,
-    out: bool, check: bool,
+    planes: Sequence[torch.Tensor], table: torch.Tensor, tokens: slice, layers: slice, heads: slice,
+    packed: torch.Tensor, out: bool, check: bool,
 ) -> torch.Tensor:  # fmt: skip
-    _, planes, num_blocks, size, num_heads, head_dim = cache.shape
-    head_words = head_dim * cache.element_size() // 4
-    words, tokens = (heads.stop - heads.start) * head_words, packed.shape[2]
-    width = min(triton.next_power_of_2(words), _WIDEST)
-    height = _WORDS // width
-    checksum = _zero(cache)
-    grid = (planes * (layers.stop - layers.start), triton.cdiv(tokens, height), triton.cdiv(words, width))
-    _move_kernel[grid](
-        cache.view(torch.int32), table, packed.view(torch.int32), checksum, first_token, tokens, planes * layers.start,
-        num_blocks, num_heads * head_words, heads.start * head_words, words,
-        SIZE=size, OUT=out, CHECK=check, TOKENS=height, WORDS=width, num_warps=8,
-    )  # fmt: skip
+    checksum, count = _zero(packed), tokens.stop - tokens.start
+    head_words = [plane.shape[4] * plane.element_size() // 4 for plane in planes]
+    parts = [slice(min(heads.start, plane.shape[3]), min(heads.stop, plane.shape[3])) for plane in planes]
+    words = [(part.stop - part.start) * size for part, size in zip(parts, head_words, strict=True)]
+    first_packed = 0
+    for plane, part, size, moved in zip(planes, parts, head_words, words, strict=True):
+        if not moved:
+            continue
+        _, num_blocks, block_size, num_heads, _ = plane.shape
+        width = min(triton.next_power_of_2(moved), _WIDEST)
+        height = _WORDS // width
+        grid = (layers.stop - layers.start, triton.cdiv(count, height), triton.cdiv(moved, width))
+        _move_kernel[grid](
+            plane.view(torch.int32), table, packed.view(torch.int32), checksum, tokens.start, count, layers.start,
+            count * sum(words), first_packed, num_blocks, num_heads * size, part.start * size, moved,
+            SIZE=block_size, OUT=out, CHECK=check, TOKENS=height, WORDS=width, num_warps=8,
+        )  # fmt: skip
+        first_packed += count * moved
     return checksum & _MASK
 
 
 def gather_kv(
-    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, out: torch.Tensor,
-    check: bool = True,
+    planes: Sequence[torch.Tensor], table: torch.Tensor, tokens: slice, layers: slice, heads: slice,
+    out: torch.Tensor, check: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """As gather_kv_reference. Cache and out are contiguous."""
-    return _move(cache, table, first_token, layers, heads, out, out=True, check=check)
+    """As gather_kv_reference. Planes and out are contiguous, and each head's bytes a multiple of four."""
+    return _move(planes, table, tokens, layers, heads, out, out=True, check=check)
 
 
 def scatter_kv(
-    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, values: torch.Tensor,
-    check: bool = True,
+    planes: Sequence[torch.Tensor], table: torch.Tensor, tokens: slice, layers: slice, heads: slice,
+    values: torch.Tensor, check: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """As scatter_kv_reference. Cache and values are contiguous."""
-    return _move(cache, table, first_token, layers, heads, values, out=False, check=check)
+    """As scatter_kv_reference. Planes and values are contiguous, and each head's bytes a multiple of four."""
+    return _move(planes, table, tokens, layers, heads, values, out=False, check=check)

@@ -8,7 +8,7 @@ from baton_common.extent import Extent
 from baton_common.peer_refusals import MessageRefused
 from baton_engine.delta import Reservation
 from baton_kv.link import PrefillLink
-from baton_kv.pieces import Layout, Piece, PieceRefused
+from baton_kv.pieces import Piece, PieceBounds, PieceRefused
 from baton_kv.tickets import OpenTicket, TicketBook
 from baton_proto import handover_pb2 as kv
 from baton_worker.engine_client import EngineClient
@@ -49,9 +49,7 @@ class Handovers:
         self._refusals = settings.peer_refusals
         self._lease_s = settings.lease_seconds
         ready = engine.ready
-        self._layout = Layout(
-            ready.num_layers, ready.num_kv_heads, ready.head_bytes, ready.slot_bytes, ready.gpu_slot_bytes
-        )
+        self._bounds = PieceBounds(ready.layout, ready.slot_bytes, ready.gpu_slot_bytes)
         self._tickets = TicketBook(epoch)
         self._links = PrefillLinks(settings, ready, epoch, self)
         self._pairs = GpuPairs(engine, self._links, self.events, settings.kv_gpu_checksum)
@@ -107,14 +105,7 @@ class Handovers:
         request = self._requests.get(reservation.id)
         if request is None:
             return
-        extent = Extent(
-            first_token=reservation.first_token,
-            num_tokens=reservation.num_tokens,
-            first_layer=0,
-            num_layers=self._layout.num_layers,
-            first_head=0,
-            num_heads=self._layout.num_heads,
-        )
+        extent = self._bounds.layout.extent(reservation.first_token, reservation.num_tokens)
         while request.prefills and not self.may_link(request.prefills[0]):
             request.prefills.pop(0)
         if not request.prefills:
@@ -225,7 +216,7 @@ class Handovers:
 
     def claim(self, link: PrefillLink, piece: Piece) -> OpenTicket | None:
         try:
-            self._layout.check(piece)
+            self._bounds.check(piece)
             if self._tickets.get(piece.header.ticket_id) and self._ordered(link, piece.header.ticket_id) is None:
                 raise PieceRefused("ticket", piece.header)
             return self._tickets.claim(piece)
@@ -246,8 +237,7 @@ class Handovers:
 
     def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
         self._note_arrival(ticket)
-        size = extent.num_layers * extent.num_tokens * extent.num_heads * self._layout.head_bytes
-        self._metrics.piece("host", size)
+        self._metrics.piece("host", self._bounds.layout.size(extent))
         self._engine.send(ImportPiece(ticket.request, ticket.generation, extent, slot))
 
     def receive_on_gpu(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> None:

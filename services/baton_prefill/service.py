@@ -243,8 +243,7 @@ class PrefillService(PrefillServicer):
         return header, memoryview(b"")
 
     def _size(self, packed: PackedPiece) -> int:
-        extent = packed.extent
-        return extent.num_layers * extent.num_tokens * extent.num_heads * self._engine.ready.head_bytes
+        return self._engine.ready.layout.size(packed.extent)
 
     def _obey(self, session: Session, message: kv.DecodeToPrefill) -> None:
         """Act on a message. Raises MessageRefused."""

@@ -102,7 +102,7 @@ class CudaRunner(Runner):
         self._spare_row = config.max_num_seqs
         self._last_tokens = torch.zeros(self._spare_row + 1, dtype=torch.int64, device=self.device)
         self._sampler = DeviceSampler(config.max_num_seqs, self.max_model_len, model.vocab_size, self.device)
-        self._sampler.warm_up(self.cache.data.dtype)
+        self._sampler.warm_up(self.dtype)
         self._decode_graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         # A graph of decodes cuts long sequences by how many there are, which is what --deterministic rules out.
@@ -239,7 +239,7 @@ class CudaRunner(Runner):
     def _marks(self, step: Step) -> LayerMarks | None:
         """Return marks for a step in which a prompt is so long that its KV is worth handing over before it ends."""
         longest = max((count for sequence, count, _ in step if sequence.exports), default=0)
-        groups = min(longest * self.cache.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.num_layers)
+        groups = min(longest * self.cache.layout.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.num_layers)
         return LayerMarks(self.model.num_layers, groups) if groups > 1 else None
 
 

@@ -72,7 +72,7 @@ class DecodeGraphs:
         self._static = np.zeros((FIELDS, rows), dtype=np.int64)[STATIC_FIELDS]
         self._owners: list[tuple[Sequence, int] | None] = [None] * rows
         # One for all graphs: each with its own would take hundreds of megabytes.
-        self._logits = torch.empty(rows - 1, vocab, dtype=cache.data.dtype, device=self._device)
+        self._logits = torch.empty(rows - 1, vocab, dtype=model.dtype, device=self._device)
         self._graphs: dict[int, _Graph] = {}
 
     def capture(self, recorder: Recorder, progress: Progress | None) -> None:

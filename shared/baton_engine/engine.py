@@ -68,7 +68,7 @@ class Engine:
         self.model = model
         self.config = config
         self.max_model_len = self.runner.max_model_len
-        self.pool = BlockPool(self.runner.cache.data.shape[2], config.enable_prefix_caching)
+        self.pool = BlockPool(self.runner.cache.num_blocks, config.enable_prefix_caching)
         self.scheduler = Scheduler(
             self.pool,
             block_size=config.block_size,
@@ -79,15 +79,15 @@ class Engine:
         )
         self._arrivals = 0
         self._sequences: dict[int, list[Sequence]] = {}
-        self._imports = Imports(model)
+        self._imports = Imports(self.runner.cache.layout)
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._in_flight = Pipeline(self.runner.prefill_rate)
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
-        self._exports = Exports(model, config.block_size)
+        self._exports = Exports(self.runner.cache.layout, config.block_size)
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
-        return {**self.model.layout(), "kv_dtype": str(self.runner.cache.data.dtype)}
+        return {**self.model.layout(), "kv_dtype": str(self.runner.dtype)}
 
     @property
     def has_work(self) -> bool:
@@ -194,7 +194,7 @@ class Engine:
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
         """Put KV from another pod into a waiting request's blocks, in the current stream.
 
-        values: [layers, 2, tokens, kv_heads, head_dim] of the extent. Returns whether all KV is there now, or None,
+        values: bytes of the extent, as KvCache.gather writes them. Returns whether all KV is there now, or None,
         with nothing written, when the request does not wait for this (any more).
         """
         entry = self._imports.awaiting(id, generation, extent)

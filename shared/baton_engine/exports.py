@@ -5,8 +5,8 @@ from typing import cast
 import msgspec
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout
 
-from .model_config import ModelConfig
 from .sequence import Sequence
 
 
@@ -25,10 +25,10 @@ class Exports:
     tokens of the step that is computed now.
     """
 
-    def __init__(self, model: ModelConfig, block_size: int) -> None:
+    def __init__(self, layout: KvLayout, block_size: int) -> None:
         self.first_left: dict[int, int] = {}
         self.layers_out = 0
-        self._model = model
+        self._layout = layout
         self._block_size = block_size
 
     def begin_step(self) -> None:
@@ -37,13 +37,13 @@ class Exports:
     def hand_out(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Export]:
         """Return what has not been handed out yet, when a step has computed so many layers of the `count` tokens that
         end at `end`; complete: these are the last."""
-        id, size, extent = sequence.request.id, self._block_size, self._model.extent
+        id, size, extent = sequence.request.id, self._block_size, self._layout.extent
         first = self.first_left.get(id, cast(int, sequence.request.exports_from))
         # Whole blocks, and the rest of one with the next chunk. What is computed after this step does not count yet.
         end, begin = sequence.given_len if complete else end // size * size, end - count
         if end <= first:
             return []
-        all_layers = layers == self._model.num_layers
+        all_layers = layers == self._layout.num_layers
         if all_layers and not self.layers_out:
             self.first_left[id] = end
             return [Export(id, extent(first, end - first), sequence.blocks)]

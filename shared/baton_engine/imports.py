@@ -3,9 +3,9 @@
 import msgspec
 
 from baton_common.extent import Extent, Missing
+from baton_common.kv_layout import KvLayout
 
 from .delta import Reservation
-from .model_config import ModelConfig
 from .runner import Fence
 from .sequence import Sequence
 
@@ -26,16 +26,16 @@ class Import(msgspec.Struct):
 class Imports:
     """waiting: by id, the requests that wait for KV or first tokens."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, layout: KvLayout) -> None:
         self.waiting: dict[int, Import] = {}
-        self._model = model
+        self._layout = layout
         self._generations = 0
 
     def order(self, sequence: Sequence, fence: Fence | None, first_tokens: list[int] | None) -> Reservation:
         """Order all that a sequence lacks; what still comes of an earlier order is nobody's."""
         self._generations += 1
         id, first, count = sequence.request.id, sequence.cached, sequence.given_len - sequence.cached
-        missing = Missing(self._model.extent(first, count))
+        missing = Missing(self._layout.extent(first, count))
         self.waiting[id] = Import(sequence, self._generations, missing, fence, first_tokens)
         return Reservation(id, first, count, self._generations, sequence.cached)
 

@@ -1,10 +1,9 @@
-"""The memory behind the block pool: keys and values of every layer, by block."""
-
-import math
+"""The memory behind the block pool: what each layer keeps of each token, by block."""
 
 import torch
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout
 
 from .ops import Ops
 from .transfer import to_device
@@ -14,49 +13,33 @@ _COPY_BYTES = 64 << 20
 
 
 class KvCache:
-    """One tensor [layers, 2 (K, V), blocks, block_size, kv_heads, head_dim], without any block until `allocate`."""
+    """A tensor [layers, blocks, block_size, heads, dim] for each plane of a layout. It begins without blocks."""
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        block_size: int,
-        num_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        ops: Ops,
-    ) -> None:
-        self._block_shape = (block_size, num_heads, head_dim)
+    def __init__(self, layout: KvLayout, block_size: int, device: torch.device, ops: Ops) -> None:
+        self.layout = layout
+        self.device = device
+        self._block_size = block_size
         self._ops = ops
-        self.data = torch.empty(num_layers, 2, 0, *self._block_shape, dtype=dtype, device=device)
-        self._layers = self._by_layer()
+        self.allocate(0)
 
     def allocate(self, num_blocks: int) -> None:
-        """Have so many blocks, of zeros, in place of those there were. `layer` is to be asked anew."""
-        num_layers, dtype, device = len(self.data), self.data.dtype, self.data.device
+        """Have so many blocks, of zeros, in place of those there were. The caller asks for `layer` anew."""
+        self.num_blocks = num_blocks
         # The old ones go first: there may be no room for both.
-        self.data = torch.empty(0)
-        self._layers = []
-        # Zeros, not empty: a masked key still enters the arithmetic, and NaN times zero is NaN.
-        self.data = torch.zeros(num_layers, 2, num_blocks, *self._block_shape, dtype=dtype, device=device)
-        self._layers = self._by_layer()
-
-    def _by_layer(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(layer[0], layer[1]) for layer in self.data]
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token over all layers, keys and values."""
-        return self.block_bytes // self._block_shape[0]
+        self.planes: list[torch.Tensor] = []
+        self._layers: list[tuple[torch.Tensor, ...]] = []
+        for plane in self.layout.planes:
+            shape = self.layout.num_layers, num_blocks, self._block_size, plane.heads, plane.dim
+            self.planes.append(torch.zeros(shape, dtype=getattr(torch, plane.dtype), device=self.device))
+        self._layers = list(zip(*self.planes, strict=True))
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers, keys and values."""
-        return len(self.data) * 2 * math.prod(self._block_shape) * self.data.element_size()
+        """Bytes of one block over all layers."""
+        return self.layout.token_bytes * self._block_size
 
-    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of a layer, [blocks, block_size, kv_heads, head_dim] each."""
+    def layer(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return the planes of a layer, [blocks, block_size, heads, dim] each."""
         return self._layers[layer]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
@@ -64,26 +47,28 @@ class KvCache:
         most = max(_COPY_BYTES // self.block_bytes, 1)
         for first in range(0, len(pairs), most):
             sources, targets = zip(*pairs[first : first + most], strict=True)
-            self.data[:, :, list(targets)] = self.data[:, :, list(sources)]
+            for plane in self.planes:
+                plane[:, list(targets)] = plane[:, list(sources)]
 
     def gather(self, blocks: list[int], extent: Extent, out: torch.Tensor, check: bool = False) -> torch.Tensor:
-        """Write part of a block table's KV into out, contiguous [layers, 2, tokens, kv_heads, head_dim] of the extent.
+        """Write part of a block table's KV into out, contiguous uint8 of as many bytes as the layout says.
 
         Both are on one device. Returns, with `check`, out's `checksum`.
         """
         return self._move(True, blocks, extent, out, check)
 
     def scatter(self, blocks: list[int], extent: Extent, values: torch.Tensor) -> None:
-        """Fill part of a block table from values, shaped as `gather` writes them, on any device."""
-        self._move(False, blocks, extent, values.to(self.data.device), False)
+        """Fill part of a block table from values, as `gather` writes them, on any device."""
+        self._move(False, blocks, extent, values.to(self.device), False)
 
     def checksum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the checksum of what `gather` has written, as baton_kernels.reference.blocks defines it, [1] int64."""
         return self._ops.checksum(values)
 
     def _move(self, out: bool, blocks: list[int], extent: Extent, values: torch.Tensor, check: bool) -> torch.Tensor:
-        size = self._block_shape[0]
+        size = self._block_size
         first = extent.first_token // size
-        table = to_device(blocks[first : -(-extent.tokens.stop // size)], self.data.device)
+        table = to_device(blocks[first : -(-extent.tokens.stop // size)], self.device)
+        tokens = slice(extent.tokens.start - first * size, extent.tokens.stop - first * size)
         move = self._ops.gather_kv if out else self._ops.scatter_kv
-        return move(self.data, table, extent.first_token % size, extent.layers, extent.heads, values, check)
+        return move(self.planes, table, tokens, extent.layers, extent.heads, values, check)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout, Plane
 
 from .attention_spec import AttentionSpec
 
@@ -50,13 +50,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "sliding_windows": list(self.sliding_windows),
         }
 
-    def extent(self, first_token: int, num_tokens: int, first_layer: int = 0, num_layers: int | None = None) -> Extent:
-        """Return the extent of all heads of some tokens' KV, of all layers unless some are given."""
-        return Extent(
-            first_token=first_token,
-            num_tokens=num_tokens,
-            first_layer=first_layer,
-            num_layers=self.num_layers if num_layers is None else num_layers,
-            first_head=0,
-            num_heads=self.num_kv_heads,
-        )
+    def kv_layout(self, dtype: str) -> KvLayout:
+        """Return what the model keeps of each token, in a cache of a dtype."""
+        planes = (Plane(name, self.num_kv_heads, self.head_dim, dtype) for name in ("key", "value"))
+        return KvLayout(self.num_layers, tuple(planes))

@@ -113,6 +113,7 @@ class Runner:
             log.info("threads: %s", self.threads)
         self.model = model
         self.device = device
+        self.dtype = dtype  # of weights and of what is computed
         self.max_model_len = config.max_model_len or model.max_position_embeddings
         if self.max_model_len > model.max_position_embeddings:
             raise ConfigError(
@@ -123,15 +124,8 @@ class Runner:
         check_tokenizer(folder, model.vocab_size)
         self._config = config
         self._block_size = config.block_size
-        self.cache = KvCache(
-            num_layers=model.num_layers,
-            block_size=config.block_size,
-            num_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=dtype,
-            device=device,
-            ops=self._ops,
-        )
+        layout = model.kv_layout(str(dtype).removeprefix("torch."))
+        self.cache = KvCache(layout, config.block_size, device, self._ops)
         self._shape = KvShape(self.cache.block_bytes, config.block_size, self.max_model_len)
         check_num_blocks(config.num_blocks, self._shape)
         self._memory = memory_of(device)

@@ -86,9 +86,9 @@ class TokenGraphs:
         progress: Progress | None,
     ) -> None:
         self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
-        self._recorder, self._block_size, self._device = recorder, block_size, cache.data.device
+        self._recorder, self._block_size, self._device = recorder, block_size, cache.device
         shape = (2, min(most, _SIZES[-1]), *query_shape)
-        self._queries, self._attended = torch.zeros(shape, dtype=cache.data.dtype, device=self._device)
+        self._queries, self._attended = torch.zeros(shape, dtype=model.dtype, device=self._device)
         self._pieces: dict[int, _Pieces] = {}
         sizes = [size for size in _SIZES if size <= most]
         for done, size in enumerate(sizes):

@@ -10,6 +10,7 @@ import xxhash
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout
 from baton_proto.handover_pb2 import PieceHeader
 
 # Beside the payload a piece holds some dozens of bytes; gRPC's own limit of 4 MiB is made for smaller messages.
@@ -34,7 +35,7 @@ class PieceRefused(Exception):
 
 
 class Piece(msgspec.Struct):
-    """payload: contiguous [layers, 2, tokens, heads, head_dim] of the extent."""
+    """payload: the bytes of the extent, in the order that KvLayout gives them."""
 
     header: PieceHeader
     payload: memoryview
@@ -131,29 +132,20 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     return value | message[at] << shift, at + 1
 
 
-class Layout:
-    """What a piece must look like, from the layout facts of the pod's engine.
+class PieceBounds:
+    """What a piece must look like, from the facts of the pod's engine."""
 
-    head_bytes: of one token in one head of one layer, K and V.
-    """
-
-    def __init__(
-        self, num_layers: int, num_heads: int, head_bytes: int, most_bytes: int, most_gpu_bytes: int = 0
-    ) -> None:
+    def __init__(self, layout: KvLayout, most_bytes: int, most_gpu_bytes: int = 0) -> None:
         """most_bytes: of a payload; most_gpu_bytes: of one that comes from GPU to GPU."""
-        self.num_layers = num_layers
-        self.num_heads = num_heads
-        self.head_bytes = head_bytes
-        self.most_bytes = most_bytes
-        self.most_gpu_bytes = most_gpu_bytes
+        self.layout = layout
+        self._most_bytes = most_bytes
+        self._most_gpu_bytes = most_gpu_bytes
 
     def check(self, piece: Piece) -> None:
         """Raise PieceRefused when a piece's extent is outside of the layout, or its payload is of another size, or
         comes in two ways."""
         extent, size = piece.extent, piece.header.gpu_bytes or len(piece.payload)
-        inside = extent.layers.stop <= self.num_layers and extent.heads.stop <= self.num_heads
-        whole = extent.num_layers * extent.num_tokens * extent.num_heads * self.head_bytes
-        most = self.most_gpu_bytes if piece.header.gpu_bytes else self.most_bytes
+        most = self._most_gpu_bytes if piece.header.gpu_bytes else self._most_bytes
         both = bool(piece.header.gpu_bytes) and bool(piece.payload)
-        if both or not inside or size != whole or size > most:
+        if both or not self.layout.holds(extent) or size != self.layout.size(extent) or size > most:
             raise PieceRefused("range", piece.header)

@@ -1,6 +1,5 @@
 """Memory of the GPU through which KV comes or goes, in equal slots."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -26,6 +25,3 @@ class GpuSlots:
         if memory is None or not 0 < size <= self.slot_bytes:
             raise ValueError(f"{size} bytes of slot {slot}: there are {len(self._memory)} of {self.slot_bytes}")
         return memory[:size]
-
-    def view(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return self.bytes(slot, math.prod(shape) * dtype.itemsize).view(dtype).view(*shape)

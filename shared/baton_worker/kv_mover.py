@@ -1,7 +1,6 @@
 """KV between the engine's cache and what carries it from pod to pod: staging slots, or other GPUs."""
 
 import logging
-import math
 from collections import deque
 from functools import partial
 
@@ -33,10 +32,10 @@ class KvMover:
     def __init__(self, engine: Engine, export_fd: int, import_fd: int, pairs: PairMemory) -> None:
         self.output = Output()
         self._engine = engine
-        cache = engine.runner.cache
-        device = cache.data.device
+        cache, layout = engine.runner.cache, engine.runner.cache.layout
+        device = cache.device
         slot_bytes, gpu_slot_bytes = (
-            max(size // cache.token_bytes, 1) * cache.token_bytes for size in (_LEAST_SLOT_BYTES, SLOT_BYTES)
+            max(size // layout.token_bytes, 1) * layout.token_bytes for size in (_LEAST_SLOT_BYTES, SLOT_BYTES)
         )
         self.exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
         self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
@@ -47,9 +46,8 @@ class KvMover:
         self._outgoing = GpuSlots(SEND_SLOTS, gpu_slot_bytes, device)
         self._landing = Landing(pairs.most, LANDING_SLOTS, gpu_slot_bytes, device)
         size = engine.config.block_size
-        layer_bytes = cache.token_bytes // len(cache.data)
-        self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // layer_bytes, size)
-        self._gpu_queue = ExportQueue(SEND_SLOTS, gpu_slot_bytes // layer_bytes, size)
+        self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // layout.layer_bytes, size)
+        self._gpu_queue = ExportQueue(SEND_SLOTS, gpu_slot_bytes // layout.layer_bytes, size)
         self._lanes: dict[int, int] = {}  # of exporting requests
         self._gpu_lanes: dict[int, bool] = {}  # and whether their pieces go with a checksum
         # To be begun once closed ones have given back their memory; with the id of those that the other end has opened.
@@ -82,9 +80,8 @@ class KvMover:
     def _load_kernels(self) -> None:
         """At its first use a kernel is compiled, and its loading waits for all that the device is at."""
         cache = self._engine.runner.cache
-        layers, _, _, _, heads, _ = cache.data.shape
-        one = Extent(first_token=0, num_tokens=1, first_layer=0, num_layers=layers, first_head=0, num_heads=heads)
-        values = torch.empty(self._shape(one), dtype=cache.data.dtype, device=cache.data.device)
+        one = cache.layout.extent(0, 1)
+        values = torch.empty(cache.layout.size(one), dtype=torch.uint8, device=cache.device)
         for check in (True, False):
             cache.gather([0], one, values, check)
         cache.checksum(values)
@@ -128,7 +125,7 @@ class KvMover:
     def _pack_on_gpu(self, export: Export, slot: int) -> None:
         cache, extent = self._engine.runner.cache, export.extent
         check = self._gpu_lanes.get(self._lanes.get(export.id, 0), True)
-        view = self._outgoing.view(slot, self._shape(extent), cache.data.dtype)
+        view = self._outgoing.bytes(slot, cache.layout.size(extent))
         sums: list[torch.Tensor] = []
 
         def gather() -> None:
@@ -147,10 +144,10 @@ class KvMover:
 
     def _gather(self, blocks: list[int], extent: Extent, view: torch.Tensor) -> None:
         cache = self._engine.runner.cache
-        if view.device == cache.data.device:
+        if view.device == cache.device:
             cache.gather(blocks, extent, view)
             return
-        values = torch.empty(view.shape, dtype=view.dtype, device=cache.data.device)
+        values = torch.empty_like(view, device=cache.device)
         cache.gather(blocks, extent, values)
         view.copy_(values, non_blocking=True)
 
@@ -161,7 +158,7 @@ class KvMover:
 
     def unpack(self, piece: ImportPiece) -> None:
         view = self._view(self._imports, piece.slot, piece.extent)
-        device = self._engine.runner.cache.data.device
+        device = self._engine.runner.cache.device
         if view.device == device:
             self._import(piece.id, piece.generation, piece.extent, view)
             self.output.freed_slots.append(piece.slot)
@@ -187,7 +184,7 @@ class KvMover:
         """Return why a piece is none of this model's KV, if so."""
         if piece.extent is None:
             return None
-        size = math.prod(self._shape(piece.extent)) * self._engine.runner.cache.data.dtype.itemsize
+        size = self._engine.runner.cache.layout.size(piece.extent)
         return None if size == piece.size else "a piece that was announced is of another size than its extent"
 
     def _land(self) -> None:
@@ -200,7 +197,7 @@ class KvMover:
         if not received or piece.extent is None:
             free()
             return
-        view = self._landing.memory.view(slot, self._shape(piece.extent), self._engine.runner.cache.data.dtype)
+        view = self._landing.memory.bytes(slot, piece.size)
         scatter = partial(self._import, piece.id, piece.generation, piece.extent, view)
         if piece.checksum is None:
             self._scatters.run(scatter, free)
@@ -292,15 +289,10 @@ class KvMover:
         self._begin_pairs()
         self._land()
 
-    def _shape(self, extent: Extent) -> tuple[int, ...]:
-        head_dim = self._engine.runner.cache.data.shape[-1]
-        return extent.num_layers, 2, extent.num_tokens, extent.num_heads, head_dim
-
     def _view(self, arena: StagingArena, slot: int, extent: Extent) -> torch.Tensor:
-        """Return a slot as [layers, 2, tokens, kv_heads, head_dim] of an extent."""
-        shape, dtype = self._shape(extent), self._engine.runner.cache.data.dtype
-        start, count = slot * arena.slot_bytes, math.prod(shape)
-        return torch.frombuffer(arena.buffer, dtype=dtype, count=count, offset=start).view(shape)
+        """Return the bytes of an extent in a slot."""
+        count = self._engine.runner.cache.layout.size(extent)
+        return torch.frombuffer(arena.buffer, dtype=torch.uint8, count=count, offset=slot * arena.slot_bytes)
 
 
 def _pin(arena: StagingArena) -> None:

@@ -3,6 +3,7 @@
 import msgspec
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout
 from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta, Load, Reservation
 from baton_engine.sequence import Request
@@ -139,16 +140,14 @@ class Progress(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The engine can serve. Byte counts are of one token in one head of one layer, K and V, and of a staging slot."""
+    """The engine can serve. slot_bytes: of a staging slot."""
 
     fingerprint: str
     max_model_len: int
     vocab_size: int
     block_size: int
     num_blocks: int
-    num_layers: int
-    num_kv_heads: int
-    head_bytes: int
+    layout: KvLayout
     slot_bytes: int
     num_slots: int
     gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU

@@ -202,7 +202,7 @@ class WorkerServer:
             block_size=ready.block_size,
             num_blocks=ready.num_blocks,
             prefill_rate=ready.prefill_rate,
-            token_bytes=ready.num_layers * ready.num_kv_heads * ready.head_bytes,
+            token_bytes=ready.layout.token_bytes,
             step_tokens=ready.step_tokens,
             cache_scopes=True,
         )

@@ -101,7 +101,7 @@ class Pair:
             wanted = self._random.choice([size, 2 * size, self._random.randint(1, 3 * size)])
             whole = msgspec.structs.replace(all_of, first_token=at, num_tokens=min(wanted, end - at))
             for extent in self._random.choice([[whole], parts(whole)]):
-                values = torch.empty(extent.num_layers, 2, extent.num_tokens, extent.num_heads, self._head_dim)
+                values = torch.empty(self.prefill.runner.cache.layout.size(extent), dtype=torch.uint8)
                 self.prefill.runner.cache.gather(export.blocks, extent, values)
                 self.pieces.append(Piece(export.id, extent, values))
             at += whole.num_tokens

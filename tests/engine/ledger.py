@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.runner import Choice
@@ -54,6 +55,8 @@ class LedgerCache:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.data = torch.full((1, 1, num_blocks, block_size, 1, 1), -1)
+        self.num_blocks = num_blocks
+        self.layout = KvLayout(1, (Plane("token", 1, 1, "float32"),))
 
     def slot(self, sequence: Sequence, position: int) -> torch.Tensor:
         size = self.data.shape[3]

@@ -56,8 +56,8 @@ def importing(engine: Engine, transcript: Transcript) -> None:
     result = engine.step()
     transcript.take(result.deltas)
     [reservation] = result.reservations
-    extent = engine.model.extent(64, 6)
-    values = torch.ones(extent.num_layers, 2, extent.num_tokens, extent.num_heads, engine.model.head_dim)
+    extent = engine.runner.cache.layout.extent(64, 6)
+    values = torch.ones(engine.runner.cache.layout.size(extent) // 4).view(torch.uint8)
     assert engine.import_kv(1, reservation.generation, extent, values) is False
 
 

@@ -199,29 +199,29 @@ def test_what_does_not_belong_is_refused_and_not_written(llama: Path) -> None:
     pair.add(make_request(0, make_prompt(70), 8))
     until_first_tokens(pair)
     reservation, cache = pair.reservations[0], pair.decode.runner.cache
-    before = cache.data.clone()
+    before = torch.stack(cache.planes)
     generation = reservation.generation
 
     def imported(id: int, generation: int, extent: Extent) -> bool | None:
-        values = torch.ones(extent.num_layers, 2, extent.num_tokens, extent.num_heads, cache.data.shape[-1])
+        values = torch.ones(cache.layout.size(extent) // 4).view(torch.uint8)
         return pair.decode.import_kv(id, generation, extent, values)
 
-    some = pair.decode.model.extent(0, 16)
+    some = cache.layout.extent(0, 16)
     assert imported(0, generation - 1, some) is None, "an earlier generation"
     assert imported(0, generation + 1, some) is None, "a later generation"
     assert imported(7, generation, some) is None, "another request"
-    assert imported(0, generation, pair.decode.model.extent(70, 1)) is None, "behind the last token"
-    assert imported(0, generation, pair.decode.model.extent(64, 7)) is None, "partly behind the last token"
-    assert imported(0, generation, pair.decode.model.extent(5, 0)) is None, "nothing"
+    assert imported(0, generation, cache.layout.extent(70, 1)) is None, "behind the last token"
+    assert imported(0, generation, cache.layout.extent(64, 7)) is None, "partly behind the last token"
+    assert imported(0, generation, cache.layout.extent(5, 0)) is None, "nothing"
     assert imported(0, generation, msgspec.structs.replace(some, num_layers=3)) is None, "a layer that there is not"
     assert imported(0, generation, msgspec.structs.replace(some, first_head=1)) is None, "a head that there is not"
-    assert torch.equal(cache.data, before)
+    assert torch.equal(torch.stack(cache.planes), before)
     piece = pair.pieces[0]
     assert pair.decode.import_kv(0, generation, piece.extent, piece.values) is not None
-    written = cache.data.clone()
+    written = torch.stack(cache.planes)
     assert not torch.equal(written, before)
     assert imported(0, generation, piece.extent) is None, "what is there already"
-    assert torch.equal(cache.data, written)
+    assert torch.equal(torch.stack(cache.planes), written)
     pair.pieces.pop(0)
     assert pair.run().tokens[0, 0] == reference_greedy(llama, make_prompt(70), 8)
 

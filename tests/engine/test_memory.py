@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from baton_engine.config import ConfigError, EngineConfig
 from baton_engine.device_sampler import DeviceSampler, Drawn, RowDraw
 from baton_engine.engine import Engine
+from baton_engine.kv_cache import KvCache
 from baton_engine.largest_steps import forward_steps, sampling_steps
 from baton_engine.memory import (
     LIBRARIES_BYTES,
@@ -287,7 +288,7 @@ def test_an_engine_runs_the_largest_steps_and_is_none_the_worse(llama: Path, mon
     monkeypatch.setattr("baton_engine.runner._FLOAT_ROWS", 3)
     engine = make_measured(llama, monkeypatch, FakeMemory(), max_num_batched_tokens=64, max_num_seqs=8)
     assert engine.pool.num_blocks == 512 // 16 * 8
-    assert engine.runner.cache.data.count_nonzero() == 0
+    assert not any(plane.count_nonzero() for plane in engine.runner.cache.planes)
     request = make_request(1, make_prompt(40), n=5, logprobs=2)
     plain = Engine(EngineConfig(model=str(llama), device="cpu", dtype="float32", num_threads=1))
     told, told_by_plain = (
@@ -336,10 +337,14 @@ def test_memory_that_runs_out_is_a_matter_of_settings(llama: Path, monkeypatch: 
 
 
 def test_a_cache_that_another_process_has_the_memory_of(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def allocate(*_: Any) -> None:
-        raise torch.OutOfMemoryError
+    allocate = KvCache.allocate
 
-    monkeypatch.setattr("baton_engine.runner.KvCache.allocate", allocate)
+    def fail(self: KvCache, num_blocks: int) -> None:
+        if num_blocks:
+            raise torch.OutOfMemoryError
+        allocate(self, num_blocks)
+
+    monkeypatch.setattr(KvCache, "allocate", fail)
     with pytest.raises(ConfigError, match=r"the KV cache of .* found too little memory on cpu"):
         Engine(EngineConfig(model=str(llama), device="cpu", dtype="float32", num_threads=1))
 

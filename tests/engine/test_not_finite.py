@@ -25,7 +25,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def poison(engine: Engine) -> None:
     """Write NaN into every slot that holds no token of a live request or of the prefix cache."""
-    data, pool, size = engine.runner.cache.data, engine.pool, engine.config.block_size
+    planes, pool, size = engine.runner.cache.planes, engine.pool, engine.config.block_size
     remembered = set(pool._hash_of)
     clean = {(block, slot) for block in remembered for slot in range(size)}
     for group in engine._sequences.values():
@@ -34,7 +34,8 @@ def poison(engine: Engine) -> None:
     for block in range(pool.num_blocks):
         for slot in range(size):
             if (block, slot) not in clean:
-                data[:, :, block, slot] = float("nan")
+                for plane in planes:
+                    plane[:, block, slot] = float("nan")
 
 
 def break_embedding(engine: Engine) -> None:

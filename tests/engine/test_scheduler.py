@@ -128,7 +128,9 @@ class EngineMachine(RuleBasedStateMachine):
         first = {"last token": last - 1, "first tokens": last, "all": reservation.first_token}[part]
         for position in range(first, last):
             values = torch.full((1, 1, 1, 1, 1), fold(known[: position + 1]))
-            self.engine.import_kv(id, reservation.generation, self.engine.model.extent(position, 1), values)
+            self.engine.import_kv(
+                id, reservation.generation, self.engine.runner.cache.layout.extent(position, 1), values
+            )
         if part != "last token" and id in self.engine._imports.waiting:
             self.start(id)
         if id not in self.engine._imports.waiting:

@@ -31,7 +31,7 @@ for id in range(blocks * 16 // length + 1):
     engine.add(Request(id=id, prompt=[7 + id] * length, sampling=sampling))
 while engine.has_work:
     engine.step()
-assert int(engine.runner.cache.data[0, 0].flatten(1).any(1).sum()) >= blocks * 0.9
+assert int(engine.runner.cache.planes[0][0].flatten(1).any(1).sum()) >= blocks * 0.9
 print(json.dumps(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10))
 """
 

@@ -189,18 +189,19 @@ def test_queries_of_prompts(device: torch.device) -> None:
 
 def test_pieces_of_the_cache(device: torch.device) -> None:
     layers, page, kv_heads, dim = 2, 16, 8, 256
-    blocks = rows_beyond(2 * page * kv_heads * dim)
-    cache = torch.empty(layers, 2, blocks, page, kv_heads, dim, dtype=HALF, device=device)
-    cache[-1, :, -1] = torch.randn(2, page, kv_heads, dim, device=device)
+    blocks = rows_beyond(page * kv_heads * dim)
+    planes = [torch.empty(layers, blocks, page, kv_heads, dim, dtype=HALF, device=device) for _ in range(2)]
+    for plane in planes:
+        plane[-1, -1] = torch.randn(page, kv_heads, dim, device=device)
     table = torch.tensor([blocks - 1], device=device)
-    where = (table, 3, slice(layers - 1, layers), slice(1, kv_heads))
-    packed = torch.empty(1, 2, 5, kv_heads - 1, dim, dtype=HALF, device=device)
-    total = gather_kv(cache, *where, packed)
+    where = (table, slice(3, 8), slice(layers - 1, layers), slice(1, kv_heads))
+    packed = torch.empty(2 * 5 * (kv_heads - 1) * dim, dtype=HALF, device=device)
+    total = gather_kv(planes, *where, packed.view(torch.uint8))
     expected = torch.empty_like(packed)
-    assert int(total) == int(gather_kv_reference(cache, *where, expected))
+    assert int(total) == int(gather_kv_reference(planes, *where, expected.view(torch.uint8)))
     assert torch.equal(packed, expected)
-    scatter_kv(cache, *where, -packed)
-    gather_kv_reference(cache, *where, expected)
+    scatter_kv(planes, *where, (-packed).view(torch.uint8))
+    gather_kv_reference(planes, *where, expected.view(torch.uint8))
     assert torch.equal(packed, -expected)
 
 

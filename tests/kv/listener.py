@@ -59,9 +59,7 @@ class Listener:
         )
 
     def bytes_of(self, piece: Piece) -> bytes:
-        extent = piece.extent
-        size = extent.num_layers * extent.num_tokens * extent.num_heads * self.client.ready.head_bytes
-        return bytes(self.client.exports.slot(piece.slot, size))
+        return bytes(self.client.exports.slot(piece.slot, self.client.ready.layout.size(piece.extent)))
 
     async def stop(self) -> None:
         self._task.cancel()

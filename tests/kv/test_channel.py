@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta, Load, Reservation
 from baton_engine.sampling import SamplingParams, TokenLogprobs
@@ -48,7 +49,7 @@ COMMANDS: list[Command] = [
 ]
 EVENTS: list[Event] = [
     Progress("weights", 3, 20),
-    Ready("fingerprint", 512, 1000, 16, 99, 2, 4, 4096, 1 << 22, 8),
+    Ready("fingerprint", 512, 1000, 16, 99, KvLayout(2, (Plane("key", 4, 1024, "float32"),)), 1 << 22, 8),
     Refused("there is no such model"),
     Output(),
     Output(

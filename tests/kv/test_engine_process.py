@@ -80,10 +80,10 @@ async def test_it_says_what_it_is(decode: Listener, folder: Path) -> None:
     ready, engine = decode.client.ready, make_engine(folder, num_blocks=64)
     assert ready.fingerprint == layout_fingerprint(engine.layout(), folder)
     assert (ready.max_model_len, ready.vocab_size, ready.block_size, ready.num_blocks) == (512, 512, 16, 64)
-    assert (ready.num_layers, ready.num_kv_heads) == (2, 2)
+    assert (ready.layout.num_layers, ready.layout.num_heads) == (2, 2)
     # Keys and values of 16 float32 each.
-    assert ready.head_bytes == 2 * 16 * 4
-    assert ready.slot_bytes % (2 * 2 * ready.head_bytes) == 0
+    assert ready.layout.layer_bytes == 2 * 2 * 16 * 4
+    assert ready.slot_bytes % ready.layout.token_bytes == 0
 
 
 async def test_it_generates_the_tokens_of_the_reference(decode: Listener, folder: Path) -> None:
@@ -142,7 +142,7 @@ async def test_exports_hold_exactly_the_kv(prefill: Listener, folder: Path) -> N
     blocks = engine._sequences[id][0].blocks
     for piece in prefill.pieces:
         tokens = piece.extent.tokens
-        expected = engine.runner.cache.data[:, :, blocks].flatten(2, 3)[:, :, tokens]
+        expected = torch.stack(engine.runner.cache.planes, dim=1)[:, :, blocks].flatten(2, 3)[:, :, tokens]
         got = torch.frombuffer(bytearray(prefill.bytes_of(piece)), dtype=torch.float32).view(expected.shape)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
         prefill.client.send(FreeSlot(piece.slot))
@@ -204,7 +204,7 @@ async def test_a_late_piece_is_reported_and_its_slot_freed(decode: Listener, fol
     extent = Extent(
         first_token=reservation.first_token, num_tokens=16, first_layer=0, num_layers=2, first_head=0, num_heads=2
     )
-    size = 16 * 2 * 2 * decode.client.ready.head_bytes
+    size = decode.client.ready.layout.size(extent)
     decode.client.imports.slot(3, size)[:] = b"\x7f" * size
     decode.client.send(ImportPiece(id, reservation.generation, extent, 3))
     await decode.ended(id)

@@ -90,10 +90,10 @@ class Mover:
         return next(r for r in self.engine.reserve() if r.id == id).generation
 
     def extent(self, first: int, count: int) -> Extent:
-        return self.engine.model.extent(first, count)
+        return self.engine.runner.cache.layout.extent(first, count)
 
     def announce(self, pair: int, id: int, generation: int, first: int, count: int) -> None:
-        size = count * self.engine.runner.cache.token_bytes
+        size = count * self.engine.runner.cache.layout.token_bytes
         self.mover.receive(ReceivePiece(pair, size, None, id, generation, self.extent(first, count)))
 
     @property
@@ -158,7 +158,7 @@ def test_an_announcement_that_cannot_be_ends_its_pair_alone(
 def test_any_announcements(llama: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Random, repeated, reordered, too large, of pairs that are not there: the mover lives and holds nothing after."""
     dice, it, pair = random.Random(seed), Mover(llama, monkeypatch, most=2), 0
-    token_bytes = it.engine.runner.cache.token_bytes
+    token_bytes = it.engine.runner.cache.layout.token_bytes
     generation = it.order(1, 64)
     past: list[ReceivePiece] = []
     it.mover.join_pair(100, ID)
@@ -219,7 +219,7 @@ def test_a_sender_without_credit_waits_and_takes_nobodys_slots(llama: Path, monk
         it.turns()
         pieces, it.mover.output.pieces = it.mover.output.pieces, []
         for piece in pieces:
-            size = piece.extent.num_tokens * it.engine.runner.cache.token_bytes
+            size = piece.extent.num_tokens * it.engine.runner.cache.layout.token_bytes
             it.mover.send(SendPiece(piece.id, piece.slot, size))
         return [piece.id for piece in pieces]
 

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_common.extent import Extent
-from baton_kv.pieces import Layout, PieceRefused, decode, encode, make_header
+from baton_common.kv_layout import KvLayout, Plane
+from baton_kv.pieces import PieceBounds, PieceRefused, decode, encode, make_header
 from baton_proto.handover_pb2 import KvPiece, PieceHeader
 
-LAYOUT = Layout(num_layers=4, num_heads=2, head_bytes=12, most_bytes=400)
+LAYOUT = KvLayout(4, (Plane("key", 2, 1, "float32"), Plane("value", 2, 4, "bfloat16")))
+BOUNDS = PieceBounds(LAYOUT, most_bytes=400)
 FIELDS = ("first_token", "num_tokens", "first_layer", "num_layers", "first_head", "num_heads")
 
 
@@ -21,7 +23,7 @@ def make_extent(**fields: int) -> Extent:
 
 def make_message(payload: bytes | None = None, **fields: int) -> bytes:
     extent = make_extent(**fields)
-    size = extent.num_tokens * extent.num_layers * extent.num_heads * LAYOUT.head_bytes
+    size = LAYOUT.size(extent)
     if payload is None:
         payload = random.Random(1).randbytes(size)
     return encode(make_header(2**63 + 5, 300, 2, extent), payload)
@@ -29,7 +31,7 @@ def make_message(payload: bytes | None = None, **fields: int) -> bytes:
 
 def reason(message: bytes) -> str:
     with pytest.raises(PieceRefused) as refused:
-        LAYOUT.check(decode(message))
+        BOUNDS.check(decode(message))
     assert refused.value.reason in str(refused.value)
     return refused.value.reason
 
@@ -57,8 +59,8 @@ def test_the_checksum_is_xxh3() -> None:
 
 
 def test_a_whole_piece_passes() -> None:
-    LAYOUT.check(decode(make_message()))
-    LAYOUT.check(decode(make_message(first_layer=1, num_layers=2, first_head=1, num_heads=1)))
+    BOUNDS.check(decode(make_message()))
+    BOUNDS.check(decode(make_message(first_layer=1, num_layers=2, first_head=1, num_heads=1)))
 
 
 @given(data=st.data())

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton_common.extent import Extent, Missing
+from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.kv_cache import KvCache
 from baton_engine.ops import TORCH
 from baton_kv.pieces import decode, encode, make_header
@@ -17,17 +18,10 @@ class Rank:
     def __init__(self, index: int, ranks: int, block_size: int) -> None:
         self.count = NUM_HEADS // ranks
         self.first = index * self.count
-        self.cache = KvCache(
-            num_layers=NUM_LAYERS,
-            block_size=block_size,
-            num_heads=self.count,
-            head_dim=HEAD_DIM,
-            dtype=torch.bfloat16,
-            device=torch.device("cpu"),
-            ops=TORCH,
-        )
+        planes = (Plane(name, self.count, HEAD_DIM, "bfloat16") for name in ("key", "value"))
+        self.cache = KvCache(KvLayout(NUM_LAYERS, tuple(planes)), block_size, torch.device("cpu"), TORCH)
         self.cache.allocate(NUM_TOKENS // block_size + 9)
-        self.blocks = torch.randperm(self.cache.data.shape[2])[: -(-NUM_TOKENS // block_size)].tolist()
+        self.blocks = torch.randperm(self.cache.num_blocks)[: -(-NUM_TOKENS // block_size)].tolist()
         self.missing = Missing(self.extent(0, NUM_TOKENS, self.first, self.count))
 
     def extent(self, first_token: int, num_tokens: int, first_head: int, num_heads: int) -> Extent:
@@ -50,24 +44,22 @@ class Rank:
         if first >= end:
             return None
         extent = self.extent(first_token, num_tokens, first, end - first)
-        values = torch.empty(NUM_LAYERS, 2, num_tokens, end - first, HEAD_DIM, dtype=torch.bfloat16)
+        values = torch.empty(self.cache.layout.size(self.own(extent)), dtype=torch.uint8)
         self.cache.gather(self.blocks, self.own(extent), values)
-        payload = values.view(torch.uint8).numpy().tobytes()
-        return encode(make_header(1, 2, 3, extent), payload)
+        return encode(make_header(1, 2, 3, extent), values.numpy().tobytes())
 
     def receive(self, message: bytes) -> None:
         piece = decode(message)
         extent = piece.extent
         assert self.missing.lacks(extent)
         self.missing.remove(extent)
-        shape = (extent.num_layers, 2, extent.num_tokens, extent.num_heads, HEAD_DIM)
-        values = torch.frombuffer(bytearray(piece.payload), dtype=torch.bfloat16).view(shape)
+        values = torch.frombuffer(bytearray(piece.payload), dtype=torch.uint8)
         self.cache.scatter(self.blocks, self.own(extent), values)
 
     def kv(self) -> torch.Tensor:
         """Return [layers, 2, tokens, heads, head_dim] of the prompt."""
         out = torch.empty(NUM_LAYERS, 2, NUM_TOKENS, self.count, HEAD_DIM, dtype=torch.bfloat16)
-        self.cache.gather(self.blocks, self.extent(0, NUM_TOKENS, 0, self.count), out)
+        self.cache.gather(self.blocks, self.extent(0, NUM_TOKENS, 0, self.count), out.view(-1).view(torch.uint8))
         return out
 
 
@@ -78,9 +70,11 @@ def test_every_bit_arrives(prefills: int, decodes: int, prefill_block: int, deco
     senders = [Rank(index, prefills, prefill_block) for index in range(prefills)]
     receivers = [Rank(index, decodes, decode_block) for index in range(decodes)]
     for sender in senders:
-        sender.cache.data.normal_()
+        for plane in sender.cache.planes:
+            plane.normal_()
     for receiver in receivers:
-        receiver.cache.data.fill_(torch.nan)
+        for plane in receiver.cache.planes:
+            plane.fill_(torch.nan)
     at = 0
     for count in (32, 16, 20, NUM_TOKENS - 68):
         for sender in senders:
@@ -93,5 +87,6 @@ def test_every_bit_arrives(prefills: int, decodes: int, prefill_block: int, deco
     sent, received = (torch.cat([rank.kv() for rank in ranks], dim=3) for ranks in (senders, receivers))
     assert torch.equal(sent, received)
     for receiver in receivers:
-        others = set(range(receiver.cache.data.shape[2])) - set(receiver.blocks)
-        assert receiver.cache.data[:, :, sorted(others)].isnan().all(), "a block of somebody else was written"
+        others = set(range(receiver.cache.num_blocks)) - set(receiver.blocks)
+        for plane in receiver.cache.planes:
+            assert plane[:, sorted(others)].isnan().all(), "a block of somebody else was written"

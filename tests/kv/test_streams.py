@@ -70,7 +70,7 @@ def test_what_arrives_waits_only_for_steps_that_may_write_to_its_blocks(
 
     scatters, freed = CopyStream(torch.device("cuda"), before_steps=True), []
     values = torch.zeros(1, 1, 8, 1, 1)
-    extent = engine.model.extent(0, 8)
+    extent = engine.runner.cache.layout.extent(0, 8)
     scatters.run(
         lambda: engine.import_kv(0, reservation.generation, extent, values) or None, lambda: freed.append("slot")
     )

@@ -16,10 +16,11 @@ import msgspec
 import pytest
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout, Plane
 from baton_common.peer_rpc import bind, make_server
 from baton_kv import bulk, pieces
 from baton_kv.link import PrefillLink
-from baton_kv.pieces import Layout, Piece, PieceRefused
+from baton_kv.pieces import Piece, PieceBounds, PieceRefused
 from baton_kv.staging import StagingArena
 from baton_kv.tickets import OpenTicket, TicketBook
 from baton_prefill.service import PrefillService
@@ -48,7 +49,8 @@ EPOCH = 99
 Wire = deque[bytes]
 NUM_SLOTS, TOKEN_BYTES = 4, 2 * 3 * 8
 SLOT_BYTES = 100 * TOKEN_BYTES
-READY = Ready("layout", 1 << 20, 1000, 16, 99, 2, 3, 8, SLOT_BYTES, NUM_SLOTS)
+LAYOUT = KvLayout(2, (Plane("key", 3, 2, "float32"),))
+READY = Ready("layout", 1 << 20, 1000, 16, 99, LAYOUT, SLOT_BYTES, NUM_SLOTS)
 
 
 def extent(first_token: int, num_tokens: int) -> Extent:
@@ -127,7 +129,7 @@ class DecodePod:
         for slot in range(NUM_SLOTS):
             self.slots.put_nowait(slot)
         self._imports = arena()
-        self._layout = Layout(2, 3, 8, SLOT_BYTES, SLOT_BYTES)
+        self._bounds = PieceBounds(LAYOUT, SLOT_BYTES, SLOT_BYTES)
 
     async def slot(self) -> tuple[int, memoryview]:
         slot = await self.slots.get()
@@ -138,7 +140,7 @@ class DecodePod:
 
     def claim(self, link: PrefillLink, piece: Piece) -> OpenTicket | None:
         try:
-            self._layout.check(piece)
+            self._bounds.check(piece)
             return self.tickets.claim(piece)
         except PieceRefused as refusal:
             self.refused(link, refusal)

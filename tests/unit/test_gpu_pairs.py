@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout, Plane
 from baton_decode.handovers import Handovers
 from baton_decode.live_requests import LiveRequests
 from baton_decode.settings import DecodeSettings
@@ -32,7 +33,8 @@ from baton_worker.request_metrics import RequestMetrics
 
 ID = bytes(UNIQUE_ID_BYTES)
 SLOT_BYTES, CREDIT, MOST = 1 << 16, 2, 2
-READY = Ready("f", 1024, 512, 16, 64, 1, 1, 64, 1 << 16, 4, SLOT_BYTES, MOST, CREDIT)
+LAYOUT = KvLayout(1, (Plane("key", 1, 16, "float32"),))
+READY = Ready("f", 1024, 512, 16, 64, LAYOUT, 1 << 16, 4, SLOT_BYTES, MOST, CREDIT)
 
 
 class Engine:

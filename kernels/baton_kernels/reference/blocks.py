@@ -1,9 +1,15 @@
 """KV of some tokens, layers and heads out of the paged cache into one contiguous buffer, and back, with a checksum on
 the way.
 
+A cache has one tensor for each plane (keys, values, …), [layers, blocks, block_size, heads, dim], whose heads and dims
+may differ. A buffer holds layer after layer, of each layer plane after plane, and of each plane [tokens, heads, dim].
+Heads are numbered as those of the plane with the most; a plane with fewer takes part where it has them.
+
 The checksum of a buffer's words w (32 bits each, at index i) is the sum of w * (2 * i + 1) modulo 2^32: every bit flip,
 and every exchange of two different words, changes it, and programs can add their parts in any order.
 """
+
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,26 +17,40 @@ _MASK = 0xFFFFFFFF
 
 
 def gather_kv_reference(
-    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, out: torch.Tensor,
+    planes: Sequence[torch.Tensor],
+    table: torch.Tensor,
+    tokens: slice,
+    layers: slice,
+    heads: slice,
+    out: torch.Tensor,
     check: bool = True,
-) -> torch.Tensor:  # fmt: skip
-    """cache: [layers, 2, blocks, block_size, kv_heads, head_dim]. table: [n] int64, the blocks of consecutive tokens;
-    first_token: the first that is wanted, counted from the table's first. out: [layers, 2, tokens, kv_heads, head_dim],
-    those of the two slices, written. Returns the checksum of out, [1] int64, or 0 without `check`."""
-    slots = _slots(cache, table, first_token, out.shape[2])
-    out.copy_(cache[layers].flatten(2, 3)[:, :, :, heads].index_select(2, slots))
-    return checksum_reference(out) if check else _no_checksum(cache)
+) -> torch.Tensor:
+    """table: [n] int64, the blocks of consecutive tokens. tokens: those wanted, counted from the table's first. out:
+    contiguous uint8, as large as what is wanted, written. Returns the checksum of out, [1] int64, or 0 without
+    `check`."""
+    slots = _slots(planes[0], table, tokens)
+    for plane, layer, part in _parts(planes, tokens, layers, heads, out):
+        kept = slice(min(heads.start, plane.shape[3]), min(heads.stop, plane.shape[3]))
+        part.copy_(plane[layer].flatten(0, 1)[:, kept].index_select(0, slots))
+    return checksum_reference(out) if check else _no_checksum(out)
 
 
 def scatter_kv_reference(
-    cache: torch.Tensor, table: torch.Tensor, first_token: int, layers: slice, heads: slice, values: torch.Tensor,
+    planes: Sequence[torch.Tensor],
+    table: torch.Tensor,
+    tokens: slice,
+    layers: slice,
+    heads: slice,
+    values: torch.Tensor,
     check: bool = True,
-) -> torch.Tensor:  # fmt: skip
-    """Write values, shaped as gather_kv gives them, into the cache. Returns their checksum, [1] int64, or 0 without
+) -> torch.Tensor:
+    """Write values, as gather_kv gives them, into the cache. Returns their checksum, [1] int64, or 0 without
     `check`."""
-    slots = _slots(cache, table, first_token, values.shape[2])
-    cache[layers].flatten(2, 3)[:, :, :, heads].index_copy_(2, slots, values)
-    return checksum_reference(values) if check else _no_checksum(cache)
+    slots = _slots(planes[0], table, tokens)
+    for plane, layer, part in _parts(planes, tokens, layers, heads, values):
+        kept = slice(min(heads.start, plane.shape[3]), min(heads.stop, plane.shape[3]))
+        plane[layer].flatten(0, 1)[:, kept].index_copy_(0, slots, part)
+    return checksum_reference(values) if check else _no_checksum(values)
 
 
 def checksum_reference(values: torch.Tensor) -> torch.Tensor:
@@ -41,11 +61,25 @@ def checksum_reference(values: torch.Tensor) -> torch.Tensor:
     return ((words * odd).sum() & _MASK).view(1)
 
 
-def _no_checksum(cache: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.int64, device=cache.device)
+def _parts(
+    planes: Sequence[torch.Tensor], tokens: slice, layers: slice, heads: slice, packed: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, int, torch.Tensor]]:
+    """Yield each plane that has some of the heads, each layer, and the part of a buffer that is theirs."""
+    count, at = tokens.stop - tokens.start, 0
+    for layer in range(layers.start, layers.stop):
+        for plane in planes:
+            dim, number = plane.shape[4], min(heads.stop, plane.shape[3]) - min(heads.start, plane.shape[3])
+            size = count * number * dim * plane.element_size()
+            if size:
+                yield plane, layer, packed[at : at + size].view(plane.dtype).view(count, number, dim)
+            at += size
 
 
-def _slots(cache: torch.Tensor, table: torch.Tensor, first_token: int, count: int) -> torch.Tensor:
-    size = cache.shape[3]
-    positions = torch.arange(first_token, first_token + count, device=cache.device)
+def _no_checksum(packed: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=packed.device)
+
+
+def _slots(plane: torch.Tensor, table: torch.Tensor, tokens: slice) -> torch.Tensor:
+    size = plane.shape[2]
+    positions = torch.arange(tokens.start, tokens.stop, device=plane.device)
     return table[positions // size] * size + positions % size

@@ -32,7 +32,7 @@ class TorchSdpa:
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...]) -> None:
         """specs: of each layer."""
         self._cache = cache
-        self._block_size, self._kv_heads, self._head_dim = cache.data.shape[3:]
+        self._block_size, self._kv_heads, self._head_dim = cache.planes[0].shape[2:]
         self._group_size = num_heads // self._kv_heads
         self._specs = specs
         self._slopes = {spec: self._slopes_of(spec.alibi) for spec in set(specs) if spec.alibi is not None}
@@ -46,7 +46,7 @@ class TorchSdpa:
 
     def _decode_group(self, batch: AttentionBatch, rows: slice) -> _Group:
         longest = max(len(table) for table in batch.tables[rows])
-        device = self._cache.data.device
+        device = self._cache.device
         tables = [table + [0] * (longest - len(table)) for table in batch.tables[rows]]
         lengths = torch.tensor(batch.lengths[rows], device=device).unsqueeze(1)
         keys = torch.arange(longest * self._block_size, device=device).unsqueeze(0)
@@ -62,7 +62,7 @@ class TorchSdpa:
     def _chunk_group(self, batch: AttentionBatch, index: int) -> _Group:
         start, end, length = batch.starts[index], batch.starts[index + 1], batch.lengths[index]
         table = batch.tables[index][: -(-length // self._block_size)]
-        device = self._cache.data.device
+        device = self._cache.device
         queries = torch.arange(length - (end - start), length, device=device).unsqueeze(1)
         keys = torch.arange(len(table) * self._block_size, device=device).unsqueeze(0)
         masks: dict[AttentionSpec, torch.Tensor | None] = {}
@@ -80,7 +80,7 @@ class TorchSdpa:
 
     def _slopes_of(self, alibi: tuple[float, ...]) -> torch.Tensor:
         """Return [1, kv_heads, query heads of each, 1]."""
-        slopes = torch.tensor(alibi, dtype=torch.float32, device=self._cache.data.device)
+        slopes = torch.tensor(alibi, dtype=torch.float32, device=self._cache.device)
         return slopes.view(1, self._kv_heads, self._group_size, 1)
 
     def _mask(self, spec: AttentionSpec, seen: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class TorchSdpa:
         if distance.shape[2] > 1:
             # [kv_heads, query heads of each, queries, keys], as _attend_chunk has its scores.
             slopes = slopes.view(self._kv_heads, self._group_size, 1, 1)
-        return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.data.dtype)
+        return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.planes[0].dtype)
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)

@@ -37,18 +37,17 @@ class TritonPaged:
     ) -> None:
         self._cache = cache
         self._deterministic = deterministic
-        head_dim = cache.data.shape[-1]
+        kv_heads, head_dim = cache.planes[0].shape[3:]
         # Where single tokens take such a tile too, a smaller one wastes less.
-        self._queries = 64 if deterministic else queries_per_tile(head_dim, cache.data.element_size())
-        variants = {spec: _variant(spec, cache.data.device) for spec in set(specs)}
+        self._queries = 64 if deterministic else queries_per_tile(head_dim, cache.planes[0].element_size())
+        variants = {spec: _variant(spec, cache.device) for spec in set(specs)}
         self._variants = [variants[spec] for spec in specs]
         self._decodes = 0
-        kv_heads = cache.data.shape[4]
         self._capacity = max(_PROGRAMS // kv_heads, 1)
         # Graphs keep its address, so it is never replaced.
-        self._arrivals = torch.zeros(max_num_seqs * kv_heads, dtype=torch.int32, device=cache.data.device)
+        self._arrivals = torch.zeros(max_num_seqs * kv_heads, dtype=torch.int32, device=cache.device)
         self._tiles: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._rows = self._in_order = torch.empty(0, dtype=torch.int64, device=cache.data.device)
+        self._rows = self._in_order = torch.empty(0, dtype=torch.int64, device=cache.device)
 
     def prepare(self, batch: AttentionBatch) -> None:
         sequences = len(batch.lengths)
@@ -62,11 +61,11 @@ class TritonPaged:
         for row, table in zip(tables, batch.tables, strict=True):
             row[: len(table)] = table
         parts: list[np.ndarray | list[int]] = [tables.ravel(), batch.lengths, batch.starts, *tiles]
-        flat, self._lengths, self._starts, *on_device = _upload(parts, self._cache.data.device)
+        flat, self._lengths, self._starts, *on_device = _upload(parts, self._cache.device)
         self._tables = flat.view(sequences, width)
         self._tiles = (on_device[0], on_device[1]) if tiles[0] else None
         if len(self._in_order) < self._decodes:
-            self._in_order = torch.arange(max(self._decodes, 1024), device=self._cache.data.device)
+            self._in_order = torch.arange(max(self._decodes, 1024), device=self._cache.device)
         self._rows = self._in_order
         self._plan()
 

@@ -65,6 +65,7 @@ class BloomLayer:
 
 class Bloom:
     def __init__(self, config: BloomConfig, source: Source, max_positions: int) -> None:
+        self.dtype = source.dtype
         # The published checkpoints lack the name of the outer module, those that transformers writes have it.
         inside = source.at("transformer") if "transformer.word_embeddings.weight" in source else source
         hidden, eps = config.hidden_size, config.layer_norm_epsilon

@@ -60,6 +60,7 @@ class Gemma3Layer:
 
 class Gemma3:
     def __init__(self, config: Gemma3Config, source: Source, max_positions: int) -> None:
+        self.dtype = source.dtype
         inside = source.at("model")
         hidden = config.hidden_size
         full, window = (

@@ -111,6 +111,7 @@ class Llama:
     """A decoder of Llama layers."""
 
     def __init__(self, config: LlamaConfig, source: Source, max_positions: int) -> None:
+        self.dtype = source.dtype
         inside = source.at("model")
         rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
         self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, config.hidden_size)

@@ -11,7 +11,12 @@ from baton_engine.source import Source
 
 
 class Model(Protocol):
-    """Token ids to hidden states, and hidden states to logits."""
+    """Token ids to hidden states, and hidden states to logits.
+
+    dtype: of both.
+    """
+
+    dtype: torch.dtype
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

@@ -1,0 +1,109 @@
+"""KV of every layout goes from one cache to another as pieces on the wire, and only what fits the layout is taken."""
+
+import random
+
+import pytest
+import torch
+
+from baton_common.extent import Extent, Missing
+from baton_common.kv_layout import KvLayout, Plane
+from baton_engine.kv_cache import KvCache
+from baton_engine.ops import TORCH
+from baton_kv.pieces import PieceBounds, PieceRefused, decode, encode, make_header
+
+TOKENS = 75
+LAYOUTS = {
+    "keys and values": KvLayout(3, (Plane("key", 4, 16, "bfloat16"), Plane("value", 4, 16, "bfloat16"))),
+    "latent": KvLayout(3, (Plane("latent", 1, 72, "bfloat16"),)),
+    "8 bits with scales": KvLayout(
+        2,
+        (
+            Plane("key", 2, 16, "uint8"),
+            Plane("key_scale", 2, 1, "float32"),
+            Plane("value", 2, 24, "uint8"),
+            Plane("value_scale", 2, 1, "float32"),
+        ),
+    ),
+    "a vector beside heads": KvLayout(2, (Plane("key", 4, 8, "float32"), Plane("index", 1, 12, "float16"))),
+}
+
+
+def make_cache(layout: KvLayout, block_size: int) -> tuple[KvCache, list[int]]:
+    """Return a cache and a block table in it for TOKENS tokens."""
+    cache = KvCache(layout, block_size, torch.device("cpu"), TORCH)
+    cache.allocate(TOKENS // block_size + 9)
+    return cache, torch.randperm(cache.num_blocks)[: -(-TOKENS // block_size)].tolist()
+
+
+def content(cache: KvCache, blocks: list[int], extent: Extent) -> torch.Tensor:
+    values = torch.empty(cache.layout.size(extent), dtype=torch.uint8)
+    cache.gather(blocks, extent, values)
+    return values
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("sender_block", "receiver_block"), [(16, 16), (64, 16), (16, 48)])
+def test_every_bit_arrives(name: str, sender_block: int, receiver_block: int) -> None:
+    layout = LAYOUTS[name]
+    sender, there = make_cache(layout, sender_block)
+    receiver, here = make_cache(layout, receiver_block)
+    for plane in sender.planes:
+        plane.copy_((torch.rand(plane.shape) * 200 + 1).to(plane.dtype))
+    whole = layout.extent(0, TOKENS)
+    bounds, missing = PieceBounds(layout, most_bytes=1 << 20), Missing(whole)
+    rng, at, spent = random.Random(3), 0, 0
+    while at < TOKENS:
+        count = rng.randint(1, TOKENS - at)
+        middle = rng.randint(1, layout.num_layers - 1)
+        cut = rng.randint(0, layout.num_heads)
+        # Parts of the layers and of the heads, in any order.
+        parts = [
+            Extent(
+                first_token=at,
+                num_tokens=count,
+                first_layer=layers.start,
+                num_layers=layers.stop - layers.start,
+                first_head=heads.start,
+                num_heads=heads.stop - heads.start,
+            )
+            for layers in (slice(0, middle), slice(middle, layout.num_layers))
+            for heads in (slice(0, cut), slice(cut, layout.num_heads))
+            if heads.start < heads.stop
+        ]
+        rng.shuffle(parts)
+        for extent in parts:
+            piece = decode(encode(make_header(1, 2, 3, extent), content(sender, there, extent).numpy().tobytes()))
+            bounds.check(piece)
+            assert missing.lacks(piece.extent)
+            missing.remove(piece.extent)
+            receiver.scatter(here, piece.extent, torch.frombuffer(bytearray(piece.payload), dtype=torch.uint8))
+            spent += len(piece.payload)
+        at += count
+    assert not missing
+    assert spent == layout.size(whole) == TOKENS * layout.token_bytes
+    assert torch.equal(content(sender, there, whole), content(receiver, here, whole))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("fields", [{"num_layers": 4}, {"num_heads": 5}, {"num_tokens": 6}, {"num_tokens": 4}])
+def test_a_piece_of_another_extent_than_its_bytes_is_refused(name: str, fields: dict[str, int]) -> None:
+    layout = LAYOUTS[name]
+    extent = layout.extent(0, 5)
+    payload = bytes(layout.size(extent))
+    PieceBounds(layout, most_bytes=1 << 20).check(decode(encode(make_header(1, 2, 3, extent), payload)))
+    header = make_header(1, 2, 3, extent)
+    for field, value in fields.items():
+        setattr(header, field, value)
+    with pytest.raises(PieceRefused, match="range"):
+        PieceBounds(layout, most_bytes=1 << 20).check(decode(encode(header, payload)))
+
+
+def test_copies_of_blocks_take_all_planes_along() -> None:
+    cache, _ = make_cache(LAYOUTS["8 bits with scales"], 16)
+    for plane in cache.planes:
+        plane.copy_((torch.rand(plane.shape) * 200 + 1).to(plane.dtype))
+    before = [plane.clone() for plane in cache.planes]
+    cache.copy([(1, 5), (2, 6)])
+    for plane, old in zip(cache.planes, before, strict=True):
+        assert torch.equal(plane[:, [5, 6]], old[:, [1, 2]])
+        assert torch.equal(plane[:, :5], old[:, :5])
