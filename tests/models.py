@@ -15,6 +15,13 @@ _CLASSES = {
     **{family: (f"{name}Config", f"{name}ForCausalLM") for family, name in FAMILIES.items()},
     "bloom": ("BloomConfig", "BloomForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM"),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
+    "granite": ("GraniteConfig", "GraniteForCausalLM"),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
 }
 VOCAB_SIZE = 512
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -80,6 +87,9 @@ def make_model(
     if family == "bloom":
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_layer": fields.pop("num_hidden_layers")}
         fields["seq_length"] = fields.pop("max_position_embeddings")
+    if family == "gpt2":
+        fields |= {"n_embd": fields.pop("hidden_size"), "n_layer": fields.pop("num_hidden_layers")}
+        fields |= {"n_head": fields.pop("num_attention_heads"), "n_positions": fields.pop("max_position_embeddings")}
     if family == "gemma3":
         fields |= {"num_hidden_layers": 3, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 19}
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -94,7 +104,7 @@ def make_model(
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif "norm" in name or "ln_f" in name:
+            elif "norm" in name or "ln_" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
     make_tokenizer().save_pretrained(folder)

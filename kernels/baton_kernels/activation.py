@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .reference.activation import GATES
 
 
 @triton.jit
@@ -28,6 +29,7 @@ def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU
 
 def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """As gate_mul_reference, without the intermediate. gate_up is contiguous."""
+    assert activation in GATES, activation
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     block = min(triton.next_power_of_2(size), 2048)

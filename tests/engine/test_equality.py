@@ -98,6 +98,62 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "shard_size": "400KB",
         },
     ),
+    "gemma2-tied": (
+        "gemma2",
+        {
+            "initializer_range": 0.1,
+            "num_hidden_layers": 3,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 19,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "granite-biases": (
+        "granite",
+        {
+            "attention_bias": True,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 7.0,
+        },
+    ),
+    "smollm3": (
+        "smollm3",
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 1, 0],
+            "tie_word_embeddings": False,
+            "pad_token_id": None,
+        },
+    ),
+    "olmo2": ("olmo2", {"num_key_value_heads": 2}),
+    "olmo2-biases-yarn": ("olmo2", {"num_key_value_heads": 4, "attention_bias": True, "rope": "yarn"}),
+    "phi3-window": ("phi3", {"sliding_window": 21, "pad_token_id": None}),
+    "phi3-a-part-rotated-tied": (
+        "phi3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+    ),
+    "gpt2": ("gpt2", {"tie_word_embeddings": False}),
+    "gpt2-tied-relu": ("gpt2", {"n_inner": 100, "activation_function": "relu", "n_head": 2}),
+    "gpt-neox": (
+        "gpt_neox",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}},
+    ),
+    "gpt-neox-in-turn-all-rotated": (
+        "gpt_neox",
+        {
+            "use_parallel_residual": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0, "partial_rotary_factor": 1.0},
+        },
+    ),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
     "gemma3-linear-biases-untied-wide-heads": (
         "gemma3",

@@ -13,6 +13,7 @@ from baton_engine.config import ConfigError
 from baton_engine.layers.rope import inverse_frequencies
 from baton_engine.models.bloom import alibi_slopes
 from baton_engine.models.gemma3 import Gemma3Config
+from baton_engine.models.gpt_neox import GptNeoXConfig
 from baton_engine.models.registry import load_model_config, parse_model_config
 from tests.models import FAMILIES
 
@@ -198,12 +199,12 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, ["unknown architecture GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ({"architectures": ["T5ForCausalLM"]}, ["unknown architecture T5ForCausalLM", "LlamaForCausalLM"]),
         ({"architectures": None}, ["unknown architecture"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["rope type 'longrope' is unknown", "yarn"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope type 'dynamic' is unknown"]),
         ({"rope_scaling": {"type": "linear"}}, ["'linear' needs a factor"]),
-        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5", "LlamaForCausalLM"]),
         ({"num_key_value_heads": 3}, ["4 attention heads", "3 key-value heads"]),
         ({"head_dim": 33}, ["head_dim", "33", "even"]),
         ({"quantization_config": {"quant_method": "fp8"}}, ["quantized", "fp8"]),
@@ -278,6 +279,28 @@ def test_layers_of_gemma_with_a_window(fields: dict[str, Any]) -> None:
     types = transformers.Gemma3TextConfig(**own).layer_types
     ours = parse_model_config({**GEMMA, **fields})
     assert [window is None for window in ours.sliding_windows] == [kind == "full_attention" for kind in types]
+
+
+@pytest.mark.parametrize("fields", [{}, {"rotary_pct": 1.0}, {"rotary_pct": 0.5, "rotary_emb_base": 20000}])
+def test_the_older_form_of_the_rope_of_neox(fields: dict[str, Any]) -> None:
+    own = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, **fields}
+    expected = transformers.GPTNeoXConfig(**own).rope_parameters
+    ours = parse_model_config({**own, "architectures": ["GPTNeoXForCausalLM"]})
+    assert isinstance(ours, GptNeoXConfig)
+    assert ours.rope.theta == expected["rope_theta"]
+    assert ours.rope.rotary_dim(16) == int(16 * expected["partial_rotary_factor"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"), [({}, 2), ({"no_rope_layer_interval": 3}, 2), ({"num_hidden_layers": 3}, 0)]
+)
+def test_layers_of_smollm3_that_do_not_rotate(fields: dict[str, Any], count: int) -> None:
+    own = {**LLAMA, "num_hidden_layers": 8, "pad_token_id": None, **fields}
+    own.pop("architectures")
+    ours = parse_model_config({**own, "architectures": ["SmolLM3ForCausalLM"]})
+    expected = transformers.SmolLM3Config(**own).no_rope_layers
+    assert [ours.rotates(layer) for layer in range(ours.num_layers)] == [bool(entry) for entry in expected]
+    assert expected.count(0) == count
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 112])

@@ -19,26 +19,20 @@ def with_attention(spec: AttentionSpec) -> ModelConfig:
     return msgspec.structs.replace(model, attention=(spec,) * model.num_layers)
 
 
-@pytest.fixture
-def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton_engine.attention.select._why_not_triton", lambda *_: None)
+def test_slopes_and_caps_run_on_a_cpu() -> None:
+    for spec in (AttentionSpec(scale=1.0, alibi=(0.5, 0.25)), AttentionSpec(scale=1.0, softcap=50.0)):
+        assert select_backend("auto", with_attention(spec), CPU) == "torch_sdpa"
 
 
-def test_slopes_run_on_a_cpu() -> None:
-    assert select_backend("auto", with_attention(AttentionSpec(scale=1.0, alibi=(0.5, 0.25))), CPU) == "torch_sdpa"
-
-
-@pytest.mark.usefixtures("as_if_on_a_gpu")
-def test_a_backend_that_cannot_run_a_model_is_refused_with_those_that_can() -> None:
-    capped = with_attention(AttentionSpec(scale=1.0, softcap=50.0))
-    with pytest.raises(ConfigError, match=r"'torch_sdpa' cannot run this model here: .*softcap.*; use triton$"):
-        select_backend("torch_sdpa", capped, CPU)
-    assert select_backend("auto", capped, CPU) == "triton"
-
-
-def test_a_model_that_no_backend_can_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no attention backend can .*triton: .*CUDA.*torch_sdpa: .*softcap"):
-        select_backend("auto", with_attention(AttentionSpec(scale=1.0, softcap=50.0)), CPU)
+def test_a_backend_that_cannot_run_a_model_is_refused_with_those_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    wide = msgspec.structs.replace(load_model_config(MODEL_DIR), head_dim=512)
+    gpu = torch.device("cuda")
+    with pytest.raises(ConfigError, match=r"'triton' cannot run this model here: heads of 512 .*; use torch_sdpa$"):
+        select_backend("triton", wide, gpu)
+    assert select_backend("auto", wide, gpu) == "torch_sdpa"
+    with pytest.raises(ConfigError, match=r"no attention backend can .*triton: heads of 512.*torch_sdpa: --determ"):
+        select_backend("auto", wide, gpu, deterministic=True)
 
 
 @pytest.mark.parametrize("name", ["flash", ""])

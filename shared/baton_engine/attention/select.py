@@ -21,7 +21,7 @@ def select_backend(name: str, config: ModelConfig, device: torch.device, determi
     """
     refusals = {
         "triton": _why_not_triton(config, device),
-        "torch_sdpa": _why_not_torch_sdpa(config, deterministic),
+        "torch_sdpa": "--deterministic rules it out, as its results depend on the batch" if deterministic else None,
     }
     usable = [backend for backend, refusal in refusals.items() if refusal is None]
     if not usable:
@@ -51,12 +51,4 @@ def _why_not_triton(config: ModelConfig, device: torch.device) -> str | None:
         return f"it needs compute capability {_LEAST_CAPABILITY[0]}.0, this GPU has {capability[0]}.{capability[1]}"
     if config.head_dim > _LARGEST_HEAD:
         return f"heads of {config.head_dim} do not fit its tiles"
-    return None
-
-
-def _why_not_torch_sdpa(config: ModelConfig, deterministic: bool) -> str | None:
-    if deterministic:
-        return "--deterministic rules it out, as its results depend on the batch"
-    if any(spec.softcap for spec in config.attention):
-        return "it cannot bound scores (softcap)"
     return None

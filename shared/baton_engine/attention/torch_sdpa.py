@@ -99,10 +99,10 @@ class TorchSdpa:
         for group in self._groups:
             rows, mask = group.rows, group.masks[spec]
             if group.queries == 1:
-                self._attend_decodes(q[rows], keys, values, group, mask, spec.scale, out[rows])
+                self._attend_decodes(q[rows], keys, values, group, mask, spec, out[rows])
             else:
                 k, v = self._gather(keys, group), self._gather(values, group)
-                self._attend_chunk(q[rows], k, v, mask, spec.scale, out[rows])
+                self._attend_chunk(q[rows], k, v, mask, spec, out[rows])
 
     def _gather(self, cache: torch.Tensor, group: _Group) -> torch.Tensor:
         """Return a group's keys or values, [slots, kv_heads, head_dim].
@@ -118,14 +118,14 @@ class TorchSdpa:
         values: torch.Tensor,
         group: _Group,
         mask: torch.Tensor | None,
-        scale: float,
+        spec: AttentionSpec,
         out: torch.Tensor,
     ) -> None:
         # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
         shape = (group.sequences, -1, self._kv_heads, self._head_dim)
         k, v = (self._gather(x, group).view(shape).transpose(1, 2) for x in (keys, values))
         grouped = q.reshape(group.sequences, self._kv_heads, self._group_size, self._head_dim)
-        out.view(grouped.shape).copy_(scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale))
+        out.view(grouped.shape).copy_(_attention(grouped, k, v, mask, spec))
 
     def _attend_chunk(
         self,
@@ -133,7 +133,7 @@ class TorchSdpa:
         k: torch.Tensor,
         v: torch.Tensor,
         mask: torch.Tensor | None,
-        scale: float,
+        spec: AttentionSpec,
         out: torch.Tensor,
     ) -> None:
         # KV heads are the batch and the query heads of each its heads, so that keys are broadcast, never repeated.
@@ -143,8 +143,21 @@ class TorchSdpa:
         shape = (self._kv_heads, self._group_size, -1, -1)
         k = k.transpose(0, 1).unsqueeze(1).expand(shape)
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)
-        result = scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
+        result = _attention(grouped, k, v, mask, spec)
         out.view(-1, self._kv_heads, self._group_size, self._head_dim).copy_(result.permute(2, 0, 1, 3))
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, spec: AttentionSpec
+) -> torch.Tensor:
+    """As scaled_dot_product_attention, which has no softcap. mask: None = causal."""
+    if not spec.softcap:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale)
+    scores = (q.float() @ k.float().transpose(-2, -1)).mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap)
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_()
+    scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(dim=-1).to(v.dtype) @ v
 
 
 def _parts(tables: list[list[int]], block_size: int) -> list[slice]:

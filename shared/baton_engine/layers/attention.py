@@ -1,5 +1,7 @@
 """Attention over the paged KV cache."""
 
+from collections.abc import Callable
+
 import torch
 
 from baton_engine.context import Context
@@ -22,7 +24,7 @@ class Attention:
         config: ModelConfig,
         layer: int,
         ops: Ops,
-        qkv: Linear,
+        qkv: Callable[[torch.Tensor], torch.Tensor],
         output: Linear,
         rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
         qk_norms: tuple[RmsNorm, RmsNorm] | None = None,

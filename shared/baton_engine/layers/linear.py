@@ -22,12 +22,13 @@ class Linear:
         *,
         bias: bool = False,
         order: Sequence[int] | None = None,
+        transposed: bool = False,
         shard: Shard = REPLICATED,
         method: type[Method] = Dense,
     ) -> None:
         """Read the projections as Method.load does."""
         self._shard = shard
-        self._product = method.load(source, names, outputs, inputs, bias, shard, order)
+        self._product = method.load(source, names, outputs, inputs, bias, shard, order, transposed)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""

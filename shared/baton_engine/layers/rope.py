@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn import functional
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
@@ -25,19 +26,48 @@ class Rope(msgspec.Struct, frozen=True):
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    partial: float = 1.0  # which part of a head's dimensions is rotated
 
     @property
     def layout(self) -> list[str | float | int]:
         """The part of a KV layout's facts that says how keys are rotated."""
-        return [self.type, self.theta, self.factor, self.original_max_position_embeddings]
+        facts: list[str | float | int] = [self.type, self.theta, self.factor, self.original_max_position_embeddings]
+        return facts if self.partial == 1.0 else [*facts, self.partial]
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return how many of a head's dimensions are rotated, the first ones."""
+        return int(head_dim * self.partial)
+
+    def order(self, num_heads: int, num_kv_heads: int, head_dim: int) -> list[int] | None:
+        """Return in which order the outputs of a projection to queries, keys and values must be for `rotary_tables`.
+
+        The tables rotate dimension i of a head with i + head_dim / 2, and a partial rotation i with i + rotary_dim / 2.
+        Queries and keys whose dimensions change places alike have the same products. None = as they are.
+        """
+        rotated = self.rotary_dim(head_dim)
+        if rotated == head_dim:
+            return None
+        dims, half, middle = list(range(head_dim)), rotated // 2, rotated + (head_dim - rotated) // 2
+        moved = dims[:half] + dims[rotated:middle] + dims[half:rotated] + dims[middle:]
+        turned = [head * head_dim + dim for head in range(num_heads + num_kv_heads) for dim in moved]
+        return turned + list(range(len(turned), len(turned) + num_kv_heads * head_dim))
 
 
-def read_rope(file: ConfigFile, context: int) -> Rope:
+def read_rope(file: ConfigFile, context: int, partial: float | None = None) -> Rope:
     """Return the rope of a config.json, in the form of rope_parameters or in the older one, which has rope_theta and
-    rope_scaling. context: max_position_embeddings."""
+    rope_scaling.
+
+    context: max_position_embeddings. partial: which part of a head the family rotates where config.json says nothing;
+    None = the family always rotates all of it.
+    """
     parameters = {**(file.fields.get("rope_scaling") or {}), **(file.fields.get("rope_parameters") or {})}
-    file.absent("partial_rotary_factor", 1.0)
-    return parse_rope(parameters, file.number("rope_theta", 10000.0), context, file.fields)
+    given = parameters.pop("partial_rotary_factor", None) or file.fields.get("partial_rotary_factor")
+    if partial is None and given not in (None, 1.0):
+        raise ConfigError(f"partial_rotary_factor {given!r} in config.json is not served for {file.architecture}")
+    if given is not None and not (isinstance(given, int | float) and 0 < given <= 1):
+        raise ConfigError(f"partial_rotary_factor in config.json is {given!r}; it must be above 0 and at most 1")
+    rope = parse_rope(parameters, file.number("rope_theta", 10000.0), context, file.fields)
+    return msgspec.structs.replace(rope, partial=float(given or partial or 1.0))
 
 
 def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[str, Any]) -> Rope:
@@ -46,8 +76,6 @@ def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[s
     theta = float(given.get("rope_theta") or theta)
     if kind not in _TYPES:
         raise ConfigError(f"rope type {kind!r} is unknown; served are {', '.join(_TYPES)}")
-    if given.get("partial_rotary_factor") not in (None, 1.0):
-        raise ConfigError("partial_rotary_factor other than 1 is not part of the served architectures")
     if kind == "default":
         return Rope(kind, theta)
     original = (
@@ -119,7 +147,12 @@ def _yarn_dimension(rope: Rope, head_dim: int, rotations: float) -> float:
 def rotary_tables(
     rope: Rope, head_dim: int, max_positions: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosines and sines of every position, [max_positions, head_dim / 2] float32 each."""
-    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, head_dim)
+    """Return cosines and sines of every position, [max_positions, head_dim / 2] float32 each.
+
+    What a partial rotation leaves alone has cosine 1 and sine 0; the dimensions are in the order of `Rope.order`.
+    """
+    rotated = rope.rotary_dim(head_dim)
+    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, rotated)
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
-    return cos.to(device), sin.to(device)
+    rest = (0, (head_dim - rotated) // 2)
+    return functional.pad(cos, rest, value=1.0).to(device), functional.pad(sin, rest).to(device)

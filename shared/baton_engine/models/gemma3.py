@@ -1,6 +1,6 @@
 """Gemma 3, text only (Gemma Team, 2025): norms around each block, a pattern of windows, two bases of rotation."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,11 +23,43 @@ _OFFSET = 1.0  # the checkpoint holds a norm's weight less this
 class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
     rms_norm_eps: float
     bias: bool  # of the attention's projections
+    qk_norm: bool
     rope: Rope  # of layers without a window
     window_rope: Rope
 
     def layout(self) -> dict[str, Any]:
         return {**super().layout(), "rope": self.rope.layout, "window_rope": self.window_rope.layout}
+
+
+Kind = TypeVar("Kind", bound=Gemma3Config)
+
+
+def read_gemma_config(kind: type[Kind], file: ConfigFile, context: int, **facts: Any) -> Kind:
+    """Return the facts of a config.json whose fields are those of Gemma. facts: what the versions differ in."""
+    file.choice("hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
+    file.absent("use_bidirectional_attention", False)
+    heads, kv_heads = file.count("num_attention_heads", 8), file.count("num_key_value_heads", 4)
+    head_dim = file.count("head_dim", 256)
+    if heads % kv_heads:
+        raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+    if head_dim % 2:
+        raise ConfigError(f"head_dim is {head_dim}; rotary embeddings need an even one")
+    return kind(
+        architecture=file.architecture,
+        hidden_size=file.count("hidden_size", 2304),
+        intermediate_size=file.count("intermediate_size", 9216),
+        num_layers=file.count("num_hidden_layers", 26),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=context,
+        tie_word_embeddings=file.flag("tie_word_embeddings", True),
+        dtype=file.dtype,
+        eos_token_ids=file.eos_token_ids or (1,),
+        rms_norm_eps=file.number("rms_norm_eps", 1e-6),
+        bias=file.flag("attention_bias"),
+        **facts,
+    )
 
 
 class Gemma3Layer:
@@ -39,11 +71,14 @@ class Gemma3Layer:
         attention, mlp = source.at("self_attn"), source.at("mlp")
         qkv = Linear(attention, ["q_proj", "k_proj", "v_proj"], [q, kv, kv], hidden, bias=config.bias)
         output = Linear(attention, ["o_proj"], [hidden], q, bias=config.bias)
-        q_norm, k_norm = (RmsNorm(attention.at(name), dim, eps, _OFFSET) for name in ("q_norm", "k_norm"))
+        norms = None
+        if config.qk_norm:
+            q_norm, k_norm = (RmsNorm(attention.at(name), dim, eps, _OFFSET) for name in ("q_norm", "k_norm"))
+            norms = q_norm, k_norm
         gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden)
         down = Linear(mlp, ["down_proj"], [hidden], inner)
         self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps, _OFFSET)
-        self.attention = Attention(config, layer, source.ops, qkv, output, rotary, (q_norm, k_norm))
+        self.attention = Attention(config, layer, source.ops, qkv, output, rotary, norms)
         self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps, _OFFSET)
         self.pre_mlp_norm = RmsNorm(source.at("pre_feedforward_layernorm"), hidden, eps, _OFFSET)
         self.mlp = GatedMlp(gate_up, down, "gelu_tanh")
@@ -77,42 +112,23 @@ class Gemma3:
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma3Config:
-        file.choice("hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
             file.absent(name)
-        file.absent("use_bidirectional_attention", False)
-        layers, heads, kv_heads = (
-            file.count(name, default)
-            for name, default in (("num_hidden_layers", 26), ("num_attention_heads", 8), ("num_key_value_heads", 4))
-        )
-        if heads % kv_heads:
-            raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
-        if file.count("head_dim", 256) % 2:
-            raise ConfigError(f"head_dim is {file.count('head_dim')}; rotary embeddings need an even one")
-        context, window = file.count("max_position_embeddings", 131072), file.count("sliding_window", 4096)
+        layers, context = file.count("num_hidden_layers", 26), file.count("max_position_embeddings", 131072)
+        scale, window = file.number("query_pre_attn_scalar", 256) ** -0.5, file.count("sliding_window", 4096)
         rope, window_rope = _ropes(file, context)
-        scale = file.number("query_pre_attn_scalar", 256) ** -0.5
-        return Gemma3Config(
-            architecture=file.architecture,
+        return read_gemma_config(
+            Gemma3Config,
+            file,
+            context,
             vocab_size=file.count("vocab_size", 262208),
-            hidden_size=file.count("hidden_size", 2304),
-            intermediate_size=file.count("intermediate_size", 9216),
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=file.count("head_dim", 256),
-            max_position_embeddings=context,
-            tie_word_embeddings=file.flag("tie_word_embeddings", True),
-            dtype=file.dtype,
-            eos_token_ids=file.eos_token_ids or (1,),
             attention=tuple(
                 AttentionSpec(scale=scale, window=window if kind == "sliding_attention" else None)
                 for kind in _layer_types(file, layers)
             ),
-            rms_norm_eps=file.number("rms_norm_eps", 1e-6),
-            bias=file.flag("attention_bias"),
             rope=rope,
             window_rope=window_rope,
+            qk_norm=True,
         )
 
     def __call__(self, ctx: Context) -> torch.Tensor:

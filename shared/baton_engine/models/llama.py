@@ -1,7 +1,8 @@
 """Llama 1 to 3 (Touvron et al., 2023; Grattafiori et al., 2024), and the layers that the models of its line share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -32,6 +33,10 @@ class LlamaConfig(ModelConfig, frozen=True, kw_only=True):
     def layout(self) -> dict[str, Any]:
         return {**super().layout(), "rope": self.rope.layout}
 
+    def rotates(self, layer: int) -> bool:
+        """Whether a layer rotates its queries and keys."""
+        return True
+
 
 @dataclass(frozen=True)
 class Defaults:
@@ -41,12 +46,26 @@ class Defaults:
     num_kv_heads: int | None = None
     head_dim: int | None = None
     rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+
+
+Kind = TypeVar("Kind", bound=LlamaConfig)
 
 
 def read_llama_config(
-    file: ConfigFile, defaults: Defaults, windows: tuple[int | None, ...] | None = None, **biases: bool
-) -> LlamaConfig:
-    """Return the facts of a config.json of the Llama line. windows: of each layer; None = none has one."""
+    kind: type[Kind],
+    file: ConfigFile,
+    defaults: Defaults,
+    windows: tuple[int | None, ...] | None = None,
+    scale: float | None = None,
+    rope: Rope | None = None,
+    **facts: Any,
+) -> Kind:
+    """Return the facts of a config.json whose fields are those of Llama.
+
+    windows: of each layer; None = none has one. scale: of attention scores; None = head_dim ** -0.5. rope: None = as
+    the fields say. kind, facts: the family's class, and what it knows beside these fields.
+    """
     file.choice("hidden_act", "silu", ("silu",))
     heads, hidden, layers = (file.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     kv_heads = file.count("num_key_value_heads", defaults.num_kv_heads or heads)
@@ -56,7 +75,7 @@ def read_llama_config(
         raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
     if head_dim % 2:
         raise ConfigError(f"head_dim is {head_dim}; rotary embeddings need an even one")
-    return LlamaConfig(
+    return kind(
         architecture=file.architecture,
         vocab_size=file.count("vocab_size"),
         hidden_size=hidden,
@@ -66,13 +85,15 @@ def read_llama_config(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=context,
-        tie_word_embeddings=file.flag("tie_word_embeddings"),
+        tie_word_embeddings=file.flag("tie_word_embeddings", defaults.tie_word_embeddings),
         dtype=file.dtype,
         eos_token_ids=file.eos_token_ids,
-        attention=tuple(AttentionSpec(scale=head_dim**-0.5, window=window) for window in windows or (None,) * layers),
+        attention=tuple(
+            AttentionSpec(scale=scale or head_dim**-0.5, window=window) for window in windows or (None,) * layers
+        ),
         rms_norm_eps=file.number("rms_norm_eps", defaults.rms_norm_eps),
-        rope=read_rope(file, context),
-        **biases,
+        rope=rope or read_rope(file, context),
+        **facts,
     )
 
 
@@ -80,7 +101,7 @@ class LlamaLayer:
     """Attention and an MLP, each after a norm that adds to the residual."""
 
     def __init__(
-        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
+        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -107,16 +128,29 @@ class LlamaLayer:
         return self.mlp(x), residual
 
 
+class Layer(Protocol):
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is still to be added to the residual, and the residual, [T, hidden] each.
+
+        x: what is still to be added to the residual. residual: None = zeros, before the first layer.
+        """
+
+
 class Llama:
     """A decoder of Llama layers."""
+
+    layer: Callable[..., Layer] = LlamaLayer
 
     def __init__(self, config: LlamaConfig, source: Source, max_positions: int) -> None:
         self.dtype = source.dtype
         inside = source.at("model")
-        rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
         self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, config.hidden_size)
+        rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
         self.layers = [
-            LlamaLayer(config, inside.at(f"layers.{layer}"), layer, rotary) for layer in range(config.num_layers)
+            self.layer(config, inside.at(f"layers.{layer}"), layer, rotary if config.rotates(layer) else None)
+            for layer in range(config.num_layers)
         ]
         self.norm = RmsNorm(inside.at("norm"), config.hidden_size, config.rms_norm_eps)
         self.head = head(source, self.embedding, config.tie_word_embeddings)
@@ -124,10 +158,13 @@ class Llama:
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         bias, mlp_bias = file.flag("attention_bias"), file.flag("mlp_bias")
-        return read_llama_config(file, Defaults(2048), qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+        return read_llama_config(LlamaConfig, file, Defaults(2048), qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding(ids)
 
     def __call__(self, ctx: Context) -> torch.Tensor:
-        x, residual = self.embedding(ctx.ids), None
+        x, residual = self.embed(ctx.ids), None
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)
         return self.norm.add(x, residual)[0]

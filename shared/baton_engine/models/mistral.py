@@ -11,4 +11,4 @@ class Mistral(Llama):
         # An explicit null turns the window off, unlike an absent field.
         window = None if file.fields.get("sliding_window", 0) is None else file.count("sliding_window", 4096)
         windows = (window,) * file.count("num_hidden_layers")
-        return read_llama_config(file, Defaults(131072, num_kv_heads=8), windows)
+        return read_llama_config(LlamaConfig, file, Defaults(131072, num_kv_heads=8), windows)

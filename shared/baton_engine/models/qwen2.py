@@ -10,4 +10,4 @@ class Qwen2(Llama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         windows = optional_windows(file, file.count("num_hidden_layers"))
-        return read_llama_config(file, Defaults(32768, num_kv_heads=32), windows, qkv_bias=True)
+        return read_llama_config(LlamaConfig, file, Defaults(32768, num_kv_heads=32), windows, qkv_bias=True)

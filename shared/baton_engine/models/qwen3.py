@@ -11,4 +11,4 @@ class Qwen3(Llama):
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         bias, windows = file.flag("attention_bias"), optional_windows(file, file.count("num_hidden_layers"))
         defaults = Defaults(32768, num_kv_heads=32, head_dim=128)
-        return read_llama_config(file, defaults, windows, qkv_bias=bias, output_bias=bias, qk_norm=True)
+        return read_llama_config(LlamaConfig, file, defaults, windows, qkv_bias=bias, output_bias=bias, qk_norm=True)

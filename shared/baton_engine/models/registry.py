@@ -18,6 +18,13 @@ MODELS = {
     "Qwen3ForCausalLM": ("qwen3", "Qwen3"),
     "BloomForCausalLM": ("bloom", "Bloom"),
     "Gemma3ForCausalLM": ("gemma3", "Gemma3"),
+    "Phi3ForCausalLM": ("phi3", "Phi3"),
+    "GPT2LMHeadModel": ("gpt2", "Gpt2"),
+    "GPTNeoXForCausalLM": ("gpt_neox", "GptNeoX"),
+    "Gemma2ForCausalLM": ("gemma2", "Gemma2"),
+    "GraniteForCausalLM": ("granite", "Granite"),
+    "SmolLM3ForCausalLM": ("smollm3", "SmolLm3"),
+    "Olmo2ForCausalLM": ("olmo2", "Olmo2"),
 }
 
 

@@ -29,18 +29,22 @@ class Dense:
         bias: bool,
         shard: Shard,
         order: Sequence[int] | None,
+        transposed: bool,
     ) -> Self:
         weights, biases = [], []
         for name, count in zip(names, outputs, strict=True):
             rows, columns = shard.outputs(count), shard.inputs(inputs)
-            weights.append(source.take(f"{name}.weight", (count, inputs), (rows, columns)))
+            if transposed:
+                weights.append(source.take(f"{name}.weight", (inputs, count), (columns, rows)).t())
+            else:
+                weights.append(source.take(f"{name}.weight", (count, inputs), (rows, columns)))
             if bias:
                 biases.append(source.take(f"{name}.bias", (count,), (rows,)))
         weight, added = torch.cat(weights), torch.cat(biases) if biases else None
         if order is not None:
             index = torch.tensor(order, device=weight.device)
             weight, added = weight[index], added[index] if added is not None else None
-        return cls(weight, added, source.ops)
+        return cls(weight.contiguous(), added, source.ops)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if self._weight is None:

@@ -22,10 +22,12 @@ class Method(Protocol):
         bias: bool,
         shard: Shard,
         order: Sequence[int] | None,
+        transposed: bool,
     ) -> Self:
         """Read the projections called `names`, each [its outputs, inputs], and stack them along their outputs.
 
-        order: which output of the checkpoint becomes each output; None = as they are. Raises ConfigError for a tensor
+        order: which output of the checkpoint becomes each output; None = as they are. transposed: the checkpoint has
+        them as [inputs, outputs]. Raises ConfigError for a tensor
         that is missing or has another shape.
         """
 

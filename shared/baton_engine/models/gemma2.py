@@ -1,0 +1,58 @@
+"""Gemma 2 (Gemma Team, 2024): Gemma 3's layers without norms of queries and keys, with bounded scores and logits."""
+
+from typing import Any
+
+import torch
+
+from baton_engine.attention_spec import AttentionSpec
+from baton_engine.config_file import ConfigFile
+from baton_engine.layers.rope import read_rope
+from baton_engine.source import Source
+
+from .gemma3 import Gemma3, Gemma3Config, read_gemma_config
+
+
+class Gemma2Config(Gemma3Config, frozen=True, kw_only=True):
+    logit_softcap: float  # logits become softcap * tanh(logits / softcap); 0 = off
+
+    def layout(self) -> dict[str, Any]:
+        return {**super().layout(), "softcaps": [spec.softcap for spec in self.attention]}
+
+
+class Gemma2(Gemma3):
+    def __init__(self, config: Gemma2Config, source: Source, max_positions: int) -> None:
+        super().__init__(config, source, max_positions)
+        self.softcap = config.logit_softcap
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> Gemma2Config:
+        layers = file.count("num_hidden_layers", 26)
+        types = file.layer_types("layer_types", layers) or [
+            "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
+        ]
+        context = file.count("max_position_embeddings", 8192)
+        # A field that is null turns the bound off, unlike one that is absent.
+        scores, logits = (
+            0.0 if file.fields.get(name, 0) is None else file.number(name, default)
+            for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
+        )
+        scale, window = file.number("query_pre_attn_scalar", 256) ** -0.5, file.count("sliding_window", 4096)
+        rope = read_rope(file, context)
+        return read_gemma_config(
+            Gemma2Config,
+            file,
+            context,
+            vocab_size=file.count("vocab_size", 256000),
+            attention=tuple(
+                AttentionSpec(scale=scale, window=window if kind == "sliding_attention" else None, softcap=scores)
+                for kind in types
+            ),
+            rope=rope,
+            window_rope=rope,
+            qk_norm=False,
+            logit_softcap=logits,
+        )
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits = super().logits(hidden, out)
+        return logits.div_(self.softcap).tanh_().mul_(self.softcap) if self.softcap else logits

@@ -1,0 +1,115 @@
+"""GPT-NeoX (Black et al., 2022) and Pythia: attention and MLP side by side, a part of each head rotated."""
+
+from typing import Any
+
+import torch
+
+from baton_engine.attention_spec import AttentionSpec
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+from baton_engine.context import Context
+from baton_engine.layers.attention import Attention
+from baton_engine.layers.embedding import Embedding
+from baton_engine.layers.linear import Linear
+from baton_engine.layers.mlp import Mlp
+from baton_engine.layers.norm import LayerNorm
+from baton_engine.layers.rope import Rope, read_rope, rotary_tables
+from baton_engine.model_config import ModelConfig
+from baton_engine.source import Source
+
+from .bloom import split_heads
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu"}
+
+
+class GptNeoXConfig(ModelConfig, frozen=True, kw_only=True):
+    layer_norm_eps: float
+    activation: str
+    bias: bool  # of the attention's projections
+    parallel: bool  # the MLP reads what attention reads, not what it returns
+    rope: Rope
+
+    def layout(self) -> dict[str, Any]:
+        return {**super().layout(), "rope": self.rope.layout}
+
+
+class GptNeoXLayer:
+    def __init__(
+        self, config: GptNeoXConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        attention, mlp = source.at("attention"), source.at("mlp")
+        order = split_heads(config.num_heads, config.head_dim)
+        turned = config.rope.order(config.num_heads, config.num_heads, config.head_dim)
+        order = order if turned is None else [order[output] for output in turned]
+        qkv = Linear(attention, ["query_key_value"], [3 * hidden], hidden, bias=config.bias, order=order)
+        output = Linear(attention, ["dense"], [hidden], hidden, bias=config.bias)
+        up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=True)
+        down = Linear(mlp, ["dense_4h_to_h"], [hidden], inner, bias=True)
+        self.input_norm = LayerNorm(source.at("input_layernorm"), hidden, eps)
+        self.attention = Attention(config, layer, source.ops, qkv, output, rotary)
+        self.post_attention_norm = LayerNorm(source.at("post_attention_layernorm"), hidden, eps)
+        self.mlp = Mlp(up, down, config.activation)
+        self.parallel = config.parallel
+
+    def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        attended = self.attention(self.input_norm(x), ctx)
+        if self.parallel:
+            return self.mlp(self.post_attention_norm(x)) + attended + x
+        x = attended + x
+        return self.mlp(self.post_attention_norm(x)) + x
+
+
+class GptNeoX:
+    def __init__(self, config: GptNeoXConfig, source: Source, max_positions: int) -> None:
+        self.dtype = source.dtype
+        inside = source.at("gpt_neox")
+        hidden = config.hidden_size
+        rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
+        self.embedding = Embedding(inside.at("embed_in"), config.vocab_size, hidden)
+        self.layers = [
+            GptNeoXLayer(config, inside.at(f"layers.{layer}"), layer, rotary) for layer in range(config.num_layers)
+        ]
+        self.norm = LayerNorm(inside.at("final_layer_norm"), hidden, config.layer_norm_eps)
+        tied = config.tie_word_embeddings
+        self.head = self.embedding.as_head() if tied else Linear(source, ["embed_out"], [config.vocab_size], hidden)
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> GptNeoXConfig:
+        layers, heads = file.count("num_hidden_layers", 44), file.count("num_attention_heads", 64)
+        hidden, context = file.count("hidden_size", 6144), file.count("max_position_embeddings", 2048)
+        if hidden % heads or hidden // heads % 2:
+            raise ConfigError(f"hidden_size {hidden} must be an even multiple of the {heads} attention heads")
+        partial, theta = file.number("rotary_pct", 0.25), file.number("rotary_emb_base", 10000.0)
+        rope = read_rope(ConfigFile({"rope_theta": theta, **file.fields}), context, partial)
+        if rope.rotary_dim(hidden // heads) % 2:
+            raise ConfigError(f"rotary_pct {rope.partial} of heads of {hidden // heads} is not an even number")
+        return GptNeoXConfig(
+            architecture=file.architecture,
+            vocab_size=file.count("vocab_size", 50432),
+            hidden_size=hidden,
+            intermediate_size=file.count("intermediate_size", 24576),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=hidden // heads,
+            max_position_embeddings=context,
+            tie_word_embeddings=file.flag("tie_word_embeddings"),
+            dtype=file.dtype,
+            eos_token_ids=file.eos_token_ids,
+            attention=(AttentionSpec(scale=(hidden // heads) ** -0.5),) * layers,
+            layer_norm_eps=file.number("layer_norm_eps", 1e-5),
+            activation=_ACTIVATIONS[file.choice("hidden_act", "gelu", tuple(_ACTIVATIONS))],
+            bias=file.flag("attention_bias", True),
+            parallel=file.flag("use_parallel_residual", True),
+            rope=rope,
+        )
+
+    def __call__(self, ctx: Context) -> torch.Tensor:
+        x = self.embedding(ctx.ids)
+        for layer in self.layers:
+            x = layer(x, ctx)
+        return self.norm(x)
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(hidden, out)

@@ -1,0 +1,47 @@
+"""SmolLM3 (Hugging Face, 2025): Llama without rotation in some layers."""
+
+from typing import Any
+
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+
+from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .sliding_windows import optional_windows
+
+
+class SmolLm3Config(LlamaConfig, frozen=True, kw_only=True):
+    rotating: tuple[bool, ...]  # of each layer
+
+    def layout(self) -> dict[str, Any]:
+        return {**super().layout(), "rotating": list(self.rotating)}
+
+    def rotates(self, layer: int) -> bool:
+        return self.rotating[layer]
+
+
+class SmolLm3(Llama):
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> SmolLm3Config:
+        layers, bias = file.count("num_hidden_layers"), file.flag("attention_bias")
+        return read_llama_config(
+            SmolLm3Config,
+            file,
+            Defaults(32768, num_kv_heads=4, tie_word_embeddings=True),
+            optional_windows(file, layers),
+            qkv_bias=bias,
+            output_bias=bias,
+            mlp_bias=file.flag("mlp_bias"),
+            rotating=_rotating(file, layers),
+        )
+
+
+def _rotating(file: ConfigFile, layers: int) -> tuple[bool, ...]:
+    """Return which layers rotate: as no_rope_layers says, in which 1 stands for those that do, or all but every
+    no_rope_layer_interval-th."""
+    given = file.fields.get("no_rope_layers")
+    if given is None:
+        interval = file.count("no_rope_layer_interval", 4)
+        return tuple((layer + 1) % interval != 0 for layer in range(layers))
+    if not isinstance(given, list) or len(given) != layers or not all(entry in (0, 1) for entry in given):
+        raise ConfigError(f"no_rope_layers in config.json must be a list of 0 or 1, one for each of {layers} layers")
+    return tuple(map(bool, given))
