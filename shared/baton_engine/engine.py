@@ -62,6 +62,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         model = load_model_config(Path(config.model))
+        model = model.limited(config.max_model_len or model.max_position_embeddings)
         device = find_device(config.device).type
         config = config.on(device)
         self.runner = make_runner(config, model, device, progress)

@@ -1,6 +1,6 @@
 """The facts about a model that the engine computes with, whatever its family."""
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -36,6 +36,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Elements of the matrices of one layer that every token is multiplied with."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         return attention + 3 * self.hidden_size * self.intermediate_size
+
+    def limited(self, max_positions: int) -> Self:
+        """Return the facts for an engine whose sequences are never longer."""
+        return self
 
     def layout(self) -> dict[str, Any]:
         """Return the facts that two engines must share for one to decode on the other's KV."""

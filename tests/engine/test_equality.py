@@ -10,6 +10,16 @@ from tests.models import reference_choices, reference_greedy
 
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 
+LONGROPE: dict[str, Any] = {
+    "pad_token_id": None,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + pair / 10 for pair in range(6)],
+        "long_factor": [1.5 + pair for pair in range(6)],
+    },
+}
 # Together they have each family with each kind of rope, each head size and each number of heads per KV head.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-plain": ("llama", {"num_key_value_heads": 4, "head_dim": 32}),
@@ -141,6 +151,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "phi3-longrope-short": ("phi3", {**LONGROPE, "original_max_position_embeddings": 512}),
     "gpt2": ("gpt2", {"tie_word_embeddings": False}),
     "gpt2-tied-relu": ("gpt2", {"n_inner": 100, "activation_function": "relu", "n_head": 2}),
     "gpt-neox": (
@@ -186,6 +197,19 @@ def test_every_shape_gives_the_tokens_of_transformers(tiny_model: MakeModel, sha
         assert len(set(expected)) > 3, "the reference repeats itself: this model tests little"
         assert transcript.tokens[id, 0] == expected
     assert_idle(engine)
+
+
+def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:
+    """transformers chooses the factors by the length so far, the engine by its longest: from here on they agree."""
+    folder = tiny_model("phi3", **LONGROPE, original_max_position_embeddings=8)
+    prompts = [make_prompt(length, seed=3) for length in (9, 16, 90)]
+    transcript = generate(make_engine(folder), [make_request(id, prompt, 64) for id, prompt in enumerate(prompts)])
+    for id, prompt in enumerate(prompts):
+        assert transcript.tokens[id, 0] == reference_greedy(folder, prompt, 64)
+    within = make_engine(folder, max_model_len=8)
+    assert within.layout() != make_engine(folder).layout(), "such pods would decode each other's keys into garbage"
+    prompt = make_prompt(3)
+    assert generate(within, [make_request(0, prompt, 5)]).tokens[0, 0] == reference_greedy(folder, prompt, 5)
 
 
 @pytest.mark.parametrize("block_size", [4, 16, 32])

@@ -84,6 +84,12 @@ ROPE_FIELDS: dict[str, dict[str, Any]] = {
         "mscale": 0.707,
         "mscale_all_dim": 1.0,
     },
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 64,
+        "long_factor": [2.0] * 64,
+        "original_max_position_embeddings": 64,
+    },
     "yarn of no width": {
         "rope_type": "yarn",
         "factor": 8.0,
@@ -99,6 +105,8 @@ ROPE_FIELDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ROPE_FIELDS)
 def test_inverse_frequencies_are_those_of_transformers_to_the_bit(name: str, head_dim: int, theta: float) -> None:
     parameters = {**ROPE_FIELDS[name], "rope_theta": theta}
+    for factors in {"short_factor", "long_factor"} & parameters.keys():
+        parameters[factors] = [1.0 + pair / 7 for pair in range(head_dim // 2)]
     fields = {"head_dim": head_dim, "rope_parameters": parameters}
     config = reference("llama", **fields)
     if name == "default":
@@ -201,7 +209,8 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
     [
         ({"architectures": ["T5ForCausalLM"]}, ["unknown architecture T5ForCausalLM", "LlamaForCausalLM"]),
         ({"architectures": None}, ["unknown architecture"]),
-        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope type 'longrope' is unknown", "yarn"]),
+        ({"rope_parameters": {"rope_type": "ntk"}}, ["rope type 'ntk' is unknown", "yarn"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ["short_factor", "a list of numbers"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope type 'dynamic' is unknown"]),
         ({"rope_scaling": {"type": "linear"}}, ["'linear' needs a factor"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5", "LlamaForCausalLM"]),

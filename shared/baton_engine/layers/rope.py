@@ -10,7 +10,7 @@ from torch.nn import functional
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 
-_TYPES = ("default", "linear", "llama3", "yarn")
+_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -27,12 +27,21 @@ class Rope(msgspec.Struct, frozen=True):
     attention_factor: float = 1.0
     truncate: bool = True
     partial: float = 1.0  # which part of a head's dimensions is rotated
+    # How much longer the period of each pair is: in contexts of up to original_max_position_embeddings, and in others.
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     @property
     def layout(self) -> list[str | float | int]:
         """The part of a KV layout's facts that says how keys are rotated."""
         facts: list[str | float | int] = [self.type, self.theta, self.factor, self.original_max_position_embeddings]
-        return facts if self.partial == 1.0 else [*facts, self.partial]
+        return [*facts, *([] if self.partial == 1.0 else [self.partial]), *self.short_factors]
+
+    def limited(self, max_positions: int) -> "Rope":
+        """Return the rope for an engine whose sequences are never longer."""
+        if max_positions <= self.original_max_position_embeddings:
+            return self
+        return msgspec.structs.replace(self, short_factors=self.long_factors)
 
     def rotary_dim(self, head_dim: int) -> int:
         """Return how many of a head's dimensions are rotated, the first ones."""
@@ -82,7 +91,7 @@ def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[s
         fields.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or context
     )
     factor = given.get("factor")
-    if factor is None and kind != "yarn":
+    if factor is None and kind not in ("yarn", "longrope"):
         raise ConfigError(f"rope type {kind!r} needs a factor")
     factor = float(context / original if factor is None else factor)
     return Rope(
@@ -94,17 +103,30 @@ def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[s
         high_freq_factor=given.get("high_freq_factor", 4.0),
         beta_fast=given.get("beta_fast") or 32.0,
         beta_slow=given.get("beta_slow") or 1.0,
-        attention_factor=_yarn_attention_factor(given, factor) if kind == "yarn" else 1.0,
+        attention_factor=_attention_factor(kind, given, factor, original),
         truncate=given.get("truncate", True),
+        short_factors=_factors(given, "short_factor") if kind == "longrope" else (),
+        long_factors=_factors(given, "long_factor") if kind == "longrope" else (),
     )
 
 
-def _yarn_attention_factor(given: dict[str, Any], factor: float) -> float:
+def _factors(given: dict[str, Any], name: str) -> tuple[float, ...]:
+    factors = given.get(name)
+    if not isinstance(factors, list) or not all(isinstance(factor, int | float) and factor > 0 for factor in factors):
+        raise ConfigError(f"{name} of the rope in config.json must be a list of numbers above 0")
+    return tuple(map(float, factors))
+
+
+def _attention_factor(kind: str, given: dict[str, Any], factor: float, original: int) -> float:
     def scale(multiplier: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
 
+    if kind not in ("yarn", "longrope"):
+        return 1.0
     if given.get("attention_factor") is not None:
         return float(given["attention_factor"])
+    if kind == "longrope":
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     if given.get("mscale") and given.get("mscale_all_dim"):
         return scale(given["mscale"]) / scale(given["mscale_all_dim"])
     return scale(1.0)
@@ -114,11 +136,17 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     """Return [head_dim / 2] float32: radians per position of each rotated pair.
 
     linear: position interpolation (Chen et al., 2023). llama3: long wavelengths are divided by the factor, short ones
-    kept, those between interpolated (Llama 3.1). yarn: "NTK-by-parts" (Peng et al., 2023).
+    kept, those between interpolated (Llama 3.1). yarn: "NTK-by-parts" (Peng et al., 2023). longrope: each pair has a
+    factor of its own (Ding et al., 2024).
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     periods = rope.theta**exponents
     plain = 1.0 / periods
+    if rope.type == "longrope":
+        if len(rope.short_factors) != len(periods):
+            found, needed = len(rope.short_factors), len(periods)
+            raise ConfigError(f"longrope has {found} factors in config.json; {needed} are needed")
+        return 1.0 / (torch.tensor(rope.short_factors) * periods)
     if rope.type == "linear":
         return plain / rope.factor
     if rope.type == "llama3":

@@ -1,7 +1,8 @@
 """Gemma 3, text only (Gemma Team, 2025): norms around each block, a pattern of windows, two bases of rotation."""
 
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
+import msgspec
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
@@ -29,6 +30,10 @@ class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
 
     def layout(self) -> dict[str, Any]:
         return {**super().layout(), "rope": self.rope.layout, "window_rope": self.window_rope.layout}
+
+    def limited(self, max_positions: int) -> Self:
+        rope, window_rope = self.rope.limited(max_positions), self.window_rope.limited(max_positions)
+        return msgspec.structs.replace(self, rope=rope, window_rope=window_rope)
 
 
 Kind = TypeVar("Kind", bound=Gemma3Config)

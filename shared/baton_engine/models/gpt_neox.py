@@ -1,7 +1,8 @@
 """GPT-NeoX (Black et al., 2022) and Pythia: attention and MLP side by side, a part of each head rotated."""
 
-from typing import Any
+from typing import Any, Self
 
+import msgspec
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
@@ -31,6 +32,9 @@ class GptNeoXConfig(ModelConfig, frozen=True, kw_only=True):
 
     def layout(self) -> dict[str, Any]:
         return {**super().layout(), "rope": self.rope.layout}
+
+    def limited(self, max_positions: int) -> Self:
+        return msgspec.structs.replace(self, rope=self.rope.limited(max_positions))
 
 
 class GptNeoXLayer:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
+import msgspec
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
@@ -32,6 +33,9 @@ class LlamaConfig(ModelConfig, frozen=True, kw_only=True):
 
     def layout(self) -> dict[str, Any]:
         return {**super().layout(), "rope": self.rope.layout}
+
+    def limited(self, max_positions: int) -> Self:
+        return msgspec.structs.replace(self, rope=self.rope.limited(max_positions))
 
     def rotates(self, layer: int) -> bool:
         """Whether a layer rotates its queries and keys."""
