@@ -18,6 +18,7 @@ _CLASSES = {
     "phi3": ("Phi3Config", "Phi3ForCausalLM"),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
+    "falcon": ("FalconConfig", "FalconForCausalLM"),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "granite": ("GraniteConfig", "GraniteForCausalLM"),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),

@@ -152,6 +152,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3-longrope-short": ("phi3", {**LONGROPE, "original_max_position_embeddings": 512}),
+    "falcon-7b": ("falcon", {"tie_word_embeddings": False}),
+    "falcon-40b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": False}),
+    "falcon-one-norm": (
+        "falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-in-turn": (
+        "falcon",
+        {"multi_query": False, "parallel_attn": False, "bias": True, "tie_word_embeddings": False},
+    ),
     "gpt2": ("gpt2", {"tie_word_embeddings": False}),
     "gpt2-tied-relu": ("gpt2", {"n_inner": 100, "activation_function": "relu", "n_head": 2}),
     "gpt-neox": (

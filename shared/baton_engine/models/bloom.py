@@ -10,6 +10,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
 from baton_engine.layers.embedding import Embedding, head
+from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
@@ -38,18 +39,11 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(sequence(power, power) + between)
 
 
-def split_heads(heads: int, head_dim: int) -> list[int]:
-    """Return which output of a projection becomes each output, where the checkpoint has query, key and value of one
-    head after the other, and the result is all queries, then all keys, then all values."""
-    order: list[int] = torch.arange(3 * heads * head_dim).view(heads, 3, head_dim).transpose(0, 1).flatten().tolist()
-    return order
-
-
 class BloomLayer:
     def __init__(self, config: BloomConfig, source: Source, layer: int) -> None:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_epsilon
         attention, mlp = source.at("self_attention"), source.at("mlp")
-        order = split_heads(config.num_heads, config.head_dim)
+        order = order_by_kv_head(config.num_heads, config.num_kv_heads, config.head_dim)
         qkv = Linear(attention, ["query_key_value"], [3 * hidden], hidden, bias=True, order=order)
         output = Linear(attention, ["dense"], [hidden], hidden, bias=True)
         up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=True)

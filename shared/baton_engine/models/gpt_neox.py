@@ -11,14 +11,13 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
 from baton_engine.layers.embedding import Embedding
+from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
 from baton_engine.layers.rope import Rope, read_rope, rotary_tables
 from baton_engine.model_config import ModelConfig
 from baton_engine.source import Source
-
-from .bloom import split_heads
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu"}
 
@@ -43,7 +42,7 @@ class GptNeoXLayer:
     ) -> None:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
         attention, mlp = source.at("attention"), source.at("mlp")
-        order = split_heads(config.num_heads, config.head_dim)
+        order = order_by_kv_head(config.num_heads, config.num_kv_heads, config.head_dim)
         turned = config.rope.order(config.num_heads, config.num_heads, config.head_dim)
         order = order if turned is None else [order[output] for output in turned]
         qkv = Linear(attention, ["query_key_value"], [3 * hidden], hidden, bias=config.bias, order=order)
