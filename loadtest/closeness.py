@@ -48,6 +48,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8},
     "mistral": {"head_dim": 80, "num_attention_heads": 12, "num_key_value_heads": 12, "sliding_window": 96},
     "bloom": {"num_attention_heads": 16},
+    "falcon": {"num_attention_heads": 16, "tie_word_embeddings": False},
+    "gemma2": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 96},
+    "gpt2": {"num_attention_heads": 16},
+    "gpt_neox": {"num_attention_heads": 16},
+    "granite": {"num_attention_heads": 8, "num_key_value_heads": 2, "residual_multiplier": 0.5},
+    "olmo2": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "phi3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
+    "smollm3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
     "gemma3_text": {
         "head_dim": 256,
         "num_attention_heads": 8,
@@ -247,7 +255,9 @@ class Family:
 
 def compare(family: str, arguments: argparse.Namespace, device: str) -> bool:
     """Print a line for each way and dtype of a family, and return whether all are good."""
-    fields = {**TINY, **FAMILIES[family], **TINY_HEADS} if arguments.tiny else {**REAL, **FAMILIES[family]}
+    own = FAMILIES[family]
+    heads = {name: value for name, value in TINY_HEADS.items() if name in own}
+    fields = {**TINY, **own, **heads} if arguments.tiny else {**REAL, **own}
     prompts = make_prompts(arguments.prompts, arguments.longest, fields["vocab_size"], arguments.seed)
     all_good = True
     with tempfile.TemporaryDirectory() as name:

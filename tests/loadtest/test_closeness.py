@@ -32,14 +32,15 @@ def run(closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str)
     return code
 
 
-def test_every_family_is_close(
+def test_families_are_close(
     closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(closeness, monkeypatch)
+    families = "llama", "qwen3", "bloom", "falcon", "gemma3_text"  # the others have no parts that these lack
+    code = run(closeness, monkeypatch, "--families", ",".join(families))
     lines = capsys.readouterr().out.splitlines()[1:]
     assert code == 0, lines
     ways = 4 if not torch.cuda.is_available() else 8
-    assert len(lines) == len(closeness.FAMILIES) * len(closeness.DTYPES) * ways
+    assert len(lines) == len(families) * len(closeness.DTYPES) * ways
     for line in lines:
         assert " ok " in line
         if "float32" in line.split():
