@@ -7,7 +7,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from kubernetes import client
 from baton_controller.canary import Canary
 from baton_controller.canary_map import CanaryMap
 from baton_controller.config_file import ConfigFile, read_config
+from baton_controller.counters import Counters, Reading
 from baton_controller.events import Events
 from baton_controller.metrics import Metrics
 from baton_controller.report import Report
@@ -67,6 +68,11 @@ class Release(ABC):
     tool: Tool
     api: client.ApiClient
     folder: Path
+    served: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        canary_map = CanaryMap(self.api, NAMESPACE, "rel-baton-canary", "rel-baton-controller")
+        self.canary = Canary(canary_map, Events(self.api, NAMESPACE, STATUS_MAP, "one"), Metrics())
 
     def upgrade(self, **model: Any) -> None:
         """Install or upgrade. Raises RefusedError."""
@@ -99,13 +105,22 @@ class Release(ABC):
     def set_last_applied(self, **model: Any) -> None:
         """As `kubectl apply set-last-applied` does."""
 
-    def look(self, now: float = 1000, config: ConfigFile | None = None) -> None:
-        """Have the controller look at everything once, by the configuration that the chart has given it."""
+    def look(self, now: float = 1000, requests: int = 0, config: ConfigFile | None = None) -> None:
+        """Have the controller look at everything once, by the configuration that the chart has given it.
+
+        requests: of each revision since the last look, all of them well and alike.
+        """
         config = config or self.config
-        canary_map = CanaryMap(self.api, NAMESPACE, "rel-baton-canary", "rel-baton-controller")
-        canary = Canary(canary_map, Events(self.api, NAMESPACE, STATUS_MAP, "one"), Metrics())
-        canary.reconcile(config, {}, now)
-        Scaler(self.api, NAMESPACE, Metrics()).look(config, {"gateway": Report()}, now, canary.weights)
+        self.served += requests
+        times = {le: float(self.served) for le in ("0.1", "+Inf")}
+        counters = Counters(ok=float(self.served), ttft=times, tpot=times)
+        specs = {name: model.canary for name, model in config.models.items() if model.canary}
+        readings = {
+            name: Reading(revisions={spec.stable: counters, spec.revision: counters}) for name, spec in specs.items()
+        }
+        reports = {"gateway": Report(readings)}
+        self.canary.reconcile(config, reports, now)
+        Scaler(self.api, NAMESPACE, Metrics()).look(config, reports, now, self.canary.weights)
 
     def scale(self, replicas: int) -> None:
         """Have the controller size the workers. No load is simpler to make than bounds."""
@@ -184,22 +199,24 @@ class Owners:
         release.upgrade(**canary("v2"))
         release.look(now=1000)
         assert release.weight == 5
+        release.look(now=1301, requests=1000)
+        assert release.weight == 10
         release.override("a: 100")
-        release.look(now=1001)
+        release.look(now=1302)
         assert release.weight == 100
         release.upgrade(**canary("v2"), worker={"startupSeconds": 90})
         assert (release.weight, release.data(OVERRIDE_MAP)) == (100, {"weights": "a: 100"})
         release.override(None)
         release.upgrade(**canary("v3"))
-        release.look(now=1002)
+        release.look(now=1303)
         assert release.weight == 5
         release.rollback(4)
-        release.look(now=1003)
+        release.look(now=1304)
         assert release.weight == 5
         release.upgrade()  # without the controller: what it made goes with it
         until(lambda: ("ConfigMap", STATUS_MAP) not in release.objects(), "the canaries' status is gone")
         release.upgrade(**canary("v4"))
-        release.look(now=1004)
+        release.look(now=1305)
         release.override("a: 0")
         release.uninstall()
         until(lambda: release.objects() <= before, "nothing is left")

@@ -77,7 +77,7 @@ class HelmRelease(_RealRelease):
         self.history.append(self.history[revision - 1])
         with self._config() as config:
             try:
-                options = self._options(version=revision, **({"force_conflicts": True} if force else {}))
+                options = self._options(version=revision, force_conflicts=force or self.tool.force)
                 _native.call_status("helm_rollback", config._raw(), RELEASE, options)
             except helm_python.HelmError as error:
                 raise RefusedError(str(error)) from None
@@ -87,11 +87,13 @@ class HelmRelease(_RealRelease):
             config.uninstall(RELEASE)
 
     def _config(self) -> helm_python.Config:
-        return helm_python.Config(kubeconfig_path=self.plane.kubeconfig, namespace=NAMESPACE)
+        # Its default of 20 requests a second would be most of the time.
+        return helm_python.Config(
+            kubeconfig_path=self.plane.kubeconfig, namespace=NAMESPACE, qps=1000, burst_limit=1000
+        )
 
     def _options(self, **more: Any) -> str:
-        force = {"force_conflicts": True} if self.tool.force else {}
-        return json.dumps({"namespace": NAMESPACE, **force, **more})
+        return json.dumps({"force_conflicts": self.tool.force, **more})
 
 
 class KubectlRelease(_RealRelease):
