@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from kubernetes import client
 
 from baton_controller.canary import Canary
@@ -87,7 +89,7 @@ class Release(ABC):
         """Raises RefusedError."""
 
     @abstractmethod
-    def rollback(self, revision: int, force: bool = False) -> None:
+    def rollback(self, revision: int) -> None:
         """Raises RefusedError."""
 
     @abstractmethod
@@ -98,12 +100,8 @@ class Release(ABC):
         """Return kind and name of all objects in the namespace but Events."""
 
     @abstractmethod
-    def hand_over(self) -> None:
-        """Give the replicas of all workers a second owner, with `kubectl apply --server-side`."""
-
-    @abstractmethod
-    def set_last_applied(self, **model: Any) -> None:
-        """As `kubectl apply set-last-applied` does."""
+    def before_scaler(self) -> None:
+        """Do what OPERATIONS.md says of tools that do not see the cluster, before a scaler is turned on."""
 
     def look(self, now: float = 1000, requests: int = 0, config: ConfigFile | None = None) -> None:
         """Have the controller look at everything once, by the configuration that the chart has given it.
@@ -189,6 +187,13 @@ def _sized(model: Values) -> Values:
     return {"prefill": {"replicas": 2}, "decode": {"replicas": 2}, **model}
 
 
+def off(release: Release, live: int) -> Values:
+    """Return values without a scaler. live: the number of replicas, which tools have to be told."""
+    if release.tool.lookup:
+        return {}
+    return {role: {"replicas": live} for role in ("prefill", "decode")}
+
+
 class Owners:
     """The sequences. A subclass has the fixture `release`, whose namespace is empty but for what every one has."""
 
@@ -236,14 +241,9 @@ class Owners:
         until(lambda: release.objects() <= before, "nothing is left")
 
     def test_a_scaler_that_is_turned_on_and_off(self, release: Release) -> None:
-        """Tools that do not see the cluster need what OPERATIONS.md says."""
         before = release.objects()
-        tool = release.tool
         release.upgrade()
-        if not tool.lookup and tool.server_side:
-            release.hand_over()
-        elif not tool.lookup:
-            release.set_last_applied(**SCALER)
+        release.before_scaler()
         release.upgrade(**SCALER)
         assert release.replicas == (2, 2)
         release.scale(5)
@@ -251,16 +251,50 @@ class Owners:
             release.upgrade(**SCALER, worker={"startupSeconds": startup})
             assert release.replicas == (5, 5)
         release.scale(7)
-        if tool.lookup:
-            release.upgrade()
-            assert release.replicas == (7, 7)
-            # Scaled by hand to what values say, it goes back to them.
-            release.scale_by_hand(2)
-            release.upgrade()
-            assert release.replicas == (2, 2)
-        else:
-            release.tool = replace(tool, force=True)
-            release.upgrade(prefill={"replicas": 7}, decode={"replicas": 7})
-            assert release.replicas == (7, 7)
+        release.upgrade(**off(release, 7))
+        assert release.replicas == (7, 7)
+        # Scaled by hand to what values say, it goes back to them.
+        release.scale_by_hand(2)
+        release.upgrade()
+        assert release.replicas == (2, 2)
+        release.uninstall()
+        until(lambda: release.objects() <= before, "nothing is left")
+
+    def test_a_rollback_across_a_scaler_that_was_on_first(self, release: Release) -> None:
+        release.upgrade(**SCALER)
+        release.scale(5)
+        release.upgrade(**off(release, 5))
+        release.before_scaler()
+        for revision in (1, 2):
+            release.rollback(revision)
+            assert release.replicas == (5, 5)
+
+    def test_a_rollback_to_a_number_of_replicas(self, release: Release) -> None:
+        release.upgrade()
+        release.before_scaler()
+        release.upgrade(**SCALER)
+        release.scale(5)
+        if release.tool.server_side and not release.tool.force:
+            owner = 'conflict with "baton-controller" with subresource "scale" using apps/v1: .spec.replicas'
+            with pytest.raises(RefusedError, match=re.escape(owner)):
+                release.rollback(1)
+            assert release.replicas == (5, 5)
+            release.tool = replace(release.tool, force=True)
+        release.rollback(1)
+        assert release.replicas == (2, 2)
+
+    def test_an_upgrade_that_fails_half_way(self, release: Release) -> None:
+        before = release.objects()
+        model = {**SCALER, **canary("v2")}
+        release.upgrade(**model)
+        release.scale(5)
+        unselected = {"podLabels": {"baton.dev/role": "none"}}
+        with pytest.raises(RefusedError, match="`selector` does not match template `labels`"):
+            release.upgrade(**model, decode=unselected, worker={"startupSeconds": 60})
+        release.scale(6)
+        release.upgrade(**model, worker={"startupSeconds": 90})
+        assert (release.replicas, release.weight) == ((6, 6), 5)
+        with pytest.raises(RefusedError):
+            release.upgrade(**model, decode=unselected)
         release.uninstall()
         until(lambda: release.objects() <= before, "nothing is left")

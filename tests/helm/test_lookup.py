@@ -122,7 +122,9 @@ SCALED = {
         (True, False, [APPLIED, SCALED], None),  # the autoscaler keeps it, and a number here would conflict
         (True, True, [UPDATED, SCALED], None),
         (False, True, [APPLIED, SCALED], None),  # no longer autoscaled, and still the autoscaler's
-        (False, True, [UPDATED, SCALED], 7),
+        (False, True, [UPDATED, SCALED], None),
+        (False, False, [UPDATED, SCALED], 7),
+        (False, True, [UPDATED, {**SCALED, "manager": "kubectl"}], 2),
         (False, False, [APPLIED], 2),
         (False, False, [APPLIED, {**SCALED, "manager": "kubectl"}], 2),
     ],

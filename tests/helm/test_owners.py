@@ -7,7 +7,6 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,11 +23,12 @@ RESOURCES = {kind: resource for resource, (_, kind) in KINDS.items()}
 
 @dataclass
 class OnDouble(Release):
-    """applied: the manifests of each revision."""
+    """applied: the manifests of each revision. whole: of the last one that was not refused."""
 
     server: ApiServer
     view: LookupApi
     applied: list[list[Manifest]] = field(default_factory=list)
+    whole: list[Manifest] = field(default_factory=list)
 
     def apply(self, values: Values) -> None:
         for (resource, _, name), body in self.server.objects.items():
@@ -37,44 +37,56 @@ class OnDouble(Release):
                 metadata = {"namespace": NAMESPACE, **body["metadata"]}
                 self.view.put(body["kind"], name, **content, metadata=metadata)
         manifests = upgraded(self.view, values) if self.tool.lookup else render(values)
-        self._bring(_without_hooks(manifests), self.tool.force)
+        self._bring(_without_hooks(manifests))
 
-    def rollback(self, revision: int, force: bool = False) -> None:
-        self._bring(self.applied[revision - 1], force or self.tool.force)
+    def rollback(self, revision: int) -> None:
+        self._bring(copy.deepcopy(self.applied[revision - 1]))
 
     def uninstall(self) -> None:
-        self._bring([], force=False)
+        self._remove(self.applied[-1])
 
     def objects(self) -> Objects:
         found = self.server.objects.values()
         return {(body["kind"], body["metadata"]["name"]) for body in found if body["kind"] != "Event"}
 
-    def hand_over(self) -> None:
+    def before_scaler(self) -> None:
+        if self.tool.lookup:
+            return
         for name, replicas in zip((PREFILL, DECODE), self.replicas, strict=True):
-            config = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}}
-            config["spec"] = {"replicas": replicas}
-            place = Place("deployments", NAMESPACE, name, None)
-            self.server.answer("apply", place, {"fieldManager": "handover"}, config)
+            if self.tool.server_side:
+                config = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}}
+                config["spec"] = {"replicas": replicas}
+                place = Place("deployments", NAMESPACE, name, None)
+                self.server.answer("apply", place, {"fieldManager": "handover"}, config)
+            else:
+                [last] = [found for found in self.whole if _name(found) == ("Deployment", name)]
+                del last["spec"]["replicas"]
 
-    def set_last_applied(self, **model: Any) -> None:
-        self.applied[-1] = _without_hooks(render(self.values(**model)))
-
-    def _bring(self, manifests: list[Manifest], force: bool) -> None:
-        before = {_name(found): found for found in self.applied[-1]} if self.applied else {}
+    def _bring(self, manifests: list[Manifest]) -> None:
+        """Tools go on after a refusal, and remove nothing then."""
+        before = {_name(found): found for found in self.whole}
         self.applied.append(manifests)
+        refused = []
         for manifest in manifests:
             try:
-                self._write(before.get(_name(manifest)), copy.deepcopy(manifest), force)
+                self._write(before.get(_name(manifest)), copy.deepcopy(manifest))
             except StatusError as error:
-                raise RefusedError(error.body["message"]) from None
-        for kind, name in before.keys() - {_name(found) for found in manifests}:
+                refused.append(error.body["message"])
+        if refused:
+            raise RefusedError(" && ".join(refused))
+        kept = {_name(manifest) for manifest in manifests}
+        self._remove([manifest for manifest in self.whole if _name(manifest) not in kept])
+        self.whole = copy.deepcopy(manifests)
+
+    def _remove(self, manifests: list[Manifest]) -> None:
+        for kind, name in map(_name, manifests):
             self.server.answer("delete", Place(RESOURCES[kind], NAMESPACE, name, None), {}, None)
 
-    def _write(self, before: Manifest | None, manifest: Manifest, force: bool) -> None:
+    def _write(self, before: Manifest | None, manifest: Manifest) -> None:
         kind, name = _name(manifest)
         place = Place(RESOURCES[kind], NAMESPACE, name, None)
         live = self.server.objects.get((place.resource, NAMESPACE, name))
-        query = {"fieldManager": self.tool.manager, "force": str(force).lower()}
+        query = {"fieldManager": self.tool.manager, "force": str(self.tool.force).lower()}
         if self.tool.server_side:
             self.server.answer("apply", place, query, manifest)
         elif live is None:

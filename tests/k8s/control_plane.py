@@ -1,5 +1,6 @@
 """A Kubernetes control plane without nodes: etcd, the API server and some controllers, as processes on this machine."""
 
+import os
 import subprocess
 import time
 from collections.abc import Iterable
@@ -61,10 +62,12 @@ class ControlPlane:
         config.load_kube_config(str(self.kubeconfig), client_configuration=access)
         return client.ApiClient(access)
 
-    def kubectl(self, *arguments: str, stdin: str = "") -> str:
+    def kubectl(self, *arguments: str, stdin: str = "", **environment: str) -> str:
         """Raises subprocess.CalledProcessError."""
         command = [self._binaries / "kubectl", f"--kubeconfig={self.kubeconfig}", *arguments]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True, timeout=120).stdout
+        how: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 120}
+        done = subprocess.run(command, input=stdin, env={**os.environ, **environment}, **how)
+        return str(done.stdout)
 
     def make_namespace(self, name: str) -> None:
         body = V1Namespace(metadata=V1ObjectMeta(name=name))

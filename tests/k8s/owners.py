@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,26 +29,14 @@ urllib3.disable_warnings()
 
 @dataclass
 class _RealRelease(Release):
-    """history: the values of each revision."""
-
     plane: ControlPlane
     chart: Path = CHART
-    history: list[Values] = field(default_factory=list)
 
     def objects(self) -> Objects:
         kinds = self.plane.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
         kinds = [kind for kind in kinds if kind not in ("events", "events.events.k8s.io", "leases.coordination.k8s.io")]
         text = self.plane.kubectl("get", ",".join(kinds), f"--namespace={NAMESPACE}", "--output=json")
         return {(found["kind"], found["metadata"]["name"]) for found in json.loads(text)["items"]}
-
-    def hand_over(self) -> None:
-        for name, replicas in zip((PREFILL, DECODE), self.replicas, strict=True):
-            config = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}}
-            config["spec"] = {"replicas": replicas}
-            self._kubectl("apply", "--server-side", "--field-manager=handover", stdin=json.dumps(config))
-
-    def set_last_applied(self, **model: Any) -> None:
-        raise NotImplementedError
 
     def _kubectl(self, *arguments: str, stdin: str = "") -> None:
         try:
@@ -56,35 +45,33 @@ class _RealRelease(Release):
             raise RefusedError(error.stderr) from None
 
 
+@dataclass
 class HelmRelease(_RealRelease):
     """The library's Python wrapper does not pass on all options that it has."""
 
-    def apply(self, values: Values) -> None:
-        self.history.append(values)
-        verb = "helm_upgrade" if len(self.history) > 1 else "helm_install"
-        side = self.tool.server_side
-        how = {"server_side_apply": str(side).lower() if verb == "helm_upgrade" else side}
-        # The API server validates, where it is of a version that the chart supports.
-        how["disable_openapi_validation"] = True
-        with self._config() as config, helm_python.Chart.load(self.chart) as chart:
-            arguments = (_native.HANDLE(0), chart._raw(), None, RELEASE, json.dumps(values), self._options(**how))
-            try:
-                _native.call_string(verb, config._raw(), *arguments)
-            except helm_python.HelmError as error:
-                raise RefusedError(str(error)) from None
+    installed: bool = False
 
-    def rollback(self, revision: int, force: bool = False) -> None:
-        self.history.append(self.history[revision - 1])
-        with self._config() as config:
-            try:
-                options = self._options(version=revision, force_conflicts=force or self.tool.force)
-                _native.call_status("helm_rollback", config._raw(), RELEASE, options)
-            except helm_python.HelmError as error:
-                raise RefusedError(str(error)) from None
+    def apply(self, values: Values) -> None:
+        side = self.tool.server_side
+        options: Values = {"server_side_apply": str(side).lower() if self.installed else side}
+        # The API server validates, where it is of a version that the chart supports.
+        options["disable_openapi_validation"] = True
+        verb = "helm_upgrade" if self.installed else "helm_install"
+        self.installed = True
+        with self._config() as config, helm_python.Chart.load(self.chart) as chart, _refusals():
+            arguments = (_native.HANDLE(0), chart._raw(), None, RELEASE, json.dumps(values), self._options(**options))
+            _native.call_string(verb, config._raw(), *arguments)
+
+    def rollback(self, revision: int) -> None:
+        with self._config() as config, _refusals():
+            _native.call_status("helm_rollback", config._raw(), RELEASE, self._options(version=revision))
 
     def uninstall(self) -> None:
         with self._config() as config:
             config.uninstall(RELEASE)
+
+    def before_scaler(self) -> None:
+        """The chart looks up how many there are."""
 
     def _config(self) -> helm_python.Config:
         # Its default of 20 requests a second would be most of the time.
@@ -96,37 +83,57 @@ class HelmRelease(_RealRelease):
         return json.dumps({"force_conflicts": self.tool.force, **more})
 
 
+@dataclass
 class KubectlRelease(_RealRelease):
-    def apply(self, values: Values) -> None:
-        before = self._manifests(self.history[-1]) if self.history else []
-        self.history.append(values)
-        now = self._manifests(values)
-        self._kubectl("apply", *self._how(), stdin=_text(now))
-        kept = {_name(manifest) for manifest in now}
-        gone = [manifest for manifest in before if _name(manifest) not in kept]
-        if gone:
-            self._kubectl("delete", stdin=_text(gone))
+    """history: the manifests of each revision."""
 
-    def rollback(self, revision: int, force: bool = False) -> None:
-        self.apply(self.history[revision - 1])
+    history: list[list[Manifest]] = field(default_factory=list)
+
+    def apply(self, values: Values) -> None:
+        found = render(values, helm_python.Chart.load(self.chart))
+        self._bring([one for one in found if "helm.sh/hook" not in one["metadata"].get("annotations", {})])
+
+    def rollback(self, revision: int) -> None:
+        self._bring(self.history[revision - 1])
 
     def uninstall(self) -> None:
-        self._kubectl("delete", stdin=_text(self._manifests(self.history[-1])))
+        self._remove([])
 
-    def set_last_applied(self, **model: Any) -> None:
-        values = self.values(**model)
-        self._kubectl("apply", "set-last-applied", stdin=_text(self._manifests(values)))
+    def before_scaler(self) -> None:
+        for name, replicas in zip((PREFILL, DECODE), self.replicas, strict=True):
+            if self.tool.server_side:
+                config = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}}
+                config["spec"] = {"replicas": replicas}
+                self._kubectl(
+                    "apply", "--server-side", "--field-manager=handover", "--validate=false", stdin=json.dumps(config)
+                )
+            else:
+                target = ("apply", "edit-last-applied", f"deployment/{name}", f"--namespace={NAMESPACE}")
+                self.plane.kubectl(*target, KUBE_EDITOR="sed -i /replicas:/d")
 
-    def _how(self) -> list[str]:
+    def _bring(self, manifests: list[Manifest]) -> None:
+        self.history.append(manifests)
         how = ["--validate=false"]
         if self.tool.server_side:
             how += ["--server-side", f"--field-manager={self.tool.manager}"]
             how += ["--force-conflicts"] if self.tool.force else []
-        return how
+        self._kubectl("apply", *how, stdin=_text(manifests))
+        self._remove(manifests)
 
-    def _manifests(self, values: Values) -> list[Manifest]:
-        found = render(values, helm_python.Chart.load(self.chart))
-        return [manifest for manifest in found if "helm.sh/hook" not in manifest["metadata"].get("annotations", {})]
+    def _remove(self, kept: list[Manifest]) -> None:
+        """Delete what was applied before, also by an apply that failed."""
+        names = {_name(manifest) for manifest in kept}
+        gone = {_name(one): one for manifests in self.history for one in manifests if _name(one) not in names}
+        if gone:
+            self._kubectl("delete", "--ignore-not-found", stdin=_text(list(gone.values())))
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except helm_python.HelmError as error:
+        raise RefusedError(str(error)) from None
 
 
 def _name(manifest: Manifest) -> tuple[str, str]:
