@@ -297,6 +297,6 @@ class Owners:
         # Helm's uninstall removes what the last revision says, also if that was refused.
         with pytest.raises(RefusedError):
             release.upgrade(decode=unselected)
-        release.rollback(3)
+        release.upgrade(**model)
         release.uninstall()
         until(lambda: release.objects() <= before, "nothing is left")

@@ -108,7 +108,13 @@ class KubectlRelease(_RealRelease):
                     "apply", "--server-side", "--field-manager=handover", "--validate=false", stdin=json.dumps(config)
                 )
             else:
-                target = ("apply", "edit-last-applied", f"deployment/{name}", f"--namespace={NAMESPACE}")
+                target = (
+                    "apply",
+                    "edit-last-applied",
+                    "--validate=false",
+                    f"deployment/{name}",
+                    f"--namespace={NAMESPACE}",
+                )
                 self.plane.kubectl(*target, KUBE_EDITOR="sed -i /replicas:/d")
 
     def _bring(self, manifests: list[Manifest]) -> None:
