@@ -24,7 +24,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
-.PHONY: help up test clients fuzz conformance soak chaos check lint bench bench-gateway lock images kind-up e2e-k8s proto dashboards clean
+.PHONY: help up test clients fuzz conformance soak chaos check lint bench bench-gateway lock images kind-up e2e-k8s owners proto dashboards clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -90,6 +90,10 @@ kind-up:  ## A kind cluster with ingress-nginx and the demo model (needs docker,
 
 e2e-k8s: $(DEV)  ## Install, break, upgrade and remove Baton in the cluster of KUBECONFIG, in a namespace of its own
 	@exec $(BIN)/python -m pytest -s -x tests/k8s/e2e.py $(ARGS)
+
+owners: $(DEV)  ## Who owns which field, by Helm and kubectl on a real API server: KUBE=FOLDER has its binaries, and etcd's
+	@KUBE="$(abspath $(or $(KUBE),$(error KUBE=FOLDER says where etcd, kube-apiserver, kube-controller-manager and kubectl are)))" \
+		exec $(BIN)/python -m pytest tests/k8s/owners.py $(ARGS)
 
 proto: $(DEV)  ## Generate the code of shared/baton_proto again
 	@$(BIN)/python -m grpc_tools.protoc -Ishared --python_out=shared --pyi_out=shared --grpc_python_out=shared \

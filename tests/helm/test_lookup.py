@@ -77,13 +77,17 @@ def api() -> Iterator[_Api]:
 
 def upgraded(api: _Api, values: dict[str, Any]) -> list[Manifest]:
     """Render as an upgrade in the cluster does."""
+    files = [text for name, text in upgraded_text(api, values).items() if name.endswith(".yaml")]
+    return [manifest for text in files for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
+
+
+def upgraded_text(api: _Api, values: dict[str, Any]) -> dict[str, str]:
+    """Return what each template becomes in an upgrade."""
     server = f"http://127.0.0.1:{api.server_address[1]}"
     user = {"apiVersion": "v1", "kind": "Config", "clusters": [{"name": "a", "cluster": {"server": server}}]}
     user |= {"contexts": [{"name": "a", "context": {"cluster": "a", "user": ""}}], "current-context": "a"}
     with helm_python.Config(kubeconfig_content=json.dumps(user), namespace=NAMESPACE) as config:
-        texts = config.render(chart(), values, name=RELEASE, namespace=NAMESPACE, is_upgrade=True)
-    files = [text for name, text in texts.items() if name.endswith(".yaml")]
-    return [manifest for text in files for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
+        return config.render(chart(), values, name=RELEASE, namespace=NAMESPACE, is_upgrade=True)
 
 
 def test_the_password_of_redis_stays(api):
@@ -122,7 +126,9 @@ SCALED = {
         (True, False, [APPLIED, SCALED], None),  # the autoscaler keeps it, and a number here would conflict
         (True, True, [UPDATED, SCALED], None),
         (False, True, [APPLIED, SCALED], None),  # no longer autoscaled, and still the autoscaler's
-        (False, True, [UPDATED, SCALED], 7),
+        (False, True, [UPDATED, SCALED], None),
+        (False, False, [UPDATED, SCALED], 7),
+        (False, True, [UPDATED, {**SCALED, "manager": "kubectl"}], 2),
         (False, False, [APPLIED], 2),
         (False, False, [APPLIED, {**SCALED, "manager": "kubectl"}], 2),
     ],
@@ -136,3 +142,15 @@ def test_replicas_have_one_owner_and_are_never_reset(api, autoscaled, marked, ow
     assert found["spec"].get("replicas") == replicas
     mark = found["metadata"].get("annotations", {}).get("baton.dev/replicas")
     assert mark == ("scaled" if replicas is None else None)
+
+
+def test_an_override_that_still_holds_is_told(api):
+    def notes() -> str:
+        return upgraded_text(api, {})["baton/templates/NOTES.txt"]
+
+    for data in (None, {}, {"weights": " \n"}):
+        api.put("ConfigMap", "rel-baton-canary-override", **({} if data is None else {"data": data}))
+        assert "weights of canaries" not in notes()
+    api.put("ConfigMap", "rel-baton-canary-override", data={"weights": "a: 0\nacme/Large: 5\n"})
+    assert "(a: 0, acme/Large: 5)" in notes()
+    assert "patch configmap rel-baton-canary-override --type merge --patch '{\"data\": null}'" in notes()

@@ -204,7 +204,7 @@ class ApiServer:
     def _apply(self, place: Place, manager: Manager, config: Body, force: bool) -> Body:
         """Server-side apply."""
         known = self.objects.get(self._key(place))
-        owned = self._owned.setdefault(self._key(place), Owned())
+        owned = copy.deepcopy(self._owned.get(self._key(place), Owned()))  # a refusal changes nothing
         before = set(owned.fields)
         try:
             owned.apply(manager, config, force)
@@ -213,7 +213,10 @@ class ApiServer:
         body = copy.deepcopy(known or {})
         for path in before - owned.fields.keys():
             _without(body, [part[1:] for part in path])
-        return self._store(place, _merged(body, config), known)
+        body = _merged(body, config)
+        _check_selector(body)
+        self._owned[self._key(place)] = owned
+        return self._store(place, body, known)
 
     def _store(self, place: Place, body: Body, known: Body | None, manager: Manager | None = None) -> Body:
         """manager: who writes; None: its fields are known."""
@@ -229,6 +232,7 @@ class ApiServer:
         stored = {**copy.deepcopy(body), "apiVersion": api, "kind": kind, "metadata": metadata}
         if not stored.get("data", True):
             del stored["data"]  # empty ones are left out
+        _check_selector(stored)
         owned = self._owned.setdefault(self._key(place), Owned())
         if manager is not None:
             owned.update(manager, stored)
@@ -336,6 +340,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.api.requests.add((verb, f"{place.resource}/{place.sub}" if place.sub else place.resource))
 
     def log_message(self, *_: object) -> None: ...
+
+
+def _check_selector(body: Body) -> None:
+    if body.get("kind") != "Deployment":
+        return
+    spec = body["spec"]
+    labels = spec.get("template", {}).get("metadata", {}).get("labels", {})
+    if not spec.get("selector", {}).get("matchLabels", {}).items() <= labels.items():
+        why = f"spec.template.metadata.labels: Invalid value: {labels}: `selector` does not match template `labels`"
+        raise StatusError(422, "Invalid", f'Deployment.apps "{body["metadata"]["name"]}" is invalid: {why}')
 
 
 def _scale(body: Body) -> Body:

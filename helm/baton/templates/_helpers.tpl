@@ -151,11 +151,11 @@ A spec is `worker`, then what the model says of its workers and of the role, the
 
 {{/*
 (root name count autoscaled): YAML with either `replicas`, the number to write, or `scaled: true`, which means to write
-none. With server-side apply a field has one owner, so the chart writes no replicas of a Deployment that is autoscaled.
-There are two exceptions, for which the live number is looked up in the cluster:
-- Autoscaling is turned on. A manifest that no longer says how many there are resets them to 1, so the live number is
-  written until the autoscaler has changed it and owns it.
-- Autoscaling is turned off. The live number stays until somebody other than the autoscaler has changed it.
+none. A field has one owner, so the chart writes no replicas of a Deployment that is autoscaled, nor, once autoscaling
+is turned off, until somebody other than the autoscaler has changed them. There is one exception: a manifest that no
+longer says how many there are, where the one before did, resets them to 1. So the chart looks the live number up and
+writes it where autoscaling is turned on. With server-side apply it stops when the autoscaler has changed the number
+and owns it; otherwise it goes on.
 An annotation marks Deployments whose manifest had no replicas.
 */}}
 {{- define "baton.replicas" -}}
@@ -171,7 +171,7 @@ An annotation marks Deployments whose manifest had no replicas.
 {{- end -}}
 {{- end -}}
 {{- $without := dig "metadata" "annotations" "baton.dev/replicas" "" $live | eq "scaled" -}}
-{{- if or (and $scaled $applied) (and .autoscaled (or (not $live) $without)) -}}
+{{- if or (and $scaled (or $applied $without)) (and .autoscaled (or (not $live) $without)) -}}
 scaled: true
 {{- else if and $live (or $scaled .autoscaled) -}}
 replicas: {{ int $live.spec.replicas }}
