@@ -33,7 +33,6 @@ class ControlPlane:
         self.kubeconfig = folder / "kubeconfig.yaml"
 
     def __enter__(self) -> Self:
-        # The port after the API server's may be one that a wrapper around it uses.
         etcd, peer, api, manager = free_loopback_ports(4)
         self._write_access(api)
         try:
