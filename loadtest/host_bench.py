@@ -23,9 +23,11 @@ from bench_table import aligned
 
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
-from baton_engine.runner import Choice, Done
+from baton_engine.executor import Done
+from baton_engine.results import Choice, Results
 from baton_engine.sampling import SamplingParams
-from baton_engine.sequence import Request, Step
+from baton_engine.sequence import Request
+from baton_engine.step_plan import StepPlan
 from baton_worker.channel import EngineEnd
 from baton_worker.engine_process import EngineLoop
 from baton_worker.messages import Output
@@ -63,8 +65,8 @@ class _Runner:
         self.max_model_len = 40_960
         self._choices = [Choice(1000, None)]
 
-    def launch(self, step: Step) -> Done:
-        return Done([self._choices if samples else [] for samples in step.samples])
+    def launch(self, plan: StepPlan) -> Done:
+        return Done(Results([self._choices if draws else [] for draws in plan.draws]))
 
 
 class _Clock:

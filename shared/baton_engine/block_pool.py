@@ -23,7 +23,6 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
         self.references = [0] * num_blocks
-        self.generations = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self.num_cached = 0
@@ -69,7 +68,6 @@ class BlockPool:
                 self.changes.lose(digest)
                 self.num_cached -= 1
             self.references[block] = 1
-            self.generations[block] += 1
             blocks.append(block)
         return blocks
 

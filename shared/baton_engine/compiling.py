@@ -22,7 +22,6 @@ class Compiling:
         return len(self._entries)
 
     def add(self, sequence: Sequence, grammar: Grammar) -> None:
-        sequence.state = State.COMPILING
         self._entries.append((sequence, self._grammars.compile(grammar, sequence.request.cache_scope.salt)))
 
     def take(self, idle: bool) -> Iterator[tuple[Sequence, str]]:

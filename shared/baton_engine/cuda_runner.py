@@ -3,9 +3,8 @@ are read."""
 
 import logging
 import time
-from collections import deque
 
-import msgspec
+import numpy as np
 import torch
 
 from .attention.backend import AttentionBackend
@@ -14,14 +13,20 @@ from .config import EngineConfig
 from .context import Tokens
 from .cuda_graph import Recorder
 from .decode_graphs import DecodeGraphs
-from .device_sampler import DeviceSampler, Drawn, RowDraw, is_special
+from .device_sampler import DeviceSampler, Drawn
+from .draw_groups import RowDraw
+from .executor import Fence, Launched
+from .flying import Flying, PromptLogprobs
 from .largest_steps import forward_steps
+from .layer_marks import LayerMarks
 from .loading import Progress
+from .logprobs import logprob_columns
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
 from .ops import Ops
-from .runner import Choice, Fence, Launched, Runner, has_chunks, mark_broken, row_sums
-from .sequence import Step
+from .row_table import DeviceRowTable
+from .runner import FLOAT_ROWS, Runner, row_sums
+from .step_plan import StepPlan
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
 from .triton_ops import DETERMINISTIC, TRITON
@@ -33,88 +38,24 @@ _GROUP_BYTES = 64 << 20
 _MOST_GROUPS = 8
 
 
-class _Flying(msgspec.Struct):
-    """Sampled tokens on their way to the host."""
-
-    tokens: torch.Tensor  # pinned
-    logprobs: torch.Tensor | None  # pinned
-    drawn: Drawn | None
-    where: list[int]  # which of the tokens the sampler has drawn
-    counts: list[int]  # new choices of each sequence of the step
-    arrived: torch.cuda.Event
-    layers: "LayerMarks | None" = None
-    starts: list[int] | None = None  # of the step's chunks, where there are some
-    sums: torch.Tensor | None = None  # pinned: row_sums of the step
-
-    def layers_done(self) -> int:
-        return self.layers.done() if self.layers else 0
-
-    def done(self) -> bool:
-        done: bool = self.arrived.query()  # type: ignore[no-untyped-call]
-        return done
-
-    def wait(self) -> list[list[Choice]]:
-        self.arrived.synchronize()
-        tokens = self.tokens.tolist()
-        choices = [Choice(token, None) for token in tokens]
-        if self.drawn is not None and self.logprobs is not None:
-            special = self.drawn.choices([tokens[index] for index in self.where], self.logprobs.tolist())
-            for index, choice in zip(self.where, special, strict=True):
-                choices[index] = choice
-        rest = iter(choices)
-        results = [[next(rest) for _ in range(count)] for count in self.counts]
-        if self.starts is not None and self.sums is not None:
-            mark_broken(results, self.starts, self.sums.tolist())
-        return results
-
-
-class LayerMarks:
-    """Events between the layers of a step, after each of some groups of layers but the last."""
-
-    def __init__(self, num_layers: int, groups: int) -> None:
-        self._ends = {num_layers * group // groups for group in range(1, groups)}
-        self._events: deque[tuple[int, torch.cuda.Event]] = deque()
-        self._done = 0
-
-    def written(self, layer: int) -> None:
-        """The KV of a layer has been launched."""
-        if layer + 1 in self._ends:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self._events.append((layer + 1, event))
-
-    def done(self) -> int:
-        """Return how many layers are complete, as far as there are marks."""
-        while self._events and self._events[0][1].query():  # type: ignore[no-untyped-call]
-            self._done = self._events.popleft()[0]
-        return self._done
-
-
 class CudaRunner(Runner):
-    """No step waits for another, unless a sequence needs the host to see its logits."""
+    """No step waits for the tokens of the one before. Draws that a grammar restricts wait for their masks, and nothing
+    else waits for those draws but the next step."""
 
     depth = 1
+    _table: DeviceRowTable
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
         super().__init__(config, model, progress)
         self._progress = progress
-        # One row more than there are sequences: padding and choices that are still to fork write to that.
-        self._spare_row = config.max_num_seqs
-        self._last_tokens = torch.zeros(self._spare_row + 1, dtype=torch.int64, device=self.device)
-        self._sampler = DeviceSampler(config.max_num_seqs, self.max_model_len, model.vocab_size, self.device)
+        self._sampler = DeviceSampler(self._table, model.vocab_size, self.device)
         self._sampler.warm_up(self.dtype)
         self._decode_graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         # A graph of decodes cuts long sequences by how many there are, which is what --deterministic rules out.
         if isinstance(self._backend, TritonPaged) and not config.enforce_eager and not config.deterministic:
             self._decode_graphs = DecodeGraphs(
-                self._model,
-                self.cache,
-                self._backend,
-                self._last_tokens,
-                self._block_size,
-                self.max_model_len,
-                model.vocab_size,
+                self._model, self.cache, self._backend, self._table, self._block_size, model.vocab_size, self.device
             )
 
     def start(self) -> None:
@@ -124,11 +65,15 @@ class CudaRunner(Runner):
         self.launch(prompts).wait()
         seconds = time.perf_counter() - started
         self.prefill_rate = prompts.num_tokens / seconds
-        # The sequences that start-up made are as long as any and would keep their tokens on the host.
+        # The rows that start-up made are as long as any and would keep their tokens on the host.
+        self._table.forget()
         self._sampler.forget()
         log.info(
             "prefill: %.0f tokens/s", self.prefill_rate, extra={"event": "prefill_rate", "rate": self.prefill_rate}
         )
+
+    def _make_table(self) -> DeviceRowTable:
+        return DeviceRowTable(self._config.max_num_seqs, self.max_model_len, self._block_size, self.device)
 
     @property
     def _ops(self) -> Ops:
@@ -162,51 +107,46 @@ class CudaRunner(Runner):
 
         A row whose last logits were not finite has no token, and its sequence has ended: it gets token 0.
         """
-        known = self._last_tokens[(-1 - token_ids).clamp_(min=0)].clamp_(min=0)
+        known = self._table.last_tokens[(-1 - token_ids).clamp_(min=0)].clamp_(min=0)
         return torch.where(token_ids < 0, known, token_ids)
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> Launched:
-        needs_host = any(sequence.needs_host for sequence in step.sequences)
-        if self._decode_graphs:
-            if not needs_host and self._decode_graphs.fits(step):
-                self.cache.copy(step.copies)
-                return self._replay(self._decode_graphs, step)
-            self._decode_graphs.forget_new_blocks(step)
-        if needs_host:
-            return super().launch(step)
-        self.cache.copy(step.copies)
-        return self._run(step)
+    def launch(self, plan: StepPlan) -> Launched:
+        self.cache.copy(plan.copies)
+        self._table.take(plan)
+        if self._decode_graphs and self._decode_graphs.fits(plan):
+            return self._replay(self._decode_graphs, plan)
+        return self._run(plan)
 
     def fence(self) -> Fence:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _replay(self, graphs: DecodeGraphs, step: Step) -> Launched:
-        done = graphs.replay(step)
-        counts = [1] * len(step.sequences)
-        special = [index for index, sequence in enumerate(step.sequences) if is_special(sequence.sampling)]
-        if not special:
-            return _fly(done.tokens, counts)
-        draws = [RowDraw(step.sequences[i], step.ends[i], step.sequences[i].choice, i) for i in special]
-        drawn = self._sampler.draw(done.logits, done.inputs, draws)
-        done.tokens.index_copy_(0, to_device(special, self.device), drawn.tokens)
-        rows = [draw.sequence.row for draw in draws]
-        self._last_tokens.index_copy_(0, to_device(rows, self.device), drawn.tokens)
-        return _fly(done.tokens, counts, drawn, special)
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> Launched:
+        done = graphs.replay(plan)
+        flying = Flying(done.tokens, plan.draws)
+        special = self._table.special
+        if not special.isdisjoint(plan.rows):
+            draws = [
+                RowDraw(row, end, self._table[row].choice, index, index, row)
+                for index, (row, end) in enumerate(zip(plan.rows, plan.ends, strict=True))
+                if row in special
+            ]
+            self._draw(flying, plan, draws, done.logits, done.inputs, done.tokens)
+        return flying.send()
 
-    def _run(self, step: Step) -> Launched:
+    def _run(self, plan: StepPlan) -> Launched:
         """Compute a step of any kind."""
-        count = step.num_tokens
+        count = plan.num_tokens
         size = self._token_graphs.size_for(count) if self._token_graphs else None
         host = host_buffer((3, size or count), torch.int64, self.device)
         packed = host.numpy()
         packed[:2, count:] = 0
         packed[2, count:] = -1
-        batch = self._pack(step, packed)
+        batch = self._pack(plan, packed)
         self._backend.prepare(batch)
-        marks = self._marks(step)
+        marks = self._marks(plan)
         written = marks.written if marks else None
         if self._token_graphs and size:
             hidden, ids = self._token_graphs.forward(size, host, written)
@@ -215,45 +155,78 @@ class CudaRunner(Runner):
             if packed[0].min() < 0:
                 ids = self._resolve(ids)
             hidden = self._model(self._context(Tokens(ids, positions, slots), written))
-        sums = to_host(row_sums(hidden[:count])) if has_chunks(step) else None
+        tokens = torch.empty(sum(plan.draws), dtype=torch.int64, device=self.device)
+        flying = Flying(tokens, plan.draws)
+        flying.layers = marks
+        if plan.has_prompts:
+            flying.starts, flying.sums = batch.starts, to_host(row_sums(hidden[:count]))
+        flying.prompt_logprobs = [
+            self._prompt_logprobs(plan, chunk, first, batch.starts[chunk], hidden)
+            for chunk, first in plan.prompt_logprobs
+        ]
         draws: list[RowDraw] = []
-        rows: list[int] = []
         last: list[int] = []
-        counts = [0] * len(step.sequences)
-        for index, (sequence, _, end) in enumerate(step):
-            if not step.samples[index]:
+        for chunk, (row, end, number) in enumerate(zip(plan.rows, plan.ends, plan.draws, strict=True)):
+            if not number:
                 continue
-            choices = sequence.choices
-            forks = len(choices) > 1
-            counts[index] = len(choices)
-            draws += [RowDraw(sequence, end, choice, len(last)) for choice in choices]
-            rows += [self._spare_row if forks else sequence.row] * len(choices)
-            last.append(batch.starts[index + 1] - 1)
-        if not draws:
-            return _fly(self._last_tokens[:0], counts, None, [], marks, batch.starts, sums)
-        which = to_device(last, self.device)
-        drawn = self._sampler.draw(self._model.logits(hidden[which]), ids[which], draws)
-        self._last_tokens.index_copy_(0, to_device(rows, self.device), drawn.tokens)
-        return _fly(drawn.tokens, counts, drawn, list(range(len(draws))), marks, batch.starts, sums)
+            # The first choice goes on in this row; those that are still to fork get rows of their own.
+            for choice in range(number):
+                target = self._table.spare if choice else row
+                first_choice = self._table[row].choice
+                draws.append(RowDraw(row, end, first_choice + choice, len(last), len(draws), target))
+            last.append(batch.starts[chunk + 1] - 1)
+        if draws:
+            which = to_device(last, self.device)
+            self._draw(flying, plan, draws, self._model.logits(hidden[which]), ids[which], tokens)
+        return flying.send()
 
-    def _marks(self, step: Step) -> LayerMarks | None:
+    def _draw(
+        self,
+        flying: Flying,
+        plan: StepPlan,
+        draws: list[RowDraw],
+        logits: torch.Tensor,
+        inputs: torch.Tensor,
+        tokens: torch.Tensor,
+    ) -> None:
+        """Launch the draws that wait for no mask, and leave the others to `Launched.draw_masked`."""
+        draw = self._sampler.draw
+        masks = {plan.rows[chunk]: mask for mask, chunk in enumerate(plan.masked)}
+        now = [each for each in draws if each.row not in masks] if masks else draws
+        if now:
+            flying.add(draw(logits, inputs, tokens, now))
+        if not masks:
+            return
+        late = [each for each in draws if each.row in masks]
+        for each in late:
+            each.mask = masks[each.row]
+
+        def draw_late(bits: np.ndarray) -> Drawn:
+            return draw(logits, inputs, tokens, late, to_device(bits, self.device, torch.int32))
+
+        flying.draw_late = draw_late
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, chunk: int, first: int, start: int, hidden: torch.Tensor
+    ) -> PromptLogprobs:
+        """Launch the logprobs of a chunk's prompt tokens from index `first` on.
+
+        start: where the chunk's hidden states begin.
+        """
+        row, begin, end = self._table[plan.rows[chunk]], plan.ends[chunk] - plan.counts[chunk], plan.ends[chunk]
+        tokens = row.prompt[first : end + 1]
+        most = min(row.sampling.prompt_logprobs or 0, self.model.vocab_size)
+        parts = []
+        # The logits at one position judge the token at the next.
+        at = start + first - 1 - begin
+        for done in range(0, len(tokens), FLOAT_ROWS):
+            part = tokens[done : done + FLOAT_ROWS]
+            logits = self._model.logits(hidden[at + done : at + done + len(part)])
+            parts.append(to_host(logprob_columns(logits, to_device(part, self.device), most)))
+        return PromptLogprobs(chunk, tokens, most, parts)
+
+    def _marks(self, plan: StepPlan) -> LayerMarks | None:
         """Return marks for a step in which a prompt is so long that its KV is worth handing over before it ends."""
-        longest = max((count for sequence, count, _ in step if sequence.exports), default=0)
+        longest = max(plan.exported, default=0)
         groups = min(longest * self.cache.layout.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.num_layers)
         return LayerMarks(self.model.num_layers, groups) if groups > 1 else None
-
-
-def _fly(
-    tokens: torch.Tensor,
-    counts: list[int],
-    drawn: Drawn | None = None,
-    where: list[int] | None = None,
-    layers: LayerMarks | None = None,
-    starts: list[int] | None = None,
-    sums: torch.Tensor | None = None,
-) -> _Flying:
-    logprobs = to_host(drawn.logprobs) if drawn is not None and drawn.logprobs is not None else None
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    flying = _Flying(to_host(tokens), logprobs, drawn, where or [], counts, arrived, layers, starts, sums)
-    flying.arrived.record()
-    return flying

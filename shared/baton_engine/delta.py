@@ -1,11 +1,14 @@
 """What an engine tells of its requests and of itself."""
 
+import time
+
 import msgspec
 
 from baton_common.histogram import Histogram
 
+from .results import Choice
 from .sampling import TokenLogprobs
-from .sequence import FinishReason
+from .sequence import FinishReason, Sequence
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
@@ -22,6 +25,21 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: list[TokenLogprobs] | None = None
     queued_s: float = 0.0  # from its arrival until its prompt began to be computed
     prefill_s: float = 0.0  # from then until its first token
+
+
+def delta_of(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:
+    """Return the report of a sequence's newest token."""
+    offset = sequence.known - sequence.prompt_len - 1
+    logprobs = [] if choice.logprobs is None else [choice.logprobs]
+    delta = Delta(sequence.request.id, sequence.choice, offset, [choice.token], logprobs, reason)
+    if reason and reason is FinishReason.STOP and choice.token in sequence.sampling.stop_token_ids:
+        delta.stop_token_id = choice.token
+    if offset == 0 and sequence.choice == 0:
+        delta.cached_tokens = sequence.cached
+        delta.queued_s = sequence.began_at - sequence.arrived_at
+        delta.prefill_s = time.monotonic() - sequence.began_at
+        delta.prompt_logprobs = sequence.prompt_logprobs if sequence.sampling.prompt_logprobs is not None else None
+    return delta
 
 
 class Reservation(msgspec.Struct, array_like=True):

@@ -1,8 +1,6 @@
 """The engine core: requests in, one step at a time, tokens out. It knows no pods and no network."""
 
 import math
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,17 +15,24 @@ from baton_kernels.reference.sampling import NOT_FINITE
 from .block_pool import BlockPool
 from .compiling import Compiling
 from .config import EngineConfig
-from .delta import Delta, Load, Reservation
+from .delta import Delta, Load, Reservation, delta_of
+from .device import find_device
+from .executor import Executor
 from .exports import Export, Exports
 from .grammars import Grammars
 from .imports import Import, Imports
+from .integrity import check_integrity
 from .loading import Progress
+from .masks import Masks
 from .model_config import ModelConfig
 from .models.registry import load_model_config
 from .pipeline import Pipeline
-from .runner import Choice, Runner, find_device
+from .results import Choice
+from .runner import Runner
+from .sampling import TokenLogprobs
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State
+from .step import Step
 
 
 class StepResult(msgspec.Struct):
@@ -41,7 +46,7 @@ class StepResult(msgspec.Struct):
     broken: list[int] = []  # requests that have ended because what the model computed for them is not finite
 
 
-def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Runner:
+def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Executor:
     """Return the runner for a "cpu" or "cuda" device.
 
     All modules that need Triton are reached from the runner for a GPU alone. It is imported here, when there is a GPU,
@@ -82,6 +87,7 @@ class Engine:
         self._sequences: dict[int, list[Sequence]] = {}
         self._imports = Imports(self.runner.cache.layout)
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
+        self._masks = Masks(model.vocab_size)
         self._in_flight = Pipeline(self.runner.prefill_rate)
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
         self._exports = Exports(self.runner.cache.layout, config.block_size)
@@ -130,21 +136,32 @@ class Engine:
         result = StepResult()
         if self._compiling:
             self._take_compiled(result.rejections)
-        if self._in_flight and self.scheduler.host_bound:
-            self._collect(result)
         waiting_imports = len(self.scheduler.importing)
         step = self.scheduler.schedule()
         for sequence in self.scheduler.importing[waiting_imports:]:
             result.reservations.append(self._reserve(sequence))
         result.progress = bool(step.sequences or result.reservations or self._in_flight or self._compiling)
         if step.sequences:
-            self._step_tokens.observe(step.num_tokens)
+            self._step_tokens.observe(step.plan.num_tokens)
             self._in_flight.put(step, self.runner.launch)
         if len(self._in_flight) > self.runner.depth or not step.sequences:
+            self._draw_masked()
             while meanwhile and self._in_flight and not self._in_flight.done():
                 meanwhile()
             self._collect(result)
+        self._draw_masked()
         return result
+
+    def _draw_masked(self) -> None:
+        """Let the oldest step draw the tokens that grammars restrict, as all tokens before them are known now.
+
+        The device still computes that step, as a rule, while its masks are found.
+        """
+        if self._in_flight:
+            step, launched = self._in_flight.oldest
+            if step.masked:
+                launched.draw_masked(self._masks.compute(step.masked))
+                step.masked = []
 
     def reserve(self) -> list[Reservation]:
         """Reserve blocks for requests that import KV, as `step` does, and return what that step would have told."""
@@ -158,8 +175,10 @@ class Engine:
             return
         step, results = self._in_flight.read()
         self.scheduler.chunk_tokens = self._chunk_tokens(self._in_flight.prefill_rate)
+        for index, entries in results.prompt_logprobs.items():
+            self._extend_prompt_logprobs(step, index, entries)
         finished, size, caching = State.FINISHED, self.config.block_size, self.pool.enable_prefix_caching
-        for (sequence, count, end), choices in zip(step, results, strict=True):
+        for (sequence, count, end), choices in zip(step, results.choices, strict=True):
             if sequence.state is finished:
                 continue
             if choices and choices[0].token == NOT_FINITE:
@@ -169,7 +188,7 @@ class Engine:
                 continue
             # What later steps compute may yet prove not to be finite, and a preempted sequence has lost its blocks.
             if caching and min(end, sequence.computed) // size > sequence.remembered:
-                self._remember(sequence, end)
+                self.scheduler.remember(sequence, end)
             if sequence.exports:
                 result.exports += self._exports.hand_out(sequence, count, end, bool(choices), self.model.num_layers)
             if choices:
@@ -186,9 +205,9 @@ class Engine:
         if layers <= self._exports.layers_out:
             return []
         exports: list[Export] = []
-        for (sequence, count, end), samples in zip(step, step.samples, strict=True):
+        for (sequence, count, end), draws in zip(step, step.plan.draws, strict=True):
             if sequence.exports and sequence.state is not State.FINISHED:
-                exports += self._exports.hand_out(sequence, count, end, samples, layers)
+                exports += self._exports.hand_out(sequence, count, end, draws > 0, layers)
         self._exports.layers_out = layers
         return exports
 
@@ -259,31 +278,8 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Compare every count with what it counts. Raises RuntimeError on the first difference; for idle moments."""
-        sequences = [sequence for group in self._sequences.values() for sequence in group]
-        holders = Counter(sequence.shared for sequence in sequences if sequence.shared is not None)
-        if any(shared.holders != count for shared, count in holders.items()):
-            raise RuntimeError("a count of the sequences that hold blocks together is wrong")
-        together = {
-            sequence.shared: sequence.blocks[: sequence.shared.count] for sequence in sequences if sequence.shared
-        }
-        own = [sequence.blocks[sequence.shared.count if sequence.shared else 0 :] for sequence in sequences]
-        self.pool.check_integrity([*together.values(), *own])
-        known = {id(sequence) for sequence in sequences}
-        for sequence in (*self.scheduler.running, *self.scheduler.importing, *self.scheduler.waiting):
-            if id(sequence) not in known:
-                raise RuntimeError(f"request {sequence.request.id} is scheduled but has ended")
-        if self.scheduler.host_bound != {
-            sequence for sequence in (*self.scheduler.running, *self.scheduler.waiting) if sequence.needs_host
-        }:
-            raise RuntimeError("the scheduler has lost count of the sequences that need the host")
-        if self.scheduler.imports_waiting != sum(s.request.imports_kv for s in self.scheduler.waiting):
-            raise RuntimeError("the scheduler has lost count of the imports that wait")
-        if self.scheduler.export_blocks != sum(len(sequence.blocks) for sequence in sequences if sequence.exports):
-            raise RuntimeError("the scheduler has lost count of the blocks of exports")
-        for name, table in (("import", self._imports.waiting), ("export", self._exports.first_left)):
-            stray = table.keys() - self._sequences.keys()
-            if stray:
-                raise RuntimeError(f"request {min(stray)} has an {name} but has ended")
+        tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_left.keys()}
+        check_integrity(self.pool, self.scheduler, self._sequences, tables)
 
     def _chunk_tokens(self, prefill_rate: float) -> int:
         return math.ceil(self.config.chunk_ms / 1e3 * prefill_rate)
@@ -301,10 +297,9 @@ class Engine:
             return
         sequence = entry.sequence
         del self._imports.waiting[sequence.request.id]
-        self.scheduler.importing.remove(sequence)
         sequence.request.imports_kv = False
-        sequence.computed = sequence.given_len
-        self._remember(sequence, sequence.computed)
+        self.scheduler.end_import(sequence)
+        self.scheduler.remember(sequence, sequence.computed)
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
             self.scheduler.start(choice)
@@ -317,7 +312,6 @@ class Engine:
         self.scheduler.share_blocks(sequence, group[1:])
         for choice, token in zip(group, tokens, strict=True):
             choice.append(token)
-            choice.num_tokens = max(choice.num_tokens, choice.known)
         self._sequences[sequence.request.id] = group
 
     def _take_compiled(self, rejections: list[tuple[int, str, str]]) -> None:
@@ -329,6 +323,12 @@ class Engine:
                 self._finish(sequence)
             else:
                 self.scheduler.add(sequence)
+
+    def _extend_prompt_logprobs(self, step: Step, index: int, entries: list[TokenLogprobs]) -> None:
+        """Note the logprobs of prompt tokens that a chunk has brought, but for those of a chunk that was computed again
+        after a preemption."""
+        sequence, first = step.sequences[index], next(first for at, first in step.plan.prompt_logprobs if at == index)
+        sequence.prompt_logprobs += entries[len(sequence.prompt_logprobs) + 1 - first :]
 
     def _append(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """Note the tokens sampled for a sequence, forking it at its first; end what they end."""
@@ -352,7 +352,7 @@ class Engine:
     def _tell(self, sequence: Sequence, choice: Choice, deltas: list[Delta]) -> None:
         """Report a sequence's newest token, and end what it ends."""
         reason = sequence.finish_reason()
-        deltas.append(_delta(sequence, choice, reason))
+        deltas.append(delta_of(sequence, choice, reason))
         if reason:
             self._finish(sequence)
 
@@ -362,33 +362,8 @@ class Engine:
             probe = sequence.fork(sequence.choice + index)
             probe.append(choice.token)
             probe.prompt_logprobs = sequence.prompt_logprobs
-            deltas.append(_delta(probe, choice, probe.finish_reason()))
+            deltas.append(delta_of(probe, choice, probe.finish_reason()))
         self.scheduler.export(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
         self.abort(sequence.request.id, sequence.choice)
-
-    def _remember(self, sequence: Sequence, end: int) -> None:
-        """Put the sequence's complete blocks of its first `end` tokens into the prefix cache."""
-        full = min(end, sequence.computed, sequence.known) // self.config.block_size
-        if full > sequence.remembered and self.pool.enable_prefix_caching:
-            new = slice(sequence.remembered, full)
-            hashes = sequence.hashes(sequence.remembered, full)
-            for block, digest in zip(sequence.blocks[new], hashes, strict=True):
-                self.pool.remember(block, digest)
-            sequence.remembered = full
-
-
-def _delta(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:
-    """Return the report of a sequence's newest token."""
-    offset = sequence.known - sequence.prompt_len - 1
-    logprobs = [] if choice.logprobs is None else [choice.logprobs]
-    delta = Delta(sequence.request.id, sequence.choice, offset, [choice.token], logprobs, reason)
-    if reason and reason is FinishReason.STOP and choice.token in sequence.sampling.stop_token_ids:
-        delta.stop_token_id = choice.token
-    if offset == 0 and sequence.choice == 0:
-        delta.cached_tokens = sequence.cached
-        delta.queued_s = sequence.began_at - sequence.arrived_at
-        delta.prefill_s = time.monotonic() - sequence.began_at
-        delta.prompt_logprobs = sequence.prompt_logprobs if sequence.sampling.prompt_logprobs is not None else None
-    return delta

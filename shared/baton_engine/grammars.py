@@ -1,6 +1,7 @@
 """Grammars compiled for one model's tokenizer, beside the steps of the engine."""
 
 import json
+import math
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,10 +11,14 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from baton_common.cores import available_cores
+
 from .matcher import Matcher
 from .sampling import Grammar, GrammarKind
 
 _MOST_COMPILED = 128
+# A burst of new grammars takes at most so many cores from the threads of the engine's steps.
+_MOST_THREADS = 4
 # The library follows references between rules by recursion, about 4 KB for each, and a grammar has room for thousands.
 _STACK_BYTES = 256 << 20
 # Items bound the time of a mask: with as many as this, all of them ambiguous, some 30 ms. A lexer's states take up to
@@ -29,15 +34,16 @@ class GrammarError(ValueError):
 
 
 class Grammars:
-    """Compiles grammars in a thread of its own and keeps the ones that were used last."""
+    """Compiles grammars in threads of its own and keeps the ones that were used last."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """folder: of the model, with its tokenizer.json, which is read with the first grammar."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._compiled: OrderedDict[tuple[bytes, int, str], Future[Matcher]] = OrderedDict()
-        self._thread: ThreadPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self._tokenizer: LLTokenizer | None = None
+        self._reading = threading.Lock()  # the tokenizer
 
     def compile(self, grammar: Grammar, salt: bytes = b"") -> "Future[Matcher]":
         """Return what will be a matcher at the beginning of its text, to be copied, or a GrammarError.
@@ -49,30 +55,34 @@ class Grammars:
         if key in self._compiled:
             self._compiled.move_to_end(key)
         else:
-            self._thread = self._thread or _thread()
-            self._compiled[key] = self._thread.submit(self._compile, grammar)
+            self._threads = self._threads or _start_threads(max(min(math.floor(available_cores()), _MOST_THREADS), 1))
+            self._compiled[key] = self._threads.submit(self._compile, grammar)
             if len(self._compiled) > _MOST_COMPILED:
                 self._compiled.popitem(last=False)
         return self._compiled[key]
 
     def _compile(self, grammar: Grammar) -> Matcher:
-        self._tokenizer = self._tokenizer or _load_tokenizer(self._folder, self._vocab_size)
+        with self._reading:
+            tokenizer = self._tokenizer = self._tokenizer or _load_tokenizer(self._folder, self._vocab_size)
         try:
-            state = LLMatcher(self._tokenizer, _source(grammar), log_level=0, limits=_LIMITS)
+            state = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=_LIMITS)
         except Exception as error:
             # Its reader of GBNF raises whatever it stumbles over.
             raise GrammarError(_shorten(str(error) or repr(error))) from None
         if state.is_error():
             raise GrammarError(_shorten(state.get_error()))
-        return Matcher(state, self._vocab_size, self._tokenizer.eos_token)
+        return Matcher(state, self._vocab_size, tokenizer.eos_token)
 
 
-def _thread() -> ThreadPoolExecutor:
+def _start_threads(count: int) -> ThreadPoolExecutor:
+    """Return an executor all of whose threads run already, with a large stack."""
     before = threading.stack_size(_STACK_BYTES)
     try:
-        executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        # It starts its thread with the first task.
-        executor.submit(int).result()
+        executor = ThreadPoolExecutor(count, thread_name_prefix="grammars")
+        # A thread is started for each task that finds none idle.
+        together = threading.Barrier(count)
+        for started in [executor.submit(together.wait) for _ in range(count)]:
+            started.result()
     finally:
         threading.stack_size(before)
     return executor

@@ -6,14 +6,14 @@ from baton_common.extent import Extent, Missing
 from baton_common.kv_layout import KvLayout
 
 from .delta import Reservation
-from .runner import Fence
+from .executor import Fence
 from .sequence import Sequence
 
 
 class Import(msgspec.Struct):
     """KV on its way into a sequence's blocks.
 
-    fence: steps that may still write to its blocks for who had them before.
+    fence: steps in flight that may still write to these blocks on behalf of the previous owner.
     """
 
     sequence: Sequence

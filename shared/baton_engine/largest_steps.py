@@ -1,13 +1,14 @@
-"""The steps that take the most memory of all that an engine can be asked for: what they hold at most is set aside."""
+"""The steps that take the most memory of all that the settings allow: as much as they hold at most is set aside."""
 
 import msgspec
+import numpy as np
 
 from .config import EngineConfig
-from .sampling import SamplingParams
-from .sequence import Request, Sequence, Step
+from .sampling import Grammar, GrammarKind, SamplingParams
+from .step_plan import NewRow, StepPlan
 
 _PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
-# Everything at once that makes a draw take copies of its logits, but for what needs the host.
+# Everything at once that makes a draw take copies of its logits, but for a mask.
 _EVERYTHING = SamplingParams(
     max_tokens=2,
     temperature=1.0,
@@ -21,13 +22,12 @@ _EVERYTHING = SamplingParams(
     bad_words=[[0, 0]],
     logprobs=20,
 )
-# On a GPU another sampler draws for these, after the logits have been to the host.
-_ON_THE_HOST = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=20)
+_MASKED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=20, grammar=Grammar(GrammarKind.JSON_OBJECT, ""))
 # Drawn without edits beside _EVERYTHING, it is in another group, whose logits are copied.
 _UNEDITED = SamplingParams(max_tokens=2, temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=20)
 
 
-def forward_steps(config: EngineConfig, max_model_len: int) -> list[Step]:
+def forward_steps(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
     """Return the largest steps of few sequences: whole prompts, and the last chunk of a sequence of full length.
 
     Their sequences all lie in block 0.
@@ -40,14 +40,14 @@ def forward_steps(config: EngineConfig, max_model_len: int) -> list[Step]:
     ]
 
 
-def sampling_steps(config: EngineConfig, max_model_len: int) -> list[Step]:
+def sampling_steps(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
     """Return the largest steps of as many sequences as can run: prompts, then decodes, with each kind of draw."""
     prompts = _split(config.max_num_batched_tokens, config.max_num_seqs, max_model_len, fewest=False)
     chunks = [(count, count) for count in prompts]
     decodes = [(1, max_model_len)] * len(prompts)
     steps = []
     for part in (chunks, decodes):
-        steps += [_step(config, part, [kind] * len(part)) for kind in (_PLAIN, _EVERYTHING, _ON_THE_HOST)]
+        steps += [_step(config, part, [kind] * len(part)) for kind in (_PLAIN, _EVERYTHING, _MASKED)]
         steps.append(_step(config, part, [_EVERYTHING, *[_UNEDITED] * (len(part) - 1)]))
     return steps
 
@@ -65,14 +65,19 @@ def _split(tokens: int, sequences: int, longest: int, fewest: bool) -> list[int]
     return lengths
 
 
-def _step(config: EngineConfig, parts: list[tuple[int, int]], kinds: list[SamplingParams]) -> Step:
-    """parts: (tokens to compute, tokens in all) of each sequence. kinds: how each is drawn."""
-    step = Step()
+def _step(config: EngineConfig, parts: list[tuple[int, int]], kinds: list[SamplingParams]) -> StepPlan:
+    """parts: (tokens to compute, tokens in all) of each row. kinds: how each is drawn."""
+    plan = StepPlan()
+    prompt = [0] * max(length for _, length in parts)
     for row, ((count, length), sampling) in enumerate(zip(parts, kinds, strict=True)):
-        request = Request(id=row, prompt=[0] * length, sampling=sampling)
-        sequence = Sequence(request, row, config.block_size, length + 1)
-        sequence.row = row
-        sequence.blocks = [0] * sequence.blocks_for(length)
-        sequence.computed = length - count
-        step.put(sequence, count)
-    return step
+        tokens = prompt if length == len(prompt) else prompt[:length]
+        blocks = np.zeros(-(-length // config.block_size), dtype=np.int32)
+        plan.new_rows.append(
+            NewRow(row=row, prompt=tokens, output=[], blocks=blocks, sampling=sampling, choice=0)
+        )  # fmt: skip
+        plan.put(row, count, length, 1)
+        if sampling.grammar is not None:
+            plan.masked.append(row)
+        if sampling.prompt_logprobs is not None and count > 1:
+            plan.prompt_logprobs.append((row, length - count + 1))
+    return plan

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLExecutor, LLMatcher
 
 
 class Matcher:
@@ -38,11 +38,27 @@ class Matcher:
         """Whether nothing can follow."""
         return self._state.is_stopped() and not self.failed
 
-    def allowed(self, ends: Iterable[int]) -> np.ndarray:
-        """Return [vocab] bool: the tokens that may follow. ends: those that end a text, allowed when it may end."""
-        bits = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
-        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
-        may_end = bool(allowed[self._end])
-        allowed[self._end] = False
-        allowed[[token for token in ends if token < self._vocab_size]] = may_end
-        return allowed
+    def set_ends(self, mask: np.ndarray, ends: Iterable[int]) -> None:
+        """Allow the tokens `ends`, which end a text, in a mask that `fill_masks` has filled, when the text may end."""
+        may_end = bool(mask[self._end // 32] >> (self._end % 32) & 1)
+        mask[self._end // 32] &= ~_bit(self._end)
+        for token in ends:
+            if token < self._vocab_size:
+                mask[token // 32] &= ~_bit(token)
+                if may_end:
+                    mask[token // 32] |= _bit(token)
+
+
+def fill_masks(executor: LLExecutor, matchers: list[tuple[Matcher, int]], masks: np.ndarray) -> None:
+    """Compute which tokens may follow for each matcher, in the executor's threads and without the interpreter lock.
+
+    matchers: with the row of `masks`, [rows, words] int32, that each fills: bit i % 32 of word i // 32 for token i.
+    """
+    rows, words = masks.shape
+    states = [(matcher._state, row) for matcher, row in matchers]
+    executor.unsafe_compute_mask_ptr(states, masks.ctypes.data, words * masks.itemsize, rows)
+
+
+def _bit(token: int) -> np.int32:
+    """Return the bit of a token in its word."""
+    return np.uint32(1 << token % 32).astype(np.int32)

@@ -4,8 +4,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from .runner import Choice, Launched
-from .sequence import Step
+from .executor import Launched
+from .results import Results
+from .step import Step
+from .step_plan import StepPlan
 
 # How long before the device is done the next step is launched: what that takes, and how far off a prediction may be.
 _LEAD_S = 0.012
@@ -34,12 +36,12 @@ class Pipeline:
     def oldest(self) -> tuple[Step, Launched]:
         return self._steps[0]
 
-    def put(self, step: Step, launch: Callable[[Step], Launched]) -> None:
+    def put(self, step: Step, launch: Callable[[StepPlan], Launched]) -> None:
         """Launch a step behind the others."""
         # An idle device begins with the first kernel of a step, long before the last is launched.
         if not self._steps:
             self._began_at, self._timed = time.monotonic(), False
-        self._steps.append((step, launch(step)))
+        self._steps.append((step, launch(step.plan)))
 
     def done(self) -> bool:
         """Whether the oldest can be read at once."""
@@ -48,15 +50,16 @@ class Pipeline:
         self._busy_at = time.monotonic()
         return False
 
-    def read(self) -> tuple[Step, list[list[Choice]]]:
+    def read(self) -> tuple[Step, Results]:
         """Wait for the oldest, and remove it; returns it with its results."""
         waited = not self.done()
         step, launched = self._steps.popleft()
         results = launched.wait()
         now = time.monotonic()
         on_time = waited or now - self._busy_at < _ON_TIME_S
-        if on_time and self._timed and self.prefill_rate and _is_prompts(step) and step.num_tokens >= _LEAST_TOKENS:
-            self.prefill_rate += _NEWEST_SHARE * (step.num_tokens / (now - self._began_at) - self.prefill_rate)
+        tokens = step.plan.num_tokens
+        if on_time and self._timed and self.prefill_rate and _is_prompts(step) and tokens >= _LEAST_TOKENS:
+            self.prefill_rate += _NEWEST_SHARE * (tokens / (now - self._began_at) - self.prefill_rate)
         self._began_at, self._timed = (now, True) if on_time else (self._busy_at, False)
         return step, results
 
@@ -65,9 +68,9 @@ class Pipeline:
         one knows how long it takes."""
         if len(self._steps) != 1 or not self.prefill_rate or not _is_prompts(self._steps[0][0]) or self.done():
             return False
-        seconds = self._steps[0][0].num_tokens / self.prefill_rate
+        seconds = self._steps[0][0].plan.num_tokens / self.prefill_rate
         return time.monotonic() < self._began_at + seconds * (1 - _LEAD_SHARE) - _LEAD_S
 
 
 def _is_prompts(step: Step) -> bool:
-    return step.counts[0] > 1
+    return step.plan.counts[0] > 1

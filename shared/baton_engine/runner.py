@@ -1,26 +1,23 @@
 """Runs the model over a step: token ids in, sampled tokens and logprobs out."""
 
-import itertools
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
-import msgspec
 import numpy as np
 import torch
 
 from baton_common.cores import available_cores
-from baton_kernels.reference.sampling import NOT_FINITE
 
 from .attention.backend import AttentionBackend, AttentionBatch
 from .attention.select import select_backend
 from .attention.torch_sdpa import TorchSdpa
 from .config import ConfigError, EngineConfig
 from .context import Context, Tokens
+from .device import choose_dtype, find_device
+from .executor import Done, Fence, Launched
 from .kv_cache import KvCache
 from .largest_steps import forward_steps, sampling_steps
 from .loading import Progress, Weights, check_tokenizer, weights_bytes
@@ -39,62 +36,19 @@ from .memory import (
 from .model_config import ModelConfig
 from .models.registry import model_class
 from .ops import TORCH, Ops
+from .results import Choice, Results, mark_broken
+from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
-from .sequence import Step
 from .source import Source
+from .step_plan import StepPlan
 from .threads import Threads, choose_threads
 from .transfer import to_device
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Bounds the memory of float32 copies of logits.
-_FLOAT_ROWS = 64
-
-
-class Choice(msgspec.Struct, gc=False):
-    """A sampled token and, when asked for, its logprobs; the token is NOT_FINITE where the model's numbers were not."""
-
-    token: int
-    logprobs: TokenLogprobs | None
-
-
-class Launched(Protocol):
-    """A step that is under way."""
-
-    def wait(self) -> list[list[Choice]]:
-        """Return for each sequence of the step its new choices: none when its last token is not computed yet, one
-        normally, one per choice of the request when these are still to fork. A sequence whose numbers were not finite
-        has a choice of NOT_FINITE in any case."""
-
-    def done(self) -> bool:
-        """Whether `wait` returns at once."""
-
-    def layers_done(self) -> int:
-        """Return of how many layers the KV is complete, as far as that is known before all are."""
-
-
-class Fence(Protocol):
-    """All that was launched before some moment."""
-
-    def wait(self) -> None:
-        """Let what is launched from now on into the current stream begin after it."""
-
-
-class Done(msgspec.Struct):
-    """A step that was over when it was launched."""
-
-    results: list[list[Choice]]
-
-    def done(self) -> bool:
-        return True
-
-    def layers_done(self) -> int:
-        return 0
-
-    def wait(self) -> list[list[Choice]]:
-        return self.results
+FLOAT_ROWS = 64
 
 
 class Runner:
@@ -106,7 +60,7 @@ class Runner:
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
         device = find_device(config.device)
-        dtype = _dtype(config.dtype, model.dtype, device)
+        dtype = choose_dtype(config.dtype, model.dtype, device)
         if device.type == "cpu":
             self.threads = choose_threads(config, model, available_cores(), os.environ)
             torch.set_num_threads(self.threads.count)
@@ -126,6 +80,7 @@ class Runner:
         self._block_size = config.block_size
         layout = model.kv_layout(str(dtype).removeprefix("torch."))
         self.cache = KvCache(layout, config.block_size, device, self._ops)
+        self._table = self._make_table()
         self._shape = KvShape(self.cache.block_bytes, config.block_size, self.max_model_len)
         check_num_blocks(config.num_blocks, self._shape)
         self._memory = memory_of(device)
@@ -155,6 +110,9 @@ class Runner:
         taken = self._memory.held() - before
         if taken > budget.graphs > 0:
             log.warning("CUDA graphs took %s GiB, %s were set aside for them", gib(taken), gib(budget.graphs))
+
+    def _make_table(self) -> RowTable:
+        return RowTable(self._config.max_num_seqs, self.max_model_len, self._block_size)
 
     @property
     def _ops(self) -> Ops:
@@ -197,10 +155,15 @@ class Runner:
                 "process use it, too?"
             ) from None
 
-    def _run_to_measure(self, steps: list[Step]) -> None:
+    def _run_to_measure(self, steps: list[StepPlan]) -> None:
         try:
-            for step in steps:
-                self.launch(step).wait()
+            for plan in steps:
+                launched = self.launch(plan)
+                if plan.masked:
+                    words = -(-self.model.vocab_size // 32)
+                    launched.draw_masked(np.full((len(plan.masked), words), -1, dtype=np.int32))
+                launched.wait()
+            self._table.forget()
         except torch.OutOfMemoryError:
             config, memory = self._config, self._memory
             raise ConfigError(
@@ -210,18 +173,25 @@ class Runner:
             ) from None
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> Launched:
-        """Start to compute a step whose input tokens are all known."""
-        self.cache.copy(step.copies)
-        packed = np.empty((3, step.num_tokens), dtype=np.int64)
-        batch = self._pack(step, packed)
+    def launch(self, plan: StepPlan) -> Launched:
+        """Compute a step, but for its draws when some of them wait for masks."""
+        self.cache.copy(plan.copies)
+        self._table.take(plan)
+        packed = np.empty((3, plan.num_tokens), dtype=np.int64)
+        batch = self._pack(plan, packed)
         self._backend.prepare(batch)
         hidden = self._model(self._context(Tokens(*to_device(packed, self.device))))
-        self._prompt_logprobs(step, batch, hidden)
-        results = self._sample(step, batch, hidden)
-        if has_chunks(step):
-            mark_broken(results, batch.starts, row_sums(hidden).tolist())
-        return Done(results)
+        results = Results([], self._all_prompt_logprobs(plan, batch, hidden))
+        last = [end - 1 for end, draws in zip(batch.starts[1:], plan.draws, strict=True) if draws]
+        logits = self._model.logits(hidden[last]) if last else hidden[:0]
+
+        def draw(masks: np.ndarray | None) -> Results:
+            results.choices = self._sample(plan, logits, masks)
+            if plan.has_prompts:
+                mark_broken(results.choices, batch.starts, row_sums(hidden).tolist())
+            return results
+
+        return _Undrawn(draw) if plan.masked else Done(draw(None))
 
     def _context(self, tokens: Tokens, written: Callable[[int], None] | None = None) -> Context:
         return Context(tokens, self.cache, self._backend, written)
@@ -230,90 +200,100 @@ class Runner:
         """Return what separates the steps launched so far from other streams' work; None where there are no others."""
         return None
 
-    def _pack(self, step: Step, out: np.ndarray) -> AttentionBatch:
+    def _pack(self, plan: StepPlan, out: np.ndarray) -> AttentionBatch:
         """Fill out [3, at least the step's tokens] int64 with token ids, positions and slots, as Tokens has them.
 
-        A token that is sampled but not read yet is -1 - row of its sequence.
+        A token that is sampled but not read yet is -1 - its row.
         """
         starts = [0]
-        size = self._block_size
+        size, table = self._block_size, self._table
         offsets = np.arange(size)
-        for sequence, count, end in step:
+        for row, count, end in zip(plan.rows, plan.counts, plan.ends, strict=True):
             first, start = end - count, starts[-1]
             stop = start + count
-            known = sequence.tokens(first, end)
+            known, blocks = table[row].tokens(first, end), table.blocks[row]
             out[0, start : start + len(known)] = known
-            out[0, start + len(known) : stop] = -1 - sequence.row
+            out[0, start + len(known) : stop] = -1 - row
             if count == 1:
                 out[1, start] = first
-                out[2, start] = sequence.blocks[first // size] * size + first % size
+                out[2, start] = blocks[first // size] * size + first % size
             else:
                 out[1, start:stop] = np.arange(first, end)
-                blocks = np.array(sequence.blocks[first // size : (end - 1) // size + 1])
-                out[2, start:stop] = (blocks[:, None] * size + offsets).ravel()[first % size : first % size + count]
+                chunk = blocks[first // size : (end - 1) // size + 1].astype(np.int64)
+                out[2, start:stop] = (chunk[:, None] * size + offsets).ravel()[first % size : first % size + count]
             starts.append(stop)
-        return AttentionBatch(starts, step.ends, [sequence.blocks for sequence in step.sequences])
+        width = -(-max(plan.ends) // size)
+        return AttentionBatch(starts, plan.ends, table.blocks[plan.rows, :width])
 
-    def _sample(self, step: Step, batch: AttentionBatch, hidden: torch.Tensor) -> list[list[Choice]]:
+    def _sample(self, plan: StepPlan, logits: torch.Tensor, masks: np.ndarray | None) -> list[list[Choice]]:
+        """Draw the tokens of a plan. logits: [chunks that draw, vocab]. masks: one for each masked chunk."""
+        mask_of = {chunk: masks[at] for at, chunk in enumerate(plan.masked)} if masks is not None else {}
         draws: list[Draw] = []
-        rows: list[int] = []
         owners: list[int] = []
-        for index, (sequence, _, _) in enumerate(step):
-            if not step.samples[index]:
-                continue
-            choices = sequence.choices
+        at = 0
+        for chunk, (row, number) in enumerate(zip(plan.rows, plan.draws, strict=True)):
+            new = self._table[row]
             draws += [
-                Draw(sequence.sampling, sequence.prompt, sequence.output, len(rows), choice, sequence.matcher)
-                for choice in choices
+                Draw(new.sampling, new.prompt, new.output, at, new.choice + choice, mask_of.get(chunk))
+                for choice in range(number)
             ]
-            rows.append(batch.starts[index + 1] - 1)
-            owners += [index] * len(choices)
-        results: list[list[Choice]] = [[] for _ in step.sequences]
-        if not rows:
-            return results
-        logits = self._model.logits(hidden[rows])
-        for at in range(0, len(draws), _FLOAT_ROWS):
-            part = slice(at, at + _FLOAT_ROWS)
-            for index, choice in zip(owners[part], _choose(logits, draws[part]), strict=True):
-                results[index].append(choice)
-        return results
+            owners += [chunk] * number
+            at += number > 0
+        choices: list[list[Choice]] = [[] for _ in plan.rows]
+        for first in range(0, len(draws), FLOAT_ROWS):
+            part = slice(first, first + FLOAT_ROWS)
+            for chunk, choice in zip(owners[part], _choose(logits, draws[part]), strict=True):
+                choices[chunk].append(choice)
+        for row, drawn in zip(plan.rows, choices, strict=True):
+            if drawn:
+                # Choices that are still to fork get rows of their own.
+                self._table[row].output.append(drawn[0].token)
+        return choices
 
-    def _prompt_logprobs(self, step: Step, batch: AttentionBatch, hidden: torch.Tensor) -> None:
-        """Extend `prompt_logprobs` of the sequences that want them by this chunk's part of the prompt."""
-        for (sequence, count, end), start in zip(step, batch.starts, strict=False):
-            wanted = sequence.sampling.prompt_logprobs
-            if wanted is None or sequence.output_len:
-                continue
-            first = end - count
+    def _all_prompt_logprobs(
+        self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor
+    ) -> dict[int, list[TokenLogprobs]]:
+        """Return the logprobs of prompt tokens by the chunks that want them."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        for chunk, first in plan.prompt_logprobs:
+            new, begin, end = self._table[plan.rows[chunk]], plan.ends[chunk] - plan.counts[chunk], plan.ends[chunk]
+            targets = new.prompt[first : end + 1]
             # The logits at one position judge the token at the next.
-            targets = sequence.request.prompt[first + 1 : end + 1]
-            done = len(sequence.prompt_logprobs) - first
-            for at in range(max(done, 0), len(targets), _FLOAT_ROWS):
-                part = targets[at : at + _FLOAT_ROWS]
+            start = batch.starts[chunk] + first - 1 - begin
+            entries = found[chunk] = []
+            for at in range(0, len(targets), FLOAT_ROWS):
+                part = targets[at : at + FLOAT_ROWS]
                 logits = self._model.logits(hidden[start + at : start + at + len(part)]).float()
-                sequence.prompt_logprobs += token_logprobs(logits, part, [wanted] * len(part))
+                entries += token_logprobs(logits, part, [new.sampling.prompt_logprobs or 0] * len(part))
+        return found
 
 
-def has_chunks(step: Step) -> bool:
-    """Whether a step computes several tokens of a sequence, not all of which lead to logits that show a NaN."""
-    return step.num_tokens > len(step.sequences)
+class _Undrawn:
+    """A step whose draws wait for masks."""
+
+    def __init__(self, draw: Callable[[np.ndarray], Results]) -> None:
+        self._draw = draw
+        self._results: Results | None = None
+
+    @torch.inference_mode()
+    def draw_masked(self, masks: np.ndarray) -> None:
+        self._results = self._draw(masks)
+
+    def done(self) -> bool:
+        return self._results is not None
+
+    def layers_done(self) -> int:
+        return 0
+
+    def wait(self) -> Results:
+        if self._results is None:
+            raise RuntimeError("draws of this step still wait for masks")
+        return self._results
 
 
 def row_sums(hidden: torch.Tensor) -> torch.Tensor:
     """Return a number for each token's hidden state [T, hidden] that is finite only where all of the state is."""
     return hidden.sum(dim=-1, dtype=torch.float32)
-
-
-def mark_broken(results: list[list[Choice]], starts: list[int], sums: list[float]) -> None:
-    """Put NOT_FINITE in place of the choices of each sequence that computed something not finite.
-
-    starts: where each sequence's tokens begin, as AttentionBatch has it. sums: `row_sums` of at least these tokens.
-    """
-    if all(map(math.isfinite, sums[: starts[-1]])):
-        return
-    for index, (first, end) in enumerate(itertools.pairwise(starts)):
-        if not all(map(math.isfinite, sums[first:end])):
-            results[index] = [Choice(NOT_FINITE, None)]
 
 
 def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[Choice]:
@@ -335,25 +315,3 @@ def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[Choice]:
         Choice(token, next(logprobs) if draw.params.logprobs is not None else None)
         for draw, token in zip(draws, tokens, strict=True)
     ]
-
-
-def find_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"--device {name!r} is unknown; use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name!r}: this machine has no CUDA device that torch can use")
-    return device
-
-
-def _dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    """auto is float32 on CPU, where half precision is slower, and the checkpoint's own elsewhere."""
-    name = asked
-    if asked == "auto":
-        name = "float32" if device.type == "cpu" else checkpoint
-    if name not in _DTYPES:
-        raise ConfigError(f"--dtype {name!r} is unknown; use auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]

@@ -6,13 +6,13 @@ with the batch around it, with the pod, or after a restart.
 """
 
 import msgspec
+import numpy as np
 import torch
 
 from baton_kernels.reference.philox import gumbel_noise
 from baton_kernels.reference.sampling import NOT_FINITE
 from baton_kernels.reference.thresholds import thresholds_reference
 
-from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
 
 _OFF = float("-inf")
@@ -26,7 +26,7 @@ class Draw(msgspec.Struct):
     output: list[int]
     row: int
     choice: int
-    matcher: Matcher | None = None  # has read all of the output
+    mask: np.ndarray | None = None  # [words] int32, as baton_kernels.reference.masks has them
 
 
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
@@ -56,13 +56,11 @@ def _pick(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
 
 def _edit(scores: torch.Tensor, draw: Draw) -> None:
     """Apply what depends on the tokens so far to one row [vocab], in place."""
-    if draw.matcher is None:
+    if draw.mask is None:
         _edit_by_request(scores, draw)
         return
-    params = draw.params
-    allowed = draw.matcher.allowed((*params.eos_token_ids, *params.stop_token_ids))
-    banned = ~torch.from_numpy(allowed).to(scores.device)
-    scores.masked_fill_(banned, _OFF)
+    allowed = np.unpackbits(draw.mask.view(np.uint8), bitorder="little")[: len(scores)].astype(bool)
+    scores.masked_fill_(~torch.from_numpy(allowed), _OFF)
     by_grammar = scores.clone()
     _edit_by_request(scores, draw)
     if not (scores > _OFF).any():
@@ -104,14 +102,14 @@ def _filter(scores: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
     def column(values: list[float], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=scores.device)
 
-    heats = column([p.heat for p in params])
+    temperatures = column([p.draw_temperature for p in params])
     if any(p.filters for p in params):
         top_k = column([min(p.top_k, scores.shape[-1]) for p in params], torch.int64)
         least = thresholds_reference(
-            scores, heats, top_k, column([p.top_p for p in params]), column([p.min_p for p in params])
+            scores, temperatures, top_k, column([p.top_p for p in params]), column([p.min_p for p in params])
         )
         scores = scores.masked_fill(scores < least.unsqueeze(1), _OFF)
-    return scores / heats.unsqueeze(1)
+    return scores / temperatures.unsqueeze(1)
 
 
 def _perturb(scores: torch.Tensor, draws: list[Draw]) -> torch.Tensor:

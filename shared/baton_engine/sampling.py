@@ -6,7 +6,7 @@ import math
 import msgspec
 
 GREEDY_BELOW = 1e-5
-_HOTTEST = 3e38
+_HIGHEST_TEMPERATURE = 3e38
 # Bounds how deep the rules of one can refer to others.
 MOST_GRAMMAR_CHARS = 1 << 16
 # Each alternative of a token is computed, copied and sent in every step.
@@ -60,9 +60,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
-    def heat(self) -> float:
+    def draw_temperature(self) -> float:
         """The temperature to draw at, 0 when greedy, within the range of float32."""
-        return 0.0 if self.greedy else min(self.temperature, _HOTTEST)
+        return 0.0 if self.greedy else min(self.temperature, _HIGHEST_TEMPERATURE)
 
     @property
     def seed_bits(self) -> int:
@@ -89,11 +89,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             or self.min_tokens
             or self.grammar
         )
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether the host must see each step's logits before the next step."""
-        return self.prompt_logprobs is not None or self.grammar is not None
 
     def error(self, vocab_size: int) -> tuple[str, str] | None:
         """Return (field, what is wrong with it), or None when an engine with this vocabulary can run it."""

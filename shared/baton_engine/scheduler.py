@@ -5,7 +5,8 @@ from bisect import bisect_left, insort
 from operator import attrgetter
 
 from .block_pool import BlockPool, SharedBlocks
-from .sequence import Sequence, State, Step
+from .sequence import Sequence, State
+from .step import Step, new_rows
 
 _ORDER = attrgetter("order")
 # Beside decodes, prompts that are queued get so many steps if decodes wait at most so many times as long, and never
@@ -49,8 +50,6 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
         self.imports_waiting = 0  # sequences in `waiting` that import KV
-        # Of those that wait or run: they can go on only when the host knows their tokens.
-        self.host_bound: set[Sequence] = set()
         self.export_blocks = 0  # held by exports, those that still run included
         self.num_preemptions = 0
         self.prefix_queries = 0
@@ -63,6 +62,7 @@ class Scheduler:
         self._burst_chunk = chunk_tokens  # for the prompts that are queued now
         self._admitted_tokens = 0  # of prompts, since the start
         self._free_rows = list(reversed(range(max_num_seqs)))
+        self._new_rows: dict[int, Sequence] = {}  # rows that no plan has told of yet
 
     @property
     def has_work(self) -> bool:
@@ -70,11 +70,12 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
+        # One that has forked since it was scheduled last has a token more than the scheduler knows of.
+        sequence.num_tokens = max(sequence.num_tokens, sequence.known)
         if sequence.due < 0:
             sequence.due = self._admitted_tokens + STRETCH * sequence.known
         insort(self.waiting, sequence, key=_ORDER)
         self.imports_waiting += sequence.request.imports_kv
-        self._note(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever its state, and free its blocks."""
@@ -95,19 +96,30 @@ class Scheduler:
     def start(self, sequence: Sequence) -> None:
         """Let a sequence run whose KV is in its blocks."""
         sequence.state = State.RUNNING
+        sequence.num_tokens = max(sequence.num_tokens, sequence.known)
         sequence.row = self._free_rows.pop()
         sequence.began_at = sequence.began_at or time.monotonic()
-        sequence.admissions += 1
+        self._new_rows[sequence.row] = sequence
         insort(self.running, sequence, key=_ORDER)
-        self._note(sequence)
 
-    def _note(self, sequence: Sequence) -> None:
-        if sequence.needs_host:
-            self.host_bound.add(sequence)
+    def end_import(self, sequence: Sequence) -> None:
+        """Note that all KV of a sequence has been imported. It is still to be started."""
+        self.importing.remove(sequence)
+        sequence.computed = sequence.given_len
+
+    def remember(self, sequence: Sequence, end: int) -> None:
+        """Put the complete blocks of a sequence's first `end` tokens into the prefix cache."""
+        full = min(end, sequence.computed, sequence.known) // self._block_size
+        if full > sequence.remembered and self.pool.enable_prefix_caching:
+            new = slice(sequence.remembered, full)
+            hashes = sequence.hashes(sequence.remembered, full)
+            for block, digest in zip(sequence.blocks[new], hashes, strict=True):
+                self.pool.remember(block, digest)
+            sequence.remembered = full
 
     def _stop(self, sequence: Sequence) -> None:
         _take_out(self.running, sequence)
-        self.host_bound.discard(sequence)
+        self._new_rows.pop(sequence.row, None)
         self._free_rows.append(sequence.row)
         sequence.row = -1
 
@@ -117,18 +129,28 @@ class Scheduler:
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
-        running, budget = State.RUNNING, self._max_num_batched_tokens
+        new_blocks: list[tuple[int, int, int]] = []
+        running, budget, size = State.RUNNING, self._max_num_batched_tokens, self._block_size
         for sequence in self.running.copy():
-            if sequence.num_tokens - sequence.computed > 1 or (sequence.exports and not sequence.ends_here):
+            computed = sequence.computed
+            if sequence.num_tokens - computed > 1 or (sequence.exports and not sequence.ends_here):
                 chunks.append(sequence)
             elif (
                 sequence.state is running
                 and len(decodes) < budget
                 and not sequence.ends_here
-                and (not self._needs_block(sequence) or self._take_block(sequence, copies))
+                # Only at the beginning of a block, or after a fork, can a block be missing or have other readers.
+                and (
+                    (computed % size and sequence.shared is None)
+                    or not self._needs_block(sequence)
+                    or self._take_block(sequence, copies, new_blocks)
+                )
             ):
+                sequence.computed = computed + 1
+                sequence.num_tokens += 1
                 decodes.append(sequence)
-        step = Step.decode(decodes, copies)
+        step = Step.decode(decodes)
+        step.plan.copies, step.plan.new_blocks = copies, new_blocks
         if decodes and self.chunk_tokens:
             budget = min(budget, len(decodes) + self._prompt_tokens(chunks))
         for sequence in chunks:
@@ -137,6 +159,9 @@ class Scheduler:
                 self._schedule_chunk(sequence, step, budget)
         self.admit_imports()
         self._admit(step, budget)
+        if self._new_rows and step.sequences:
+            step.plan.new_rows = new_rows(list(self._new_rows.values()))
+            self._new_rows = {}
         return step
 
     def admit_imports(self) -> None:
@@ -179,7 +204,9 @@ class Scheduler:
         index = sequence.computed // self._block_size
         return index == len(sequence.blocks) or self.pool.is_shared(sequence.blocks[index])
 
-    def _take_block(self, sequence: Sequence, copies: list[tuple[int, int]]) -> bool:
+    def _take_block(
+        self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[tuple[int, int, int]]
+    ) -> bool:
         """Give a decode the block that it needs; False when it is the one to be preempted."""
         while not self.pool.num_available:
             # An export's blocks may be on their way already, so it keeps them; it needs no more.
@@ -197,14 +224,20 @@ class Scheduler:
             sequence.blocks[index] = block
         else:
             sequence.blocks.append(block)
+        new_blocks.append((sequence.row, index, block))
         return True
 
     def _schedule_chunk(self, sequence: Sequence, step: Step, budget: int) -> None:
-        missing, room = sequence.num_tokens - sequence.computed, budget - step.num_tokens
+        missing, room = sequence.num_tokens - sequence.computed, budget - step.plan.num_tokens
         if sequence.exports and missing <= room and not self._draws_fit(sequence, step):
             return
         if 0 < missing <= room or (room > 0 and not _is_complete(step)):
-            step.put(sequence, min(missing, room))
+            count = min(missing, room)
+            draws = len(sequence.choices) if count == missing else 0
+            sequence.computed += count
+            if draws:
+                sequence.num_tokens += 1
+            step.put(sequence, count, draws)
 
     def _draws_fit(self, sequence: Sequence, step: Step) -> bool:
         """Whether a step may sample the first tokens of one more export. Their choices take no rows, so that rows do
@@ -217,7 +250,7 @@ class Scheduler:
         if not self.waiting:
             return
         rows = self._rows_left()
-        while self.waiting and step.num_tokens < budget:
+        while self.waiting and step.plan.num_tokens < budget:
             sequence = self.waiting[0]
             # One that imports KV and is still here waits for blocks; what is less urgent must not take them.
             if sequence.request.imports_kv or (before is not None and sequence.order > before.order):
@@ -233,7 +266,6 @@ class Scheduler:
     def _leave_queue(self, sequence: Sequence) -> None:
         _take_out(self.waiting, sequence)
         self.imports_waiting -= sequence.request.imports_kv
-        self.host_bound.discard(sequence)
 
     def _rows_left(self) -> int:
         return self._max_num_seqs - sum(sequence.width for sequence in (*self.running, *self.importing))
@@ -300,7 +332,8 @@ class Scheduler:
 
 def _is_complete(step: Step) -> bool:
     """Whether only prompts end in a step, and enough of them."""
-    return step.num_tokens >= _WORTH_A_STEP and all(step.samples) and step.counts[0] > 1
+    plan = step.plan
+    return plan.num_tokens >= _WORTH_A_STEP and all(plan.draws) and plan.counts[0] > 1
 
 
 def _take_out(queue: list[Sequence], sequence: Sequence) -> None:

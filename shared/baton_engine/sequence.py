@@ -2,7 +2,6 @@
 
 import enum
 import time
-from collections.abc import Iterator
 
 import msgspec
 
@@ -79,7 +78,7 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class State(enum.Enum):
-    COMPILING = enum.auto()  # its grammar; the scheduler does not know it yet
+    NEW = enum.auto()  # the scheduler does not know it yet, since its grammar is being compiled
     WAITING = enum.auto()  # holds no blocks
     IMPORTING = enum.auto()  # holds the prompt's blocks, KV under way from another pod
     RUNNING = enum.auto()
@@ -88,16 +87,25 @@ class State(enum.Enum):
 
 
 class Sequence:
-    """One choice of a request: its tokens, what of them is computed, and where that lies.
+    """One choice of a request: its tokens, how many of them are computed, and where their KV lies.
 
     Its tokens are the `prompt`, which belongs to the request and is shared by its choices, and its own `output`;
-    `known` counts both. The first `given_len` came with the request. `num_tokens` counts those too that are sampled on
-    the device and not read yet. `computed` counts the tokens whose KV is in `blocks`, including those of the steps now
-    on their way; `cached` those that were there when it was admitted; `remembered` the blocks that the prefix cache
-    knows. `row` is its place among the running ones, -1 when it does not run, and `admissions` how often it has been
-    given blocks, at `began_at` (of the monotonic clock, in seconds) for the first time. `due` is where its prompt
-    stands in the scheduler's queue, negative before it has been there, and `order` says who goes first: smaller is more
-    urgent. `matcher` follows the output through the grammar, if there is one.
+    `known` counts both. The first `given_len` came with the request.
+
+    One module writes each of the fields that change:
+
+    - this one, when the engine calls `append`: `output` and `known`, and the hashes.
+    - the scheduler: `state`, and `row`, the sequence's place among the running ones, -1 when it does not run.
+      `num_tokens` counts the known tokens and those that are sampled on the device and not read yet. `blocks` is its
+      block table, whose first blocks it may hold as `shared` with its forks. `computed` counts the tokens whose KV is
+      in `blocks`, including those of the steps under way; `cached` those that were there when it was admitted;
+      `remembered` the blocks that the prefix cache knows. `began_at` (of the monotonic clock, in seconds) is when it
+      ran for the first time. `due` is where its prompt stands in the queue, negative before it has been there, and
+      `order` says who goes first: smaller is more urgent.
+    - `compiling`: `matcher`, which follows the output through the grammar, if there is one.
+    - the engine: `prompt_logprobs`.
+
+    `fork` copies them all.
     """
 
     def __init__(self, request: Request, arrival: int, block_size: int, max_model_len: int, choice: int = 0) -> None:
@@ -114,18 +122,16 @@ class Sequence:
         self.prompt_len = len(self.prompt)
         self.given_len = self.known = self.prompt_len + len(self.output)
         self.most_tokens = min(self.prompt_len + sampling.max_tokens, max_model_len)
-        self.needs_host = sampling.needs_host
         self.exports = request.exports_from is not None
         self.splits = sampling.n > 1 or self.exports  # its first tokens must be known before anything follows
         self.num_tokens = self.given_len
         self.row = -1
-        self.admissions = 0
         self.computed = 0
         self.cached = 0
         self.remembered = 0
         self.blocks: list[int] = []
         self.shared: SharedBlocks | None = None  # the first of `blocks`, if it has forked since it got them
-        self.state = State.WAITING
+        self.state = State.NEW
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.matcher: Matcher | None = None
         self._block_size = block_size
@@ -234,46 +240,3 @@ class Sequence:
             if self.matcher.complete:
                 return FinishReason.STOP
         return FinishReason.LENGTH if length >= self.most_tokens else _GOES_ON
-
-
-class Step(msgspec.Struct):
-    """What one engine step computes: for each sequence the `count` tokens that end at `ends`.
-
-    samples: whether it is the sequence's last token for now, after which the next is sampled. exported_choices: first
-    tokens that are sampled for exports, which have no rows of their own.
-    """
-
-    sequences: list[Sequence] = []
-    counts: list[int] = []
-    ends: list[int] = []
-    samples: list[bool] = []
-    num_tokens: int = 0
-    exported_choices: int = 0
-    copies: list[tuple[int, int]] = []  # (from, to) blocks to copy before anything is computed
-
-    def __iter__(self) -> Iterator[tuple[Sequence, int, int]]:
-        """Yield (sequence, count, end)."""
-        return zip(self.sequences, self.counts, self.ends, strict=True)
-
-    @classmethod
-    def decode(cls, sequences: list[Sequence], copies: list[tuple[int, int]]) -> "Step":
-        """Return a step of one token for each sequence, noted as `put` does it."""
-        for sequence in sequences:
-            sequence.computed += 1
-            sequence.num_tokens += 1
-        count = len(sequences)
-        ends = [sequence.computed for sequence in sequences]
-        return cls(sequences, [1] * count, ends, [True] * count, count, copies=copies)
-
-    def put(self, sequence: Sequence, count: int) -> None:
-        """Add a sequence's next `count` tokens and note them as computed, and the token that they lead to as there."""
-        sequence.computed += count
-        samples = sequence.computed == sequence.num_tokens
-        sequence.num_tokens += samples
-        if samples and sequence.exports:
-            self.exported_choices += len(sequence.choices)
-        self.sequences.append(sequence)
-        self.counts.append(count)
-        self.ends.append(sequence.computed)
-        self.samples.append(samples)
-        self.num_tokens += count

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 import torch
 
 from .attention.backend import AttentionBackend, AttentionBatch
@@ -124,8 +125,8 @@ class TokenGraphs:
         packed[:2] = 0
         packed[2] = -1
         inputs = packed.to(self._device, copy=True)
-        blocks = [0] * -(-size // self._block_size)
-        self._backend.prepare(AttentionBatch([0, size], [size], [blocks]))
+        blocks = np.zeros((1, -(-size // self._block_size)), dtype=np.int32)
+        self._backend.prepare(AttentionBatch([0, size], [size], blocks))
         tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2])
         eagerly = _seconds(lambda: self._model(Context(tokens, self._cache, self._backend)))
         self._pieces[size] = self._capture(inputs)

@@ -16,9 +16,9 @@ import msgspec
 from baton_common.block_hash import block_key
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
+from baton_engine.device import find_device
 from baton_engine.engine import Engine
 from baton_engine.fingerprint import layout_fingerprint
-from baton_engine.runner import find_device
 
 from . import pair_memory
 from .channel import EngineEnd

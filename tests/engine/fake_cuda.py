@@ -20,6 +20,7 @@ from baton_engine.ops import TORCH
 from baton_kernels.decode_parts import LENGTH, PART, PARTS, ROW, DecodeParts
 from baton_kernels.reference.decode_parts import parts_reference
 from baton_kernels.reference.logprobs import chosen_logprobs_reference
+from baton_kernels.reference.masks import apply_masks_reference
 from baton_kernels.reference.paged_attention import AttentionVariant, paged_attention_reference
 from baton_kernels.reference.penalties import apply_penalties_reference
 from baton_kernels.reference.sampling import gumbel_argmax_reference
@@ -170,7 +171,9 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"baton_engine.{module}.thresholds", thresholds_reference)
         patch.setattr(f"baton_engine.{module}.gumbel_argmax", gumbel_argmax_reference)
     patch.setattr("baton_engine.device_sampler.apply_penalties", apply_penalties_reference)
-    patch.setattr("baton_engine.device_sampler.chosen_logprobs", chosen_logprobs_reference)
+    patch.setattr("baton_engine.device_sampler.apply_masks", apply_masks_reference)
+    for module in ("device_sampler", "logprobs"):
+        patch.setattr(f"baton_engine.{module}.chosen_logprobs", chosen_logprobs_reference)
     patch.setattr("baton_engine.attention.select._why_not_triton", lambda *_: None)
     for ops in ("TRITON", "DETERMINISTIC"):
         patch.setattr(f"baton_engine.cuda_runner.{ops}", TORCH)

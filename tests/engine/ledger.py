@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,9 @@ from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
-from baton_engine.runner import Choice
-from baton_engine.sequence import Sequence, Step
+from baton_engine.results import Choice, Results
+from baton_engine.row_table import RowTable
+from baton_engine.step_plan import StepPlan
 
 VOCAB_SIZE = 50
 _CONFIG = {
@@ -58,9 +60,9 @@ class LedgerCache:
         self.num_blocks = num_blocks
         self.layout = KvLayout(1, (Plane("token", 1, 1, "float32"),))
 
-    def slot(self, sequence: Sequence, position: int) -> torch.Tensor:
+    def slot(self, table: np.ndarray, position: int) -> torch.Tensor:
         size = self.data.shape[3]
-        return self.data[0, 0, sequence.blocks[position // size], position % size]
+        return self.data[0, 0, table[position // size], position % size]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         sources = [self.data[:, :, source].clone() for source, _ in pairs]
@@ -76,10 +78,12 @@ class LedgerCache:
 class LedgerStep:
     """As Done, and the slots that the step writes."""
 
-    def __init__(self, results: list[list[Choice]], writes: set[tuple[int, int]]) -> None:
-        self._results = results
+    def __init__(self, choices: list[list[Choice]], writes: set[tuple[int, int]]) -> None:
+        self._choices = choices
         self.writes = writes
         self.over = False
+
+    def draw_masked(self, masks: np.ndarray) -> None: ...
 
     def done(self) -> bool:
         return True
@@ -87,9 +91,9 @@ class LedgerStep:
     def layers_done(self) -> int:
         return 0
 
-    def wait(self) -> list[list[Choice]]:
+    def wait(self) -> Results:
         self.over = True
-        return self._results
+        return Results(self._choices)
 
 
 class LedgerRunner:
@@ -105,7 +109,8 @@ class LedgerRunner:
         self.cache = LedgerCache(config.num_blocks, config.block_size)
         self.max_model_len = config.max_model_len or 4096
         self.depth = depth
-        self._unread: dict[tuple[int, int], int] = {}  # tokens by sequence and position, as a device keeps them
+        self._table = RowTable(config.max_num_seqs, self.max_model_len, config.block_size)
+        self._texts: dict[int, list[int]] = {}  # the tokens of each row, as a device keeps them
         self._steps: list[LedgerStep] = []  # not waited for
 
     def fence(self) -> None:
@@ -115,37 +120,34 @@ class LedgerRunner:
         """Return the slots, as block and offset, that steps write which nobody has waited for yet."""
         return {slot for step in self._steps if not step.over for slot in step.writes}
 
-    def launch(self, step: Step) -> LedgerStep:
-        self.cache.copy(step.copies)
-        texts = [self._text(sequence, end) for sequence, _, end in step]
-        for (sequence, count, end), text in zip(step, texts, strict=True):
-            for position in range(end - count, end):
-                self.cache.slot(sequence, position)[:] = fold(text[: position + 1])
+    def launch(self, plan: StepPlan) -> LedgerStep:
+        self.cache.copy(plan.copies)
+        self._table.take(plan)
+        for new in plan.new_rows:
+            self._texts[new.row] = [*new.prompt, *new.output]
         size = self.cache.data.shape[3]
-        done = LedgerStep(
-            [self._choices(*entry) for entry in zip(step.sequences, texts, step.samples, strict=True)],
-            {
-                (sequence.blocks[position // size], position % size)
-                for sequence, count, end in step
-                for position in range(end - count, end)
-            },
-        )
+        writes: set[tuple[int, int]] = set()
+        for row, count, end in zip(plan.rows, plan.counts, plan.ends, strict=True):
+            for position in range(end - count, end):
+                self.cache.slot(self._table.blocks[row], position)[:] = fold(self._texts[row][: position + 1])
+                writes.add((int(self._table.blocks[row][position // size]), position % size))
+        chunks = zip(plan.rows, plan.ends, plan.draws, strict=True)
+        done = LedgerStep([self._choices(*chunk) for chunk in chunks], writes)
         self._steps = [*(step for step in self._steps if not step.over), done]
         return done
 
-    def _text(self, sequence: Sequence, end: int) -> list[int]:
-        unread = [self._unread[id(sequence), position] for position in range(sequence.known, end)]
-        return [*sequence.tokens(0, end), *unread]
-
-    def _choices(self, sequence: Sequence, text: list[int], samples: bool) -> list[Choice]:
-        for position in range(len(text)):
-            found = self.cache.slot(sequence, position).item()
+    def _choices(self, row: int, end: int, draws: int) -> list[Choice]:
+        text = self._texts[row]
+        assert len(text) >= end, f"row {row} computes a token that nobody knows"
+        for position in range(end):
+            found = self.cache.slot(self._table.blocks[row], position).item()
             assert found == fold(text[: position + 1]), f"position {position} holds another sequence's KV"
-        if not samples:
+        if not draws:
             return []
-        choices = sequence.choices
-        tokens = [next_token(text, choice) for choice in choices]
-        self._unread[id(sequence), len(text)] = tokens[0]
+        assert len(text) == end, f"row {row} draws a token that it has"
+        first = self._table[row].choice
+        tokens = [next_token(text, choice) for choice in range(first, first + draws)]
+        text.append(tokens[0])
         return [Choice(token, None) for token in tokens]
 
 

@@ -31,7 +31,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables: list[tuple[list[int], list[bytes]]] = []  # blocks, and the hashes of what will be in them
         self.contents: dict[bytes, int] = {}
         self.unused: list[int] = []  # cached blocks without a holder, the one to be evicted next first
-        self.generations = [0] * NUM_BLOCKS
 
     def held(self) -> set[int]:
         return {block for blocks, _ in self.tables for block in blocks}
@@ -71,7 +70,6 @@ class PoolMachine(RuleBasedStateMachine):
                 assert block == self.unused.pop(0), "not the least recently used is evicted"
                 self.contents = {digest: other for digest, other in self.contents.items() if other != block}
             busy.add(block)
-            self.generations[block] += 1
         return blocks
 
     @precondition(lambda self: self.tables)
@@ -130,7 +128,6 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_held == len(held)
         assert self.pool.num_available == NUM_BLOCKS - len(held)
         assert self.pool.num_cached == len(self.cached() - held)
-        assert self.pool.generations == self.generations
         for block in range(NUM_BLOCKS):
             assert self.pool.is_shared(block) == (sum(block in blocks for blocks, _ in self.tables) > 1)
         self.pool.check_integrity([blocks for blocks, _ in self.tables])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_engine.runner import Choice
+from baton_engine.results import Choice
 from baton_engine.sequence import FinishReason
 from tests.models import reference_greedy
 
@@ -181,8 +181,8 @@ def work_of_forks(folder: Path, length: int, n: int) -> tuple[int, int]:
     engine.add(request)
     [sequence] = engine._sequences[0]
     step = engine.scheduler.schedule()
-    assert step.num_tokens == length
-    engine._remember(sequence, length)
+    assert step.plan.num_tokens == length
+    engine.scheduler.remember(sequence, length)
     pool.references = CountedWrites(pool.references)
     tracemalloc.start()
     engine._append(sequence, [Choice(7, None)] * n, [])

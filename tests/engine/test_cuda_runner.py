@@ -1,17 +1,25 @@
 """The GPU's runner gives the tokens of the CPU's, whatever goes through graphs, pieces of graphs or neither."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton_engine.sequence import Request
+from baton_engine.cuda_runner import CudaRunner
+from baton_engine.decode_graphs import DecodeGraphs
+from baton_engine.flying import Flying
+from baton_engine.sampling import Grammar, GrammarKind
+from baton_engine.sequence import FinishReason, Request
 from tests.conftest import MakeModel
+from tests.models import END, make_tokenizer
 
 from .fake_cuda import pretend
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 
+EOS = make_tokenizer().convert_tokens_to_ids(END)
+WORDS = Grammar(GrammarKind.REGEX, "([a-f]{1,3}[,;])+", "response_format")
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.8, "seed": 5},
@@ -24,6 +32,9 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.8, "logit_bias": {5: 3.0}, "bad_words": [[5, 5], [9]], "n": 3},
     {"temperature": 0.9, "top_p": 0.9, "n": 2},
     {"temperature": 0.0, "prompt_logprobs": 1},
+    {"temperature": 1.0, "grammar": WORDS, "eos_token_ids": [EOS]},
+    {"temperature": 0.9, "grammar": WORDS, "eos_token_ids": [EOS], "logit_bias": {EOS: 3.0}, "logprobs": 2, "n": 2},
+    {"temperature": 0.8, "grammar": WORDS, "eos_token_ids": [EOS], "frequency_penalty": 0.5, "prompt_logprobs": 2},
 ]
 SETTINGS: dict[str, dict[str, Any]] = {
     "few sequences": {"max_num_seqs": 3, "max_num_batched_tokens": 16},
@@ -76,3 +87,70 @@ def test_same_tokens_as_on_the_cpu(llama: Path, name: str, monkeypatch: pytest.M
         assert [entry.logprob for entry in delta.logprobs] == pytest.approx(
             [entry.logprob for entry in twin.logprobs], abs=1e-4
         )
+        for ours, theirs in zip(delta.prompt_logprobs or [], twin.prompt_logprobs or [], strict=True):
+            # Rounding may exchange neighbours.
+            assert ours.token_id == theirs.token_id
+            assert abs(ours.rank - theirs.rank) <= 2
+            assert [ours.logprob, *ours.top_logprobs] == pytest.approx(
+                [theirs.logprob, *theirs.top_logprobs], abs=1e-4
+            )  # fmt: skip
+
+
+def test_grammars_and_prompt_logprobs_leave_a_pod_on_its_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each decode step is replayed, and each step is launched before the tokens of the one before are read."""
+    pretend(monkeypatch)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"grammar": WORDS, "eos_token_ids": [EOS], "temperature": 1.0},
+        {"prompt_logprobs": 3},
+        {"grammar": WORDS, "temperature": 1.0, "presence_penalty": 0.5},
+    ]
+    engine = make_engine(llama, max_num_seqs=8, max_num_batched_tokens=128, max_model_len=256)
+    events: list[str] = []
+
+    def noted(owner: type, method: str, name: str) -> None:
+        plain = getattr(owner, method)
+        monkeypatch.setattr(owner, method, lambda self, *rest: (events.append(name), plain(self, *rest))[1])
+
+    noted(DecodeGraphs, "replay", "graph")
+    noted(CudaRunner, "_run", "eager")
+    noted(Flying, "wait", "read")
+    noted(Flying, "draw_masked", "draw")
+    requests = [make_request(id, make_prompt(20, seed=id), 40, seed=id, **kind) for id, kind in enumerate(kinds)]
+    transcript = generate(engine, requests)
+    # Before they can be scheduled, grammars are compiled: the other requests may have decoded a few tokens by then.
+    first = events.index("draw")
+    steady = events[first + 1 :][: 4 * 20]
+    assert "eager" not in steady
+    assert steady[:60] == ["graph", "read", "draw"] * 20
+    for id in (1, 3):
+        assert transcript.reasons[id, 0] in (FinishReason.STOP, FinishReason.LENGTH)
+    text = make_tokenizer().decode(transcript.tokens[3, 0])
+    assert re.fullmatch("([a-f]{1,3}[,;])*[a-f]{0,3}", str(text))
+    assert_idle(engine)
+
+
+def test_a_grammar_beside_others_may_be_aborted_before_its_mask(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    rule = {"grammar": WORDS, "eos_token_ids": [], "temperature": 1.0}
+    expected = generate(make_engine(llama), [make_request(0, make_prompt(20), 30)]).tokens
+    engine = make_engine(llama)
+    for aborted_at in range(1, 8):
+        engine.add(make_request(0, make_prompt(20), 30))
+        engine.add(make_request(1, make_prompt(9), 30, **rule))
+        tokens: list[int] = []
+        steps = 0
+
+        def meanwhile() -> None:
+            if steps == aborted_at:  # noqa: B023
+                engine.abort(1)
+
+        while engine.has_work:
+            steps += 1
+            looks = iter([True, False])
+            monkeypatch.setattr(engine._in_flight, "done", lambda: not next(looks, False))  # noqa: B023
+            tokens += [token for delta in engine.step(meanwhile).deltas if delta.id == 0 for token in delta.tokens]
+        monkeypatch.undo()
+        pretend(monkeypatch)
+        assert tokens == expected[0, 0]
+        assert_idle(engine)

@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from baton_engine.runner import Choice
+from baton_engine.draw_groups import RowDraw
+from baton_engine.results import Choice
+from baton_engine.row_table import DeviceRowTable
 from baton_engine.sampler import Draw, sample, token_logprobs
-from baton_engine.sampling import SamplingParams
+from baton_engine.sampling import Grammar, GrammarKind, SamplingParams
 from baton_engine.sequence import Request, Sequence
+from baton_engine.step import new_rows
+from baton_engine.step_plan import StepPlan
 
 from .test_sampler import EDITS, FILTERS, OUTPUT, PROMPT, VOCAB_SIZE
 
@@ -46,22 +51,33 @@ def no_waiting() -> Iterator[None]:
 
 
 class World:
-    """A device sampler, and what its tokens should be.
+    """A device sampler over a row table, and what its tokens should be.
 
-    The host is always one token behind: the newest is in `inputs` alone.
+    The table learns all tokens of a sequence when the sequence is new in its row, and none later.
     """
 
     def __init__(self, rows: int, vocab: int = VOCAB_SIZE) -> None:
         from baton_engine.device_sampler import DeviceSampler
 
-        self.sampler = DeviceSampler(rows, MAX_LEN, vocab, DEVICE)
+        self.table = DeviceRowTable(rows, MAX_LEN, 16, DEVICE)
+        self.sampler = DeviceSampler(self.table, vocab, DEVICE)
         self.vocab = vocab
         self.order = torch.randperm(rows + 8).tolist()
+        self.owners: list[Sequence | None] = [None] * rows
+
+    def begin(self, draws: list[tuple[Sequence, list[int], int]]) -> None:
+        """Tell the table of sequences that are new in their rows."""
+        new = {sequence.row: sequence for sequence, _, _ in draws if self.owners[sequence.row] is not sequence}
+        for sequence, tokens, _ in draws:
+            assert tokens[: sequence.prompt_len] == sequence.prompt
+            sequence.output = tokens[sequence.prompt_len :]
+            sequence.known = len(tokens)
+        self.table.take(StepPlan(new_rows=new_rows(list(new.values()))))
+        for row, sequence in new.items():
+            self.owners[row] = sequence
 
     def check(self, draws: list[tuple[Sequence, list[int], int]], logits: torch.Tensor | None = None) -> list[int]:
         """Draw for (sequence, all its tokens, choice), compare with the host's sampler and return the tokens."""
-        from baton_engine.device_sampler import RowDraw
-
         if logits is None:
             logits = torch.randn(len(draws), self.vocab) * 2
         # The rows are out of order, among others that nothing may be read from.
@@ -70,22 +86,22 @@ class World:
         spread[places] = logits
         inputs = torch.full((len(self.order),), self.vocab - 1)
         inputs[places] = torch.tensor([tokens[-1] for _, tokens, _ in draws])
+        self.begin(draws)
         wanted = [
-            RowDraw(sequence, len(tokens), choice, row)
-            for (sequence, tokens, choice), row in zip(draws, places.tolist(), strict=True)
+            RowDraw(sequence.row, len(tokens), choice, row, index, sequence.row)
+            for index, ((sequence, tokens, choice), row) in enumerate(zip(draws, places.tolist(), strict=True))
         ]
-        for sequence, tokens, _ in draws:
-            assert tokens[: sequence.prompt_len] == sequence.prompt
-            sequence.output = tokens[sequence.prompt_len : -1]
-            sequence.known = sequence.prompt_len + len(sequence.output)
         spread, inputs = spread.to(DEVICE), inputs.to(DEVICE)
-        before = spread.clone()
+        before, got = spread.clone(), torch.full((len(draws),), -7, device=DEVICE)
         with no_waiting():
-            drawn = self.sampler.draw(spread, inputs, wanted)
+            drawn = self.sampler.draw(spread, inputs, got, wanted)
         assert torch.equal(spread.nan_to_num(), before.nan_to_num())
         logprobs = [] if drawn.logprobs is None else drawn.logprobs.tolist()
-        choices = drawn.choices(drawn.tokens.tolist(), logprobs)
+        choices = drawn.choices(got.tolist(), logprobs)
         assert_equal(choices, logits.float(), draws)
+        last = {sequence.row: choice.token for (sequence, _, _), choice in zip(draws, choices, strict=True)}
+        if len(last) == len(draws):
+            assert self.table.last_tokens[list(last)].tolist() == list(last.values())
         return [choice.token for choice in choices]
 
 
@@ -234,15 +250,6 @@ def test_back_in_a_row_that_another_has_used() -> None:
     assert world.check([(first, [*longer, 2], 0), (other, [*longer, 7], 0)], logits) == [8, 8]
 
 
-def test_tokens_that_were_drawn_elsewhere_are_fetched() -> None:
-    world = World(1)
-    sequence = make_sequence(0, repetition_penalty=9.0)
-    logits = torch.full((1, VOCAB_SIZE), 1.0)
-    logits[0, [20, 21, 22]] = torch.tensor([5.0, 4.0, 3.0])
-    for output in ([9], [9, 20, 10], [9, 20, 10, 21, 11]):
-        world.check([(sequence, [*PROMPT, *output], 0)], logits)
-
-
 def test_choices_fork_from_one_row() -> None:
     world = World(4)
     fields: dict[str, Any] = {
@@ -263,24 +270,25 @@ def test_choices_fork_from_one_row() -> None:
 
 
 def test_choices_may_share_a_row_of_logits() -> None:
-    from baton_engine.device_sampler import DeviceSampler, RowDraw
-
+    world = World(1)
     sequence = make_sequence(0, n=4, temperature=1.0, presence_penalty=1.0, logprobs=0, seed=3)
+    draws = [(sequence, PROMPT, choice) for choice in range(4)]
+    world.begin(draws)
     logits = torch.randn(1, VOCAB_SIZE)
-    sampler = DeviceSampler(1, MAX_LEN, VOCAB_SIZE, DEVICE)
-    newest = torch.tensor([PROMPT[-1]], device=DEVICE)
-    drawn = sampler.draw(
-        logits.to(DEVICE), newest, [RowDraw(sequence, len(PROMPT), choice, 0) for choice in range(4)]
+    newest, tokens = torch.tensor([PROMPT[-1]], device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    spare = world.table.spare
+    drawn = world.sampler.draw(
+        logits.to(DEVICE), newest, tokens,
+        [RowDraw(0, len(PROMPT), choice, 0, choice, spare if choice else 0) for choice in range(4)],
     )  # fmt: skip
     assert drawn.logprobs is not None
-    choices = drawn.choices(drawn.tokens.tolist(), drawn.logprobs.tolist())
-    assert_equal(choices, logits.expand(4, -1), [(sequence, PROMPT, choice) for choice in range(4)])
+    choices = drawn.choices(tokens.tolist(), drawn.logprobs.tolist())
+    assert_equal(choices, logits.expand(4, -1), draws)
+    assert world.table.last_tokens[0] == choices[0].token
 
 
 def test_more_edits_than_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import baton_engine.device_sampler
-
-    monkeypatch.setattr(baton_engine.device_sampler, "_MOST_EDITED", 3)
+    monkeypatch.setattr("baton_engine.draw_groups._MOST_EDITED", 3)
     world = World(8)
     kinds = list(EDITS.values())
     rows = [make_sequence(row, temperature=1.0, seed=row, **kinds[-1 - row]) for row in range(8)]
@@ -318,7 +326,6 @@ def test_warming_up_changes_no_draw(dtype: torch.dtype) -> None:
 
 def test_nothing_but_positions_travels_while_the_same_sequences_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     import baton_engine.device_sampler
-    from baton_engine.device_sampler import DeviceSampler, RowDraw
 
     uploads: list[int] = []
     plain = baton_engine.device_sampler.to_device
@@ -327,14 +334,48 @@ def test_nothing_but_positions_travels_while_the_same_sequences_decode(monkeypat
         uploads.append(len(values))
         return plain(values, *arguments)
 
-    monkeypatch.setattr(baton_engine.device_sampler, "to_device", counted)
+    for module in ("device_sampler", "draw_groups", "row_table"):
+        monkeypatch.setattr(f"baton_engine.{module}.to_device", counted)
     sequences = [make_sequence(row, **EDITS["everything"], top_p=0.5, temperature=1.0, logprobs=1) for row in range(4)]
-    sampler = DeviceSampler(4, MAX_LEN, VOCAB_SIZE, DEVICE)
+    world = World(4)
+    world.begin([(sequence, PROMPT, 0) for sequence in sequences])
     for end in range(len(PROMPT), len(PROMPT) + 3):
         uploads.clear()
         logits, inputs = torch.randn(4, VOCAB_SIZE, device=DEVICE), torch.full((4,), 3, device=DEVICE)
-        sampler.draw(logits, inputs, [RowDraw(sequence, end, 0, sequence.row) for sequence in sequences])
-        for sequence in sequences:
-            sequence.append(3)
+        world.table.take(StepPlan(rows=[0, 1, 2, 3]))
+        world.sampler.draw(logits, inputs, inputs.clone(), [RowDraw(row, end, 0, row, row, row) for row in range(4)])
         if end > len(PROMPT):
             assert uploads == [4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks(dtype: torch.dtype) -> None:
+    """Rows with masks give the tokens of the host's sampler, also when all that a mask allows is banned."""
+    world = World(8)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 1, "top_k": 3, "logprobs": 2},
+        {"temperature": 1.0, "seed": 2, **EDITS["all penalties"]},
+        {"temperature": 1.0, "seed": 3, "allowed_token_ids": [0]},
+        {"temperature": 1.0, "seed": 4, "bad_words": [[9, 4, 11], [5]], "logit_bias": {7: 9.0}},
+    ]
+    rule = Grammar(GrammarKind.REGEX, "")
+    sequences = [make_sequence(row, grammar=rule, **kind) for row, kind in enumerate(kinds)]
+    world.begin([(sequence, [*PROMPT, *OUTPUT], 0) for sequence in sequences])
+    masks = np.random.default_rng(3).integers(-(2**31), 2**31, (3, 2)).astype(np.int32)
+    masks[:, 0] &= ~1
+    mask_of = [2, 0, 1, 1, 2]
+    logits = torch.randn(6, VOCAB_SIZE).to(dtype)
+    at = [3, 0, 5, 1, 2]
+    inputs, tokens = torch.full((6,), OUTPUT[-1], device=DEVICE), torch.zeros(5, dtype=torch.int64, device=DEVICE)
+    end = len(PROMPT) + len(OUTPUT)
+    draws = [RowDraw(row, end, 0, at[row], row, row, mask_of[row]) for row in range(5)]
+    drawn = world.sampler.draw(logits.to(DEVICE), inputs, tokens, draws, torch.from_numpy(masks).to(DEVICE))
+    expected = sample(
+        logits.float(),
+        [Draw(s.sampling, PROMPT, OUTPUT, at[row], 0, masks[mask_of[row]]) for row, s in enumerate(sequences)],
+    )
+    assert tokens.tolist() == expected == world.table.last_tokens[:5].tolist()
+    assert drawn.logprobs is not None
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    assert all(bits[mask_of[row], token] for row, token in enumerate(expected))

@@ -254,7 +254,7 @@ def test_chunks_of_one_token_beside_others(llama: Path, budget: int) -> None:
 
     def observed() -> Any:
         step = schedule()
-        counts.append(list(step.counts))
+        counts.append(list(step.plan.counts))
         return step
 
     engine.scheduler.schedule = observed  # type: ignore[method-assign]

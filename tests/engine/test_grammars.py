@@ -3,18 +3,23 @@
 import json
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
+import numpy as np
 import pytest
 from llguidance import LLParserLimits
 
 from baton_engine.delta import Delta
 from baton_engine.engine import Engine
+from baton_engine.grammars import Grammars
+from baton_engine.masks import Masks
+from baton_engine.matcher import Matcher
 from baton_engine.sampling import MOST_GRAMMAR_CHARS, Grammar, GrammarKind
-from baton_engine.sequence import FinishReason, Request
+from baton_engine.sequence import FinishReason, Request, Sequence, State
 from tests.models import END, make_tokenizer
 
 from .handover import Pair
@@ -332,6 +337,41 @@ def test_steps_go_on_while_a_grammar_is_compiled(llama: Path) -> None:
     transcript.take(deltas)
     finish(engine, transcript)
     assert_idle(engine)
+
+
+def test_a_slow_compilation_does_not_hold_up_others(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_engine.grammars.available_cores", lambda: 2.5)
+    released, compile_one = threading.Event(), Grammars._compile
+
+    def compiled(self: Grammars, rule: Grammar) -> Matcher:
+        if rule.text == "slow":
+            assert released.wait(30)
+        return compile_one(self, rule)
+
+    monkeypatch.setattr(Grammars, "_compile", compiled)
+    grammars = Grammars(llama, len(TOKENIZER))
+    slow = grammars.compile(grammar(GrammarKind.REGEX, "slow"))
+    assert not grammars.compile(grammar(GrammarKind.REGEX, "fast")).result(timeout=10).failed
+    assert not slow.done()
+    released.set()
+    slow.result(timeout=10)
+
+
+def test_masks_of_a_vocabulary_that_fills_no_whole_word(llama: Path) -> None:
+    vocab = len(TOKENIZER) + 5
+    grammars, masks = Grammars(llama, vocab), Masks(vocab)
+    a, b = TOKENIZER.convert_tokens_to_ids(["a", "b"])
+    sequences = []
+    for id, text in enumerate(("a|b", "b", "a?")):
+        request = constrained(id, grammar=grammar(GrammarKind.REGEX, text), stop_token_ids=[vocab - 1, vocab + 9])
+        sequences.append(Sequence(request, id, 16, 64))
+        sequences[-1].matcher = grammars.compile(grammar(GrammarKind.REGEX, text)).result().copy()
+    sequences[1].state = State.FINISHED
+    bits = np.unpackbits(masks.compute(sequences).view(np.uint8), axis=1, bitorder="little")[:, :vocab]
+    assert bits.shape == (3, vocab)
+    assert bits[0].nonzero()[0].tolist() == sorted([a, b])
+    assert bits[1].all()
+    assert bits[2].nonzero()[0].tolist() == sorted([a, EOS, vocab - 1])
 
 
 def test_a_request_can_leave_while_its_grammar_is_compiled(llama: Path) -> None:

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton_engine.config import ConfigError, EngineConfig
-from baton_engine.device_sampler import DeviceSampler, Drawn, RowDraw
+from baton_engine.device_sampler import DeviceSampler, Drawn
+from baton_engine.draw_groups import RowDraw
 from baton_engine.engine import Engine
 from baton_engine.kv_cache import KvCache
 from baton_engine.largest_steps import forward_steps, sampling_steps
@@ -269,14 +270,14 @@ def test_the_largest_steps_are_as_large_as_the_scheduler_makes_them(tokens: int,
     assert prompts.num_tokens == min(tokens, sequences * context)
     assert (chunk.counts, chunk.ends) == ([min(tokens, context)], [context])
     many = sampling_steps(settings, context)
-    assert {len(step.sequences) for step in many} == {min(tokens, sequences)}
+    assert {len(step.rows) for step in many} == {min(tokens, sequences)}
     assert max(step.num_tokens for step in many) == min(tokens, sequences * context)
     for step in (prompts, chunk, *many):
         assert step.num_tokens <= tokens
-        assert len(step.sequences) <= sequences
+        assert len(step.rows) <= sequences
         assert all(1 <= count <= end <= context for count, end in zip(step.counts, step.ends, strict=True))
-        assert all(len(s.blocks) == s.blocks_for(end) for s, _, end in step)
-        assert all(step.samples)
+        assert [len(new.blocks) for new in step.new_rows] == [-(-end // 16) for end in step.ends]
+        assert all(step.draws)
 
 
 def make_measured(folder: Path, monkeypatch: pytest.MonkeyPatch, memory: FakeMemory, **settings: Any) -> Engine:
@@ -285,7 +286,7 @@ def make_measured(folder: Path, monkeypatch: pytest.MonkeyPatch, memory: FakeMem
 
 
 def test_an_engine_runs_the_largest_steps_and_is_none_the_worse(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton_engine.runner._FLOAT_ROWS", 3)
+    monkeypatch.setattr("baton_engine.runner.FLOAT_ROWS", 3)
     engine = make_measured(llama, monkeypatch, FakeMemory(), max_num_batched_tokens=64, max_num_seqs=8)
     assert engine.pool.num_blocks == 512 // 16 * 8
     assert not any(plane.count_nonzero() for plane in engine.runner.cache.planes)
@@ -306,17 +307,20 @@ def test_start_up_measures_the_sampler_that_serves(llama: Path, monkeypatch: pyt
     draws: dict[str, list[tuple[DeviceSampler, list[RowDraw]]]] = {"start": [], "service": []}
     draw = DeviceSampler.draw
 
-    def watched(self: DeviceSampler, logits: torch.Tensor, inputs: torch.Tensor, wanted: list[RowDraw]) -> Drawn:
+    def watched(
+        self: DeviceSampler, logits: torch.Tensor, inputs: torch.Tensor, tokens: torch.Tensor, wanted: list[RowDraw],
+        *masks: torch.Tensor,
+    ) -> Drawn:  # fmt: skip
         draws[phase].append((self, wanted))
         with PeakBytes() as peak:
-            drawn = draw(self, logits, inputs, wanted)
+            drawn = draw(self, logits, inputs, tokens, wanted, *masks)
         most[phase] = max(most[phase], peak.most)
         return drawn
 
     monkeypatch.setattr(DeviceSampler, "draw", watched)
     phase = "start"
     engine = make_measured(llama, monkeypatch, FakeMemory(), max_num_batched_tokens=64, max_num_seqs=8)
-    assert all(owner is None for owner in engine.runner._sampler._owners)  # type: ignore[attr-defined]
+    assert all(row is None for row in engine.runner._table.rows)  # type: ignore[attr-defined]
     phase = "service"
     everything: dict[str, Any] = {"temperature": 1.0, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "logprobs": 20}
     edits: dict[str, Any] = {"presence_penalty": 0.1, "repetition_penalty": 1.1, "bad_words": [[3, 4]]}

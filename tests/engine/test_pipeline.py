@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from baton_engine.engine import Engine
 from baton_engine.pipeline import Pipeline
-from baton_engine.runner import Choice
-from baton_engine.sequence import Sequence, Step
+from baton_engine.results import Results
+from baton_engine.sequence import Sequence
+from baton_engine.step import Step
+from baton_engine.step_plan import StepPlan
 
 from .harness import make_request
 from .ledger import LedgerRunner, LedgerStep, make_ledger_engine
@@ -35,8 +38,10 @@ class Flying:
 
     over = False
 
-    def wait(self) -> list[list[Choice]]:
-        return [[]]
+    def draw_masked(self, masks: np.ndarray) -> None: ...
+
+    def wait(self) -> Results:
+        return Results([[]])
 
     def done(self) -> bool:
         return self.over
@@ -44,13 +49,13 @@ class Flying:
     def layers_done(self) -> int:
         return 0
 
-    def launch(self, step: Step) -> "Flying":
+    def launch(self, plan: StepPlan) -> "Flying":
         return self
 
 
 def step_of(count: int) -> Step:
-    step = Step()
-    step.put(Sequence(make_request(0, [1] * (count + 1), 1), 0, 4, 4096), count)
+    step = Step([], StepPlan(), [])
+    step.put(Sequence(make_request(0, [1] * (count + 1), 1), 0, 4, 4096), count, 0)
     return step
 
 
@@ -73,7 +78,7 @@ def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock) -> N
 def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
     pipeline = Pipeline(1000.0)
 
-    def launch(step: Step) -> Flying:
+    def launch(plan: StepPlan) -> Flying:
         clock.now += 0.1
         return Flying()
 
@@ -125,9 +130,9 @@ class SlowRunner(LedgerRunner):
         self.clock = clock
         self.free_at = 0.0
 
-    def launch(self, step: Step) -> LedgerStep:
-        ends = self.free_at = max(self.free_at, self.clock.now) + step.num_tokens / self.prefill_rate
-        launched = super().launch(step)
+    def launch(self, plan: StepPlan) -> LedgerStep:
+        ends = self.free_at = max(self.free_at, self.clock.now) + plan.num_tokens / self.prefill_rate
+        launched = super().launch(plan)
         launched.done = lambda: self.clock() >= ends  # type: ignore[method-assign]
         return launched
 

@@ -14,7 +14,8 @@ from baton_engine.block_pool import BlockPool
 from baton_engine.delta import Reservation
 from baton_engine.exports import Export
 from baton_engine.scheduler import Scheduler
-from baton_engine.sequence import Sequence, State, Step
+from baton_engine.sequence import Sequence, State
+from baton_engine.step import Step
 
 from .harness import Transcript, assert_idle, finish, make_request
 from .ledger import LedgerRunner, expected_output, fold, make_ledger_engine
@@ -186,13 +187,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.transcript.take(result.deltas)
 
     def check_step(self, step: Step, decodes: list[Sequence]) -> None:
-        assert step.num_tokens <= BUDGET
-        assert all(count >= 1 for count in step.counts)
+        assert step.plan.num_tokens <= BUDGET
+        assert all(count >= 1 for count in step.plan.counts)
         assert len({id(sequence) for sequence in step.sequences}) == len(step.sequences)
         scheduled = {id(sequence) for sequence in step.sequences}
         left_out = [s for s in decodes if s.state is State.RUNNING and id(s) not in scheduled]
         # Only a budget spent on more urgent decodes may leave one out.
-        assert not left_out or step.counts == [1] * BUDGET
+        assert not left_out or step.plan.counts == [1] * BUDGET
         width = sum(s.sampling.n if s.output_len == 0 and not s.exports else 1 for s in self.engine.scheduler.running)
         assert width <= MAX_SEQS
         written: set[int] = set()
@@ -333,7 +334,7 @@ def test_a_part_of_a_prompt_does_not_make_those_wait_that_end_in_a_step() -> Non
 
 def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Scheduler) -> None:
     sequence = add(scheduler, 0, 19)
-    assert [scheduler.schedule().counts for _ in range(3)] == [[8], [8], [3]]
+    assert [scheduler.schedule().plan.counts for _ in range(3)] == [[8], [8], [3]]
     assert sequence.computed == 19
 
 
@@ -367,7 +368,7 @@ def test_the_more_prompts_wait_the_larger_are_chunks_within_the_budget(waiting: 
     read(scheduler.running[0], 9)
     for arrival in range(1, waiting + 1):
         add(scheduler, arrival, 120)
-    assert sum(scheduler.schedule().counts) == min(1 + chunk, 100)
+    assert sum(scheduler.schedule().plan.counts) == min(1 + chunk, 100)
 
 
 def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:
@@ -377,7 +378,7 @@ def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:
     for length in (0, 40, 0, 0, 15, 0):
         if length:
             add(scheduler, len(counts), length)
-        counts.append(scheduler.schedule().counts)
+        counts.append(scheduler.schedule().plan.counts)
         for sequence in scheduler.running:
             if sequence.pending:
                 read(sequence, 9)
@@ -424,7 +425,7 @@ def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> N
     add(scheduler, 0, 1, n=3)
     late = add(scheduler, 1, 1, n=2)
     later = add(scheduler, 2, 1)
-    assert scheduler.schedule().counts == [1]
+    assert scheduler.schedule().plan.counts == [1]
     # The smaller one behind must not overtake: it would do so for ever.
     assert (late.state, later.state) == (State.WAITING, State.WAITING)
 

@@ -17,14 +17,16 @@ from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.logprobs import chosen_logprobs
+from baton_kernels.masks import apply_masks
 from baton_kernels.norm import add_rms_norm
 from baton_kernels.penalties import apply_penalties
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import gather_kv_reference
-from baton_kernels.reference.decode_inputs import BLOCK, POSITION, ROW
+from baton_kernels.reference.decode_inputs import FIELDS, POSITION, ROW
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.logprobs import chosen_logprobs_reference
+from baton_kernels.reference.masks import apply_masks_reference
 from baton_kernels.reference.norm import add_rms_norm_reference
 from baton_kernels.reference.paged_attention import AttentionVariant, paged_attention_reference
 from baton_kernels.reference.penalties import apply_penalties_reference
@@ -209,10 +211,11 @@ def test_block_tables(device: torch.device) -> None:
     width = 1 << 20
     tables = torch.empty(rows_beyond(width), width, dtype=torch.int32, device=device)
     inputs = DecodeInputs(1, device)
-    inputs.packed[ROW], inputs.packed[POSITION], inputs.packed[BLOCK] = len(tables) - 1, width - 1, 77
-    last_tokens = torch.zeros(len(tables), dtype=torch.int64, device=device)
-    inputs.unpack(last_tokens, tables, 1)
-    assert int(tables[-1, -1]) == 77
+    # The last row belongs to no sequence.
+    inputs.packed[ROW], inputs.packed[POSITION] = len(tables) - 2, width - 1
+    tables[-2, -1] = 77
+    inputs.unpack(torch.zeros(FIELDS, len(tables), dtype=torch.int64, device=device), tables, 1)
+    assert int(inputs.slots) == 77
     rows = torch.tensor([len(tables) - 1], device=device)
     lengths = torch.tensor([1], dtype=torch.int32, device=device)
     tables[-1, 0] = 1
@@ -256,6 +259,26 @@ def test_logprobs(logits: torch.Tensor) -> None:
         chosen_logprobs(logits, tokens), chosen_logprobs_reference(logits[-LAST:], tokens[-LAST:]), strict=True
     ):
         torch.testing.assert_close(ours[-LAST:], expected)
+
+
+def test_masks(logits: torch.Tensor) -> None:
+    words, device = VOCAB // 32, logits.device
+    masks = torch.empty(rows_beyond(words), words, dtype=torch.int32, device=device)
+    masks[-LAST:] = torch.randint(-(2**31), 2**31, (LAST, words), device=device)
+    rows = torch.arange(len(logits), device=device)
+    mask_rows = torch.full((len(logits),), len(masks) - 1, device=device)
+    mask_rows[-1] -= 1
+    scores = torch.empty_like(logits)
+    scores[-LAST:] = logits[-LAST:] + 1
+    # One row has nothing left of what its mask allows.
+    scores[-1] = float("-inf")
+    expected = scores[-LAST:].clone()
+    places = torch.arange(LAST, device=device)
+    apply_masks_reference(
+        expected, logits[-LAST:], places, masks[-LAST:], mask_rows[-LAST:] - (len(masks) - LAST)
+    )  # fmt: skip
+    apply_masks(scores, logits, rows, masks, mask_rows)
+    assert torch.equal(scores[-LAST:], expected)
 
 
 def test_penalties(logits: torch.Tensor) -> None:

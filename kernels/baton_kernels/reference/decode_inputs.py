@@ -1,34 +1,38 @@
-"""What a decode step needs on the device, unpacked from the one small buffer that the host sends for it."""
+"""What a decode step needs on the device: the host sends rows and positions, the rest is looked up by row."""
 
 import torch
 
-# Fields of a packed decode input, [FIELDS, sequences] int64. block: where this token's KV goes; -1 = nowhere.
-# token: the input token; -1 = the last one sampled for the row, or 0 where that was not finite: the sequence has ended,
-# which the host does not know yet. heat, top_p, min_p: the bits of a float32.
-FIELDS = 10
-ROW, POSITION, BLOCK, TOKEN, CHOICE, SEED, TOP_K, HEAT, TOP_P, MIN_P = range(FIELDS)
-# Those that stay the same from step to step.
-STATIC_FIELDS = slice(CHOICE, FIELDS)
+# Fields of a packed decode input, [2, sequences] int64. position: that of the input token. The last row belongs to no
+# sequence: inputs are padded with it.
+ROW, POSITION = range(2)
+# Fields of the columns, [FIELDS, rows] int64, which hold for each row what does not change from step to step, and the
+# token that was sampled last. last token: negative where the logits were not finite, in which case the sequence has
+# ended and the host does not know it yet. temperature, top_p, min_p: the bits of a float32.
+FIELDS = 7
+LAST_TOKEN, CHOICE, SEED, TOP_K, TEMPERATURE, TOP_P, MIN_P = range(FIELDS)
 
 
 def unpack_reference(
-    packed: torch.Tensor, last_tokens: torch.Tensor, tables: torch.Tensor, block_size: int
+    packed: torch.Tensor, columns: torch.Tensor, tables: torch.Tensor, block_size: int
 ) -> dict[str, torch.Tensor]:
-    """Return what `DecodeInputs.unpack` puts under each name; tables is changed as it does."""
-    row, position, block, token, choice, seed, top_k = packed[: TOP_K + 1]
-    kept = block >= 0
-    tables[row[kept], position[kept] // block_size] = block[kept].int()
-    heat, top_p, min_p = packed[HEAT:].int().view(torch.float32)
+    """Return what `DecodeInputs.unpack` puts under each name.
+
+    tables: [rows, most blocks] int32. slots are where the KV of each input token goes, -1 (nowhere) for padding.
+    """
+    row, position = packed
+    block = tables[row, position // block_size].long()
+    last_token, choice, seed, top_k, *bits = columns[:, row]
+    temperature, top_p, min_p = (field.int().view(torch.float32) for field in bits)
     return {
-        "token_ids": torch.where(token < 0, last_tokens[row].clamp(min=0), token),
+        "token_ids": last_token.clamp(min=0),
         "rows": row,
         "positions": position,
-        "slots": torch.where(kept, block * block_size + position % block_size, -1),
+        "slots": torch.where(row < columns.shape[1] - 1, block * block_size + position % block_size, -1),
         "next_positions": position + 1,
         "choices": choice,
         "seeds": seed,
         "top_ks": top_k,
-        "heats": heat,
+        "temperatures": temperature,
         "top_ps": top_p,
         "min_ps": min_p,
         "lengths": (position + 1).int(),

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import msgspec
+import numpy as np
 import torch
 
 
@@ -11,12 +12,13 @@ class AttentionBatch(msgspec.Struct):
     come first.
 
     starts: [S + 1], where each sequence's new tokens begin. lengths: [S], tokens in its KV after this step.
-    tables: its blocks.
+    tables: [S, at least the blocks of the longest] int32, block tables. What lies beyond a sequence's length means
+    nothing.
     """
 
     starts: list[int]
     lengths: list[int]
-    tables: list[list[int]]
+    tables: np.ndarray
 
 
 class AttentionBackend(Protocol):

@@ -1,6 +1,7 @@
 """Attention through torch's scaled_dot_product_attention: for CPU, and wherever nothing faster runs."""
 
 import msgspec
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -41,13 +42,13 @@ class TorchSdpa:
     def prepare(self, batch: AttentionBatch) -> None:
         counts = [end - start for start, end in zip(batch.starts, batch.starts[1:], strict=False)]
         decodes = next((index for index, count in enumerate(counts) if count > 1), len(counts))
-        self._groups = [self._decode_group(batch, rows) for rows in _parts(batch.tables[:decodes], self._block_size)]
+        self._groups = [self._decode_group(batch, rows) for rows in _parts(batch.lengths[:decodes], self._block_size)]
         self._groups += [self._chunk_group(batch, index) for index in range(decodes, len(counts))]
 
     def _decode_group(self, batch: AttentionBatch, rows: slice) -> _Group:
-        longest = max(len(table) for table in batch.tables[rows])
+        longest = max(-(-length // self._block_size) for length in batch.lengths[rows])
         device = self._cache.device
-        tables = [table + [0] * (longest - len(table)) for table in batch.tables[rows]]
+        tables = _blocks(batch.tables[rows, :longest], device)
         lengths = torch.tensor(batch.lengths[rows], device=device).unsqueeze(1)
         keys = torch.arange(longest * self._block_size, device=device).unsqueeze(0)
         masks: dict[AttentionSpec, torch.Tensor | None] = {}
@@ -57,12 +58,12 @@ class TorchSdpa:
                 seen &= keys >= lengths - spec.window
             masks[spec] = self._mask(spec, seen[:, None, None, :], (lengths - 1 - keys)[:, None, None, :])
         unseen = (keys >= lengths).flatten().nonzero().squeeze(1)
-        return _Group(rows, len(tables), torch.tensor(tables, device=device).flatten(), 1, unseen, masks)
+        return _Group(rows, len(tables), tables.flatten(), 1, unseen, masks)
 
     def _chunk_group(self, batch: AttentionBatch, index: int) -> _Group:
         start, end, length = batch.starts[index], batch.starts[index + 1], batch.lengths[index]
-        table = batch.tables[index][: -(-length // self._block_size)]
         device = self._cache.device
+        table = _blocks(batch.tables[index, : -(-length // self._block_size)], device)
         queries = torch.arange(length - (end - start), length, device=device).unsqueeze(1)
         keys = torch.arange(len(table) * self._block_size, device=device).unsqueeze(0)
         masks: dict[AttentionSpec, torch.Tensor | None] = {}
@@ -76,7 +77,7 @@ class TorchSdpa:
                 seen &= keys > queries - window
             masks[spec] = self._mask(spec, seen[None, None], (queries - keys)[None, None])
         unseen = torch.arange(length, len(table) * self._block_size, device=device)
-        return _Group(slice(start, end), 1, torch.tensor(table, device=device), end - start, unseen, masks)
+        return _Group(slice(start, end), 1, table, end - start, unseen, masks)
 
     def _slopes_of(self, alibi: tuple[float, ...]) -> torch.Tensor:
         """Return [1, kv_heads, query heads of each, 1]."""
@@ -160,13 +161,20 @@ def _attention(
     return scores.softmax(dim=-1).to(v.dtype) @ v
 
 
-def _parts(tables: list[list[int]], block_size: int) -> list[slice]:
-    """Return which neighbours attend together, so that few keys are gathered at once: all are as many as the most."""
+def _blocks(tables: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return blocks in order to index with them."""
+    return torch.from_numpy(tables.astype(np.int64)).to(device)
+
+
+def _parts(lengths: list[int], block_size: int) -> list[slice]:
+    """Return which neighbours attend together, so that few keys are gathered at once: each takes as many as the
+    longest."""
     parts: list[slice] = []
     first = longest = 0
-    for row, table in enumerate(tables):
-        longest = max(longest, len(table))
+    for row, length in enumerate(lengths):
+        blocks = -(-length // block_size)
+        longest = max(longest, blocks)
         if row > first and (row + 1 - first) * longest * block_size > _MOST_KEYS:
             parts.append(slice(first, row))
-            first, longest = row, len(table)
-    return [*parts, slice(first, len(tables))] if tables else []
+            first, longest = row, blocks
+    return [*parts, slice(first, len(lengths))] if lengths else []

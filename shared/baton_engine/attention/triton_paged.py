@@ -56,11 +56,8 @@ class TritonPaged:
         if self._deterministic:
             self._decodes = 0
         tiles = prefill_tiles(batch.starts, self._queries, range(self._decodes, sequences))
-        width = max(len(table) for table in batch.tables)
-        tables = np.zeros((sequences, width), dtype=np.int32)
-        for row, table in zip(tables, batch.tables, strict=True):
-            row[: len(table)] = table
-        parts: list[np.ndarray | list[int]] = [tables.ravel(), batch.lengths, batch.starts, *tiles]
+        width = batch.tables.shape[1]
+        parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts, *tiles]
         flat, self._lengths, self._starts, *on_device = _upload(parts, self._cache.device)
         self._tables = flat.view(sequences, width)
         self._tiles = (on_device[0], on_device[1]) if tiles[0] else None

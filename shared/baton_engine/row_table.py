@@ -1,0 +1,127 @@
+"""What a runner keeps of each running sequence from step to step, by row."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from baton_kernels.reference.decode_inputs import FIELDS, LAST_TOKEN
+
+from .sampling import SamplingParams
+from .step_plan import NewRow, StepPlan
+from .transfer import to_device
+
+
+class RowTable:
+    """Rows [0, spare) of sequences, as the plans that were taken say. Row `spare` belongs to nobody.
+
+    rows: what each row began with. blocks: [rows, most blocks] int32 on the host, block tables. What lies beyond a
+    row's own blocks is left over from sequences before.
+    """
+
+    def __init__(self, max_rows: int, max_len: int, block_size: int) -> None:
+        self.spare = max_rows
+        self.max_len = max_len
+        self.rows: list[NewRow | None] = [None] * (max_rows + 1)
+        self.blocks = np.zeros((max_rows + 1, -(-max_len // block_size)), dtype=np.int32)
+
+    def __getitem__(self, row: int) -> NewRow:
+        """Return what a row began with. Raises KeyError when no sequence has had it."""
+        found = self.rows[row]
+        if found is None:
+            raise KeyError(row)
+        return found
+
+    def forget(self) -> None:
+        """Forget all rows. They belong to nobody until a plan says so."""
+        self.rows = [None] * len(self.rows)
+
+    def take(self, plan: StepPlan) -> None:
+        """Note what a plan says of rows. Every plan is taken before its chunks are computed."""
+        for new in plan.new_rows:
+            self.rows[new.row] = new
+            self.blocks[new.row, : len(new.blocks)] = new.blocks
+        for row, index, block in plan.new_blocks:
+            self.blocks[row, index] = block
+
+
+class DeviceRowTable(RowTable):
+    """The same with all that a GPU needs to draw a row's next token. CUDA graphs keep the addresses of its tensors, so
+    they are never replaced.
+
+    tables: [rows, most blocks] int32, as `blocks`. columns: [FIELDS, rows] int64, as
+    baton_kernels.reference.decode_inputs has them; the runner puts each token that it samples into the first.
+    history: [rows, max_len] int32, the tokens of the rows that `needs_history`, but those that were sampled since the
+    row began: each draw adds its input token. special: the rows whose draws take more than logits and columns.
+    """
+
+    def __init__(self, max_rows: int, max_len: int, block_size: int, device: torch.device) -> None:
+        super().__init__(max_rows, max_len, block_size)
+        rows = max_rows + 1
+        self._device = device
+        self.tables = torch.zeros(self.blocks.shape, dtype=torch.int32, device=device)
+        self.columns = torch.zeros(FIELDS, rows, dtype=torch.int64, device=device)
+        self.last_tokens = self.columns[LAST_TOKEN]
+        self.history = torch.zeros(rows, max_len, dtype=torch.int32, device=device)
+        self.special: set[int] = set()
+
+    def forget(self) -> None:
+        super().forget()
+        self.special.clear()
+
+    def take(self, plan: StepPlan) -> None:
+        super().take(plan)
+        if plan.new_rows:
+            self._begin(plan.new_rows)
+        if plan.new_blocks:
+            width = self.blocks.shape[1]
+            places = [row * width + index for row, index, _ in plan.new_blocks]
+            packed = to_device(np.array([places, [block for _, _, block in plan.new_blocks]]), self._device)
+            self.tables.view(-1).index_copy_(0, packed[0], packed[1].int())
+
+    def _begin(self, new_rows: list[NewRow]) -> None:
+        rows = [new.row for new in new_rows]
+        packed = np.array([rows, *zip(*map(_columns, new_rows), strict=True)], dtype=np.int64)
+        on_device = to_device(packed, self._device)
+        self.columns.index_copy_(1, on_device[0], on_device[1:])
+        width = max(len(new.blocks) for new in new_rows)
+        tables = to_device(self.blocks[rows, :width], self._device, torch.int32)
+        self.tables[:, :width].index_copy_(0, on_device[0], tables)
+        by_prompt: dict[int, list[NewRow]] = {}
+        for new in new_rows:
+            self.special.discard(new.row)
+            if is_special(new.sampling):
+                self.special.add(new.row)
+            if needs_history(new.sampling):
+                by_prompt.setdefault(id(new.prompt), []).append(new)
+        for same in by_prompt.values():
+            self._upload_history(same)
+
+    def _upload_history(self, new_rows: list[NewRow]) -> None:
+        """Put the known tokens of rows that have one prompt in common into the history. The prompt is sent once."""
+        prompt = to_device(new_rows[0].prompt, self._device, torch.int32)
+        for new in new_rows:
+            line = self.history[new.row]
+            line[: len(prompt)].copy_(prompt)
+            if new.output:
+                line[len(prompt) : len(prompt) + len(new.output)].copy_(
+                    to_device(new.output, self._device, torch.int32)
+                )
+
+
+def is_special(params: SamplingParams) -> bool:
+    """Whether a draw takes more than logits and columns: it reads tokens or a mask, or reports logprobs."""
+    return params.edits_logits or params.logprobs is not None
+
+
+def needs_history(params: SamplingParams) -> bool:
+    """Whether a draw depends on the tokens before it."""
+    return params.has_penalties or any(len(word) > 1 for word in params.bad_words)
+
+
+def _columns(new: NewRow) -> Iterable[int]:
+    """Return the columns of a row, in their order."""
+    params = new.sampling
+    bits = np.array([params.draw_temperature, params.top_p, params.min_p], dtype=np.float32).view(np.int32)
+    last = new.output[-1] if new.output else new.prompt[-1]
+    return [last, new.choice, params.seed_bits, min(params.top_k, 1 << 62), *map(int, bits)]
