@@ -145,11 +145,13 @@ class Engine:
             self._step_tokens.observe(step.plan.num_tokens)
             self._in_flight.put(step, self.runner.launch)
         if len(self._in_flight) > self.runner.depth or not step.sequences:
-            self._draw_masked()
+            if self._in_flight:
+                self._draw_masked()
             while meanwhile and self._in_flight and not self._in_flight.done():
                 meanwhile()
             self._collect(result)
-        self._draw_masked()
+        if self._in_flight:
+            self._draw_masked()
         return result
 
     def _draw_masked(self) -> None:
@@ -157,11 +159,10 @@ class Engine:
 
         The device still computes that step, as a rule, while its masks are found.
         """
-        if self._in_flight:
-            step, launched = self._in_flight.oldest
-            if step.masked:
-                launched.draw_masked(self._masks.compute(step.masked))
-                step.masked = []
+        step, launched = self._in_flight.oldest
+        if step.masked:
+            launched.draw_masked(self._masks.compute(step.masked))
+            step.masked = []
 
     def reserve(self) -> list[Reservation]:
         """Reserve blocks for requests that import KV, as `step` does, and return what that step would have told."""

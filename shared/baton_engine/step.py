@@ -26,7 +26,9 @@ class Step(msgspec.Struct):
         rows = [sequence.row for sequence in sequences]
         ends = [sequence.computed for sequence in sequences]
         step = cls(sequences, StepPlan(rows, [1] * count, ends, [1] * count, count), [])
-        step._mask([index for index, sequence in enumerate(sequences) if sequence.matcher is not None])
+        masked = [index for index, sequence in enumerate(sequences) if sequence.matcher is not None]
+        if masked:
+            step._mask(masked)
         return step
 
     def put(self, sequence: Sequence, count: int, draws: int) -> None:
