@@ -9,8 +9,8 @@ from xdist.scheduler import LoadScopeScheduling
 # another, since they share pods and some of them measure time. These tests mostly wait, which is why there are more
 # processes than cores.
 _WITH_PODS: Final = (
-    {"chaos", "e2e"},
-    {"cli", "clients", "fuzz_peers", "ingress", "loadtest", "prometheus"},
+    {"e2e"},
+    {"chaos", "cli", "clients", "fuzz_peers", "ingress", "loadtest", "prometheus"},
 )
 
 
