@@ -52,10 +52,13 @@ class Process:
         def found() -> Line | None:
             return next((line for line in self.lines[after:] if matches(line)), None)
 
-        async with asyncio.timeout(timeout_s), self._news:
-            while (line := found()) is None:
-                assert not self._reading.done(), f"the process has ended: {self.lines[-20:]}"
-                await self._news.wait()
+        try:
+            async with asyncio.timeout(timeout_s), self._news:
+                while (line := found()) is None:
+                    assert not self._reading.done(), f"the process has ended: {self.lines[-20:]}"
+                    await self._news.wait()
+        except TimeoutError:
+            raise TimeoutError(f"the process wrote no such line: {self.lines[-20:]}") from None
         return line
 
     async def logged(self, event: str, timeout_s: float = 60) -> Line:
