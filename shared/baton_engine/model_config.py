@@ -7,6 +7,7 @@ import msgspec
 from baton_common.kv_layout import KvLayout, Plane
 
 from .attention_spec import AttentionSpec
+from .config import ConfigError
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str  # of the checkpoint
     eos_token_ids: tuple[int, ...]
     attention: tuple[AttentionSpec, ...]  # of each layer
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads evenly"
+            )
+        # Rotations and their kernels work on pairs.
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim is {self.head_dim}; it must be even")
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:

@@ -88,8 +88,6 @@ class Bloom:
         )
         if hidden % heads:
             raise ConfigError(f"hidden_size {hidden} is not a multiple of the {heads} attention heads")
-        if hidden // heads % 2:
-            raise ConfigError(f"heads of {hidden // heads} elements are not served; their number must be even")
         spec = AttentionSpec(scale=(hidden // heads) ** -0.5, alibi=alibi_slopes(heads))
         return BloomConfig(
             architecture=file.architecture,

@@ -1,8 +1,5 @@
 """Falcon 7B, 40B and 180B (Almazrouei et al., 2023): attention and MLP side by side, few heads of keys and values."""
 
-from typing import Any, Self
-
-import msgspec
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
@@ -15,23 +12,17 @@ from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
-from baton_engine.layers.rope import Rope, read_rope, rotary_tables
-from baton_engine.model_config import ModelConfig
+from baton_engine.layers.rope import read_rope, rotary_tables
 from baton_engine.source import Source
 
+from .rotary_config import RotaryConfig
 
-class FalconConfig(ModelConfig, frozen=True, kw_only=True):
+
+class FalconConfig(RotaryConfig, frozen=True, kw_only=True):
     layer_norm_epsilon: float
     bias: bool
     parallel: bool  # the MLP reads what attention reads, not what it returns
     two_norms: bool  # attention and MLP have a norm each, though they are side by side
-    rope: Rope
-
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "rope": self.rope.layout}
-
-    def limited(self, max_positions: int) -> Self:
-        return msgspec.structs.replace(self, rope=self.rope.limited(max_positions))
 
 
 class FalconLayer:
@@ -82,10 +73,8 @@ class Falcon:
         hidden, context = file.count("hidden_size", 4544), file.count("max_position_embeddings", 2048)
         newer, parallel = file.flag("new_decoder_architecture"), file.flag("parallel_attn", True)
         kv_heads = file.count("num_kv_heads", heads) if newer else 1 if file.flag("multi_query", True) else heads
-        if hidden % heads or hidden // heads % 2:
-            raise ConfigError(f"hidden_size {hidden} must be an even multiple of the {heads} attention heads")
-        if heads % kv_heads:
-            raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+        if hidden % heads:
+            raise ConfigError(f"hidden_size {hidden} is not a multiple of the {heads} attention heads")
         return FalconConfig(
             architecture=file.architecture,
             vocab_size=file.count("vocab_size", 65024),

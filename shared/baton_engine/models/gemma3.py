@@ -6,7 +6,6 @@ import msgspec
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
-from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
@@ -45,10 +44,6 @@ def read_gemma_config(kind: type[Kind], file: ConfigFile, context: int, **facts:
     file.absent("use_bidirectional_attention", False)
     heads, kv_heads = file.count("num_attention_heads", 8), file.count("num_key_value_heads", 4)
     head_dim = file.count("head_dim", 256)
-    if heads % kv_heads:
-        raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
-    if head_dim % 2:
-        raise ConfigError(f"head_dim is {head_dim}; rotary embeddings need an even one")
     return kind(
         architecture=file.architecture,
         hidden_size=file.count("hidden_size", 2304),

@@ -59,8 +59,8 @@ class Gpt2:
             file.absent(name, False)
         file.absent("scale_attn_weights", True)
         hidden, layers, heads = file.count("n_embd", 768), file.count("n_layer", 12), file.count("n_head", 12)
-        if hidden % heads or hidden // heads % 2:
-            raise ConfigError(f"n_embd {hidden} must be an even multiple of the {heads} heads")
+        if hidden % heads:
+            raise ConfigError(f"n_embd {hidden} is not a multiple of the {heads} heads")
         return Gpt2Config(
             architecture=file.architecture,
             vocab_size=file.count("vocab_size", 50257),

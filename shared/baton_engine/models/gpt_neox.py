@@ -1,8 +1,5 @@
 """GPT-NeoX (Black et al., 2022) and Pythia: attention and MLP side by side, a part of each head rotated."""
 
-from typing import Any, Self
-
-import msgspec
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
@@ -15,25 +12,19 @@ from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
-from baton_engine.layers.rope import Rope, read_rope, rotary_tables
-from baton_engine.model_config import ModelConfig
+from baton_engine.layers.rope import read_rope, rotary_tables
 from baton_engine.source import Source
+
+from .rotary_config import RotaryConfig
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu"}
 
 
-class GptNeoXConfig(ModelConfig, frozen=True, kw_only=True):
+class GptNeoXConfig(RotaryConfig, frozen=True, kw_only=True):
     layer_norm_eps: float
     activation: str
     bias: bool  # of the attention's projections
     parallel: bool  # the MLP reads what attention reads, not what it returns
-    rope: Rope
-
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "rope": self.rope.layout}
-
-    def limited(self, max_positions: int) -> Self:
-        return msgspec.structs.replace(self, rope=self.rope.limited(max_positions))
 
 
 class GptNeoXLayer:
@@ -81,8 +72,8 @@ class GptNeoX:
     def read_config(cls, file: ConfigFile) -> GptNeoXConfig:
         layers, heads = file.count("num_hidden_layers", 44), file.count("num_attention_heads", 64)
         hidden, context = file.count("hidden_size", 6144), file.count("max_position_embeddings", 2048)
-        if hidden % heads or hidden // heads % 2:
-            raise ConfigError(f"hidden_size {hidden} must be an even multiple of the {heads} attention heads")
+        if hidden % heads:
+            raise ConfigError(f"hidden_size {hidden} is not a multiple of the {heads} attention heads")
         partial, theta = file.number("rotary_pct", 0.25), file.number("rotary_emb_base", 10000.0)
         rope = read_rope(ConfigFile({"rope_theta": theta, **file.fields}), context, partial)
         if rope.rotary_dim(hidden // heads) % 2:

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import msgspec
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
-from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
@@ -17,25 +15,19 @@ from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import Rope, read_rope, rotary_tables
-from baton_engine.model_config import ModelConfig
 from baton_engine.source import Source
 
+from .rotary_config import RotaryConfig
 
-class LlamaConfig(ModelConfig, frozen=True, kw_only=True):
+
+class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
     """The facts of the Llama line."""
 
     rms_norm_eps: float
-    rope: Rope
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "rope": self.rope.layout}
-
-    def limited(self, max_positions: int) -> Self:
-        return msgspec.structs.replace(self, rope=self.rope.limited(max_positions))
 
     def rotates(self, layer: int) -> bool:
         """Whether a layer rotates its queries and keys."""
@@ -75,10 +67,6 @@ def read_llama_config(
     kv_heads = file.count("num_key_value_heads", defaults.num_kv_heads or heads)
     head_dim = file.count("head_dim", defaults.head_dim or hidden // heads)
     context = file.count("max_position_embeddings", defaults.max_position_embeddings)
-    if heads % kv_heads:
-        raise ConfigError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
-    if head_dim % 2:
-        raise ConfigError(f"head_dim is {head_dim}; rotary embeddings need an even one")
     return kind(
         architecture=file.architecture,
         vocab_size=file.count("vocab_size"),
