@@ -96,20 +96,27 @@ class LlamaLayer:
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
-        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         attention, mlp = source.at("self_attn"), source.at("mlp")
         norms = None
         if config.qk_norm:
             q_norm, k_norm = (RmsNorm(attention.at(name), config.head_dim, eps) for name in ("q_norm", "k_norm"))
             norms = q_norm, k_norm
-        qkv = Linear(attention, ["q_proj", "k_proj", "v_proj"], [q, kv, kv], hidden, bias=config.qkv_bias)
-        output = Linear(attention, ["o_proj"], [hidden], q, bias=config.output_bias)
-        gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, bias=config.mlp_bias)
+        attended = config.num_heads * config.head_dim
+        output = Linear(attention, ["o_proj"], [hidden], attended, bias=config.output_bias)
         down = Linear(mlp, ["down_proj"], [hidden], inner, bias=config.mlp_bias)
         self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps)
-        self.attention = Attention(config, layer, source.ops, qkv, output, rotary, norms)
+        self.attention = Attention(config, layer, source.ops, self.qkv(config, attention), output, rotary, norms)
         self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
-        self.mlp = GatedMlp(gate_up, down, "silu")
+        self.mlp = GatedMlp(self.gate_up(config, mlp), down, "silu")
+
+    def qkv(self, config: LlamaConfig, source: Source) -> Linear:
+        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        names = ["q_proj", "k_proj", "v_proj"]
+        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias)
+
+    def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
+        inner = config.intermediate_size
+        return Linear(source, ["gate_proj", "up_proj"], [inner, inner], config.hidden_size, bias=config.mlp_bias)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
