@@ -133,7 +133,8 @@ class Scheduler:
         running, budget, size = State.RUNNING, self._max_num_batched_tokens, self._block_size
         for sequence in self.running.copy():
             computed = sequence.computed
-            if sequence.num_tokens - computed > 1 or (sequence.exports and not sequence.ends_here):
+            # After a prompt's last token all choices of the request are drawn, which makes it no decode.
+            if sequence.num_tokens - computed > 1 or (sequence.splits and sequence.num_tokens == sequence.given_len):
                 chunks.append(sequence)
             elif (
                 sequence.state is running

@@ -24,6 +24,15 @@ def test_greedy_choices_are_all_the_reference(windowed: Path, length: int) -> No
     assert_idle(engine)
 
 
+@pytest.mark.parametrize("length", [16, 17, 18, 33])
+def test_a_prompt_whose_last_token_is_a_step_of_its_own_gets_all_its_choices(llama: Path, length: int) -> None:
+    prompt = make_prompt(length)
+    engine = make_engine(llama, max_num_batched_tokens=16, block_size=4)
+    transcript = generate(engine, [make_request(0, prompt, 8, n=3)])
+    assert transcript.tokens == {(0, choice): reference_greedy(llama, prompt, 8) for choice in range(3)}
+    assert_idle(engine)
+
+
 def test_sampled_choices_differ_and_repeat(llama: Path) -> None:
     request = make_request(0, make_prompt(21), 30, n=4, temperature=1.0, seed=11)
     first, second = (generate(make_engine(llama), [request]).tokens for _ in range(2))

@@ -74,6 +74,7 @@ def test_same_tokens_as_on_the_cpu(llama: Path, name: str, monkeypatch: pytest.M
     seed = random.randrange(1000)
     print(f"seed {seed}")
     expected = generate(make_engine(llama, **{**settings, "deterministic": False}), make_requests(seed))
+    assert len(expected.reasons) == sum(request.sampling.n for request in make_requests(seed))
     pretend(monkeypatch)
     engine = make_engine(llama, **settings)
     got = generate(engine, make_requests(seed))

@@ -158,7 +158,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         running = list(self.engine.scheduler.running)
-        decodes = [s for s in running if s.num_tokens - s.computed == 1 and not s.ends_here and not s.exports]
+        decodes = [
+            s for s in running
+            if s.num_tokens - s.computed == 1 and not s.ends_here and not (s.splits and s.num_tokens == s.given_len)
+        ]  # fmt: skip
         preemptions = self.engine.scheduler.num_preemptions
         steps: list[Step] = []
         schedule = self.engine.scheduler.schedule
