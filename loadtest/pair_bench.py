@@ -55,7 +55,7 @@ class CacheOnly:
         self.missing = 0
 
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool:
-        self.runner.cache.scatter(self.blocks, extent, values)
+        self.runner.cache.scatter([self.blocks], extent, values)
         self.missing -= extent.num_tokens
         return not self.missing
 
@@ -131,7 +131,7 @@ def through_pair(rank: int, tokens: int, engine: CacheOnly, mover: KvMover, peer
     began = time.perf_counter()
     if rank == 0:
         mover.expect(1, PAIR)
-        mover.put(Export(1, engine.runner.cache.layout.extent(0, tokens), engine.blocks))
+        mover.put(Export(1, engine.runner.cache.layout.extent(0, tokens), [engine.blocks]))
         while not peer.poll():
             mover.pack()
             mover.settle()

@@ -7,10 +7,10 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
-@triton.jit(do_not_specialize=["count", "stride", "table_stride", "rows"])
+@triton.jit(do_not_specialize=["count", "stride", "table_stride", "group_stride", "rows"])
 def _unpack_kernel(
-    packed, columns, tables, ints, lengths, floats, count, stride, table_stride, rows,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    packed, columns, tables, ints, lengths, floats, count, stride, table_stride, group_stride, rows,
+    GROUPS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -18,42 +18,49 @@ def _unpack_kernel(
     inside = at < count
     row = tl.load(packed + at, mask=inside, other=0)
     position = tl.load(packed + count + at, mask=inside, other=0)
-    block = tl.load(tables + row * table_stride + position // PAGE, mask=inside, other=0).to(tl.int64)
     token = tl.maximum(tl.load(columns + row, mask=inside, other=0), 0)
     tl.store(ints + at, token, mask=inside)
     tl.store(ints + stride + at, row, mask=inside)
     tl.store(ints + 2 * stride + at, position, mask=inside)
-    tl.store(ints + 3 * stride + at, tl.where(row < rows - 1, block * PAGE + position % PAGE, -1), mask=inside)
-    tl.store(ints + 4 * stride + at, position + 1, mask=inside)
+    tl.store(ints + 3 * stride + at, position + 1, mask=inside)
     tl.store(lengths + at, (position + 1).to(tl.int32), mask=inside)
     for field in tl.static_range(3):
         value = tl.load(columns + (1 + field) * rows + row, mask=inside, other=0)
-        tl.store(ints + (5 + field) * stride + at, value, mask=inside)
+        tl.store(ints + (4 + field) * stride + at, value, mask=inside)
     for field in tl.static_range(3):
         bits = tl.load(columns + (4 + field) * rows + row, mask=inside, other=0).to(tl.int32)
         tl.store(floats + field * stride + at, bits.to(tl.float32, bitcast=True), mask=inside)
+    for group in tl.static_range(GROUPS):
+        table = tables + row * table_stride + group * group_stride
+        block = tl.load(table + position // PAGE, mask=inside, other=0).to(tl.int64)
+        slot = tl.where(row < rows - 1, block * PAGE + position % PAGE, -1)
+        tl.store(ints + (7 + group) * stride + at, slot, mask=inside)
 
 
 class DecodeInputs:
-    """Device tensors of a decode step for a fixed number of sequences; `unpack` fills them."""
+    """Device tensors of a decode step for a fixed number of sequences; `unpack` fills them.
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    slots: [groups of layers, sequences] int64.
+    """
+
+    def __init__(self, count: int, device: torch.device, num_groups: int = 1) -> None:
         self.packed = torch.zeros(2, count, dtype=torch.int64, device=device)
         # Rows begin where 16 bytes do: Triton compiles a kernel anew for pointers of another alignment.
         stride = -(-count // 4) * 4
-        self._ints = torch.zeros(8, stride, dtype=torch.int64, device=device)[:, :count]
+        self._ints = torch.zeros(7 + num_groups, stride, dtype=torch.int64, device=device)[:, :count]
         self._floats = torch.zeros(3, stride, dtype=torch.float32, device=device)[:, :count]
-        self.token_ids, self.rows, self.positions, self.slots, self.next_positions = self._ints[:5]
-        self.choices, self.seeds, self.top_ks = self._ints[5:]
+        self.token_ids, self.rows, self.positions, self.next_positions = self._ints[:4]
+        self.choices, self.seeds, self.top_ks = self._ints[4:7]
+        self.slots = self._ints[7:]
         self.temperatures, self.top_ps, self.min_ps = self._floats
         self.lengths = torch.ones(count, dtype=torch.int32, device=device)
 
     def unpack(self, columns: torch.Tensor, tables: torch.Tensor, block_size: int) -> None:
-        """columns: [FIELDS, rows] int64 and tables: [rows, most blocks] int32, as reference/decode_inputs.py has them;
-        both contiguous."""
+        """columns: [FIELDS, rows] int64 and tables: [rows, groups of layers, most blocks] int32, as
+        reference/decode_inputs.py has them; both contiguous."""
         count = self.packed.shape[1]
         _unpack_kernel[(triton.cdiv(count, 128),)](
             self.packed, columns, tables, self._ints, self.lengths, self._floats,
-            count, self._ints.stride(0), tables.stride(0), columns.stride(0),
-            PAGE=block_size, BLOCK=128, num_warps=4, **overlap_options(self.packed.device),
+            count, self._ints.stride(0), tables.stride(0), tables.stride(1), columns.stride(0),
+            GROUPS=len(self.slots), PAGE=block_size, BLOCK=128, num_warps=4, **overlap_options(self.packed.device),
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout
 from baton_engine.delta import Reservation
 from baton_kv.link import PrefillLink
 from baton_kv.tickets import TicketBook
@@ -12,11 +12,12 @@ from baton_proto import handover_pb2 as kv
 class Handover:
     """Owns a ticket: it is open from the beginning until `close`."""
 
-    def __init__(self, tickets: TicketBook, link: PrefillLink, reservation: Reservation, extent: Extent) -> None:
-        """extent: what is ordered, as the engine has reserved it."""
-        self.ticket = tickets.open(reservation.id, reservation.generation, extent)
+    def __init__(self, tickets: TicketBook, link: PrefillLink, reservation: Reservation, layout: KvLayout) -> None:
+        """Order what a reservation lacks. layout: of the engine that has reserved it."""
+        extents = layout.seen(reservation.first_token, reservation.num_tokens)
+        self.ticket = tickets.open(reservation.id, reservation.generation, extents)
         self.link = link
-        self.num_tokens = extent.num_tokens
+        self.num_tokens = reservation.num_tokens
         self.kv_complete = False
         self._tickets = tickets
         self.note_arrival()

@@ -105,14 +105,13 @@ class Handovers:
         request = self._requests.get(reservation.id)
         if request is None:
             return
-        extent = self._bounds.layout.extent(reservation.first_token, reservation.num_tokens)
         while request.prefills and not self.may_link(request.prefills[0]):
             request.prefills.pop(0)
         if not request.prefills:
             self._engine.send(CancelImport(request.id))
             return
         link = self._links.to(request.prefills.pop(0))
-        request.handover = Handover(self._tickets, link, reservation, extent)
+        request.handover = Handover(self._tickets, link, reservation, self._bounds.layout)
         if request.span is not None:
             request.span.part("reserve")
         submit = request.submit

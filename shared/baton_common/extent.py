@@ -1,7 +1,7 @@
 """Which part of a prompt's KV something is: some layers, tokens and heads of it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -36,11 +36,12 @@ class Extent(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Missing:
-    """What of an extent has not come yet, while parts of it come in any order and any sizes, each but once."""
+    """The parts of some extents that have not arrived. Parts may arrive in any order and any sizes, each but once."""
 
-    def __init__(self, extent: Extent) -> None:
-        # Boxes that do not overlap. One, as long as parts come in order with all layers and heads.
-        self._boxes = [extent.box()] if _volume(extent.box()) else []
+    def __init__(self, extents: Iterable[Extent]) -> None:
+        """extents: they do not overlap."""
+        # Boxes that do not overlap. One for each extent, as long as parts come in order with all layers and heads.
+        self._boxes = [extent.box() for extent in extents if _volume(extent.box())]
 
     def __bool__(self) -> bool:
         return bool(self._boxes)

@@ -1,10 +1,16 @@
 """What a model keeps of each token in its KV cache, and how much of it a piece on its way holds."""
 
+import itertools
+from functools import cache
+
 import msgspec
 
 from .extent import Extent
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+# Each group of layers costs a block table for each sequence. A model with few layers of one kind among many of another
+# gets no more groups than about this many, and its blocks have unused places instead.
+_MOST_GROUPS = 8
 
 
 class Plane(msgspec.Struct, array_like=True, frozen=True):
@@ -28,14 +34,67 @@ class Plane(msgspec.Struct, array_like=True, frozen=True):
         return slice(min(heads.start, self.heads), min(heads.stop, self.heads))
 
 
+class LayerGroup(msgspec.Struct, frozen=True):
+    """Layers that share a block table. All of them see the same tokens.
+
+    window: how many tokens a query sees, its own included; None = all. layers: in ascending order.
+    """
+
+    window: int | None
+    layers: tuple[int, ...]
+
+    def first_seen(self, position: int) -> int:
+        """Return the first token that the query at a position sees."""
+        return 0 if self.window is None else max(position + 1 - self.window, 0)
+
+    def most_blocks(self, tokens: int, block_size: int, step_tokens: int) -> int:
+        """Return how many blocks a sequence of so many tokens holds at most.
+
+        step_tokens: the most that a step computes of it.
+        """
+        blocks = -(-tokens // block_size)
+        if self.window is None:
+            return blocks
+        # While a step is scheduled, the blocks of the step before it are still held. Neither has to begin at a block.
+        return min(blocks, -(-(self.window + 2 * step_tokens) // block_size) + 1)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Consecutive layers that lie one after another in the blocks of one group.
+
+    place: where the first of them lies in each block.
+    """
+
+    group: int
+    place: int
+    first_layer: int
+    num_layers: int
+
+
 class KvLayout(msgspec.Struct, array_like=True, frozen=True):
-    """The planes that each layer of a model has.
+    """The planes that each layer of a model has, and how many tokens each layer sees.
+
+    windows: of each layer, in tokens; empty = every layer sees all tokens.
+
+    The layers form groups. A block holds some tokens of one group, and the blocks of all groups have one size, so that
+    they come from one pool (the hybrid KV cache of vLLM works in the same way).
 
     A piece of KV holds layer after layer, of each layer plane after plane, and of each plane [tokens, heads, dim].
     """
 
     num_layers: int
     planes: tuple[Plane, ...]
+    windows: tuple[int | None, ...] = ()
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The groups of layers. Those that see all tokens come first."""
+        return _groups(self.windows or (None,) * self.num_layers)
+
+    @property
+    def depth(self) -> int:
+        """Layers for which a block has room: as many as the largest group has."""
+        return max(len(group.layers) for group in self.groups)
 
     @property
     def num_heads(self) -> int:
@@ -46,6 +105,11 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     def layer_bytes(self) -> int:
         """Bytes of one token in one layer."""
         return self._layer_bytes(slice(0, self.num_heads))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that a block has for each of its tokens."""
+        return self.depth * self.layer_bytes
 
     @property
     def token_bytes(self) -> int:
@@ -73,6 +137,70 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
             num_heads=self.num_heads,
         )
 
+    def seen(self, first_token: int, num_tokens: int) -> list[Extent]:
+        """Return the extents of all KV that some last tokens of a sequence leave to the token after them.
+
+        Layers with a window leave out the tokens that no later query sees.
+        """
+        end = first_token + num_tokens
+        whole = self.extent(first_token, num_tokens)
+        return self.still_seen(whole, end) if num_tokens else []
+
+    def still_seen(self, extent: Extent, position: int) -> list[Extent]:
+        """Return the parts of an extent that the query at a position still sees, one for neighbouring layers that see
+        the same tokens."""
+        parts = []
+        layers = range(self.num_layers)[extent.layers]
+        for window, same in itertools.groupby(layers, lambda layer: self.windows[layer] if self.windows else None):
+            members = list(same)
+            first = max(extent.first_token, LayerGroup(window, ()).first_seen(position))
+            if first < extent.tokens.stop:
+                part = msgspec.structs.replace(
+                    extent,
+                    first_token=first,
+                    num_tokens=extent.tokens.stop - first,
+                    first_layer=members[0],
+                    num_layers=len(members),
+                )
+                parts.append(part)
+        return parts
+
+    def runs(self, layers: slice) -> list[Run]:
+        """Return where the KV of consecutive layers lies."""
+        places = _places(self.groups)
+        runs: list[Run] = []
+        for layer in range(self.num_layers)[layers]:
+            group, place = places[layer]
+            last = runs[-1] if runs else None
+            if last is not None and (group, place) == (last.group, last.place + last.num_layers):
+                runs[-1] = msgspec.structs.replace(last, num_layers=last.num_layers + 1)
+            else:
+                runs.append(Run(group, place, layer, 1))
+        return runs
+
     def _layer_bytes(self, heads: slice) -> int:
         parts = ((plane.part(heads), plane.head_bytes) for plane in self.planes)
         return sum((part.stop - part.start) * head_bytes for part, head_bytes in parts)
+
+
+@cache
+def _groups(windows: tuple[int | None, ...]) -> tuple[LayerGroup, ...]:
+    """Group layers by window. Groups have as many layers as the rarest window has, and the last of a window fewer."""
+    by_window: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        by_window.setdefault(window, []).append(layer)
+    size = max(min(map(len, by_window.values())), -(-len(windows) // _MOST_GROUPS))
+    groups = [
+        LayerGroup(window, tuple(layers[first : first + size]))
+        for window, layers in by_window.items()
+        for first in range(0, len(layers), size)
+    ]
+    return tuple(sorted(groups, key=lambda group: group.window is not None))
+
+
+@cache
+def _places(groups: tuple[LayerGroup, ...]) -> dict[int, tuple[int, int]]:
+    """Return for each layer its group and its place in each block of the group."""
+    return {
+        layer: (index, place) for index, group in enumerate(groups) for place, layer in enumerate(group.layers)
+    }  # fmt: skip

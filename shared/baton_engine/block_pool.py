@@ -4,27 +4,24 @@ A block is held (references > 0), cached (no references, contents known by hash,
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from baton_common.set_changes import SetChanges
 
 
-class SharedBlocks:
-    """The first `count` blocks of several sequences, which have one reference to each of them together."""
-
-    def __init__(self, count: int, holders: int) -> None:
-        self.count = count
-        self.holders = holders
-
-
 class BlockPool:
-    """Reference counts, prefix cache and least-recently-used eviction over `num_blocks` blocks."""
+    """Reference counts, prefix cache and least-recently-used eviction over `num_blocks` blocks.
 
-    def __init__(self, num_blocks: int, enable_prefix_caching: bool = True) -> None:
+    Each group of layers has hashes of its own, since its blocks hold other KV of the same tokens. `changes` tells of
+    the first group's hashes only: they stand for the prompts that are known.
+    """
+
+    def __init__(self, num_blocks: int, enable_prefix_caching: bool = True, num_groups: int = 1) -> None:
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
         self.references = [0] * num_blocks
-        self._hash_of: dict[int, bytes] = {}
-        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, tuple[int, bytes]] = {}  # with the group
+        self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self.num_cached = 0
         self.changes: SetChanges[bytes] = SetChanges()  # of the hashes that are found, until somebody takes them
         # In the order in which they will be given out: empty ones first, then the least recently used.
@@ -39,11 +36,15 @@ class BlockPool:
     def num_held(self) -> int:
         return self.num_blocks - len(self._available)
 
-    def match(self, hashes: list[bytes]) -> list[int]:
+    def find(self, digest: bytes, group: int = 0) -> int | None:
+        """Return the block that is found under a hash, without holding it."""
+        return self._block_of[group].get(digest)
+
+    def match(self, hashes: list[bytes], group: int = 0) -> list[int]:
         """Return the blocks of the longest known prefix, without holding them."""
-        blocks = []
+        blocks, block_of = [], self._block_of[group]
         for digest in hashes:
-            block = self._block_of.get(digest)
+            block = block_of.get(digest)
             if block is None:
                 break
             blocks.append(block)
@@ -62,10 +63,11 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             block, _ = self._available.popitem(last=False)
-            digest = self._hash_of.pop(block, None)
-            if digest is not None:
-                del self._block_of[digest]
-                self.changes.lose(digest)
+            entry = self._hash_of.pop(block, None)
+            if entry is not None:
+                group, digest = entry
+                del self._block_of[group][digest]
+                self._tell(self.changes.lose, group, digest)
                 self.num_cached -= 1
             self.references[block] = 1
             blocks.append(block)
@@ -82,33 +84,30 @@ class BlockPool:
                 else:
                     self._available.move_to_end(block, last=False)
 
-    def release_all(self, blocks: list[int], shared: SharedBlocks | None) -> None:
-        """Drop a sequence's references to its blocks, of which it may hold the first together with others."""
-        if shared is not None:
-            shared.holders -= 1
-            if shared.holders:
-                blocks = blocks[shared.count :]
-        self.release(blocks)
-
     def is_shared(self, block: int) -> bool:
         return self.references[block] > 1
 
-    def remember(self, block: int, digest: bytes) -> None:
+    def remember(self, block: int, digest: bytes, group: int = 0) -> None:
         """Let a held block whose contents are complete be found under its hash. The first block of a hash keeps it."""
-        if self.enable_prefix_caching and digest not in self._block_of and block not in self._hash_of:
-            self._block_of[digest] = block
-            self.changes.gain(digest)
-            self._hash_of[block] = digest
+        if self.enable_prefix_caching and digest not in self._block_of[group] and block not in self._hash_of:
+            self._block_of[group][digest] = block
+            self._tell(self.changes.gain, group, digest)
+            self._hash_of[block] = group, digest
 
     def forget_all(self) -> None:
         """Empty the prefix cache."""
-        for block, digest in self._hash_of.items():
-            self.changes.lose(digest)
+        for block, (group, digest) in self._hash_of.items():
+            self._tell(self.changes.lose, group, digest)
             if self.references[block] == 0:
                 self._available.move_to_end(block, last=False)
         self.num_cached = 0
         self._hash_of.clear()
-        self._block_of.clear()
+        for block_of in self._block_of:
+            block_of.clear()
+
+    def _tell(self, change: Callable[[bytes], None], group: int, digest: bytes) -> None:
+        if group == 0:
+            change(digest)
 
     def check_integrity(self, held: list[list[int]]) -> None:
         """Compare the reference counts with the tables that exist. Raises RuntimeError at the first difference.
@@ -124,6 +123,7 @@ class BlockPool:
                 raise RuntimeError(f"block {block} has {self.references[block]} references, {count} tables hold it")
             if (count == 0) != (block in self._available):
                 raise RuntimeError(f"block {block} has {count} references and is on the wrong list")
-        for digest, block in self._block_of.items():
-            if self._hash_of.get(block) != digest:
-                raise RuntimeError(f"block {block} is found under a hash that it does not hold")
+        for group, block_of in enumerate(self._block_of):
+            for digest, block in block_of.items():
+                if self._hash_of.get(block) != (group, digest):
+                    raise RuntimeError(f"block {block} is found under a hash that it does not hold")

@@ -12,7 +12,7 @@ from .kv_cache import KvCache
 class Tokens(msgspec.Struct):
     """The model's inputs, [T] int64 each, sequences one after another.
 
-    slots: block * block_size + offset, where each token's KV goes; -1 = nowhere.
+    slots: [groups of layers, T], block * block_size + offset, where each token's KV goes; -1 = nowhere.
     """
 
     ids: torch.Tensor
@@ -36,10 +36,14 @@ class Context:
     ) -> None:
         """The backend is prepared for these tokens. written: called with the number of each layer when what writes its
         KV has been launched."""
-        self.ids, self.positions, self.slots = tokens.ids, tokens.positions, tokens.slots
-        self.cache = cache
+        self.ids, self.positions = tokens.ids, tokens.positions
+        self._slots, self._cache = tokens.slots, cache
         self._backend = backend
         self._written = written
+
+    def cache(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return where a layer puts the tokens' KV: their slots, [T] int64, and the layer's planes."""
+        return self._slots[self._cache.group_of(layer)], *self._cache.layer(layer)
 
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor | None:
         """Return where a layer must put its queries, [tokens, heads, head_dim]; None = into a new tensor."""

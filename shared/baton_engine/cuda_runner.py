@@ -60,7 +60,7 @@ class CudaRunner(Runner):
 
     def start(self) -> None:
         super().start()
-        [prompts, _] = forward_steps(self._config, self.max_model_len)
+        [prompts, _] = forward_steps(self._config, self.max_model_len, self._num_groups)
         started = time.perf_counter()
         self.launch(prompts).wait()
         seconds = time.perf_counter() - started
@@ -73,7 +73,8 @@ class CudaRunner(Runner):
         )
 
     def _make_table(self) -> DeviceRowTable:
-        return DeviceRowTable(self._config.max_num_seqs, self.max_model_len, self._block_size, self.device)
+        rows, groups = self._config.max_num_seqs, self._num_groups
+        return DeviceRowTable(rows, self.max_model_len, self._block_size, groups, self.device)
 
     @property
     def _ops(self) -> Ops:
@@ -140,10 +141,10 @@ class CudaRunner(Runner):
         """Compute a step of any kind."""
         count = plan.num_tokens
         size = self._token_graphs.size_for(count) if self._token_graphs else None
-        host = host_buffer((3, size or count), torch.int64, self.device)
+        host = host_buffer((2 + self._num_groups, size or count), torch.int64, self.device)
         packed = host.numpy()
         packed[:2, count:] = 0
-        packed[2, count:] = -1
+        packed[2:, count:] = -1
         batch = self._pack(plan, packed)
         self._backend.prepare(batch)
         marks = self._marks(plan)
@@ -151,10 +152,11 @@ class CudaRunner(Runner):
         if self._token_graphs and size:
             hidden, ids = self._token_graphs.forward(size, host, written)
         else:
-            ids, positions, slots = host.to(self.device, non_blocking=True)
+            inputs = host.to(self.device, non_blocking=True)
+            ids = inputs[0]
             if packed[0].min() < 0:
                 ids = self._resolve(ids)
-            hidden = self._model(self._context(Tokens(ids, positions, slots), written))
+            hidden = self._model(self._context(Tokens(ids, inputs[1], inputs[2:]), written))
         tokens = torch.empty(sum(plan.draws), dtype=torch.int64, device=self.device)
         flying = Flying(tokens, plan.draws)
         flying.layers = marks

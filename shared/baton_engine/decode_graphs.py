@@ -63,12 +63,13 @@ class DecodeGraphs:
         self._graphs: dict[int, _Graph] = {}
 
     def capture(self, recorder: Recorder, progress: Progress | None) -> None:
-        most = self._table.spare
+        table = self._table
+        most = table.spare
         sizes = [size for size in (1, 2, 4, *range(8, 64, 8), *range(64, 1025, 16)) if size < most] + [most]
         # From the largest on: the smaller ones find room in the memory of that.
         for done, size in enumerate(reversed(sizes)):
-            inputs = DecodeInputs(size, self._device)
-            inputs.packed[ROW] = self._table.spare
+            inputs = DecodeInputs(size, self._device, table.tables.shape[1])
+            inputs.packed[ROW] = table.spare
             for _ in range(2):
                 self._decode(inputs)
             torch.cuda.synchronize()

@@ -12,6 +12,7 @@ from baton_common.extent import Extent
 from baton_common.histogram import Histogram
 from baton_kernels.reference.sampling import NOT_FINITE
 
+from .block_allocator import BlockAllocator
 from .block_pool import BlockPool
 from .compiling import Compiling
 from .config import EngineConfig
@@ -74,9 +75,11 @@ class Engine:
         self.model = model
         self.config = config
         self.max_model_len = self.runner.max_model_len
-        self.pool = BlockPool(self.runner.cache.num_blocks, config.enable_prefix_caching)
+        layout = self.runner.cache.layout
+        self.pool = BlockPool(self.runner.cache.num_blocks, config.enable_prefix_caching, len(layout.groups))
+        self.allocator = BlockAllocator(self.pool, layout.groups, config.block_size, config.max_num_batched_tokens)
         self.scheduler = Scheduler(
-            self.pool,
+            self.allocator,
             block_size=config.block_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
@@ -85,12 +88,12 @@ class Engine:
         )
         self._arrivals = 0
         self._sequences: dict[int, list[Sequence]] = {}
-        self._imports = Imports(self.runner.cache.layout)
+        self._imports = Imports(layout)
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._masks = Masks(model.vocab_size)
         self._in_flight = Pipeline(self.runner.prefill_rate)
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
-        self._exports = Exports(self.runner.cache.layout, config.block_size)
+        self._exports = Exports(layout, config.block_size)
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
@@ -178,7 +181,7 @@ class Engine:
         self.scheduler.chunk_tokens = self._chunk_tokens(self._in_flight.prefill_rate)
         for index, entries in results.prompt_logprobs.items():
             self._extend_prompt_logprobs(step, index, entries)
-        finished, size, caching = State.FINISHED, self.config.block_size, self.pool.enable_prefix_caching
+        finished, size, allocator = State.FINISHED, self.config.block_size, self.allocator
         for (sequence, count, end), choices in zip(step, results.choices, strict=True):
             if sequence.state is finished:
                 continue
@@ -188,8 +191,8 @@ class Engine:
                 result.broken.append(sequence.request.id)
                 continue
             # What later steps compute may yet prove not to be finite, and a preempted sequence has lost its blocks.
-            if caching and min(end, sequence.computed) // size > sequence.remembered:
-                self.scheduler.remember(sequence, end)
+            if min(end, sequence.computed) // size > sequence.settled:
+                allocator.settle(sequence, end)
             if sequence.exports:
                 result.exports += self._exports.hand_out(sequence, count, end, bool(choices), self.model.num_layers)
             if choices:
@@ -223,7 +226,8 @@ class Engine:
             return None
         if entry.fence is not None:
             entry.fence.wait()
-        self.runner.cache.scatter(entry.sequence.blocks, extent, values)
+        tables = [table.blocks for table in entry.sequence.tables]
+        self.runner.cache.scatter(tables, extent, values)
         entry.missing.remove(extent)
         self._start_import(entry)
         return not entry.missing
@@ -270,9 +274,9 @@ class Engine:
             blocks_cached=self.pool.num_cached,
             queued_prefill_tokens=sum(s.known - s.computed for s in prefilling if s.computed + 1 < s.known),
             preemptions=self.scheduler.num_preemptions,
-            prefix_queries=self.scheduler.prefix_queries,
-            prefix_hits=self.scheduler.prefix_hits,
-            blocks_pinned=self.scheduler.export_blocks,
+            prefix_queries=self.allocator.prefix_queries,
+            prefix_hits=self.allocator.prefix_hits,
+            blocks_pinned=self.allocator.export_blocks,
             step_tokens=self._step_tokens,
             prefill_rate=self._in_flight.prefill_rate,
         )
@@ -280,7 +284,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Compare every count with what it counts. Raises RuntimeError on the first difference; for idle moments."""
         tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_left.keys()}
-        check_integrity(self.pool, self.scheduler, self._sequences, tables)
+        check_integrity(self.allocator, self.scheduler, self._sequences, tables)
 
     def _chunk_tokens(self, prefill_rate: float) -> int:
         return math.ceil(self.config.chunk_ms / 1e3 * prefill_rate)
@@ -300,7 +304,7 @@ class Engine:
         del self._imports.waiting[sequence.request.id]
         sequence.request.imports_kv = False
         self.scheduler.end_import(sequence)
-        self.scheduler.remember(sequence, sequence.computed)
+        self.allocator.settle(sequence, sequence.computed)
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
             self.scheduler.start(choice)
@@ -310,7 +314,7 @@ class Engine:
     def _fork(self, sequence: Sequence, tokens: list[int]) -> None:
         """Give each choice of a request its first token and its own sequence over shared blocks."""
         group = [sequence] + [sequence.fork(choice) for choice in range(1, len(tokens))]
-        self.scheduler.share_blocks(sequence, group[1:])
+        self.allocator.share(sequence, group[1:])
         for choice, token in zip(group, tokens, strict=True):
             choice.append(token)
         self._sequences[sequence.request.id] = group

@@ -11,11 +11,14 @@ from .sequence import Sequence
 
 
 class Export(msgspec.Struct):
-    """What of an exporting request's KV is complete now, and the request's block table."""
+    """A part of an exporting request's KV that is complete now.
+
+    tables: the request's block table for each group of layers.
+    """
 
     id: int
     extent: Extent
-    blocks: list[int]
+    tables: list[list[int]]
 
 
 class Exports:
@@ -35,8 +38,19 @@ class Exports:
         self.layers_out = 0
 
     def hand_out(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Export]:
-        """Return what has not been handed out yet, when a step has computed so many layers of the `count` tokens that
-        end at `end`; complete: these are the last."""
+        """Return the KV that has not been handed out yet, when a step has computed so many layers of the `count` tokens
+        that end at `end`.
+
+        complete: these are the last tokens. Tokens that no later query sees are left out.
+        """
+        tables = [table.blocks for table in sequence.tables]
+        return [
+            Export(sequence.request.id, part, tables)
+            for extent in self._extents(sequence, count, end, complete, layers)
+            for part in self._layout.still_seen(extent, sequence.given_len)
+        ]
+
+    def _extents(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Extent]:
         id, size, extent = sequence.request.id, self._block_size, self._layout.extent
         first = self.first_left.get(id, cast(int, sequence.request.exports_from))
         # Whole blocks, and the rest of one with the next chunk. What is computed after this step does not count yet.
@@ -46,16 +60,15 @@ class Exports:
         all_layers = layers == self._layout.num_layers
         if all_layers and not self.layers_out:
             self.first_left[id] = end
-            return [Export(id, extent(first, end - first), sequence.blocks)]
-        exports: list[Export] = []
+            return [extent(first, end - first)]
+        extents: list[Extent] = []
         if first < begin:
-            # Of what this step has not computed all layers are there.
+            # The steps before have computed these tokens, in all layers.
             first, earlier = min(begin, end), first
             self.first_left[id] = first
-            exports.append(Export(id, extent(earlier, first - earlier), sequence.blocks))
+            extents.append(extent(earlier, first - earlier))
         if first < end:
-            new = extent(first, end - first, self.layers_out, layers - self.layers_out)
-            exports.append(Export(id, new, sequence.blocks))
+            extents.append(extent(first, end - first, self.layers_out, layers - self.layers_out))
             if all_layers:
                 self.first_left[id] = end
-        return exports
+        return extents

@@ -35,7 +35,7 @@ class Imports:
         """Order all that a sequence lacks; what still comes of an earlier order is nobody's."""
         self._generations += 1
         id, first, count = sequence.request.id, sequence.cached, sequence.given_len - sequence.cached
-        missing = Missing(self._layout.extent(first, count))
+        missing = Missing(self._layout.seen(first, count))
         self.waiting[id] = Import(sequence, self._generations, missing, fence, first_tokens)
         return Reservation(id, first, count, self._generations, sequence.cached)
 

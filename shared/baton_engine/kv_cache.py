@@ -1,5 +1,7 @@
 """The memory behind the block pool: what each layer keeps of each token, by block."""
 
+from collections.abc import Sequence
+
 import torch
 
 from baton_common.extent import Extent
@@ -13,7 +15,10 @@ _COPY_BYTES = 64 << 20
 
 
 class KvCache:
-    """A tensor [layers, blocks, block_size, heads, dim] for each plane of a layout. It begins without blocks."""
+    """A tensor [depth, blocks, block_size, heads, dim] for each plane of a layout. It begins without blocks.
+
+    depth: layers of a block. Each block belongs to the sequences of one group of layers at a time.
+    """
 
     def __init__(self, layout: KvLayout, block_size: int, device: torch.device, ops: Ops) -> None:
         self.layout = layout
@@ -29,14 +34,20 @@ class KvCache:
         self.planes: list[torch.Tensor] = []
         self._layers: list[tuple[torch.Tensor, ...]] = []
         for plane in self.layout.planes:
-            shape = self.layout.num_layers, num_blocks, self._block_size, plane.heads, plane.dim
+            shape = self.layout.depth, num_blocks, self._block_size, plane.heads, plane.dim
             self.planes.append(torch.zeros(shape, dtype=getattr(torch, plane.dtype), device=self.device))
-        self._layers = list(zip(*self.planes, strict=True))
+        places = list(zip(*self.planes, strict=True))
+        runs = self.layout.runs(slice(0, self.layout.num_layers))
+        self._layers = [places[run.place + at] for run in runs for at in range(run.num_layers)]
+        self._group_of = [run.group for run in runs for _ in range(run.num_layers)]
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
-        return self.layout.token_bytes * self._block_size
+        return self.layout.slot_bytes * self._block_size
+
+    def group_of(self, layer: int) -> int:
+        """Return the group of a layer, whose block tables say where the layer's KV is."""
+        return self._group_of[layer]
 
     def layer(self, layer: int) -> tuple[torch.Tensor, ...]:
         """Return the planes of a layer, [blocks, block_size, heads, dim] each."""
@@ -50,25 +61,42 @@ class KvCache:
             for plane in self.planes:
                 plane[:, list(targets)] = plane[:, list(sources)]
 
-    def gather(self, blocks: list[int], extent: Extent, out: torch.Tensor, check: bool = False) -> torch.Tensor:
-        """Write part of a block table's KV into out, contiguous uint8 of as many bytes as the layout says.
+    def gather(
+        self, tables: Sequence[list[int]], extent: Extent, out: torch.Tensor, check: bool = False
+    ) -> torch.Tensor:
+        """Write part of a sequence's KV into out, contiguous uint8 of as many bytes as the layout says.
 
-        Both are on one device. Returns, with `check`, out's `checksum`.
+        tables: the sequence's block table for each group of layers. Both are on one device. Returns, with `check`,
+        out's `checksum`.
         """
-        return self._move(True, blocks, extent, out, check)
+        return self._move(True, tables, extent, out, check)
 
-    def scatter(self, blocks: list[int], extent: Extent, values: torch.Tensor) -> None:
-        """Fill part of a block table from values, as `gather` writes them, on any device."""
-        self._move(False, blocks, extent, values.to(self.device), False)
+    def scatter(self, tables: Sequence[list[int]], extent: Extent, values: torch.Tensor) -> None:
+        """Fill part of a sequence's KV from values, as `gather` writes them, on any device."""
+        self._move(False, tables, extent, values.to(self.device), False)
 
     def checksum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the checksum of what `gather` has written, as baton_kernels.reference.blocks defines it, [1] int64."""
         return self._ops.checksum(values)
 
-    def _move(self, out: bool, blocks: list[int], extent: Extent, values: torch.Tensor, check: bool) -> torch.Tensor:
-        size = self._block_size
+    def _move(
+        self, out: bool, tables: Sequence[list[int]], extent: Extent, values: torch.Tensor, check: bool
+    ) -> torch.Tensor:
+        size, values = self._block_size, values.view(-1)
         first = extent.first_token // size
-        table = to_device(blocks[first : -(-extent.tokens.stop // size)], self.device)
         tokens = slice(extent.tokens.start - first * size, extent.tokens.stop - first * size)
+        runs = self.layout.runs(extent.layers)
+        on_device = {
+            group: to_device(tables[group][first : -(-extent.tokens.stop // size)], self.device)
+            for group in {run.group for run in runs}
+        }
         move = self._ops.gather_kv if out else self._ops.scatter_kv
-        return move(self.planes, table, tokens, extent.layers, extent.heads, values, check)
+        layer_bytes, at = len(values) // extent.num_layers, 0
+        for run in runs:
+            part = values[at : at + run.num_layers * layer_bytes]
+            at += len(part)
+            places = slice(run.place, run.place + run.num_layers)
+            # Several calls have one checksum, which none of them can tell.
+            checked = check and len(runs) == 1
+            total = move(self.planes, on_device[run.group], tokens, places, extent.heads, part, checked)
+        return self.checksum(values) if check and len(runs) > 1 else total

@@ -27,28 +27,28 @@ _MASKED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=20, grammar=Gramm
 _UNEDITED = SamplingParams(max_tokens=2, temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=20)
 
 
-def forward_steps(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
+def forward_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> list[StepPlan]:
     """Return the largest steps of few sequences: whole prompts, and the last chunk of a sequence of full length.
 
-    Their sequences all lie in block 0.
+    Their sequences all lie in block 0. num_groups: groups of layers, which have block tables of their own.
     """
     prompts = _split(config.max_num_batched_tokens, config.max_num_seqs, max_model_len, fewest=True)
     chunk = min(config.max_num_batched_tokens, max_model_len)
     return [
-        _step(config, [(count, count) for count in prompts], [_PLAIN] * len(prompts)),
-        _step(config, [(chunk, max_model_len)], [_PLAIN]),
+        _step(config, num_groups, [(count, count) for count in prompts], [_PLAIN] * len(prompts)),
+        _step(config, num_groups, [(chunk, max_model_len)], [_PLAIN]),
     ]
 
 
-def sampling_steps(config: EngineConfig, max_model_len: int) -> list[StepPlan]:
+def sampling_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> list[StepPlan]:
     """Return the largest steps of as many sequences as can run: prompts, then decodes, with each kind of draw."""
     prompts = _split(config.max_num_batched_tokens, config.max_num_seqs, max_model_len, fewest=False)
     chunks = [(count, count) for count in prompts]
     decodes = [(1, max_model_len)] * len(prompts)
     steps = []
     for part in (chunks, decodes):
-        steps += [_step(config, part, [kind] * len(part)) for kind in (_PLAIN, _EVERYTHING, _MASKED)]
-        steps.append(_step(config, part, [_EVERYTHING, *[_UNEDITED] * (len(part) - 1)]))
+        steps += [_step(config, num_groups, part, [kind] * len(part)) for kind in (_PLAIN, _EVERYTHING, _MASKED)]
+        steps.append(_step(config, num_groups, part, [_EVERYTHING, *[_UNEDITED] * (len(part) - 1)]))
     return steps
 
 
@@ -65,13 +65,13 @@ def _split(tokens: int, sequences: int, longest: int, fewest: bool) -> list[int]
     return lengths
 
 
-def _step(config: EngineConfig, parts: list[tuple[int, int]], kinds: list[SamplingParams]) -> StepPlan:
+def _step(config: EngineConfig, num_groups: int, parts: list[tuple[int, int]], kinds: list[SamplingParams]) -> StepPlan:
     """parts: (tokens to compute, tokens in all) of each row. kinds: how each is drawn."""
     plan = StepPlan()
     prompt = [0] * max(length for _, length in parts)
     for row, ((count, length), sampling) in enumerate(zip(parts, kinds, strict=True)):
         tokens = prompt if length == len(prompt) else prompt[:length]
-        blocks = np.zeros(-(-length // config.block_size), dtype=np.int32)
+        blocks = np.zeros((num_groups, -(-length // config.block_size)), dtype=np.int32)
         plan.new_rows.append(
             NewRow(row=row, prompt=tokens, output=[], blocks=blocks, sampling=sampling, choice=0)
         )  # fmt: skip

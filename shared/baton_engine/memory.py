@@ -2,11 +2,14 @@
 
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 import torch
+
+from baton_common.kv_layout import LayerGroup
 
 from .config import ConfigError, EngineConfig
 from .host_memory import HostMemory
@@ -70,15 +73,33 @@ def memory_of(device: torch.device) -> Memory:
 
 
 class KvShape(msgspec.Struct, frozen=True):
-    """Bytes and tokens of one block, and how many the longest sequence needs."""
+    """Bytes and tokens of one block, and how many blocks a sequence needs.
+
+    groups: of layers, each of which has blocks of its own. step_tokens: the most that a step computes of a sequence.
+    """
 
     block_bytes: int
     block_size: int
     max_model_len: int
+    groups: tuple[LayerGroup, ...] = (LayerGroup(None, ()),)
+    step_tokens: int = 0
 
     @property
     def least(self) -> int:
-        return -(-self.max_model_len // self.block_size)
+        """Blocks of the longest sequence."""
+        return self._blocks(self.max_model_len)
+
+    def longest(self, num_blocks: int) -> int:
+        """Return the tokens of the longest sequence that so many blocks hold, at most max_model_len rounded up."""
+        lengths = range(0, self.max_model_len + self.block_size, self.block_size)
+        return lengths[bisect_right(lengths, num_blocks, key=self._blocks) - 1]
+
+    def tokens(self, num_blocks: int) -> int:
+        """Return the tokens that so many blocks hold in sequences of the greatest length."""
+        return num_blocks * (-(-self.max_model_len // self.block_size) * self.block_size) // self.least
+
+    def _blocks(self, tokens: int) -> int:
+        return sum(group.most_blocks(tokens, self.block_size, self.step_tokens) for group in self.groups)
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +205,7 @@ def check_num_blocks(given: int | None, shape: KvShape) -> None:
     """Raise ConfigError when the number of blocks that was asked for cannot hold the longest sequence."""
     if given is not None and given < shape.least:
         raise ConfigError(
-            f"{given} blocks of {shape.block_size} tokens hold {given * shape.block_size}, less than one sequence of "
+            f"{given} blocks of {shape.block_size} tokens hold {shape.longest(given)}, less than one sequence of "
             f"{shape.max_model_len}: raise --num-blocks to {shape.least} or lower --max-model-len"
         )
 
@@ -231,7 +252,7 @@ def _remedies(budget: Budget, shape: KvShape, config: EngineConfig, needed: int)
     if config.num_blocks is not None and fits >= shape.least:
         remedies.append(f"--num-blocks {fits}, or none given")
     elif fits:
-        remedies.append(f"--max-model-len {fits * shape.block_size} (now {shape.max_model_len})")
+        remedies.append(f"--max-model-len {shape.longest(fits)} (now {shape.max_model_len})")
     missing = needed - budget.for_kv
     for flag, now, size, unit in (
         ("--max-num-batched-tokens", config.max_num_batched_tokens, budget.forward, 1024),
@@ -249,7 +270,7 @@ def _remedies(budget: Budget, shape: KvShape, config: EngineConfig, needed: int)
 
 def log_memory(budget: Budget, shape: KvShape, num_blocks: int) -> None:
     """Log where the memory goes, a line each."""
-    tokens = num_blocks * shape.block_size
+    tokens = shape.tokens(num_blocks)
     kv = num_blocks * shape.block_bytes
     for name, size in budget.rows().items():
         log.info("memory: %s %s GiB", name, gib(size), extra={"event": "memory", "part": name, "bytes": size})

@@ -54,7 +54,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def layout(self) -> dict[str, Any]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
         # Named one by one: a field that a later version adds must not keep it from working with an earlier one.
-        return {
+        facts = {
             "architecture": self.architecture,
             "num_layers": self.num_layers,
             "num_heads": self.num_heads,
@@ -63,8 +63,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "hidden_size": self.hidden_size,
             "sliding_windows": list(self.sliding_windows),
         }
+        # Earlier versions hand over all tokens of layers with a window, and wait for all of them.
+        return {**facts, "hands_over": "seen"} if any(self.sliding_windows) else facts
 
     def kv_layout(self, dtype: str) -> KvLayout:
         """Return what the model keeps of each token, in a cache of a dtype."""
         planes = (Plane(name, self.num_kv_heads, self.head_dim, dtype) for name in ("key", "value"))
-        return KvLayout(self.num_layers, tuple(planes))
+        windows = self.sliding_windows if any(self.sliding_windows) else ()
+        return KvLayout(self.num_layers, tuple(planes), windows)

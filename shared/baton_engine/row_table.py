@@ -15,15 +15,17 @@ from .transfer import to_device
 class RowTable:
     """Rows [0, spare) of sequences, as the plans that were taken say. Row `spare` belongs to nobody.
 
-    rows: what each row began with. blocks: [rows, most blocks] int32 on the host, block tables. What lies beyond a
-    row's own blocks is left over from sequences before.
+    rows: what each row began with. blocks: [rows, groups of layers, most blocks] int32 on the host, block tables. What
+    lies beyond a row's own blocks is left over from sequences before.
     """
 
-    def __init__(self, max_rows: int, max_len: int, block_size: int) -> None:
+    def __init__(self, max_rows: int, max_len: int, block_size: int, num_groups: int = 1) -> None:
         self.spare = max_rows
         self.max_len = max_len
         self.rows: list[NewRow | None] = [None] * (max_rows + 1)
-        self.blocks = np.zeros((max_rows + 1, -(-max_len // block_size)), dtype=np.int32)
+        # Each table begins where 16 bytes do: Triton compiles a kernel anew for pointers of another alignment.
+        most_blocks = -(-max_len // (4 * block_size)) * 4
+        self.blocks = np.zeros((max_rows + 1, num_groups, most_blocks), dtype=np.int32)
 
     def __getitem__(self, row: int) -> NewRow:
         """Return what a row began with. Raises KeyError when no sequence has had it."""
@@ -40,23 +42,23 @@ class RowTable:
         """Note what a plan says of rows. Every plan is taken before its chunks are computed."""
         for new in plan.new_rows:
             self.rows[new.row] = new
-            self.blocks[new.row, : len(new.blocks)] = new.blocks
-        for row, index, block in plan.new_blocks:
-            self.blocks[row, index] = block
+            self.blocks[new.row, :, : new.blocks.shape[1]] = new.blocks
+        for row, group, index, block in plan.new_blocks:
+            self.blocks[row, group, index] = block
 
 
 class DeviceRowTable(RowTable):
     """The same with all that a GPU needs to draw a row's next token. CUDA graphs keep the addresses of its tensors, so
     they are never replaced.
 
-    tables: [rows, most blocks] int32, as `blocks`. columns: [FIELDS, rows] int64, as
+    tables: [rows, groups of layers, most blocks] int32, as `blocks`. columns: [FIELDS, rows] int64, as
     baton_kernels.reference.decode_inputs has them; the runner puts each token that it samples into the first.
     history: [rows, max_len] int32, the tokens of the rows that `needs_history`, but those that were sampled since the
     row began: each draw adds its input token. special: the rows whose draws take more than logits and columns.
     """
 
-    def __init__(self, max_rows: int, max_len: int, block_size: int, device: torch.device) -> None:
-        super().__init__(max_rows, max_len, block_size)
+    def __init__(self, max_rows: int, max_len: int, block_size: int, num_groups: int, device: torch.device) -> None:
+        super().__init__(max_rows, max_len, block_size, num_groups)
         rows = max_rows + 1
         self._device = device
         self.tables = torch.zeros(self.blocks.shape, dtype=torch.int32, device=device)
@@ -74,9 +76,9 @@ class DeviceRowTable(RowTable):
         if plan.new_rows:
             self._begin(plan.new_rows)
         if plan.new_blocks:
-            width = self.blocks.shape[1]
-            places = [row * width + index for row, index, _ in plan.new_blocks]
-            packed = to_device(np.array([places, [block for _, _, block in plan.new_blocks]]), self._device)
+            _, groups, width = self.blocks.shape
+            places = [(row * groups + group) * width + index for row, group, index, _ in plan.new_blocks]
+            packed = to_device(np.array([places, [block for *_, block in plan.new_blocks]]), self._device)
             self.tables.view(-1).index_copy_(0, packed[0], packed[1].int())
 
     def _begin(self, new_rows: list[NewRow]) -> None:
@@ -84,9 +86,9 @@ class DeviceRowTable(RowTable):
         packed = np.array([rows, *zip(*map(_columns, new_rows), strict=True)], dtype=np.int64)
         on_device = to_device(packed, self._device)
         self.columns.index_copy_(1, on_device[0], on_device[1:])
-        width = max(len(new.blocks) for new in new_rows)
-        tables = to_device(self.blocks[rows, :width], self._device, torch.int32)
-        self.tables[:, :width].index_copy_(0, on_device[0], tables)
+        width = max(new.blocks.shape[1] for new in new_rows)
+        tables = to_device(self.blocks[rows, :, :width], self._device, torch.int32)
+        self.tables[:, :, :width].index_copy_(0, on_device[0], tables)
         by_prompt: dict[int, list[NewRow]] = {}
         for new in new_rows:
             self.special.discard(new.row)

@@ -81,7 +81,9 @@ class Runner:
         layout = model.kv_layout(str(dtype).removeprefix("torch."))
         self.cache = KvCache(layout, config.block_size, device, self._ops)
         self._table = self._make_table()
-        self._shape = KvShape(self.cache.block_bytes, config.block_size, self.max_model_len)
+        self._shape = KvShape(
+            self.cache.block_bytes, config.block_size, self.max_model_len, layout.groups, config.max_num_batched_tokens
+        )
         check_num_blocks(config.num_blocks, self._shape)
         self._memory = memory_of(device)
         self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
@@ -112,7 +114,11 @@ class Runner:
             log.warning("CUDA graphs took %s GiB, %s were set aside for them", gib(taken), gib(budget.graphs))
 
     def _make_table(self) -> RowTable:
-        return RowTable(self._config.max_num_seqs, self.max_model_len, self._block_size)
+        return RowTable(self._config.max_num_seqs, self.max_model_len, self._block_size, self._num_groups)
+
+    @property
+    def _num_groups(self) -> int:
+        return len(self.cache.layout.groups)
 
     @property
     def _ops(self) -> Ops:
@@ -136,7 +142,7 @@ class Runner:
         # One block is enough, as the sequences of the largest steps share it.
         self.cache.allocate(1)
         config = self._config
-        few, many = (steps(config, self.max_model_len) for steps in (forward_steps, sampling_steps))
+        few, many = (steps(config, self.max_model_len, self._num_groups) for steps in (forward_steps, sampling_steps))
         run = self._run_to_measure
         graphs, pairs = self._graphs_bytes, config.set_aside_bytes
         budget = measure(self._memory, self._share, graphs, lambda: run(few), lambda: run(many), pairs)
@@ -177,10 +183,11 @@ class Runner:
         """Compute a step, but for its draws when some of them wait for masks."""
         self.cache.copy(plan.copies)
         self._table.take(plan)
-        packed = np.empty((3, plan.num_tokens), dtype=np.int64)
+        packed = np.empty((2 + self._num_groups, plan.num_tokens), dtype=np.int64)
         batch = self._pack(plan, packed)
         self._backend.prepare(batch)
-        hidden = self._model(self._context(Tokens(*to_device(packed, self.device))))
+        inputs = to_device(packed, self.device)
+        hidden = self._model(self._context(Tokens(inputs[0], inputs[1], inputs[2:])))
         results = Results([], self._all_prompt_logprobs(plan, batch, hidden))
         last = [end - 1 for end, draws in zip(batch.starts[1:], plan.draws, strict=True) if draws]
         logits = self._model.logits(hidden[last]) if last else hidden[:0]
@@ -201,9 +208,10 @@ class Runner:
         return None
 
     def _pack(self, plan: StepPlan, out: np.ndarray) -> AttentionBatch:
-        """Fill out [3, at least the step's tokens] int64 with token ids, positions and slots, as Tokens has them.
+        """Fill out with token ids, positions and slots, as Tokens has them.
 
-        A token that is sampled but not read yet is -1 - its row.
+        out: [2 + groups of layers, at least the step's tokens] int64. A token that is sampled but not read yet is -1 -
+        its row.
         """
         starts = [0]
         size, table = self._block_size, self._table
@@ -216,14 +224,16 @@ class Runner:
             out[0, start + len(known) : stop] = -1 - row
             if count == 1:
                 out[1, start] = first
-                out[2, start] = blocks[first // size] * size + first % size
+                out[2:, start] = blocks[:, first // size] * size + first % size
             else:
                 out[1, start:stop] = np.arange(first, end)
-                chunk = blocks[first // size : (end - 1) // size + 1].astype(np.int64)
-                out[2, start:stop] = (chunk[:, None] * size + offsets).ravel()[first % size : first % size + count]
+                chunk = blocks[:, first // size : (end - 1) // size + 1].astype(np.int64)
+                slots = (chunk[:, :, None] * size + offsets).reshape(len(chunk), -1)
+                out[2:, start:stop] = slots[:, first % size : first % size + count]
             starts.append(stop)
-        width = -(-max(plan.ends) // size)
-        return AttentionBatch(starts, plan.ends, table.blocks[plan.rows, :width])
+        # The tables of each group begin where 16 bytes do, as those of the row table.
+        width = -(-max(plan.ends) // (4 * size)) * 4
+        return AttentionBatch(starts, plan.ends, table.blocks[plan.rows, :, :width])
 
     def _sample(self, plan: StepPlan, logits: torch.Tensor, masks: np.ndarray | None) -> list[list[Choice]]:
         """Draw the tokens of a plan. logits: [chunks that draw, vocab]. masks: one for each masked chunk."""

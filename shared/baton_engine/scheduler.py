@@ -4,7 +4,7 @@ import time
 from bisect import bisect_left, insort
 from operator import attrgetter
 
-from .block_pool import BlockPool, SharedBlocks
+from .block_allocator import BlockAllocator, NewBlock
 from .sequence import Sequence, State
 from .step import Step, new_rows
 
@@ -33,7 +33,7 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
+        allocator: BlockAllocator,
         *,
         block_size: int,
         max_num_batched_tokens: int,
@@ -45,15 +45,13 @@ class Scheduler:
 
         chunk_tokens: prompt tokens of a step that also decodes, while few are queued; 0 = as many as fit in.
         """
-        self.pool = pool
+        self.allocator = allocator
+        self.pool = allocator.pool
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
         self.imports_waiting = 0  # sequences in `waiting` that import KV
-        self.export_blocks = 0  # held by exports, those that still run included
         self.num_preemptions = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
@@ -107,16 +105,6 @@ class Scheduler:
         self.importing.remove(sequence)
         sequence.computed = sequence.given_len
 
-    def remember(self, sequence: Sequence, end: int) -> None:
-        """Put the complete blocks of a sequence's first `end` tokens into the prefix cache."""
-        full = min(end, sequence.computed, sequence.known) // self._block_size
-        if full > sequence.remembered and self.pool.enable_prefix_caching:
-            new = slice(sequence.remembered, full)
-            hashes = sequence.hashes(sequence.remembered, full)
-            for block, digest in zip(sequence.blocks[new], hashes, strict=True):
-                self.pool.remember(block, digest)
-            sequence.remembered = full
-
     def _stop(self, sequence: Sequence) -> None:
         _take_out(self.running, sequence)
         self._new_rows.pop(sequence.row, None)
@@ -129,7 +117,7 @@ class Scheduler:
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
-        new_blocks: list[tuple[int, int, int]] = []
+        new_blocks: list[NewBlock] = []
         running, budget, size = State.RUNNING, self._max_num_batched_tokens, self._block_size
         for sequence in self.running.copy():
             computed = sequence.computed
@@ -141,11 +129,7 @@ class Scheduler:
                 and len(decodes) < budget
                 and not sequence.ends_here
                 # Only at the beginning of a block, or after a fork, can a block be missing or have other readers.
-                and (
-                    (computed % size and sequence.shared is None)
-                    or not self._needs_block(sequence)
-                    or self._take_block(sequence, copies, new_blocks)
-                )
+                and ((computed % size and sequence.shared is None) or self._grow(sequence, copies, new_blocks))
             ):
                 sequence.computed = computed + 1
                 sequence.num_tokens += 1
@@ -176,7 +160,7 @@ class Scheduler:
             if rows < 0:
                 return
             if not sequence.request.imports_kv:
-                claimed += sequence.blocks_for(sequence.known)
+                claimed += self.allocator.most_blocks(sequence.known)
             elif sequence.pending or not self._take_blocks(sequence, claimed):
                 return
             else:
@@ -200,32 +184,18 @@ class Scheduler:
         self._burst_chunk = max(self._burst_chunk, soon, queued // _MOST_STEPS)
         return self._burst_chunk
 
-    def _needs_block(self, sequence: Sequence) -> bool:
-        """Whether its next token has no block to go to, or only one that others read."""
-        index = sequence.computed // self._block_size
-        return index == len(sequence.blocks) or self.pool.is_shared(sequence.blocks[index])
-
-    def _take_block(
-        self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[tuple[int, int, int]]
-    ) -> bool:
-        """Give a decode the block that it needs; False when it is the one to be preempted."""
-        while not self.pool.num_available:
+    def _grow(self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[NewBlock]) -> bool:
+        """Give a decode the blocks that its next token needs; False when it is the one to be preempted."""
+        while len(lacking := self.allocator.lacking(sequence)) > self.pool.num_available:
             # An export's blocks may be on their way already, so it keeps them; it needs no more.
             victim = next(other for other in reversed(self.running) if not other.exports)
             self._preempt(victim)
             if victim is sequence:
                 return False
-            if not self._needs_block(sequence):
-                return True
-        [block] = self.pool.allocate(1)
-        index = sequence.computed // self._block_size
-        if index < len(sequence.blocks):
-            copies.append((sequence.blocks[index], block))
-            self.pool.release([sequence.blocks[index]])
-            sequence.blocks[index] = block
-        else:
-            sequence.blocks.append(block)
-        new_blocks.append((sequence.row, index, block))
+        if lacking:
+            copied, new = self.allocator.grow(sequence, lacking)
+            copies += copied
+            new_blocks += new
         return True
 
     def _schedule_chunk(self, sequence: Sequence, step: Step, budget: int) -> None:
@@ -234,6 +204,13 @@ class Scheduler:
             return
         if 0 < missing <= room or (room > 0 and not _is_complete(step)):
             count = min(missing, room)
+            if self.allocator.windowed:
+                end, new = self.allocator.extend(sequence, sequence.computed + count)
+                step.plan.new_blocks += new
+                # Blocks that the window has left behind may still be held by others that know the same prefix.
+                count = min(count, end - sequence.computed)
+                if not count:
+                    return
             draws = len(sequence.choices) if count == missing else 0
             sequence.computed += count
             if draws:
@@ -273,49 +250,22 @@ class Scheduler:
 
     def _exports_too_much(self, sequence: Sequence) -> bool:
         """Whether a sequence must wait because decode pods have yet to take what others left for them."""
-        if not sequence.exports or not self.export_blocks:
+        held = self.allocator.export_blocks
+        if not sequence.exports or not held:
             return False
-        return self.export_blocks + sequence.blocks_for(sequence.known) > self._max_export_blocks
+        return held + self.allocator.most_blocks(sequence.known) > self._max_export_blocks
 
     def _take_blocks(self, sequence: Sequence, claimed: int = 0) -> bool:
-        """Give a sequence the blocks for all its tokens, known prefixes from the cache; False if too few are left.
+        """Give a sequence the blocks that it needs to run; False if too few are left.
 
         claimed: blocks that others will need before.
         """
-        known = sequence.known
-        cached: list[int] = []
-        # Prompt logprobs need the logits of every prompt token, so none may be skipped.
-        reads_cache = sequence.sampling.prompt_logprobs is None or sequence.request.imports_kv or sequence.output_len
-        if self.pool.enable_prefix_caching and reads_cache:
-            # The last token is always computed: its logits choose the next one.
-            cached = self.pool.match(sequence.hashes(0, (known - 1) // self._block_size))
-        self.pool.hold(cached)
-        missing = sequence.blocks_for(known) - len(cached)
-        # Each running sequence may need a block soon: admitting into that margin would only lead to preemption.
-        margin = len(self.running) + claimed
-        if missing + margin > self.pool.num_available and (margin or missing > self.pool.num_available):
-            self.pool.release(cached)
+        # Each running sequence may need blocks soon: admitting into that margin would only lead to preemption.
+        margin = len(self.running) * self.allocator.num_groups + claimed
+        if not self.allocator.take(sequence, margin):
             return False
-        self.prefix_queries += known
-        self.prefix_hits += len(cached) * self._block_size
-        sequence.blocks = cached + self.pool.allocate(missing)
-        if sequence.exports:
-            self.export_blocks += len(sequence.blocks)
-        sequence.computed = sequence.cached = len(cached) * self._block_size
-        sequence.remembered = len(cached)
+        sequence.computed = sequence.cached
         return True
-
-    def share_blocks(self, sequence: Sequence, others: list[Sequence]) -> None:
-        """Give a sequence's blocks to those that fork from it. They hold the full ones together, with one reference."""
-        if not sequence.blocks or not others:
-            return
-        full = sequence.computed // self._block_size
-        shared = SharedBlocks(full, 1 + len(others))
-        for choice in (sequence, *others):
-            choice.shared = shared
-        for choice in others:
-            choice.blocks = sequence.blocks.copy()
-            self.pool.hold(sequence.blocks[full:])
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
@@ -324,11 +274,8 @@ class Scheduler:
         self.add(sequence)
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.release_all(sequence.blocks, sequence.shared)
-        if sequence.exports:
-            self.export_blocks -= len(sequence.blocks)
-        sequence.blocks, sequence.shared = [], None
-        sequence.computed = sequence.remembered = 0
+        self.allocator.free(sequence)
+        sequence.computed = 0
 
 
 def _is_complete(step: Step) -> bool:

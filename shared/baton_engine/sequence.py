@@ -8,7 +8,7 @@ import msgspec
 from baton_common.block_hash import ROOT_HASH, block_hashes, later_block_hashes
 from baton_common.cache_scope import MAX_SALT_BYTES, UNSALTED, CacheScope
 
-from .block_pool import SharedBlocks
+from .block_tables import BlockTable, SharedBlocks
 from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
 
@@ -96,12 +96,13 @@ class Sequence:
 
     - this one, when the engine calls `append`: `output` and `known`, and the hashes.
     - the scheduler: `state`, and `row`, the sequence's place among the running ones, -1 when it does not run.
-      `num_tokens` counts the known tokens and those that are sampled on the device and not read yet. `blocks` is its
-      block table, whose first blocks it may hold as `shared` with its forks. `computed` counts the tokens whose KV is
-      in `blocks`, including those of the steps under way; `cached` those that were there when it was admitted;
-      `remembered` the blocks that the prefix cache knows. `began_at` (of the monotonic clock, in seconds) is when it
-      ran for the first time. `due` is where its prompt stands in the queue, negative before it has been there, and
-      `order` says who goes first: smaller is more urgent.
+      `num_tokens` counts the known tokens and those that are sampled on the device and not read yet. `computed` counts
+      the tokens whose KV is in the sequence's blocks, including those of the steps under way. `began_at` (of the
+      monotonic clock, in seconds) is when it ran for the first time. `due` is where its prompt stands in the queue,
+      negative before it has been there, and `order` says who goes first: smaller is more urgent.
+    - the block allocator: `tables`, the block table of each group of layers, whose first blocks the sequence may have
+      as `shared` with its forks. `cached` counts the tokens whose KV the prefix cache had when the sequence was
+      admitted. `settled` counts the full blocks that are computed, finite and known to the prefix cache.
     - `compiling`: `matcher`, which follows the output through the grammar, if there is one.
     - the engine: `prompt_logprobs`.
 
@@ -128,9 +129,9 @@ class Sequence:
         self.row = -1
         self.computed = 0
         self.cached = 0
-        self.remembered = 0
-        self.blocks: list[int] = []
-        self.shared: SharedBlocks | None = None  # the first of `blocks`, if it has forked since it got them
+        self.settled = 0
+        self.tables: list[BlockTable] = []
+        self.shared: SharedBlocks | None = None  # blocks that it has together with its forks
         self.state = State.NEW
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.matcher: Matcher | None = None
@@ -151,7 +152,7 @@ class Sequence:
         other.known = other.num_tokens = self.known
         other.computed = self.computed
         other.cached = self.cached
-        other.remembered = self.remembered
+        other.settled = self.settled
         other.state = self.state
         other._prompt_hashes, other._hashes = self._prompt_hashes, list(self._hashes)
         other.matcher = self.matcher.copy() if self.matcher is not None else None
@@ -205,9 +206,10 @@ class Sequence:
         """Sequences that it is here or will be, once its choices fork; those of an export fork on the other pod."""
         return 1 if self.exports else len(self.choices)
 
-    def blocks_for(self, tokens: int) -> int:
-        """Return how many blocks hold that many tokens."""
-        return -(-tokens // self._block_size)
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds, in all groups of layers."""
+        return sum(len(table.blocks) - table.gone for table in self.tables)
 
     def hashes(self, first: int, end: int) -> list[bytes]:
         """Return the hashes of the blocks [first, end), all of which must be full of known tokens."""

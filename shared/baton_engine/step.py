@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from .block_pool import SharedBlocks
+from .block_tables import SharedBlocks
 from .sequence import Sequence
 from .step_plan import NewRow, StepPlan
 
@@ -77,12 +77,13 @@ def _tables(sequences: list[Sequence]) -> list[np.ndarray]:
     common: dict[SharedBlocks, np.ndarray] = {}
     tables = []
     for sequence in sequences:
-        shared, blocks = sequence.shared, sequence.blocks
-        if shared is None or shared not in common:
-            table = np.array(blocks, dtype=np.int32)
-        else:
-            rest = np.array(blocks[shared.count :], dtype=np.int32)
-            table = np.concatenate([common[shared][: shared.count], rest])
+        shared, known = sequence.shared, 0
+        table = np.zeros((len(sequence.tables), max(len(each.blocks) for each in sequence.tables)), dtype=np.int32)
+        if shared is not None and shared in common:
+            known = shared.count
+            table[:, :known] = common[shared][:, :known]
+        for line, each in zip(table, sequence.tables, strict=True):
+            line[known : len(each.blocks)] = each.blocks[known:]
         if shared is not None:
             common[shared] = table
         tables.append(table)

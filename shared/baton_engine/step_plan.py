@@ -10,8 +10,8 @@ class NewRow(msgspec.Struct, eq=False, kw_only=True):
     """A row of the table that a sequence has got, with all that is known of the sequence.
 
     prompt: the tokens of the request's prompt. The choices of a request share the list, and nobody changes it.
-    output: the tokens after the prompt that are known. blocks: [blocks] int32, its block table. choice: the number of
-    the choice, which its noise depends on.
+    output: the tokens after the prompt that are known. blocks: [groups of layers, blocks] int32, its block tables.
+    choice: the number of the choice, which its noise depends on.
     """
 
     row: int
@@ -37,10 +37,10 @@ class StepPlan(msgspec.Struct):
     to fork. They are numbered from the row's choice on. Each chunk has another row.
 
     decodes_only: each chunk is one token after which one is drawn. new_rows: they replace what their rows held.
-    new_blocks: (row, index, block) of block tables. copies: (from, to) blocks to copy before anything is computed.
-    masked: the chunks whose draws wait for a grammar mask. prompt_logprobs: (chunk, index of a token) for each chunk
-    that wants the logprobs of prompt tokens, those before the index excepted. exported: the tokens of each chunk whose
-    KV another pod gets.
+    new_blocks: (row, group of layers, index, block) of block tables. copies: (from, to) blocks to copy before anything
+    is computed. masked: the chunks whose draws wait for a grammar mask. prompt_logprobs: (chunk, index of a token) for
+    each chunk that wants the logprobs of prompt tokens, those before the index excepted. exported: the tokens of each
+    chunk whose KV another pod gets.
     """
 
     rows: list[int] = []
@@ -50,7 +50,7 @@ class StepPlan(msgspec.Struct):
     num_tokens: int = 0
     decodes_only: bool = True
     new_rows: list[NewRow] = []
-    new_blocks: list[tuple[int, int, int]] = []
+    new_blocks: list[tuple[int, int, int, int]] = []
     copies: list[tuple[int, int]] = []
     masked: list[int] = []
     prompt_logprobs: list[tuple[int, int]] = []

@@ -106,7 +106,7 @@ class TokenGraphs:
     def forward(
         self, size: int, packed: torch.Tensor, written: Callable[[int], None] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """packed: [3, size] int64 in pinned memory. written: as Context has it.
+        """packed: [2 + groups of layers, size] int64 in pinned memory. written: as Context has it.
 
         Returns hidden states [size, hidden] and the resolved token ids [size], valid until the next graph runs.
         """
@@ -121,13 +121,14 @@ class TokenGraphs:
         return pieces.hidden, pieces.token_ids
 
     def _capture_if_faster(self, size: int) -> bool:
-        packed = host_buffer((3, size), torch.int64, self._device)
+        groups = len(self._cache.layout.groups)
+        packed = host_buffer((2 + groups, size), torch.int64, self._device)
         packed[:2] = 0
-        packed[2] = -1
+        packed[2:] = -1
         inputs = packed.to(self._device, copy=True)
-        blocks = np.zeros((1, -(-size // self._block_size)), dtype=np.int32)
+        blocks = np.zeros((1, groups, -(-size // (4 * self._block_size)) * 4), dtype=np.int32)
         self._backend.prepare(AttentionBatch([0, size], [size], blocks))
-        tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2])
+        tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
         eagerly = _seconds(lambda: self._model(Context(tokens, self._cache, self._backend)))
         self._pieces[size] = self._capture(inputs)
         if _seconds(lambda: self.forward(size, packed)) < eagerly:
@@ -137,7 +138,7 @@ class TokenGraphs:
 
     def _capture(self, inputs: torch.Tensor) -> _Pieces:
         def run(cut: Callable[[], None]) -> tuple[_Recording, torch.Tensor]:
-            tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2])
+            tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
             context = _Recording(tokens, self._cache, self._backend, cut, self._queries, self._attended)
             return context, self._model(context)
 

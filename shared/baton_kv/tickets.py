@@ -1,6 +1,7 @@
 """The decode side's open hand-overs: what was ordered from a prefill pod and may still be written."""
 
 import itertools
+from collections.abc import Iterable
 
 import msgspec
 
@@ -33,9 +34,9 @@ class TicketBook:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request: int, generation: int, extent: Extent) -> OpenTicket:
-        """extent: what is ordered."""
-        ticket = OpenTicket(next(self._ids), request, generation, Missing(extent))
+    def open(self, request: int, generation: int, extents: Iterable[Extent]) -> OpenTicket:
+        """Order extents of KV, which do not overlap."""
+        ticket = OpenTicket(next(self._ids), request, generation, Missing(extents))
         self._open[ticket.id] = ticket
         return ticket
 

@@ -118,7 +118,7 @@ class KvMover:
             extent = export.extent
             view = self._view(self.exports, slot, extent)
             piece = Piece(export.id, extent, slot)
-            self._copies.run(partial(self._gather, export.blocks, extent, view), partial(self._packed, piece))
+            self._copies.run(partial(self._gather, export.tables, extent, view), partial(self._packed, piece))
         while (taken := self._gpu_queue.take()) is not None:
             self._pack_on_gpu(*taken)
 
@@ -129,7 +129,7 @@ class KvMover:
         sums: list[torch.Tensor] = []
 
         def gather() -> None:
-            total = cache.gather(export.blocks, extent, view, check)
+            total = cache.gather(export.tables, extent, view, check)
             if check:
                 sums.append(to_host(total))
 
@@ -142,13 +142,13 @@ class KvMover:
         view = self._outgoing.bytes(command.slot, command.size)
         self._pairs.send(command.pair, view, lambda sent: self._gpu_queue.free(command.slot))
 
-    def _gather(self, blocks: list[int], extent: Extent, view: torch.Tensor) -> None:
+    def _gather(self, tables: list[list[int]], extent: Extent, view: torch.Tensor) -> None:
         cache = self._engine.runner.cache
         if view.device == cache.device:
-            cache.gather(blocks, extent, view)
+            cache.gather(tables, extent, view)
             return
         values = torch.empty_like(view, device=cache.device)
-        cache.gather(blocks, extent, values)
+        cache.gather(tables, extent, values)
         view.copy_(values, non_blocking=True)
 
     def _packed(self, piece: Piece) -> None:

@@ -102,7 +102,7 @@ class Pair:
             whole = msgspec.structs.replace(all_of, first_token=at, num_tokens=min(wanted, end - at))
             for extent in self._random.choice([[whole], parts(whole)]):
                 values = torch.empty(self.prefill.runner.cache.layout.size(extent), dtype=torch.uint8)
-                self.prefill.runner.cache.gather(export.blocks, extent, values)
+                self.prefill.runner.cache.gather(export.tables, extent, values)
                 self.pieces.append(Piece(export.id, extent, values))
             at += whole.num_tokens
 

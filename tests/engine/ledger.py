@@ -53,14 +53,15 @@ def expected_output(prompt: list[int], choice: int, count: int) -> list[int]:
 
 
 class LedgerCache:
-    """Slots [1, 1, blocks, block_size, 1, 1] int64 in place of KV."""
+    """Slots [1, 1, blocks, block_size, 1, 1] int64 in place of KV. Each layer is a group of its own."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, windows: tuple[int | None, ...]) -> None:
         self.data = torch.full((1, 1, num_blocks, block_size, 1, 1), -1)
         self.num_blocks = num_blocks
-        self.layout = KvLayout(1, (Plane("token", 1, 1, "float32"),))
+        self.layout = KvLayout(max(len(windows), 1), (Plane("token", 1, 1, "float32"),), windows)
+        assert self.layout.depth == 1
 
-    def slot(self, table: np.ndarray, position: int) -> torch.Tensor:
+    def slot(self, table: np.ndarray | list[int], position: int) -> torch.Tensor:
         size = self.data.shape[3]
         return self.data[0, 0, table[position // size], position % size]
 
@@ -69,10 +70,11 @@ class LedgerCache:
         for (_, target), values in zip(pairs, sources, strict=True):
             self.data[:, :, target] = values
 
-    def scatter(self, blocks: list[int], extent: Extent, values: torch.Tensor) -> None:
-        size = self.data.shape[3]
-        for index, position in enumerate(range(extent.tokens.start, extent.tokens.stop)):
-            self.data[:, :, blocks[position // size], position % size] = values[:, :, index]
+    def scatter(self, tables: list[list[int]], extent: Extent, values: torch.Tensor) -> None:
+        """values: [tokens], of all layers."""
+        for run in self.layout.runs(extent.layers):
+            for value, position in zip(values, range(extent.tokens.start, extent.tokens.stop), strict=True):
+                self.slot(tables[run.group], position)[:] = value
 
 
 class LedgerStep:
@@ -104,12 +106,13 @@ class LedgerRunner:
 
     prefill_rate = 250.0  # of which a step gets 3 tokens beside decodes
 
-    def __init__(self, config: EngineConfig, depth: int) -> None:
+    def __init__(self, config: EngineConfig, depth: int, windows: tuple[int | None, ...]) -> None:
         assert config.num_blocks is not None
-        self.cache = LedgerCache(config.num_blocks, config.block_size)
+        self.cache = LedgerCache(config.num_blocks, config.block_size, windows)
         self.max_model_len = config.max_model_len or 4096
         self.depth = depth
-        self._table = RowTable(config.max_num_seqs, self.max_model_len, config.block_size)
+        self._groups = self.cache.layout.groups
+        self._table = RowTable(config.max_num_seqs, self.max_model_len, config.block_size, len(self._groups))
         self._texts: dict[int, list[int]] = {}  # the tokens of each row, as a device keeps them
         self._steps: list[LedgerStep] = []  # not waited for
 
@@ -128,20 +131,22 @@ class LedgerRunner:
         size = self.cache.data.shape[3]
         writes: set[tuple[int, int]] = set()
         for row, count, end in zip(plan.rows, plan.counts, plan.ends, strict=True):
-            for position in range(end - count, end):
-                self.cache.slot(self._table.blocks[row], position)[:] = fold(self._texts[row][: position + 1])
-                writes.add((int(self._table.blocks[row][position // size]), position % size))
-        chunks = zip(plan.rows, plan.ends, plan.draws, strict=True)
+            for table in self._table.blocks[row]:
+                for position in range(end - count, end):
+                    self.cache.slot(table, position)[:] = fold(self._texts[row][: position + 1])
+                    writes.add((int(table[position // size]), position % size))
+        chunks = zip(plan.rows, plan.counts, plan.ends, plan.draws, strict=True)
         done = LedgerStep([self._choices(*chunk) for chunk in chunks], writes)
         self._steps = [*(step for step in self._steps if not step.over), done]
         return done
 
-    def _choices(self, row: int, end: int, draws: int) -> list[Choice]:
+    def _choices(self, row: int, count: int, end: int, draws: int) -> list[Choice]:
         text = self._texts[row]
         assert len(text) >= end, f"row {row} computes a token that nobody knows"
-        for position in range(end):
-            found = self.cache.slot(self._table.blocks[row], position).item()
-            assert found == fold(text[: position + 1]), f"position {position} holds another sequence's KV"
+        for group, table in zip(self._groups, self._table.blocks[row], strict=True):
+            for position in range(group.first_seen(end - count), end):
+                found = self.cache.slot(table, position).item()
+                assert found == fold(text[: position + 1]), f"position {position} holds another sequence's KV"
         if not draws:
             return []
         assert len(text) == end, f"row {row} draws a token that it has"
@@ -151,9 +156,12 @@ class LedgerRunner:
         return [Choice(token, None) for token in tokens]
 
 
-def make_ledger_engine(folder: Path, depth: int = 0, **settings: Any) -> Engine:
-    """Return an engine over a ledger; folder is where its config.json is put. depth: steps launched ahead."""
+def make_ledger_engine(folder: Path, depth: int = 0, windows: tuple[int | None, ...] = (), **settings: Any) -> Engine:
+    """Return an engine over a ledger; folder is where its config.json is put.
+
+    depth: steps launched ahead. windows: of each layer; empty = one layer that sees all tokens.
+    """
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baton_engine.engine.make_runner", lambda config, *_: LedgerRunner(config, depth))
+        patch.setattr("baton_engine.engine.make_runner", lambda config, *_: LedgerRunner(config, depth, windows))
         return Engine(EngineConfig(model=str(folder), **settings))

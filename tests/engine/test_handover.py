@@ -269,13 +269,13 @@ def test_an_exporter_keeps_its_blocks_when_others_need_some(llama: Path) -> None
     blocks: list[int] = []
     for _ in range(200):
         for export in engine.step().exports:
-            blocks = export.blocks[: export.extent.tokens.stop // 4]
+            blocks = export.tables[0][: export.extent.tokens.stop // 4]
         if blocks and engine.load().preemptions:
             break
     assert engine.load().preemptions > 0
     [exporting] = engine._sequences[1]
     assert 0 < exporting.computed < len(prompt), "the test is about one that still runs"
-    assert exporting.blocks[: len(blocks)] == blocks
+    assert exporting.tables[0].blocks[: len(blocks)] == blocks
     engine.abort(1)
     engine.check_integrity()
 

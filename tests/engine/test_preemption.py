@@ -87,7 +87,7 @@ def test_requests_beyond_the_pool_wait(llama: Path) -> None:
     assert engine.load().running == 1
     assert engine.load().waiting == 3
     assert engine.load().queued_prefill_tokens == 180
-    assert all(sequence.state is State.WAITING and not sequence.blocks for sequence in engine.scheduler.waiting)
+    assert all(sequence.state is State.WAITING and not sequence.tables for sequence in engine.scheduler.waiting)
     finish(engine, transcript)
     assert engine.load().preemptions == 0
     assert_idle(engine)

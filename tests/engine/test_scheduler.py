@@ -10,6 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from baton_common.kv_layout import LayerGroup
+from baton_engine.block_allocator import BlockAllocator
 from baton_engine.block_pool import BlockPool
 from baton_engine.delta import Reservation
 from baton_engine.exports import Export
@@ -30,6 +32,8 @@ class EngineMachine(RuleBasedStateMachine):
     """What every step must keep to, whatever came before it."""
 
     depth = 0
+    num_blocks = NUM_BLOCKS
+    windows: tuple[int | None, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +41,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = make_ledger_engine(
             Path(self.folder.name),
             self.depth,
+            self.windows,
             block_size=BLOCK_SIZE,
-            num_blocks=NUM_BLOCKS,
+            num_blocks=self.num_blocks,
             max_num_batched_tokens=BUDGET,
             max_num_seqs=MAX_SEQS,
             max_model_len=CONTEXT,
@@ -46,7 +51,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.prompts: dict[int, list[int]] = {}
         self.reservations: dict[int, Reservation] = {}
         self.known: dict[int, list[int]] = {}  # prompt, and output of those that go on
-        self.exported: dict[int, list[int]] = {}  # the block of each token
+        self.layout = self.engine.runner.cache.layout
+        self.exported: dict[int, dict[tuple[int, int], int]] = {}  # the block of each token in each layer
         self.transcript = Transcript()
 
     def teardown(self) -> None:
@@ -92,7 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.transcript.expect(request)
         self.engine.add(request)
         if kind == "export":
-            self.exported[id] = []
+            self.exported[id] = {}
 
     @precondition(lambda self: self.prompts)
     @rule(data=st.data())
@@ -128,10 +134,9 @@ class EngineMachine(RuleBasedStateMachine):
         last = reservation.first_token + reservation.num_tokens
         first = {"last token": last - 1, "first tokens": last, "all": reservation.first_token}[part]
         for position in range(first, last):
-            values = torch.full((1, 1, 1, 1, 1), fold(known[: position + 1]))
-            self.engine.import_kv(
-                id, reservation.generation, self.engine.runner.cache.layout.extent(position, 1), values
-            )
+            values = torch.tensor([fold(known[: position + 1])])
+            for extent in self.layout.still_seen(self.layout.extent(position, 1), len(known)):
+                self.engine.import_kv(id, reservation.generation, extent, values)
         if part != "last token" and id in self.engine._imports.waiting:
             self.start(id)
         if id not in self.engine._imports.waiting:
@@ -202,11 +207,13 @@ class EngineMachine(RuleBasedStateMachine):
         written: set[int] = set()
         for sequence, count, _ in step:
             assert sequence.computed <= sequence.num_tokens
-            assert len(sequence.blocks) * BLOCK_SIZE >= sequence.computed
+            assert all(len(table.blocks) * BLOCK_SIZE >= sequence.computed for table in sequence.tables)
             blocks = {
-                sequence.blocks[position // BLOCK_SIZE]
+                table.blocks[position // BLOCK_SIZE]
+                for table in sequence.tables
                 for position in range(sequence.computed - count, sequence.computed)
             }
+            assert len(sequence.tables) == len(self.layout.groups)
             assert not any(self.engine.pool.is_shared(block) for block in blocks), "a shared block is written"
             assert not blocks & self.engine.pool._hash_of.keys(), "a block known to the prefix cache is written"
             assert not blocks & written, "two sequences write one block"
@@ -214,27 +221,42 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_export(self, export: Export) -> None:
         seen, known = self.exported[export.id], self.known[export.id]
-        assert export.extent.first_token == len(seen), "exports leave a gap or come twice"
-        runner = cast(LedgerRunner, self.engine.runner)
-        for position in range(export.extent.tokens.start, export.extent.tokens.stop):
-            block = export.blocks[position // BLOCK_SIZE]
-            assert (block, position % BLOCK_SIZE) not in runner.writing(), "what is still computed is handed out"
-            seen.append(block)
-            value = self.engine.runner.cache.data[0, 0, block, position % BLOCK_SIZE, 0, 0]
-            assert value == fold(known[: position + 1])
+        runner, tokens = cast(LedgerRunner, self.engine.runner), export.extent.tokens
+        for run in self.layout.runs(export.extent.layers):
+            [layer], window = [run.first_layer] * run.num_layers, self.layout.groups[run.group]
+            before = [position for at, position in seen if at == layer]
+            # What no later query sees is left out.
+            assert tokens.start == (max(before) + 1 if before else window.first_seen(len(known))), "a gap, or twice"
+            for position in range(tokens.start, tokens.stop):
+                block = export.tables[run.group][position // BLOCK_SIZE]
+                assert (block, position % BLOCK_SIZE) not in runner.writing(), "what is still computed is handed out"
+                seen[layer, position] = block
+                value = self.engine.runner.cache.data[0, 0, block, position % BLOCK_SIZE, 0, 0]
+                assert value == fold(known[: position + 1])
 
     @invariant()
     def exported_blocks_stay(self) -> None:
         for id, blocks in self.exported.items():
-            if blocks:
+            for (layer, position), block in blocks.items():
                 [sequence] = self.engine._sequences[id]
-                assert [sequence.blocks[position // BLOCK_SIZE] for position in range(len(blocks))] == blocks
+                [run] = self.layout.runs(slice(layer, layer + 1))
+                assert sequence.tables[run.group].blocks[position // BLOCK_SIZE] == block
+
+    @invariant()
+    def windows_hold_no_more_than_they_may(self) -> None:
+        for sequences in self.engine._sequences.values():
+            for sequence in sequences:
+                most = [group.most_blocks(CONTEXT, BLOCK_SIZE, BUDGET) for group in self.layout.groups]
+                # Those of a known prefix come on top, until the window has left them.
+                known = -(-sequence.cached // BLOCK_SIZE)
+                for table, bound, group in zip(sequence.tables, most, self.layout.groups, strict=False):
+                    assert group.window is None or len(table.held) <= bound + known
 
     @invariant()
     def counts_agree(self) -> None:
         self.engine.check_integrity()
         load = self.engine.load()
-        assert load.blocks_held + self.engine.pool.num_available == NUM_BLOCKS
+        assert load.blocks_held + self.engine.pool.num_available == self.num_blocks
         assert load.running == len(self.engine.scheduler.running)
 
 
@@ -244,15 +266,43 @@ class AheadMachine(EngineMachine):
     depth = 1
 
 
+class WindowMachine(EngineMachine):
+    """The same with layers that see all tokens beside layers with a window."""
+
+    num_blocks = 40
+    windows = (5, None, 5)
+
+
+class WindowAheadMachine(WindowMachine):
+    depth = 1
+
+
+class AllWindowsMachine(AheadMachine):
+    """Layers of two windows, and none that sees all tokens."""
+
+    num_blocks = 26
+    windows = (9, 4)
+
+
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 TestEngineAhead = AheadMachine.TestCase
-TestEngineAhead.settings = TestEngine.settings
+TestWindows = WindowMachine.TestCase
+TestWindowsAhead = WindowAheadMachine.TestCase
+TestAllWindows = AllWindowsMachine.TestCase
+for case in (TestEngineAhead, TestWindows, TestWindowsAhead, TestAllWindows):
+    case.settings = TestEngine.settings
+
+
+def make_allocator(num_blocks: int, step_tokens: int) -> BlockAllocator:
+    return BlockAllocator(BlockPool(num_blocks), (LayerGroup(None, (0,)),), 4, step_tokens)
 
 
 @pytest.fixture
 def scheduler() -> Scheduler:
-    return Scheduler(BlockPool(64), block_size=4, max_num_batched_tokens=8, max_num_seqs=4, max_export_blocks=32)
+    return Scheduler(
+        make_allocator(64, 8), block_size=4, max_num_batched_tokens=8, max_num_seqs=4, max_export_blocks=32
+    )
 
 
 def computed(step: Step) -> list[tuple[Sequence, int]]:
@@ -297,7 +347,7 @@ def test_shorter_and_more_urgent_newcomers_come_before_the_rest_of_a_prompt(
 def test_shorter_prompts_do_not_overtake_for_ever() -> None:
     """Only until eight times what a prompt itself has has been admitted since it came."""
     scheduler = Scheduler(
-        BlockPool(900), block_size=4, max_num_batched_tokens=10, max_num_seqs=200, max_export_blocks=32
+        make_allocator(900, 10), block_size=4, max_num_batched_tokens=10, max_num_seqs=200, max_export_blocks=32
     )
     long = add(scheduler, 0, 60)
     overtaking = 0
@@ -314,7 +364,7 @@ def test_shorter_prompts_do_not_overtake_for_ever() -> None:
 
 def test_a_part_of_a_prompt_does_not_make_those_wait_that_end_in_a_step() -> None:
     scheduler = Scheduler(
-        BlockPool(2000), block_size=4, max_num_batched_tokens=1000, max_num_seqs=20, max_export_blocks=32
+        make_allocator(2000, 1000), block_size=4, max_num_batched_tokens=1000, max_num_seqs=20, max_export_blocks=32
     )
     long = add(scheduler, 0, 3000)
     assert computed(scheduler.schedule()) == [(long, 1000)]
@@ -343,7 +393,12 @@ def test_chunks_fill_the_budget_and_the_last_one_is_what_is_left(scheduler: Sche
 
 def small_chunks() -> Scheduler:
     return Scheduler(
-        BlockPool(900), block_size=4, max_num_batched_tokens=100, max_num_seqs=20, max_export_blocks=32, chunk_tokens=10
+        make_allocator(900, 100),
+        block_size=4,
+        max_num_batched_tokens=100,
+        max_num_seqs=20,
+        max_export_blocks=32,
+        chunk_tokens=10,
     )
 
 
@@ -405,7 +460,9 @@ def test_imports_do_not_wait_for_a_place_in_a_step(scheduler: Scheduler) -> None
 
 
 def test_imports_leave_more_urgent_prompts_the_blocks_that_they_need() -> None:
-    scheduler = Scheduler(BlockPool(20), block_size=4, max_num_batched_tokens=8, max_num_seqs=8, max_export_blocks=32)
+    scheduler = Scheduler(
+        make_allocator(20, 8), block_size=4, max_num_batched_tokens=8, max_num_seqs=8, max_export_blocks=32
+    )
     running, waiting = add(scheduler, 0, 32, priority=-2), add(scheduler, 1, 16, priority=-1)
     scheduler.schedule()
     # 8 of 20 blocks are held, 4 are the waiting prompt's, and one is left for each that runs.
@@ -436,15 +493,15 @@ def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> N
 def test_a_known_prefix_is_held_and_not_computed(scheduler: Scheduler) -> None:
     first = add(scheduler, 0, 8)
     scheduler.schedule()
-    for block, digest in zip(first.blocks, first.hashes(0, 2), strict=True):
+    for block, digest in zip(first.tables[0].blocks, first.hashes(0, 2), strict=True):
         scheduler.pool.remember(block, digest)
     request = make_request(1, [0] * 8, 8)
     second = Sequence(request, 1, 4, 64)
     scheduler.add(second)
     scheduler.schedule()
-    assert second.blocks[0] == first.blocks[0]
-    assert second.blocks[1] != first.blocks[1]
-    assert (scheduler.prefix_hits, scheduler.prefix_queries) == (4, 16)
+    assert second.tables[0].blocks[0] == first.tables[0].blocks[0]
+    assert second.tables[0].blocks[1] != first.tables[0].blocks[1]
+    assert (scheduler.allocator.prefix_hits, scheduler.allocator.prefix_queries) == (4, 16)
 
 
 def test_many_requests_all_end(tmp_path: Path) -> None:

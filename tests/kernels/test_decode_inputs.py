@@ -7,10 +7,11 @@ from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.reference.decode_inputs import FIELDS, LAST_TOKEN, POSITION, ROW, TEMPERATURE, unpack_reference
 
 
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("count", [1, 7, 200])
-def test_unpack(count: int, device: torch.device) -> None:
+def test_unpack(count: int, groups: int, device: torch.device) -> None:
     block_size, rows, width = 16, count + 3, 9
-    inputs = DecodeInputs(count, device)
+    inputs = DecodeInputs(count, device, groups)
     packed = torch.zeros(inputs.packed.shape, dtype=torch.int64)
     # Some of the rows, and the last one as padding.
     packed[ROW] = torch.randperm(rows - 1)[:count]
@@ -19,9 +20,9 @@ def test_unpack(count: int, device: torch.device) -> None:
     columns = torch.randint(-(2**62), 2**62, (FIELDS, rows))
     columns[LAST_TOKEN] = torch.randint(-1, 4, (rows,))
     columns[TEMPERATURE:] = torch.rand(3, rows).view(torch.int32)
-    tables = torch.randint(0, 50, (rows, width), dtype=torch.int32)
+    tables = torch.randint(0, 50, (rows, groups, width), dtype=torch.int32)
     expected = unpack_reference(packed, columns, tables, block_size)
-    assert (expected["slots"] < 0).sum() == count - count // 2
+    assert (expected["slots"] < 0).sum() == groups * (count - count // 2)
 
     inputs.packed.copy_(packed)
     inputs.unpack(columns.to(device), tables.to(device), block_size)

@@ -214,7 +214,7 @@ def test_block_tables(device: torch.device) -> None:
     # The last row belongs to no sequence.
     inputs.packed[ROW], inputs.packed[POSITION] = len(tables) - 2, width - 1
     tables[-2, -1] = 77
-    inputs.unpack(torch.zeros(FIELDS, len(tables), dtype=torch.int64, device=device), tables, 1)
+    inputs.unpack(torch.zeros(FIELDS, len(tables), dtype=torch.int64, device=device), tables.unsqueeze(1), 1)
     assert int(inputs.slots) == 77
     rows = torch.tensor([len(tables) - 1], device=device)
     lengths = torch.tensor([1], dtype=torch.int32, device=device)

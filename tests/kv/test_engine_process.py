@@ -139,7 +139,7 @@ async def test_exports_hold_exactly_the_kv(prefill: Listener, folder: Path) -> N
     engine = make_engine(folder, max_num_batched_tokens=24)
     engine.add(make_request(id, prompt, 1, exports_from=0))
     finish(engine, Transcript())
-    blocks = engine._sequences[id][0].blocks
+    blocks = engine._sequences[id][0].tables[0].blocks
     for piece in prefill.pieces:
         tokens = piece.extent.tokens
         expected = torch.stack(engine.runner.cache.planes, dim=1)[:, :, blocks].flatten(2, 3)[:, :, tokens]

@@ -19,7 +19,7 @@ def make_export(id: int, first_token: int = 0, num_tokens: int = 1, num_layers: 
     extent = Extent(
         first_token=first_token, num_tokens=num_tokens, first_layer=0, num_layers=num_layers, first_head=0, num_heads=1
     )
-    return Export(id, extent, [id])
+    return Export(id, extent, [[id]])
 
 
 def taken(queue: ExportQueue) -> list[tuple[int, int, int]]:
@@ -27,7 +27,7 @@ def taken(queue: ExportQueue) -> list[tuple[int, int, int]]:
     pieces = []
     while (next_one := queue.take()) is not None:
         export, _ = next_one
-        assert export.blocks == [export.id]
+        assert export.tables == [[export.id]]
         pieces.append((export.id, export.extent.first_token, export.extent.num_tokens))
     return pieces
 

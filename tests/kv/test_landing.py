@@ -212,7 +212,7 @@ def test_a_sender_without_credit_waits_and_takes_nobodys_slots(llama: Path, monk
         it.mover.use_pair(pair, check=False, credit=1)
         it.mover.expect(pair, pair)
         for first in range(0, 64, 16):
-            it.mover.put(Export(pair, it.extent(first, 16), [0, 1, 2, 3]))
+            it.mover.put(Export(pair, it.extent(first, 16), [[0, 1, 2, 3]]))
 
     def packed() -> list[int]:
         """Send what was packed; return whose it was."""

@@ -24,20 +24,29 @@ LAYOUTS = {
             Plane("value_scale", 2, 1, "float32"),
         ),
     ),
+    "layers with and without a window": KvLayout(
+        7, (Plane("key", 2, 8, "float32"), Plane("value", 2, 4, "bfloat16")), (9, 9, None, 9, 9, None, 9)
+    ),
     "a vector beside heads": KvLayout(2, (Plane("key", 4, 8, "float32"), Plane("index", 1, 12, "float16"))),
 }
 
 
-def make_cache(layout: KvLayout, block_size: int) -> tuple[KvCache, list[int]]:
-    """Return a cache and a block table in it for TOKENS tokens."""
-    cache = KvCache(layout, block_size, torch.device("cpu"), TORCH)
-    cache.allocate(TOKENS // block_size + 9)
-    return cache, torch.randperm(cache.num_blocks)[: -(-TOKENS // block_size)].tolist()
+def make_cache(layout: KvLayout, block_size: int) -> tuple[KvCache, list[list[int]]]:
+    """Return a cache and block tables in it, one for each group of layers, for TOKENS tokens."""
+    cache, blocks, groups = (
+        KvCache(layout, block_size, torch.device("cpu"), TORCH),
+        -(-TOKENS // block_size),
+        layout.groups,
+    )
+    cache.allocate(blocks * len(groups) + 9)
+    order = torch.randperm(cache.num_blocks).tolist()
+    return cache, [order[first * blocks : (first + 1) * blocks] for first in range(len(groups))]
 
 
-def content(cache: KvCache, blocks: list[int], extent: Extent) -> torch.Tensor:
+def content(cache: KvCache, tables: list[list[int]], extent: Extent) -> torch.Tensor:
     values = torch.empty(cache.layout.size(extent), dtype=torch.uint8)
-    cache.gather(blocks, extent, values)
+    total = cache.gather(tables, extent, values, check=True)
+    assert int(total) == int(cache.checksum(values))
     return values
 
 
@@ -50,7 +59,7 @@ def test_every_bit_arrives(name: str, sender_block: int, receiver_block: int) ->
     for plane in sender.planes:
         plane.copy_((torch.rand(plane.shape) * 200 + 1).to(plane.dtype))
     whole = layout.extent(0, TOKENS)
-    bounds, missing = PieceBounds(layout, most_bytes=1 << 20), Missing(whole)
+    bounds, missing = PieceBounds(layout, most_bytes=1 << 20), Missing([whole])
     rng, at, spent = random.Random(3), 0, 0
     while at < TOKENS:
         count = rng.randint(1, TOKENS - at)
@@ -107,3 +116,34 @@ def test_copies_of_blocks_take_all_planes_along() -> None:
     for plane, old in zip(cache.planes, before, strict=True):
         assert torch.equal(plane[:, [5, 6]], old[:, [1, 2]])
         assert torch.equal(plane[:, :5], old[:, :5])
+
+
+def test_groups_have_one_size_and_one_window() -> None:
+    # The pattern of Gemma 3: five layers with a window, then one without.
+    windows = tuple(None if layer % 6 == 5 else 1024 for layer in range(34))
+    layout = KvLayout(34, (Plane("key", 1, 8, "bfloat16"),), windows)
+    groups = layout.groups
+    assert [group.window for group in groups] == [None, 1024, 1024, 1024, 1024, 1024, 1024]
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(34))
+    assert all(windows[layer] == group.window for group in groups for layer in group.layers)
+    assert (layout.depth, max(len(group.layers) for group in groups)) == (5, 5)
+    # Neighbours with a window lie together.
+    assert [(run.first_layer, run.num_layers) for run in layout.runs(slice(0, 12))] == [(0, 5), (5, 1), (6, 5), (11, 1)]
+    # One layer among many of another kind does not lead to a table for each layer.
+    lone = KvLayout(64, layout.planes, (None,) + (1024,) * 63)
+    assert (lone.depth, len(lone.groups)) == (8, 9)
+    assert KvLayout(5, layout.planes).groups == KvLayout(5, layout.planes, (None,) * 5).groups
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 4), (0, 9), (0, 10), (3, 30), (30, 3), (0, 0)])
+def test_tokens_that_no_later_query_sees_are_not_handed_over(first: int, count: int) -> None:
+    layout = LAYOUTS["layers with and without a window"]
+    end = first + count
+    cells = {(layer, token) for part in layout.seen(first, count) for layer in range(7)[part.layers]
+             for token in range(end)[part.tokens]}  # fmt: skip
+    windows = [layout.windows[layer] or 10**9 for layer in range(7)]
+    # The next query is at position `end` and sees itself, too.
+    assert cells == {
+        (layer, token) for layer in range(7) for token in range(first, end) if end - token < windows[layer]
+    }
+    assert sum(part.num_layers * part.num_tokens for part in layout.seen(first, count)) == len(cells)

@@ -22,7 +22,7 @@ class Rank:
         self.cache = KvCache(KvLayout(NUM_LAYERS, tuple(planes)), block_size, torch.device("cpu"), TORCH)
         self.cache.allocate(NUM_TOKENS // block_size + 9)
         self.blocks = torch.randperm(self.cache.num_blocks)[: -(-NUM_TOKENS // block_size)].tolist()
-        self.missing = Missing(self.extent(0, NUM_TOKENS, self.first, self.count))
+        self.missing = Missing([self.extent(0, NUM_TOKENS, self.first, self.count)])
 
     def extent(self, first_token: int, num_tokens: int, first_head: int, num_heads: int) -> Extent:
         return Extent(
@@ -45,7 +45,7 @@ class Rank:
             return None
         extent = self.extent(first_token, num_tokens, first, end - first)
         values = torch.empty(self.cache.layout.size(self.own(extent)), dtype=torch.uint8)
-        self.cache.gather(self.blocks, self.own(extent), values)
+        self.cache.gather([self.blocks], self.own(extent), values)
         return encode(make_header(1, 2, 3, extent), values.numpy().tobytes())
 
     def receive(self, message: bytes) -> None:
@@ -54,12 +54,12 @@ class Rank:
         assert self.missing.lacks(extent)
         self.missing.remove(extent)
         values = torch.frombuffer(bytearray(piece.payload), dtype=torch.uint8)
-        self.cache.scatter(self.blocks, self.own(extent), values)
+        self.cache.scatter([self.blocks], self.own(extent), values)
 
     def kv(self) -> torch.Tensor:
         """Return [layers, 2, tokens, heads, head_dim] of the prompt."""
         out = torch.empty(NUM_LAYERS, 2, NUM_TOKENS, self.count, HEAD_DIM, dtype=torch.bfloat16)
-        self.cache.gather(self.blocks, self.extent(0, NUM_TOKENS, 0, self.count), out.view(-1).view(torch.uint8))
+        self.cache.gather([self.blocks], self.extent(0, NUM_TOKENS, 0, self.count), out.view(-1).view(torch.uint8))
         return out
 
 

@@ -45,7 +45,7 @@ def reason(book: TicketBook, piece: Piece) -> str:
 
 
 def test_each_token_is_taken_once(book: TicketBook) -> None:
-    ticket = book.open(request=5, generation=GENERATION, extent=extent(3, 4))
+    ticket = book.open(request=5, generation=GENERATION, extents=[extent(3, 4)])
     assert book.claim(make_piece(ticket, extent(5, 2))) is ticket
     assert reason(book, make_piece(ticket, extent(5, 1))) == "range"
     assert reason(book, make_piece(ticket, extent(4, 2))) == "range"
@@ -65,13 +65,13 @@ def test_each_token_is_taken_once(book: TicketBook) -> None:
     ids=str,
 )
 def test_what_was_not_ordered_is_refused(book: TicketBook, part: Extent) -> None:
-    ticket = book.open(5, GENERATION, extent(3, 4))
+    ticket = book.open(5, GENERATION, [extent(3, 4)])
     assert reason(book, make_piece(ticket, part)) == "range"
     assert ticket.missing.lacks(extent(3, 4))
 
 
 def test_writers_from_another_time_are_refused(book: TicketBook) -> None:
-    ticket, part = book.open(5, GENERATION, extent(0, 2)), extent(0, 1)
+    ticket, part = book.open(5, GENERATION, [extent(0, 2)]), extent(0, 1)
     assert reason(book, make_piece(ticket, part, epoch=EPOCH + 1)) == "epoch"
     assert reason(book, make_piece(ticket, part, ticket_id=ticket.id + 1)) == "ticket"
     assert reason(book, make_piece(ticket, part, generation=GENERATION - 1)) == "generation"
@@ -81,16 +81,16 @@ def test_writers_from_another_time_are_refused(book: TicketBook) -> None:
 
 
 def test_the_ticket_of_a_request_opened_again_is_another(book: TicketBook) -> None:
-    first = book.open(5, GENERATION, extent(0, 2))
+    first = book.open(5, GENERATION, [extent(0, 2)])
     book.close(first.id)
-    second = book.open(5, GENERATION + 1, extent(0, 2))
+    second = book.open(5, GENERATION + 1, [extent(0, 2)])
     assert second.id != first.id
     assert reason(book, make_piece(first, extent(0, 1))) == "ticket"
     assert second.missing.lacks(extent(0, 2))
 
 
 def test_the_book_knows_what_is_open(book: TicketBook) -> None:
-    tickets = [book.open(request, GENERATION, extent(0, 1)) for request in range(3)]
+    tickets = [book.open(request, GENERATION, [extent(0, 1)]) for request in range(3)]
     assert len(book) == 3
     assert book.get(tickets[1].id) is tickets[1]
     assert book.close(tickets[1].id) is tickets[1]
@@ -106,7 +106,7 @@ def ranges(most: int) -> st.SearchStrategy[Range]:
 @given(st.lists(st.tuples(ranges(9), ranges(4), ranges(5)), max_size=40))
 def test_whatever_comes_each_cell_is_written_at_most_once(pieces: list[tuple[Range, Range, Range]]) -> None:
     book = TicketBook(EPOCH)
-    ticket = book.open(5, GENERATION, extent(2, 6))
+    ticket = book.open(5, GENERATION, [extent(2, 6)])
     ordered = {(t, layer, head) for t in range(2, 8) for layer in range(3) for head in range(4)}
     written: set[tuple[int, int, int]] = set()
     for tokens, layers, heads in pieces:

@@ -194,7 +194,7 @@ class Pair:
 
     async def order(self, num_tokens: int) -> tuple[OpenTicket, int]:
         """Open a ticket and send it; return it and the number that the prefill engine has for it."""
-        ticket = self.decode.tickets.open(1, 7, extent(0, num_tokens))
+        ticket = self.decode.tickets.open(1, 7, [extent(0, num_tokens)])
         sampling = pb.SamplingParams(max_tokens=2, n=1, top_p=1, repetition_penalty=1)
         order = kv.Ticket(
             ticket_id=ticket.id, prompt_token_ids=[1] * num_tokens, sampling=sampling, generation=7, lease_ms=60_000

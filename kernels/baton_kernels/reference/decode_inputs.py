@@ -17,10 +17,11 @@ def unpack_reference(
 ) -> dict[str, torch.Tensor]:
     """Return what `DecodeInputs.unpack` puts under each name.
 
-    tables: [rows, most blocks] int32. slots are where the KV of each input token goes, -1 (nowhere) for padding.
+    tables: [rows, groups of layers, most blocks] int32. slots, [groups, sequences], are where the KV of each input
+    token goes, -1 (nowhere) for padding.
     """
     row, position = packed
-    block = tables[row, position // block_size].long()
+    block = tables[row, :, position // block_size].long().T
     last_token, choice, seed, top_k, *bits = columns[:, row]
     temperature, top_p, min_p = (field.int().view(torch.float32) for field in bits)
     return {

@@ -12,8 +12,8 @@ class AttentionBatch(msgspec.Struct):
     come first.
 
     starts: [S + 1], where each sequence's new tokens begin. lengths: [S], tokens in its KV after this step.
-    tables: [S, at least the blocks of the longest] int32, block tables. What lies beyond a sequence's length means
-    nothing.
+    tables: [S, groups of layers, at least the blocks of the longest] int32, block tables. What lies beyond a sequence's
+    length or before a group's window means nothing.
     """
 
     starts: list[int]

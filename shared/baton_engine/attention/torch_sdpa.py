@@ -14,15 +14,30 @@ from .backend import AttentionBatch
 _MOST_KEYS = 1 << 16
 
 
-class _Group(msgspec.Struct):
-    """Sequences that go into one call: decodes together, each prefill chunk alone."""
+class _Keys(msgspec.Struct):
+    """The keys that queries of one window read.
 
-    rows: slice  # of the step's tokens
+    blocks: [groups of layers, sequences * blocks each] int64. positions: [sequences, keys] int64, of the keys in those
+    blocks. unseen: the keys that no query sees, counted over all sequences.
+    """
+
+    blocks: torch.Tensor
+    positions: torch.Tensor
+    unseen: torch.Tensor
+
+
+class _Call(msgspec.Struct):
+    """Sequences that go into one call: decodes together, each prefill chunk alone.
+
+    rows: of the step's tokens. queries: tokens per sequence. keys: by window. masks: None = plain causal from the first
+    token.
+    """
+
+    rows: slice
     sequences: int
-    blocks: torch.Tensor  # [sequences * blocks each] int64
-    queries: int  # tokens per sequence
-    unseen: torch.Tensor  # slots of the gathered blocks that no query sees
-    masks: dict[AttentionSpec, torch.Tensor | None]  # None = plain causal from the first token
+    queries: int
+    keys: dict[int | None, _Keys]
+    masks: dict[AttentionSpec, torch.Tensor | None]
 
 
 class TorchSdpa:
@@ -37,47 +52,62 @@ class TorchSdpa:
         self._group_size = num_heads // self._kv_heads
         self._specs = specs
         self._slopes = {spec: self._slopes_of(spec.alibi) for spec in set(specs) if spec.alibi is not None}
-        self._groups: list[_Group] = []
+        self._windows = {spec.window for spec in specs}
+        self._calls: list[_Call] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
         counts = [end - start for start, end in zip(batch.starts, batch.starts[1:], strict=False)]
         decodes = next((index for index, count in enumerate(counts) if count > 1), len(counts))
-        self._groups = [self._decode_group(batch, rows) for rows in _parts(batch.lengths[:decodes], self._block_size)]
-        self._groups += [self._chunk_group(batch, index) for index in range(decodes, len(counts))]
+        self._calls = [self._decode_call(batch, rows) for rows in _parts(batch.lengths[:decodes], self._block_size)]
+        self._calls += [self._chunk_call(batch, index) for index in range(decodes, len(counts))]
 
-    def _decode_group(self, batch: AttentionBatch, rows: slice) -> _Group:
-        longest = max(-(-length // self._block_size) for length in batch.lengths[rows])
-        device = self._cache.device
-        tables = _blocks(batch.tables[rows, :longest], device)
-        lengths = torch.tensor(batch.lengths[rows], device=device).unsqueeze(1)
-        keys = torch.arange(longest * self._block_size, device=device).unsqueeze(0)
+    def _decode_call(self, batch: AttentionBatch, rows: slice) -> _Call:
+        lengths = np.array(batch.lengths[rows])
+        keys = self._all_keys(batch.tables[rows], lengths, lengths - 1)
+        queries = torch.from_numpy(lengths - 1).to(self._cache.device)[:, None]
         masks: dict[AttentionSpec, torch.Tensor | None] = {}
         for spec in set(self._specs):
-            seen = keys < lengths
-            if spec.window is not None:
-                seen &= keys >= lengths - spec.window
-            masks[spec] = self._mask(spec, seen[:, None, None, :], (lengths - 1 - keys)[:, None, None, :])
-        unseen = (keys >= lengths).flatten().nonzero().squeeze(1)
-        return _Group(rows, len(tables), tables.flatten(), 1, unseen, masks)
+            distance = (queries - keys[spec.window].positions)[:, None, None, :]
+            masks[spec] = self._mask(spec, _is_seen(distance, spec.window), distance)
+        return _Call(rows, len(lengths), 1, keys, masks)
 
-    def _chunk_group(self, batch: AttentionBatch, index: int) -> _Group:
+    def _chunk_call(self, batch: AttentionBatch, index: int) -> _Call:
         start, end, length = batch.starts[index], batch.starts[index + 1], batch.lengths[index]
-        device = self._cache.device
-        table = _blocks(batch.tables[index, : -(-length // self._block_size)], device)
-        queries = torch.arange(length - (end - start), length, device=device).unsqueeze(1)
-        keys = torch.arange(len(table) * self._block_size, device=device).unsqueeze(0)
+        first = length - (end - start)
+        keys = self._all_keys(batch.tables[index : index + 1], np.array([length]), np.array([first]))
+        queries = torch.arange(first, length, device=self._cache.device)[:, None]
         masks: dict[AttentionSpec, torch.Tensor | None] = {}
         for spec in set(self._specs):
-            window = spec.window
-            if end - start == length > 1 and (window is None or window >= length) and spec.alibi is None:
+            if first == 0 and length > 1 and (spec.window is None or spec.window >= length) and spec.alibi is None:
                 masks[spec] = None
                 continue
-            seen = keys <= queries
-            if window is not None:
-                seen &= keys > queries - window
-            masks[spec] = self._mask(spec, seen[None, None], (queries - keys)[None, None])
-        unseen = torch.arange(length, len(table) * self._block_size, device=device)
-        return _Group(slice(start, end), 1, table, end - start, unseen, masks)
+            distance = (queries - keys[spec.window].positions)[None, None]
+            masks[spec] = self._mask(spec, _is_seen(distance, spec.window), distance)
+        return _Call(slice(start, end), 1, end - start, keys, masks)
+
+    def _all_keys(self, tables: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> dict[int | None, _Keys]:
+        """Return the keys of some sequences for each window.
+
+        tables: [sequences, groups of layers, most blocks]. lengths: [sequences]. firsts: [sequences], the positions of
+        their first queries.
+        """
+        size, device, found = self._block_size, self._cache.device, {}
+        for window in self._windows:
+            begins = np.maximum(firsts + 1 - window, 0) // size if window else np.zeros_like(firsts)
+            blocks = np.arange(max(-(-lengths // size) - begins))
+            # What lies beyond the end of a table is not seen.
+            index = np.minimum(begins[:, None] + blocks, tables.shape[2] - 1)
+            chosen = np.take_along_axis(tables, index[:, None, :], axis=2).astype(np.int64)
+            positions = begins[:, None] * size + np.arange(len(blocks) * size)
+            unseen = positions >= lengths[:, None]
+            if window:
+                unseen |= positions <= (firsts - window)[:, None]
+            found[window] = _Keys(
+                torch.from_numpy(chosen).to(device).transpose(0, 1).flatten(1),
+                torch.from_numpy(positions).to(device),
+                torch.from_numpy(np.flatnonzero(unseen)).to(device),
+            )
+        return found
 
     def _slopes_of(self, alibi: tuple[float, ...]) -> torch.Tensor:
         """Return [1, kv_heads, query heads of each, 1]."""
@@ -96,36 +126,35 @@ class TorchSdpa:
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)
-        spec = self._specs[layer]
-        for group in self._groups:
-            rows, mask = group.rows, group.masks[spec]
-            if group.queries == 1:
-                self._attend_decodes(q[rows], keys, values, group, mask, spec, out[rows])
+        spec, group = self._specs[layer], self._cache.group_of(layer)
+        for call in self._calls:
+            read = call.keys[spec.window]
+            # [keys, kv_heads, head_dim]. A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0
+            # here.
+            k, v = (
+                cache.index_select(0, read.blocks[group]).flatten(0, 1).index_fill_(0, read.unseen, 0.0)
+                for cache in (keys, values)
+            )
+            rows, mask = call.rows, call.masks[spec]
+            if call.queries == 1:
+                self._attend_decodes(q[rows], k, v, call.sequences, mask, spec, out[rows])
             else:
-                k, v = self._gather(keys, group), self._gather(values, group)
                 self._attend_chunk(q[rows], k, v, mask, spec, out[rows])
-
-    def _gather(self, cache: torch.Tensor, group: _Group) -> torch.Tensor:
-        """Return a group's keys or values, [slots, kv_heads, head_dim].
-
-        A slot that no query sees may hold anything, and 0 times NaN is NaN: it is 0 here.
-        """
-        return cache.index_select(0, group.blocks).flatten(0, 1).index_fill_(0, group.unseen, 0.0)
 
     def _attend_decodes(
         self,
         q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        group: _Group,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sequences: int,
         mask: torch.Tensor | None,
         spec: AttentionSpec,
         out: torch.Tensor,
     ) -> None:
         # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
-        shape = (group.sequences, -1, self._kv_heads, self._head_dim)
-        k, v = (self._gather(x, group).view(shape).transpose(1, 2) for x in (keys, values))
-        grouped = q.reshape(group.sequences, self._kv_heads, self._group_size, self._head_dim)
+        shape = (sequences, -1, self._kv_heads, self._head_dim)
+        k, v = (x.view(shape).transpose(1, 2) for x in (k, v))
+        grouped = q.reshape(sequences, self._kv_heads, self._group_size, self._head_dim)
         out.view(grouped.shape).copy_(_attention(grouped, k, v, mask, spec))
 
     def _attend_chunk(
@@ -161,9 +190,10 @@ def _attention(
     return scores.softmax(dim=-1).to(v.dtype) @ v
 
 
-def _blocks(tables: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return blocks in order to index with them."""
-    return torch.from_numpy(tables.astype(np.int64)).to(device)
+def _is_seen(distance: torch.Tensor, window: int | None) -> torch.Tensor:
+    """distance: of queries from keys."""
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
 
 
 def _parts(lengths: list[int], block_size: int) -> list[slice]:

@@ -56,10 +56,9 @@ class TritonPaged:
         if self._deterministic:
             self._decodes = 0
         tiles = prefill_tiles(batch.starts, self._queries, range(self._decodes, sequences))
-        width = batch.tables.shape[1]
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts, *tiles]
         flat, self._lengths, self._starts, *on_device = _upload(parts, self._cache.device)
-        self._tables = flat.view(sequences, width)
+        self._tables = flat.view(batch.tables.shape)
         self._tiles = (on_device[0], on_device[1]) if tiles[0] else None
         if len(self._in_order) < self._decodes:
             self._in_order = torch.arange(max(self._decodes, 1024), device=self._cache.device)
@@ -67,7 +66,10 @@ class TritonPaged:
         self._plan()
 
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Prepare for decodes alone whose tables are rows of a larger tensor; for capture in a graph."""
+        """Prepare for decodes alone whose tables are rows of a larger tensor; for capture in a graph.
+
+        tables: [rows, groups of layers, most blocks] int32.
+        """
         self._decodes, self._tiles = len(rows), None
         self._tables, self._rows, self._lengths = tables, rows, lengths
         self._plan()
@@ -79,12 +81,13 @@ class TritonPaged:
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)
+        tables = self._tables[:, self._cache.group_of(layer)]
         variant, n = self._variants[layer], self._decodes
         if n:
-            decode_attention(q[:n], keys, values, self._tables, variant, self._parts, out[:n])
+            decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n])
         if self._tiles is not None:
             prefill_attention(
-                q, keys, values, self._tables, self._lengths, self._starts, self._tiles, variant,
+                q, keys, values, tables, self._lengths, self._starts, self._tiles, variant,
                 out=out, block_queries=self._queries, uniform=self._deterministic,
             )  # fmt: skip
 

@@ -37,7 +37,7 @@ class Attention:
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns as much. The keys and values of the tokens are in the cache afterwards."""
         q = self._ops.rope_and_cache(
-            self._qkv(x), self._rotary, ctx.positions, ctx.slots, *ctx.cache.layer(self._layer),
+            self._qkv(x), self._rotary, ctx.positions, *ctx.cache(self._layer),
             self._heads, self._norms, self._eps, ctx.queries(len(x), self._heads, self._head_dim),
         )  # fmt: skip
         return self._output(ctx.attend(self._layer, q).flatten(1))

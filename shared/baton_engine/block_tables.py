@@ -1,0 +1,31 @@
+"""Which blocks a sequence has."""
+
+
+class BlockTable:
+    """The blocks of one sequence for one group of layers.
+
+    blocks: the block of index i holds the tokens [i * block_size, (i + 1) * block_size). gone: so many of the first
+    have been given back, as no query sees their tokens any more. 0 stands in their place.
+    """
+
+    __slots__ = ("blocks", "gone")
+
+    def __init__(self, blocks: list[int], gone: int = 0) -> None:
+        self.blocks = blocks
+        self.gone = gone
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that the sequence still has."""
+        return self.blocks[self.gone :] if self.gone else self.blocks
+
+
+class SharedBlocks:
+    """The first `count` blocks of several sequences, in each group of layers that see all tokens.
+
+    The sequences have one reference to each of these blocks together.
+    """
+
+    def __init__(self, count: int, holders: int) -> None:
+        self.count = count
+        self.holders = holders
