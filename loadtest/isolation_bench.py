@@ -27,7 +27,7 @@ from random_weights import write_random_weights
 from servers import HOST, Server
 
 from baton_engine.models.registry import load_model_config
-from baton_gateway.keys import Key, make_key
+from baton_gateway.tenancy.keys import Key, make_key
 
 # Small enough for 2 cores to compute a hundred short prompts a round: with fewer, a p99 is an accident. Wide enough for
 # products to be most of the work, as in real models: where attention is, a step deep in a long prompt takes longer.

@@ -34,8 +34,8 @@ def median_us(run: Callable[[], object], repeats: int) -> float:
 def request_us() -> float:
     """Note a request for a collector that is not there."""
     # Only here, and below, since a decode pod has none of it.
-    from baton_gateway.genai_metrics import GenAiMetrics
-    from baton_gateway.record import RequestRecord
+    from baton_gateway.telemetry.genai_metrics import GenAiMetrics
+    from baton_gateway.telemetry.record import RequestRecord
 
     logging.disable()
     metrics = GenAiMetrics("http://127.0.0.1:9")
@@ -47,7 +47,7 @@ def request_us() -> float:
 
 def decision_us() -> float:
     """Count a decision of the router and what of the prompt was cached."""
-    from baton_gateway.router_metrics import RouterMetrics
+    from baton_gateway.telemetry.router_metrics import RouterMetrics
 
     routing, route = RouterMetrics().of("model"), cast(Any, SimpleNamespace(prefills=["a"], reason="cached"))
 

@@ -20,13 +20,13 @@ from typing import Any, get_args
 from route_plot import Curve, plot
 from sim_pod import Clock, SimPod, Speed, Work
 
-from baton_gateway.cost import CostModel
-from baton_gateway.demand import Demand
-from baton_gateway.kv_aware import KvAware
-from baton_gateway.pods import Pod
-from baton_gateway.policies import LeastLoaded, Policy, PolicyName, Random, RoundRobin
-from baton_gateway.prefix_index import PrefixIndex
-from baton_gateway.router import Route, Router
+from baton_gateway.routing.cost import CostModel
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import KvAware
+from baton_gateway.routing.pods import Pod
+from baton_gateway.routing.policies import LeastLoaded, Policy, PolicyName, Random, RoundRobin
+from baton_gateway.routing.prefix_index import PrefixIndex
+from baton_gateway.routing.router import Route, Router
 
 BLOCK_SIZE = 512
 REPORT_S = 0.2

@@ -17,11 +17,11 @@ import time
 from array import array
 
 from baton_common.block_hash import block_keys
-from baton_gateway.demand import Demand
-from baton_gateway.kv_aware import KvAware
-from baton_gateway.pods import Pod
-from baton_gateway.prefix_index import PrefixIndex
-from baton_gateway.router import Router
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import KvAware
+from baton_gateway.routing.pods import Pod
+from baton_gateway.routing.prefix_index import PrefixIndex
+from baton_gateway.routing.router import Router
 
 BLOCK_SIZE = 16
 SYSTEM_TOKENS = 1024

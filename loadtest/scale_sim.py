@@ -31,13 +31,13 @@ from sim_scalers import Controller, Fixed, Hpa, Scaler, Sizes, View
 
 from baton_controller.counters import Buckets, Counters
 from baton_controller.load import Load
-from baton_gateway.cost import CostModel
-from baton_gateway.demand import Demand
-from baton_gateway.kv_aware import KvAware
-from baton_gateway.metrics import ITL_BUCKETS, TTFT_BUCKETS
-from baton_gateway.pods import Pod
-from baton_gateway.prefix_index import PrefixIndex
-from baton_gateway.router import Route, Router
+from baton_gateway.routing.cost import CostModel
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import KvAware
+from baton_gateway.routing.pods import Pod
+from baton_gateway.routing.prefix_index import PrefixIndex
+from baton_gateway.routing.router import Route, Router
+from baton_gateway.telemetry.metrics import ITL_BUCKETS, TTFT_BUCKETS
 
 REPORT_S = 0.2
 SPREAD_S = 30.0  # within which the copies of a request arrive

@@ -6,7 +6,7 @@ from enum import Enum
 
 from sim_pod import Clock, SimPod
 
-from baton_gateway.pods import Pod
+from baton_gateway.routing.pods import Pod
 
 
 class Phase(Enum):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton_cli.errors import UserError
-from baton_gateway.keys import MOST_DAYS, Key, make_key, utc_now
+from baton_gateway.tenancy.keys import MOST_DAYS, Key, make_key, utc_now
 
 if TYPE_CHECKING:
-    from baton_gateway.key_book import KeyBook
+    from baton_gateway.tenancy.key_book import KeyBook
 
 app = typer.Typer(help="Make, list, rotate and revoke API keys.", no_args_is_help=True, add_completion=False)
 
@@ -104,8 +104,8 @@ def _book(file: Path | None, redis_url: str | None) -> "KeyBook":
     # Only here, because where workers run there may be no redis.
     from redis import Redis
 
-    from baton_gateway.key_book import FileKeys, RedisKeys
-    from baton_gateway.tenants import TenantsError
+    from baton_gateway.tenancy.key_book import FileKeys, RedisKeys
+    from baton_gateway.tenancy.tenants import TenantsError
 
     try:
         if redis_url is not None:
@@ -118,7 +118,7 @@ def _book(file: Path | None, redis_url: str | None) -> "KeyBook":
 
 
 def _put(book: "KeyBook", key: Key) -> None:
-    from baton_gateway.tenants import TenantsError
+    from baton_gateway.tenancy.tenants import TenantsError
 
     try:
         book.put(key)

@@ -4,31 +4,33 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from baton_gateway.bounds import MAX_SESSION_CHARS
-from baton_gateway.cache_salt import cache_salt
-from baton_gateway.canary_file import CanaryFile
-from baton_gateway.catalog import Catalog, Model, Pool
-from baton_gateway.choice import Choice
-from baton_gateway.errors import overloaded
-from baton_gateway.generation import Generation
-from baton_gateway.limits.redis_store import RedisLimits, connect
-from baton_gateway.metrics import Metrics
-from baton_gateway.pace import Pace
-from baton_gateway.protocol import GenerationRequest
-from baton_gateway.quota import Quota
-from baton_gateway.record import RequestRecord
-from baton_gateway.reply import Reply, ReplyOptions
-from baton_gateway.settings import GatewaySettings
-from baton_gateway.shapes import Shape
-from baton_gateway.stream_limits import StreamLimits
-from baton_gateway.tenants import Tenants
-from baton_gateway.turns import Turns
 from baton_proto import serving_pb2 as pb
+
+from .answers.choice import Choice
+from .answers.reply import Reply, ReplyOptions
+from .answers.shapes import Shape
+from .bounds import MAX_SESSION_CHARS
+from .concurrency.pace import Pace
+from .concurrency.turns import Turns
+from .errors import overloaded
+from .fleet.canary_file import CanaryFile
+from .fleet.catalog import Catalog, Model, Pool
+from .generation.generation import Generation
+from .generation.stream_limits import StreamLimits
+from .requests.bodies import GenerationRequest
+from .settings import GatewaySettings
+from .telemetry.metrics import Metrics
+from .telemetry.record import RequestRecord
+from .tenancy.cache_salt import cache_salt
+from .tenancy.limits.redis_store import RedisLimits, connect
+from .tenancy.quota import Quota
+from .tenancy.tenants import Tenants
 
 if TYPE_CHECKING:
     from baton_common.tracing import Tracing
-    from baton_gateway.discovery import Discovery
-    from baton_gateway.genai_metrics import GenAiMetrics
+
+    from .fleet.discovery import Discovery
+    from .telemetry.genai_metrics import GenAiMetrics
 
 
 class Gateway:
@@ -117,7 +119,7 @@ class Gateway:
         traceparent = ""
         if self._tracing is not None:
             # Only here, as OpenTelemetry takes a moment and some memory.
-            from baton_gateway.request_trace import RequestTrace
+            from .telemetry.request_trace import RequestTrace
 
             trace = RequestTrace(self._tracing, request, model.name, pool.spec.name, record)
             record.end_trace, traceparent = trace.end, trace.traceparent
@@ -178,7 +180,7 @@ def _followers(settings: GatewaySettings, catalog: Catalog) -> "Iterator[CanaryF
         yield CanaryFile(settings.canary_file, catalog)
     if settings.canary_configmaps or any(pool.spec.selector for _, pool in catalog.pools):
         # Only here, as the client takes a second and 50 MB that a gateway without Kubernetes can do without.
-        from baton_gateway.discovery import Discovery
+        from .fleet.discovery import Discovery
 
         yield Discovery(settings, catalog)
 

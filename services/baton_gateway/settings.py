@@ -8,9 +8,10 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from baton_common.peer_settings import PeerSettings
-from baton_gateway.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy, check_addresses, read_models
-from baton_gateway.policies import PolicyName
-from baton_gateway.tool_formats import ToolFormat
+
+from .models.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy, check_addresses, read_models
+from .routing.policies import PolicyName
+from .tools.tool_formats import ToolFormat
 
 CommaSeparated = Annotated[list[str], NoDecode]
 

@@ -6,7 +6,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from baton_common.block_hash import block_key
 from baton_common.set_changes import SetChanges
-from baton_gateway.prefix_index import PrefixIndex
+from baton_gateway.routing.prefix_index import PrefixIndex
 from baton_worker.cache_view import CacheView
 
 from .test_block_pool import NUM_BLOCKS, PoolMachine

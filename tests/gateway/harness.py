@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import openai
 
-from baton_gateway.app import create_app
-from baton_gateway.catalog import load_catalog
-from baton_gateway.certificate import Certificate
-from baton_gateway.fleet import Fleet
+from baton_gateway.fleet.catalog import load_catalog
+from baton_gateway.fleet.fleet import Fleet
 from baton_gateway.gateway import Gateway
-from baton_gateway.model import ServedModel
-from baton_gateway.server import GatewayServer, ServerConfig, listen
+from baton_gateway.models.model import ServedModel
 from baton_gateway.settings import GatewaySettings
+from baton_gateway.web.app import create_app
+from baton_gateway.web.certificate import Certificate
+from baton_gateway.web.server import GatewayServer, ServerConfig, listen
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import FakePod

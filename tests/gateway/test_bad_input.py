@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from baton_gateway.body import read_body
 from baton_gateway.errors import ApiError
+from baton_gateway.web.body import read_body
 
 from .harness import Stack, error_of
 

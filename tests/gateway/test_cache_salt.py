@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from baton_common.block_hash import block_keys
 from baton_common.cache_scope import MAX_SALT_BYTES, CacheScope
-from baton_gateway.cache_salt import cache_salt
-from baton_gateway.canary import Canary
-from baton_gateway.conversation import Conversation
-from baton_gateway.model import ModelError, load_model
-from baton_gateway.models_file import (
+from baton_gateway.models.conversation import Conversation
+from baton_gateway.models.model import ModelError, load_model
+from baton_gateway.models.models_file import (
     ModelsFileError,
     ModelSpec,
     PoolSpec,
@@ -21,8 +19,10 @@ from baton_gateway.models_file import (
     PublishedPrefix,
     read_models,
 )
-from baton_gateway.published import PublishedPrefixes
-from baton_gateway.tenants import Identity, Tenant
+from baton_gateway.models.published import PublishedPrefixes
+from baton_gateway.routing.canary import Canary
+from baton_gateway.tenancy.cache_salt import cache_salt
+from baton_gateway.tenancy.tenants import Identity, Tenant
 from baton_proto import serving_pb2 as pb
 from tests.tenant_keys import write_tenants
 

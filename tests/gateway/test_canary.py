@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from baton_gateway.canary import Canary, CanaryError, parse_canaries
-from baton_gateway.demand import Demand
-from baton_gateway.kv_aware import KvAware
-from baton_gateway.policies import LeastLoaded
-from baton_gateway.prefix_index import PrefixIndex
-from baton_gateway.router import Router
+from baton_gateway.routing.canary import Canary, CanaryError, parse_canaries
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import KvAware
+from baton_gateway.routing.policies import LeastLoaded
+from baton_gateway.routing.prefix_index import PrefixIndex
+from baton_gateway.routing.router import Router
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import failing, hang

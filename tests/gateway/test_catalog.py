@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from baton_gateway.keys import make_key
-from baton_gateway.models_file import ModelsFileError, read_models
+from baton_gateway.models.models_file import ModelsFileError, read_models
 from baton_gateway.settings import GatewaySettings
+from baton_gateway.tenancy.keys import make_key
 
 from .fake_worker import FakePod
 from .harness import Stack, pods, running

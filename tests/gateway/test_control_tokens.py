@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from baton_gateway.conversation import Conversation
 from baton_gateway.errors import ApiError
-from baton_gateway.model import ModelError, ServedModel, load_model
-from baton_gateway.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy
+from baton_gateway.models.conversation import Conversation
+from baton_gateway.models.model import ModelError, ServedModel, load_model
+from baton_gateway.models.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy
 from baton_gateway.settings import GatewaySettings
 
 from .chat_models import CHATML, CONTROL, LLAMA3, PLAIN, TEMPLATES, THINKING, TOKENIZERS, served, tokenizer_of

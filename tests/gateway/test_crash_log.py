@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from grpc._common import serialize
 
-from baton_gateway.choice import Choice
-from baton_gateway.crash_log import CrashFormatter
-from baton_gateway.edge import Edge
+from baton_gateway.answers.choice import Choice
+from baton_gateway.concurrency.crash_log import CrashFormatter
 from baton_gateway.main import main
-from baton_gateway.server import GatewayProtocol
 from baton_gateway.settings import GatewaySettings
+from baton_gateway.web.edge import Edge
+from baton_gateway.web.server import GatewayProtocol
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import say

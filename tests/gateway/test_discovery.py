@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_gateway.canary import Canary
+from baton_gateway.routing.canary import Canary
 from baton_proto import serving_pb2 as pb
 from tests.kube.api_server import ApiServer
 
@@ -22,7 +22,7 @@ LABELS = {"app.kubernetes.io/instance": "it", "baton.dev/model": "tiny"}
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     with ApiServer() as server:
-        monkeypatch.setattr("baton_gateway.discovery.connect", server.client)
+        monkeypatch.setattr("baton_gateway.fleet.discovery.connect", server.client)
         yield server
 
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from baton_gateway import server
-from baton_gateway.certificate import Certificate
+from baton_gateway.web import server
+from baton_gateway.web.certificate import Certificate
 
 from .fake_worker import Job, hang, say
 from .harness import Stack, events, pods, raw_connection, running

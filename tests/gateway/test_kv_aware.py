@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.cost import CostModel
-from baton_gateway.demand import Demand
-from baton_gateway.kv_aware import TICK_S, KvAware
-from baton_gateway.pods import InFlight, Pod
-from baton_gateway.policies import Choice, Group
-from baton_gateway.prefix_index import PrefixIndex
+from baton_gateway.routing.cost import CostModel
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import TICK_S, KvAware
+from baton_gateway.routing.pods import InFlight, Pod
+from baton_gateway.routing.policies import Choice, Group
+from baton_gateway.routing.prefix_index import PrefixIndex
 
 BLOCK = 10
 COSTS = CostModel(transfer_rate=1e6, handover_s=0.01, request_s=0.002, turnover_s=10, decode_delay=0.05)

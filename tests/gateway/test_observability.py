@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_gateway.breaker import FAILURES, State
+from baton_gateway.routing.breaker import FAILURES, State
 from baton_proto import serving_pb2 as pb
 from helm.dashboards.ttft import PARTS
 

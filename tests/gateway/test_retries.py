@@ -4,9 +4,9 @@ import asyncio
 
 import httpx
 
-from baton_gateway import resume_queue
-from baton_gateway.resume_queue import BATCH, ResumeQueue
-from baton_gateway.retry_budget import WINDOW_S, RetryBudget
+from baton_gateway.fleet import resume_queue
+from baton_gateway.fleet.resume_queue import BATCH, ResumeQueue
+from baton_gateway.routing.retry_budget import WINDOW_S, RetryBudget
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import Job, echo, failing

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from baton_gateway.canary import Canary
-from baton_gateway.cost import CostModel
-from baton_gateway.demand import Demand
-from baton_gateway.policies import LeastLoaded
-from baton_gateway.router import Router
-from baton_gateway.stalls import StallTimeouts
+from baton_gateway.routing.canary import Canary
+from baton_gateway.routing.cost import CostModel
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.policies import LeastLoaded
+from baton_gateway.routing.router import Router
+from baton_gateway.routing.stalls import StallTimeouts
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import Job, echo, hang

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from baton_demo.chat import TEMPLATE as DEMO
-from baton_gateway.chat_template import ChatTemplate
-from baton_gateway.conversation import Conversation
 from baton_gateway.errors import ApiError
-from baton_gateway.template_roles import TemplateRoles
+from baton_gateway.models.chat_template import ChatTemplate
+from baton_gateway.models.conversation import Conversation
+from baton_gateway.models.template_roles import TemplateRoles
 
 from .chat_models import CHATML, LLAMA3, MISTRAL, SILENT, THINKING, served, tokenizer_of
 from .harness import pods, running

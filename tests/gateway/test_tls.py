@@ -9,8 +9,8 @@ import httpx
 import pytest
 import trustme
 
-from baton_gateway import server
-from baton_gateway.certificate import Certificate
+from baton_gateway.web import server
+from baton_gateway.web.certificate import Certificate
 
 from .harness import events, pods, running
 

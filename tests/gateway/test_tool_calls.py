@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.tool_calls import ToolCalls, read_whole
+from baton_gateway.tools.tool_calls import ToolCalls, read_whole
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import LENGTH, say

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from baton_gateway.keys import make_key
+from baton_gateway.tenancy.keys import make_key
 from baton_proto import serving_pb2 as pb
 
 from .harness import Stack, error_of, pods, running

@@ -11,9 +11,9 @@ from pydantic_settings import BaseSettings
 from baton_cli.service_settings import settings_from
 from baton_controller.settings import ControllerSettings
 from baton_decode.settings import DecodeSettings
-from baton_gateway.models_file import ModelSpec, PoolSpec, PublishedMessage, PublishedPrefix
+from baton_gateway.models.models_file import ModelSpec, PoolSpec, PublishedMessage, PublishedPrefix
 from baton_gateway.settings import GatewaySettings
-from baton_gateway.tenants import read_tenants
+from baton_gateway.tenancy.tenants import read_tenants
 from baton_prefill.settings import PrefillSettings
 
 from .charts import CASES, Manifest, case, chart, flags, named, pods, render

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from baton_gateway.keys import Key
-from baton_gateway.tenants import Tenant, read_tenants
+from baton_gateway.tenancy.keys import Key
+from baton_gateway.tenancy.tenants import Tenant, read_tenants
 
 from ..helm.charts import CHART, RELEASE, ROOT, containers, flags, named, render
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
-from baton_gateway.app import BODIES
+from baton_gateway.web.app import BODIES
 from baton_proto import serving_pb2 as pb
 
 from ..fake_worker import Job

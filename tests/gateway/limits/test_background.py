@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.background import keep_running
-from baton_gateway.keys import make_key
-from baton_gateway.tenants import Tenants
+from baton_gateway.concurrency.background import keep_running
+from baton_gateway.tenancy.keys import make_key
+from baton_gateway.tenancy.tenants import Tenants
 from tests.gateway.harness import error_of, pods, running
 from tests.gateway.test_observability import metrics
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from baton_gateway.limits.memory import MemoryLimits
-from baton_gateway.limits.redis_store import RedisLimits
-from baton_gateway.limits.store import EVER, LEASE_S, Decision, Limits, LimitStore
+from baton_gateway.tenancy.limits.memory import MemoryLimits
+from baton_gateway.tenancy.limits.redis_store import RedisLimits
+from baton_gateway.tenancy.limits.store import EVER, LEASE_S, Decision, Limits, LimitStore
 
 from .conftest import RedisServer
 

@@ -1,0 +1,104 @@
+"""POST /v1/chat/completions."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton_proto import serving_pb2 as pb
+
+from ..answers.chat_shape import ChatShape
+from ..answers.reply import Reply
+from ..fleet.catalog import Model, Pool
+from ..gateway import Gateway
+from ..models.conversation import read_conversation
+from ..requests.bodies import ChatCompletionRequest
+from ..requests.grammar import CHAT_FORMAT, FormatFields, grammar_of
+from ..requests.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
+from ..telemetry.record import RequestRecord
+from ..tools.tool_calls import MakeReader, ToolCalls
+from ..tools.tool_parser import ToolParser
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """What a chat asks of the pods, and how calls in its answer are read.
+
+    reader: makes one for each choice; None = there are no calls. kept: special tokens that it needs in the text.
+    """
+
+    pool: Pool
+    prompt: list[int]
+    sampling: pb.SamplingParams
+    reader: MakeReader | None
+    kept: Sequence[str]
+
+
+async def prepare_chat(
+    gateway: Gateway,
+    model: Model,
+    request: ChatCompletionRequest,
+    record: RequestRecord,
+    param: str = "messages",
+    format_fields: FormatFields = CHAT_FORMAT,
+) -> PreparedChat:
+    """Turn a chat into tokens and parameters. Raises ApiError for what cannot be answered.
+
+    param, format_fields: what the client calls the fields that an error may be about.
+    """
+    served = model.served
+
+    def prepare() -> tuple[pb.Grammar | None, list[int], list[pb.TokenSequence]]:
+        grammar = grammar_of(request, gateway.settings, format_fields)
+        tools = None if request.tool_choice == "none" else request.tools
+        token_ids = served.chat_tokens(read_conversation(request, request.messages, tools, param))
+        return grammar, token_ids, bad_word_tokens(request.bad_words or (), served.tokenizer)
+
+    with record.tokenizing():
+        grammar, token_ids, bad_words = await gateway.turns.run(prepare, record.body_bytes, record.client)
+    pool = gateway.pool(model, record, prompt_length(request, token_ids))
+    limits = pool.limits()
+    asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    prompt = fit_prompt(token_ids, request, asked, limits, param)
+    sampling = sampling_params(
+        request,
+        served,
+        limits,
+        max_tokens=output_budget(len(prompt), asked, limits, param),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar,
+        bad_words=bad_words,
+    )
+    parser = served.tool_parser if request.may_call else None
+    reader = _call_reader(request, parser)
+    return PreparedChat(pool, prompt, sampling, reader, parser.markers if parser is not None else ())
+
+
+def _call_reader(request: ChatCompletionRequest, parser: type[ToolParser] | None) -> MakeReader | None:
+    """parser: of the calls that the model may make by itself."""
+    if request.must_call:
+        return lambda: ToolCalls(request.called)
+    if parser is None:
+        return None
+    names = {tool.function.name for tool in request.tools or ()}
+    parallel = request.parallel_tool_calls is not False
+    return lambda: parser(names, parallel=parallel, whole=not request.stream)
+
+
+async def chat_completion(
+    gateway: Gateway, model: Model, request: ChatCompletionRequest, record: RequestRecord
+) -> Reply:
+    """Answer a chat request. Raises ApiError for what cannot be answered."""
+    chat = await prepare_chat(gateway, model, request, record)
+    shape = ChatShape(
+        id=f"chatcmpl-{record.request_id}",
+        created=int(time.time()),
+        model=model.name,
+        tokenizer=model.served.tokenizer,
+        prompt_token_ids=chat.prompt,
+        token_ids=bool(request.return_token_ids),
+        logprobs=bool(request.logprobs),
+        prompt_logprobs=request.prompt_logprobs is not None,
+        reader=chat.reader,
+    )
+    return await gateway.reply(model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record, kept=chat.kept)

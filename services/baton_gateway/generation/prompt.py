@@ -1,0 +1,145 @@
+"""One prompt of a generation, and the journal from which its choices go on on another pod."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from baton_common.cache_scope import CacheScope
+from baton_proto import serving_pb2 as pb
+
+from ..errors import ApiError
+from ..fleet.decode_link import DecodeLink
+from ..fleet.fleet import Fleet
+from ..routing.demand import Demand
+from ..routing.router import Route
+from ..telemetry.revision_metrics import Run
+from .leg import Leg
+from .stream_limits import StreamLimits
+
+
+class PromptOwner(Protocol):
+    """The generation that a prompt belongs to."""
+
+    limits: StreamLimits
+    session: str
+    trace_id: str | None
+    retries: int
+    resumes: int
+
+    def put(self, choice: int, delta: pb.Delta) -> None: ...
+
+    def fail(self, failure: Exception) -> None: ...
+
+
+class Prompt:
+    """Keeps the tokens that each choice has so far, and the legs that still run."""
+
+    def __init__(self, generation: PromptOwner, fleet: Fleet, submit: pb.Submit, first_choice: int) -> None:
+        self._generation = generation
+        self._first_choice = first_choice
+        self._legs: dict[int, Leg] = {}  # by choice, those that still run
+        self._journal: list[list[int]] = [[] for _ in range(submit.sampling.n)]
+        self._fingerprint: str | None = None  # of the pods that began
+        self.fleet = fleet
+        self._demand: Demand | None = None
+        self.submit = submit
+
+    def demand(self, submit: pb.Submit) -> Demand:
+        if submit is not self.submit:
+            return self._demand_of(submit)
+        if self._demand is None:
+            self._demand = self._demand_of(submit)
+        return self._demand
+
+    def _demand_of(self, submit: pb.Submit) -> Demand:
+        known = submit.prompt_token_ids[:] + submit.continuation.token_ids[:]  # much faster than one by one
+        most_tokens = len(submit.prompt_token_ids) + submit.sampling.max_tokens
+        scope = CacheScope(submit.cache_scope.salt, submit.cache_scope.shared_tokens)
+        return Demand.of(known, most_tokens, self._generation.session, scope)
+
+    def start(self) -> None:
+        """Send the prompt to a decode pod. Raises ApiError when there is none."""
+        leg = Leg(self, self.submit, range(self.submit.sampling.n), self._generation.limits.resume_timeout_s)
+        self._legs.update(dict.fromkeys(leg.choices, leg))
+        leg.start()
+        self.fleet.budget.note_request()
+        if self.fleet.shadowed:
+            self.fleet.shadow(self.submit, self.demand(self.submit))
+
+    def dispatch(self, submit: pb.Submit, avoid: Sequence[str]) -> tuple[Route, DecodeLink, Run]:
+        """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
+        chosen = self.fleet.dispatch(self.demand(submit), avoid, self._same)
+        route, _, run = chosen
+        self._fingerprint = route.decode.fingerprint
+        run.trace_id = self._generation.trace_id
+        return chosen
+
+    def has_other(self, avoid: Sequence[str]) -> bool:
+        """Whether another decode pod could take the prompt, or go on with it."""
+        most_tokens = len(self.submit.prompt_token_ids) + self.submit.sampling.max_tokens
+        demand = Demand.of((), most_tokens, self._generation.session)
+        return self.fleet.router.has_other(demand, avoid, self._same)
+
+    def known_tokens(self, choice: int) -> int:
+        return len(self.submit.prompt_token_ids) + len(self._journal[choice])
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are tokens of any choice."""
+        return any(self._journal)
+
+    @property
+    def _same(self) -> str | None:
+        """The fingerprint that pods must have to go on; None when any will do."""
+        return self._fingerprint if self.begun else None
+
+    def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
+        self.fleet.prefilled(route, prompt)
+
+    def put(self, delta: pb.Delta) -> bool:
+        """Take new tokens; return False, with nothing taken, when some before them are missing."""
+        journal = self._journal[delta.choice]
+        if delta.offset != len(journal):
+            return False
+        journal += delta.token_ids
+        if delta.finish_reason != pb.FINISH_REASON_NONE:
+            del self._legs[delta.choice]
+        self._generation.put(self._first_choice + delta.choice, delta)
+        return True
+
+    def stop(self, choice: int) -> None:
+        leg = self._legs.pop(choice, None)
+        if leg is not None:
+            leg.stop(choice)
+
+    def cancel(self) -> None:
+        legs, self._legs = self._legs, {}
+        for leg in set(legs.values()):
+            leg.cancel()
+
+    def fail(self, error: ApiError) -> None:
+        self._generation.fail(error)
+
+    def go_on(self, leg: Leg, otherwise: ApiError) -> None:
+        """Let the choices of a leg that has ended early go on elsewhere, each from its last token."""
+        if leg.losses > self._generation.limits.max_lost_pods:
+            self.fail(otherwise)
+            return
+        if self.begun:
+            self._generation.resumes += len(leg.choices)
+            successors = [leg.successor(self._continuation(choice), [choice]) for choice in sorted(leg.choices)]
+        else:
+            self._generation.retries += 1
+            successors = [leg.successor(self.submit, leg.choices)]
+        for successor in successors:
+            self._legs.update(dict.fromkeys(successor.choices, successor))
+        for successor in successors:
+            successor.start_when_possible(otherwise)
+
+    def _continuation(self, choice: int) -> pb.Submit:
+        submit = pb.Submit()
+        submit.CopyFrom(self.submit)
+        submit.continuation.choice = choice
+        submit.continuation.token_ids[:] = self._journal[choice]
+        submit.sampling.n = 1
+        submit.sampling.ClearField("prompt_logprobs")
+        return submit
