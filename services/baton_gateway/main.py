@@ -55,8 +55,9 @@ def main(settings: GatewaySettings) -> None:
     gc.freeze()
     ports = {"port": server_socket.getsockname()[1], "admin_port": admin_socket.getsockname()[1]}
     log.info("listening", extra={"event": "listening", **ports})
-    config = ServerConfig(gateway, create_app(gateway), certificate)
-    GatewayServer(gateway, config, admin_socket).run([server_socket])
+    services = gateway.services
+    config = ServerConfig(services, create_app(services, gateway.running), certificate)
+    GatewayServer(services, config, admin_socket).run([server_socket])
 
 
 def _telemetry(settings: GatewaySettings) -> "tuple[Tracing, GenAiMetrics] | tuple[()]":

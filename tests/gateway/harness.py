@@ -115,7 +115,11 @@ async def running(
     gateway = Gateway(gateway_settings, load_catalog(gateway_settings))
     listener, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
     port, admin_port = listener.getsockname()[1], admin.getsockname()[1]
-    server = GatewayServer(gateway, ServerConfig(gateway, create_app(gateway), certificate), admin)
+    server = GatewayServer(
+        gateway.services,
+        ServerConfig(gateway.services, create_app(gateway.services, gateway.running), certificate),
+        admin,
+    )
     task = asyncio.create_task(server.serve([listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
         stack = Stack(gateway, server, list(decodes), list(prefills), port, admin_port, http)

@@ -9,14 +9,15 @@ from baton_proto import serving_pb2 as pb
 from ..answers.chat_shape import ChatShape
 from ..answers.reply import Reply
 from ..fleet.catalog import Model, Pool
-from ..gateway import Gateway
-from ..models.conversation import read_conversation
 from ..requests.bodies import ChatCompletionRequest
+from ..requests.chat_messages import read_conversation
 from ..requests.grammar import CHAT_FORMAT, FormatFields, grammar_of
 from ..requests.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
 from ..telemetry.record import RequestRecord
 from ..tools.tool_calls import MakeReader, ToolCalls
 from ..tools.tool_parser import ToolParser
+from .intake import admit, choose_pool
+from .services import Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class PreparedChat:
 
 
 async def prepare_chat(
-    gateway: Gateway,
+    services: Services,
     model: Model,
     request: ChatCompletionRequest,
     record: RequestRecord,
@@ -48,14 +49,14 @@ async def prepare_chat(
     served = model.served
 
     def prepare() -> tuple[pb.Grammar | None, list[int], list[pb.TokenSequence]]:
-        grammar = grammar_of(request, gateway.settings, format_fields)
+        grammar = grammar_of(request, services.settings, format_fields)
         tools = None if request.tool_choice == "none" else request.tools
         token_ids = served.chat_tokens(read_conversation(request, request.messages, tools, param))
         return grammar, token_ids, bad_word_tokens(request.bad_words or (), served.tokenizer)
 
     with record.tokenizing():
-        grammar, token_ids, bad_words = await gateway.turns.run(prepare, record.body_bytes, record.client)
-    pool = gateway.pool(model, record, prompt_length(request, token_ids))
+        grammar, token_ids, bad_words = await services.turns.run(prepare, record.body_bytes, record.client)
+    pool = choose_pool(services, model, record, prompt_length(request, token_ids))
     limits = pool.limits()
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     prompt = fit_prompt(token_ids, request, asked, limits, param)
@@ -85,11 +86,10 @@ def _call_reader(request: ChatCompletionRequest, parser: type[ToolParser] | None
     return lambda: parser(names, parallel=parallel, whole=not request.stream)
 
 
-async def chat_completion(
-    gateway: Gateway, model: Model, request: ChatCompletionRequest, record: RequestRecord
-) -> Reply:
+async def chat_completion(services: Services, request: ChatCompletionRequest, record: RequestRecord) -> Reply:
     """Answer a chat request. Raises ApiError for what cannot be answered."""
-    chat = await prepare_chat(gateway, model, request, record)
+    model = await admit(services, request, record)
+    chat = await prepare_chat(services, model, request, record)
     shape = ChatShape(
         id=f"chatcmpl-{record.request_id}",
         created=int(time.time()),
@@ -101,4 +101,6 @@ async def chat_completion(
         prompt_logprobs=request.prompt_logprobs is not None,
         reader=chat.reader,
     )
-    return await gateway.reply(model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record, kept=chat.kept)
+    return await services.launcher.launch(
+        model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record, kept=chat.kept
+    )

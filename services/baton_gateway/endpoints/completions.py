@@ -13,33 +13,34 @@ from ..bounds import MAX_SCORED
 from ..concurrency.pace import Pace
 from ..concurrency.turns import LONG_BYTES, Client, Turns
 from ..errors import bad_request
-from ..fleet.catalog import Model
-from ..gateway import Gateway
 from ..models.tokenizer import ModelTokenizer
 from ..requests.bodies import CompletionRequest
 from ..requests.fields import Prompt
 from ..requests.grammar import grammar_of
 from ..requests.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
 from ..telemetry.record import RequestRecord
+from .intake import admit, choose_pool
+from .services import Services
 
 DEFAULT_MAX_TOKENS = 16
 TEXT_BYTES = 16  # what a text costs beside its length
 BATCH_BYTES = LONG_BYTES // 2
 
 
-async def completion(gateway: Gateway, model: Model, request: CompletionRequest, record: RequestRecord) -> Reply:
+async def completion(services: Services, request: CompletionRequest, record: RequestRecord) -> Reply:
     """Answer a completions request. Raises ApiError for what cannot be answered."""
-    tokenizer = model.served.tokenizer
-    if len(request.prompt) > gateway.settings.max_prompts:
-        raise bad_request(f"At most {gateway.settings.max_prompts} prompts are allowed.", "prompt")
-    grammar = await gateway.turns.run(partial(grammar_of, request, gateway.settings), record.large_bytes, record.client)
+    model = await admit(services, request, record)
+    tokenizer, turns, settings = model.served.tokenizer, services.turns, services.settings
+    if len(request.prompt) > settings.max_prompts:
+        raise bad_request(f"At most {settings.max_prompts} prompts are allowed.", "prompt")
+    grammar = await turns.run(partial(grammar_of, request, settings), record.large_bytes, record.client)
     with record.tokenizing():
-        tokenized = await _tokenize(request, tokenizer, gateway.turns, record.client)
+        tokenized = await _tokenize(request, tokenizer, turns, record.client)
         words = request.bad_words or ()
-        bad_words = await gateway.turns.run(
+        bad_words = await turns.run(
             partial(bad_word_tokens, words, tokenizer), TEXT_BYTES * len(words) + sum(map(len, words)), record.client
         )
-    pool = gateway.pool(model, record, prompt_length(request, *tokenized))
+    pool = choose_pool(services, model, record, prompt_length(request, *tokenized))
     limits = pool.limits()
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     pace = Pace()
@@ -50,7 +51,7 @@ async def completion(gateway: Gateway, model: Model, request: CompletionRequest,
         await pace.breathe()
         if request.echo:
             text = _text_of(prompt, token_ids, fitted, request, tokenizer)
-            prompts.append(EchoedPrompt(fitted, await gateway.turns.run(text, len(fitted), record.client)))
+            prompts.append(EchoedPrompt(fitted, await turns.run(text, len(fitted), record.client)))
         else:
             prompts.append(EchoedPrompt(fitted))
     _check_scored(request, prompts)
@@ -80,7 +81,7 @@ async def completion(gateway: Gateway, model: Model, request: CompletionRequest,
         prompt_logprobs=request.prompt_logprobs is not None,
     )
     fitting = [prompt.token_ids for prompt in prompts]
-    return await gateway.reply(
+    return await services.launcher.launch(
         model, pool, request, fitting, _each_seeded(request, params), shape, record, silent=asked == 0
     )
 

@@ -1,13 +1,12 @@
 """POST /v1/responses: a chat in other words. Nothing is kept, so a conversation comes as a whole each time."""
 
 import time
+from functools import partial
 from typing import Any
 
 from ..answers.reply import Reply
 from ..answers.response_output import CallsOutput, MessageOutput, Output
 from ..answers.response_shape import ResponseShape
-from ..fleet.catalog import Model
-from ..gateway import Gateway
 from ..models.model import ServedModel
 from ..requests.bodies import (
     ChatCompletionRequest,
@@ -24,6 +23,8 @@ from ..requests.grammar import FormatFields
 from ..requests.response_body import FunctionCall, FunctionTool, InputMessage, ResponseRequest, TextFormat
 from ..telemetry.record import RequestRecord
 from .chat import prepare_chat
+from .intake import admit
+from .services import Services
 
 TEXT_FORMAT = FormatFields("text.format", "text.format.schema")
 WHOLE_CONTEXT = -1
@@ -51,11 +52,11 @@ def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
     )
 
 
-async def response(
-    gateway: Gateway, model: Model, request: ResponseRequest, chat: ChatCompletionRequest, record: RequestRecord
-) -> Reply:
-    """Answer a request, given also as a chat. Raises ApiError for what cannot be answered."""
-    prepared = await prepare_chat(gateway, model, chat, record, "input", TEXT_FORMAT)
+async def response(services: Services, request: ResponseRequest, record: RequestRecord) -> Reply:
+    """Answer a request. Raises ApiError for what cannot be answered."""
+    chat = await services.turns.run(partial(as_chat, request), record.large_bytes, record.client)
+    model = await admit(services, chat, record)
+    prepared = await prepare_chat(services, model, chat, record, "input", TEXT_FORMAT)
     id, tokenizer = f"msg_{record.request_id}", model.served.tokenizer
     output: Output
     if prepared.reader is not None:
@@ -63,7 +64,7 @@ async def response(
     else:
         output = MessageOutput(id, tokenizer, request.logprobs)
     shape = ResponseShape(_described(model.served, request, record), output)
-    return await gateway.reply(
+    return await services.launcher.launch(
         model, prepared.pool, chat, [prepared.prompt], [prepared.sampling], shape, record, kept=prepared.kept
     )
 

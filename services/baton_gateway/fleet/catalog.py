@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from prometheus_client import CollectorRegistry
+
 from ..errors import model_not_allowed, overloaded, unknown_model
 from ..models.model import ServedModel, load_model
 from ..models.models_file import PoolSpec
@@ -79,9 +81,9 @@ class Catalog:
         self, models: Iterable[Model], revisions: RevisionMetrics, routing: RouterMetrics, retries: RetryMetrics
     ) -> None:
         self._models = {model.name: model for model in models}
-        self.revisions = revisions
-        self.routing = routing
-        self.retries = retries
+        self._revisions = revisions
+        self._routing = routing
+        self._retries = retries
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
@@ -112,6 +114,11 @@ class Catalog:
         """Give canaries, by the name of their model, their share from now on; the others get none."""
         for name, pool in self.pools:
             pool.fleet.router.canary = canaries.get(name)
+
+    def register(self, registry: CollectorRegistry) -> None:
+        """Let a registry have what is counted of all models."""
+        for metrics in (self._revisions, self._routing, self._retries):
+            metrics.register(registry)
 
     def start(self) -> None:
         for _, pool in self.pools:

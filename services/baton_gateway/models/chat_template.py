@@ -9,8 +9,7 @@ import jinja2
 
 from ..bounds import MAX_RENDER_S, MAX_RENDERED_CHARS
 from ..errors import bad_request
-from ..requests.fields import Role
-from .conversation import Conversation
+from .conversation import Conversation, Role
 from .template_environment import TemplateEnvironment
 from .template_text import TemplateText, concat
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ..requests.bodies import ChatTemplateRequest, Message, TokenizeRequest, Tool
-from ..tools.tool_calls import with_parsed_arguments
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +31,6 @@ class Conversation:
     def path(self, index: int, field: str) -> str:
         """Return what an error about a message names; the messages of a response are made of other things."""
         return f"messages[{index}].{field}" if self.param == "messages" else self.param
-
-
-def read_conversation(
-    request: ChatTemplateRequest | TokenizeRequest,
-    messages: Sequence[Message],
-    tools: Sequence[Tool] | None = None,
-    param: str = "messages",
-) -> Conversation:
-    """Collect what a request says of its conversation."""
-    continues = bool(request.continue_final_message)
-    prompted = request.add_generation_prompt
-    return Conversation(
-        messages=[with_parsed_arguments(message.model_dump()) for message in messages],
-        add_generation_prompt=not continues if prompted is None else prompted,
-        continue_final_message=continues,
-        variables=request.chat_template_kwargs or {},
-        tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
-        add_special_tokens=bool(getattr(request, "add_special_tokens", None)),
-        param=param,
-    )
 
 
 def strings(value: object) -> Iterator[str]:

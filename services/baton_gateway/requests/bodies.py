@@ -21,6 +21,7 @@ from ..bounds import (
 )
 from ..errors import bad_request
 from ..json_size import excess
+from ..models.conversation import Role
 from .fields import (
     AllowedTokens,
     BadWords,
@@ -34,7 +35,6 @@ from .fields import (
     NamedTool,
     Parameters,
     Prompts,
-    Role,
     SchemaName,
     Stops,
     StopTokens,

@@ -30,7 +30,6 @@ from ..json_size import excess
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 Prompt = str | list[int]
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,14 @@
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from baton_common.buckets import E2E_BUCKETS, ITL_BUCKETS, TTFT_BUCKETS
 from baton_common.exposition import exemplar
 
 from ..concurrency.background import FAILURES
-from ..fleet.catalog import Catalog
-from ..routing.breaker import State
 from ..tenancy.quota import Quota
 from ..tenancy.tenants import Tenants
 from .record import RequestRecord
@@ -28,8 +24,10 @@ _MODEL = ("model",)
 class Metrics:
     """All metrics of one gateway, in a registry of their own."""
 
-    def __init__(self, catalog: Catalog, tenants: Tenants, quota: Quota, genai: "GenAiMetrics | None" = None) -> None:
-        """genai: gets what ends, too."""
+    def __init__(
+        self, models: Iterable[str], tenants: Tenants, quota: Quota, genai: "GenAiMetrics | None" = None
+    ) -> None:
+        """models: names of all models. genai: gets what ends, too."""
         self._genai = genai
         self.registry = CollectorRegistry()
         registry = self.registry
@@ -93,12 +91,8 @@ class Metrics:
             prefix + "resumed_streams", "Choices continued on another decode pod.", registry=registry
         )
         registry.register(FAILURES)
-        registry.register(_Pools(catalog))
-        catalog.revisions.register(registry)
-        catalog.routing.register(registry)
-        catalog.retries.register(registry)
         self._tenants = TenantMetrics(tenants, quota, registry)
-        self._begin_at_zero(model.name for model in catalog)
+        self._begin_at_zero(models)
 
     def finished(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
@@ -136,28 +130,3 @@ class Metrics:
                 counter.labels(model)
             for by in ("prefill", "decode"):
                 self._prefills.labels(model, by)
-
-
-class _Pools(Collector):
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    def collect(self) -> Iterable[Metric]:
-        labels = ["model", "pool"]
-        waiting = GaugeMetricFamily(
-            "baton_gateway_requests_waiting", "Requests that wait for their turn.", labels=labels
-        )
-        live = GaugeMetricFamily("baton_gateway_live_pods", "Pods that take requests.", labels=[*labels, "role"])
-        breakers = GaugeMetricFamily(
-            "baton_gateway_breakers",
-            "Pods by what their breaker does: closed, requests pass; open, none; half_open, one tries.",
-            labels=[*labels, "role", "state"],
-        )
-        for model, pool in self._catalog.pools:
-            waiting.add_metric([model, pool.spec.name], pool.fleet.admission.waiting)
-            for role, count in pool.fleet.live_pods().items():
-                live.add_metric([model, pool.spec.name, role], count)
-            for role, states in pool.fleet.breakers().items():
-                for state in get_args(State):
-                    breakers.add_metric([model, pool.spec.name, role, state], states[state])
-        return [waiting, live, breakers]

@@ -3,12 +3,13 @@
 Content is no part of it. Source: OpenTelemetry's semantic conventions, "Generative AI spans".
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from baton_common.tracing import Tracing
 
-from ..requests.bodies import ChatCompletionRequest, GenerationRequest
 from .record import RequestRecord
+
+Operation = Literal["chat", "text_completion"]
 
 _SAMPLING = {
     "temperature": "temperature",
@@ -26,11 +27,11 @@ class RequestTrace:
     """Of one HTTP request, from its arrival to its last token."""
 
     def __init__(
-        self, tracing: Tracing, request: GenerationRequest, model: str, pool: str, record: RequestRecord
+        self, tracing: Tracing, operation: Operation, request: object, model: str, pool: str, record: RequestRecord
     ) -> None:
+        """request: has the sampling parameters as attributes; one that is None, or absent, is not told."""
         self._tracing = tracing
         self._record = record
-        operation = "chat" if isinstance(request, ChatCompletionRequest) else "text_completion"
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "baton",

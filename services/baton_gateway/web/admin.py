@@ -12,15 +12,15 @@ from starlette.routing import Route
 
 from baton_common.exposition import exposition
 
-from ..gateway import Gateway
+from ..endpoints.services import Services
 from ..routing.pods import Pod
 
 
 class AdminServer(uvicorn.Server):
     """Runs beside the server for clients, whose signals it leaves alone."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        app = create_admin(gateway)
+    def __init__(self, services: Services) -> None:
+        app = create_admin(services)
         super().__init__(uvicorn.Config(app, log_config=None, access_log=False, server_header=False, lifespan="off"))
 
     @contextlib.contextmanager
@@ -28,28 +28,28 @@ class AdminServer(uvicorn.Server):
         yield
 
 
-def create_admin(gateway: Gateway) -> Starlette:
+def create_admin(services: Services) -> Starlette:
     """Build the application. It asks for no key: its port is not for clients."""
 
     async def metrics(request: Request) -> Response:
-        content, content_type = exposition(gateway.metrics.registry, request.headers.get("accept"))
+        content, content_type = exposition(services.metrics.registry, request.headers.get("accept"))
         return Response(content, headers={"content-type": content_type})
 
     async def live(_request: Request) -> Response:
         return Response()
 
     async def ready(_request: Request) -> Response:
-        return Response(status_code=200 if gateway.ready else 503)
+        return Response(status_code=200 if services.ready else 503)
 
     async def pods(_request: Request) -> Response:
-        return JSONResponse({"pods": list(_pods(gateway))})
+        return JSONResponse({"pods": list(_pods(services))})
 
     routes = {"/metrics": metrics, "/live": live, "/ready": ready, "/pods": pods}
     return Starlette(routes=[Route(path, answer) for path, answer in routes.items()])
 
 
-def _pods(gateway: Gateway) -> Iterator[dict[str, Any]]:
-    for model, pool in gateway.catalog.pools:
+def _pods(services: Services) -> Iterator[dict[str, Any]]:
+    for model, pool in services.catalog.pools:
         router = pool.fleet.router
         for role, pods in (("decode", router.decodes), ("prefill", router.prefills)):
             for pod in pods:

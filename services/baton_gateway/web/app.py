@@ -1,38 +1,34 @@
 """The HTTP application: routes and what turns errors into answers."""
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 from fastapi import APIRouter, Depends, FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from ..answers.shapes import encoded_list
 from ..concurrency.turns import Client
 from ..endpoints.chat import chat_completion
 from ..endpoints.completions import completion
-from ..endpoints.responses import as_chat, response
-from ..errors import ApiError, bad_request, overloaded
-from ..fleet.catalog import Model
-from ..gateway import Gateway
-from ..models.conversation import read_conversation
+from ..endpoints.model_cards import describe_model, describe_models
+from ..endpoints.responses import response
+from ..endpoints.services import Services
+from ..endpoints.tokenize import to_text, to_tokens
+from ..errors import ApiError
 from ..requests.bodies import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    GenerationRequest,
     TokenizeRequest,
 )
 from ..requests.response_body import ResponseRequest
 from ..telemetry.record import SCOPE_KEY, RequestRecord
-from ..tenancy.quota import expected_tokens, num_sequences
 from .auth import Authenticator
 from .body import parse_body, read_body
 from .edge import Edge
@@ -43,27 +39,20 @@ SCHEMA_REF = "#/components/schemas/{model}"
 M = TypeVar("M", bound=BaseModel)
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """Build the application around a gateway, whose pods it watches while it runs."""
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        gateway.start()
-        yield
-        await gateway.stop()
-
+def create_app(services: Services, running: Callable[[], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """Build the application. running: what runs while the application does."""
     app = FastAPI(
         title="Baton",
         summary="OpenAI-compatible API",
-        lifespan=lifespan,
+        lifespan=lambda _app: running(),
         redirect_slashes=False,
-        openapi_url="/openapi.json" if gateway.settings.docs else None,  # without it /docs and /redoc are off, too
+        openapi_url="/openapi.json" if services.settings.docs else None,  # without it /docs and /redoc are off, too
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.include_router(_api_routes(gateway), dependencies=[Depends(Authenticator(gateway.tenants))])
-    app.include_router(_probe_routes(gateway))
+    app.include_router(_api_routes(services), dependencies=[Depends(Authenticator(services.tenants))])
+    app.include_router(_probe_routes(services))
     app.add_middleware(
-        Edge, metrics=gateway.metrics, quota=gateway.quota, session_header=gateway.settings.session_header
+        Edge, metrics=services.metrics, quota=services.quota, session_header=services.settings.session_header
     )
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -71,96 +60,52 @@ def create_app(gateway: Gateway) -> FastAPI:
     return app
 
 
-def _api_routes(gateway: Gateway) -> APIRouter:
+def _api_routes(services: Services) -> APIRouter:
     router = APIRouter()
-    settings = gateway.settings
+    settings = services.settings
     created = int(time.time())
 
     async def read(request: Request, kind: type[M]) -> M:
         record = _record(request)
         assert record.identity is not None
-        gateway.quota.check(record.identity)
+        services.quota.check(record.identity)
         body = await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
         record.body_bytes = len(body)
         record.client = Client(record.identity.name, record.identity.tenant.weight, request.receive)
-        return await gateway.turns.run(partial(parse_body, body, kind), record.large_bytes, record.client)
-
-    async def admit(record: RequestRecord, body: GenerationRequest | TokenizeRequest | DetokenizeRequest) -> Model:
-        model = gateway.find(body.model, record)
-        assert record.identity is not None
-        sequences = num_sequences(body, settings.max_sequences_per_request)
-        record.reservation = await gateway.quota.reserve(record.identity, expected_tokens(body), sequences)
-        if not isinstance(body, GenerationRequest):
-            record.reservation.used = record.reservation.tokens
-        return model
-
-    def card(model: Model, record: RequestRecord) -> dict[str, Any] | None:
-        """Describe a model; None when no pod serves it, as whoever sees it may use it."""
-        length = None if gateway.refusing else model.max_model_len(record.identity)
-        if length is None:
-            return None
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": created,
-            "owned_by": "baton",
-            "max_model_len": length,
-        }
+        return await services.turns.run(partial(parse_body, body, kind), record.large_bytes, record.client)
 
     @router.post("/v1/chat/completions", openapi_extra=_body_of(ChatCompletionRequest))
     async def chat_completions(request: Request) -> Response:
-        body, record = await read(request, ChatCompletionRequest), _record(request)
-        return await chat_completion(gateway, await admit(record, body), body, record)
+        return await chat_completion(services, await read(request, ChatCompletionRequest), _record(request))
 
     @router.post("/v1/completions", openapi_extra=_body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
-        body, record = await read(request, CompletionRequest), _record(request)
-        return await completion(gateway, await admit(record, body), body, record)
+        return await completion(services, await read(request, CompletionRequest), _record(request))
 
     @router.post("/v1/responses", openapi_extra=_body_of(ResponseRequest))
     async def responses(request: Request) -> Response:
-        body, record = await read(request, ResponseRequest), _record(request)
-        chat = await gateway.turns.run(partial(as_chat, body), record.large_bytes, record.client)
-        return await response(gateway, await admit(record, chat), body, chat, record)
+        return await response(services, await read(request, ResponseRequest), _record(request))
 
     @router.get("/v1/models")
     async def models(request: Request) -> Response:
-        record = _record(request)
-        mine = [model for model in gateway.catalog if model.open_to(record.identity)]
-        cards = [found for model in mine if (found := card(model, record)) is not None]
-        if mine and not cards:
-            raise overloaded("No model is served now.")
-        return JSONResponse({"object": "list", "data": cards})
+        return describe_models(services, created, _record(request))
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str, request: Request) -> Response:
-        record = _record(request)
-        found = card(gateway.find(name, record), record)
-        if found is None:
-            raise overloaded("The model is not served now.")
-        return JSONResponse(found)
+        return describe_model(services, name, created, _record(request))
 
     @router.post("/tokenize", openapi_extra=_body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
-        body = await read(request, TokenizeRequest)
-        record = _record(request)
-        return await _tokenize(gateway, await admit(record, body), body, record)
+        return await to_tokens(services, await read(request, TokenizeRequest), _record(request))
 
     @router.post("/detokenize", openapi_extra=_body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
-        body = await read(request, DetokenizeRequest)
-        record = _record(request)
-        tokenizer = (await admit(record, body)).served.tokenizer
-
-        def decode() -> bytes:
-            return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
-
-        return _json(await gateway.turns.run(decode, len(body.tokens), record.client))
+        return await to_text(services, await read(request, DetokenizeRequest), _record(request))
 
     return router
 
 
-def _probe_routes(gateway: Gateway) -> APIRouter:
+def _probe_routes(services: Services) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -170,37 +115,9 @@ def _probe_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> Response:
-        return Response(status_code=200 if gateway.ready else 503)
+        return Response(status_code=200 if services.ready else 503)
 
     return router
-
-
-async def _tokenize(gateway: Gateway, model: Model, body: TokenizeRequest, record: RequestRecord) -> Response:
-    served, max_model_len = model.served, model.max_model_len(record.identity)
-    if (body.prompt is None) == (body.messages is None):
-        raise bad_request("Give either 'prompt' or 'messages'.", "prompt")
-
-    def tokens() -> list[int]:
-        if body.messages is not None:
-            return served.chat_tokens(read_conversation(body, body.messages))
-        return served.tokenizer.encode_now(body.prompt or "", body.add_special_tokens is not False)
-
-    def answer() -> tuple[bytes, int]:
-        found = tokens()
-        parts = [b'{"count":%d,"max_model_len":%b,"tokens":' % (len(found), msgspec.json.encode(max_model_len))]
-        parts += encoded_list(found)
-        parts.append(b',"token_strs":')
-        parts += encoded_list(map(served.tokenizer.token_text, found)) if body.return_token_strs else (b"null",)
-        return b"".join([*parts, b"}"]), len(found)
-
-    content, count = await gateway.turns.run(answer, record.body_bytes, record.client)
-    if record.reservation is not None:
-        record.reservation.used = count
-    return _json(content)
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
 
 
 def _record(request: Request) -> RequestRecord:

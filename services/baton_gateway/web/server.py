@@ -15,8 +15,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..concurrency.crash_log import loop_crashed
+from ..endpoints.services import Services
 from ..errors import ApiError, bad_request
-from ..gateway import Gateway
 from ..telemetry.record import SEND_BODY
 from .admin import AdminServer
 from .body import declared_length
@@ -35,7 +35,7 @@ _Send = Callable[[Any], Awaitable[None]]
 class ServerConfig(uvicorn.Config):
     """uvicorn's settings, and what the protocol asks the gateway for."""
 
-    def __init__(self, gateway: Gateway, app: FastAPI, certificate: Certificate | None = None) -> None:
+    def __init__(self, services: Services, app: FastAPI, certificate: Certificate | None = None) -> None:
         super().__init__(
             app,
             http=GatewayProtocol,
@@ -47,9 +47,9 @@ class ServerConfig(uvicorn.Config):
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=gateway.settings.shutdown_grace_s,
+            timeout_graceful_shutdown=services.settings.shutdown_grace_s,
         )
-        self.gateway = gateway
+        self.services = services
         self.certificate = certificate
 
     def load(self) -> None:
@@ -70,8 +70,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         assert isinstance(self.config, ServerConfig)
-        self._gateway = self.config.gateway
-        self._max_body_bytes = MAX_BODIES * self._gateway.settings.max_body_bytes
+        self._services = self.config.services
+        self._max_body_bytes = MAX_BODIES * self._services.settings.max_body_bytes
         self._head_bytes = 0
         self._body_bytes = 0
         self._begun = False
@@ -169,7 +169,7 @@ class GatewayProtocol(HttpToolsProtocol):
             del vars(cycle)["send"]  # it refers to the cycle, which would then wait for the garbage collector
 
     def _closes_with(self, cycle: RequestResponseCycle) -> bool:
-        if self._gateway.draining and not self.pipeline:
+        if self._services.phase.draining and not self.pipeline:
             return True
         if not cycle.more_body:
             return False
@@ -180,7 +180,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _discard(self) -> None:
         """Read and drop the rest of a request that has been answered."""
         self.cycle.body.clear()
-        self._discard_timer = self.loop.call_later(self._gateway.settings.body_timeout_s, self.transport.close)
+        self._discard_timer = self.loop.call_later(self._services.settings.body_timeout_s, self.transport.close)
         if self._last and self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -192,7 +192,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _await_head(self) -> None:
         if self._head_timer is None:
             self._head_bytes = 0
-            self._head_timer = self.loop.call_later(self._gateway.settings.head_timeout_s, self._head_late)
+            self._head_timer = self.loop.call_later(self._services.settings.head_timeout_s, self._head_late)
 
     def _head_done(self) -> None:
         if self._head_timer is not None:
@@ -238,10 +238,10 @@ class GatewayServer(uvicorn.Server):
     of it at once.
     """
 
-    def __init__(self, gateway: Gateway, config: ServerConfig, admin: socket.socket) -> None:
+    def __init__(self, services: Services, config: ServerConfig, admin: socket.socket) -> None:
         """admin: the listening socket for operators, who are served until the end."""
         super().__init__(config)
-        self._gateway = gateway
+        self._services = services
         self._admin = admin
         self._drained_at = 0.0  # of the monotonic clock; set by the first signal
 
@@ -249,7 +249,7 @@ class GatewayServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         handler_before = loop.get_exception_handler()
         loop.set_exception_handler(loop_crashed)
-        admin = AdminServer(self._gateway)
+        admin = AdminServer(self._services)
         serving = asyncio.create_task(admin.serve([self._admin]))
         try:
             await super().serve(sockets)
@@ -263,12 +263,12 @@ class GatewayServer(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         else:
-            self._drained_at = time.monotonic() + self._gateway.settings.drain_delay_s
-        self._gateway.draining = True
+            self._drained_at = time.monotonic() + self._services.settings.drain_delay_s
+        self._services.phase.draining = True
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._gateway.draining = self._gateway.refusing = True
+        self._services.phase.draining = self._services.phase.refusing = True
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
