@@ -5,13 +5,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from .answers.reply_maker import ReplyMaker
 from .concurrency.turns import Turns
-from .endpoints.launch import Launcher
 from .endpoints.services import Services
 from .fleet.canary_file import CanaryFile
 from .fleet.catalog import Catalog
 from .fleet.pool_metrics import PoolMetrics
-from .phase import Phase
 from .settings import GatewaySettings
 from .telemetry.metrics import Metrics
 from .tenancy.limits.redis_store import RedisLimits, connect
@@ -38,7 +37,6 @@ class Gateway:
         """Raises TenantsError, CanaryError, KubernetesError."""
         self.settings = settings
         self.catalog = catalog
-        self.phase = Phase()
         self._telemetry = [part for part in (tracing, genai) if part is not None]
         self._followers = list(_followers(settings, catalog))
         self._following_peer_files: asyncio.Task[None] | None = None
@@ -48,13 +46,11 @@ class Gateway:
         self.quota = Quota(RedisLimits(redis) if redis is not None else None, settings.redis_lost)
         self.turns = Turns(settings.tokenizer_threads)
         self.metrics = Metrics([model.name for model in catalog], self.tenants, self.quota, genai)
-        self.metrics.draining.set_function(lambda: self.phase.draining)
         self.metrics.registry.register(PoolMetrics(catalog))
         catalog.register(self.metrics.registry)
-        launcher = Launcher(settings, self.metrics, tracing)
-        self.services = Services(
-            settings, self.phase, self.tenants, self.quota, self.turns, catalog, self.metrics, launcher
-        )
+        replies = ReplyMaker(settings, self.metrics, tracing)
+        self.services = Services(settings, self.tenants, self.quota, self.turns, catalog, self.metrics, replies)
+        self.metrics.draining.set_function(lambda: self.services.draining)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

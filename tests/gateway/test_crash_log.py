@@ -65,7 +65,7 @@ async def logged(log: io.StringIO, text: str) -> str:
 
 
 async def test_before_an_answer(stack: Stack, log: io.StringIO, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stack.gateway, "find", fail)
+    monkeypatch.setattr(stack.gateway.catalog, "find", fail)
     assert (await stack.complete(SECRET)).status_code == 500
     assert '"exception_type":"ValueError"' in await logged(log, "request crashed")
     assert "test_crash_log.py" in log.getvalue()

@@ -131,7 +131,7 @@ async def test_a_second_signal_ends_it_at_once(model_folder: Path, drain_delay_s
 
 async def test_a_refusal_says_so(model_folder: Path):
     async with pods() as decodes, running(model_folder, decodes) as stack:
-        stack.gateway.phase.refusing = True
+        stack.gateway.catalog.refusing = True
         refused = await stack.complete()
         assert (refused.status_code, error_of(refused)["code"]) == (503, "server_is_overloaded")
         assert (await stack.http.get("/v1/models")).status_code == 503

@@ -19,7 +19,7 @@ from ..requests.fields import Prompt
 from ..requests.grammar import grammar_of
 from ..requests.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
 from ..telemetry.record import RequestRecord
-from .intake import admit, choose_pool
+from .intake import admit
 from .services import Services
 
 DEFAULT_MAX_TOKENS = 16
@@ -40,7 +40,8 @@ async def completion(services: Services, request: CompletionRequest, record: Req
         bad_words = await turns.run(
             partial(bad_word_tokens, words, tokenizer), TEXT_BYTES * len(words) + sum(map(len, words)), record.client
         )
-    pool = choose_pool(services, model, record, prompt_length(request, *tokenized))
+    pool = services.catalog.pool(model, record.identity, prompt_length(request, *tokenized))
+    record.pool = pool.spec.name
     limits = pool.limits()
     asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     pace = Pace()
@@ -81,7 +82,7 @@ async def completion(services: Services, request: CompletionRequest, record: Req
         prompt_logprobs=request.prompt_logprobs is not None,
     )
     fitting = [prompt.token_ids for prompt in prompts]
-    return await services.launcher.launch(
+    return await services.replies.make_reply(
         model, pool, request, fitting, _each_seeded(request, params), shape, record, silent=asked == 0
     )
 

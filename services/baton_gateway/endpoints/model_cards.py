@@ -7,7 +7,6 @@ from starlette.responses import JSONResponse, Response
 from ..errors import overloaded
 from ..fleet.catalog import Model
 from ..telemetry.record import RequestRecord
-from .intake import find_model
 from .services import Services
 
 
@@ -22,7 +21,9 @@ def describe_models(services: Services, created: int, record: RequestRecord) -> 
 
 def describe_model(services: Services, name: str, created: int, record: RequestRecord) -> Response:
     """Describe one model. Raises ApiError when there is none of that name, or it is not served."""
-    found = _card(services, find_model(services, name, record), created, record)
+    model = services.catalog.find(name, record.identity)
+    record.model = model.name
+    found = _card(services, model, created, record)
     if found is None:
         raise overloaded("The model is not served now.")
     return JSONResponse(found)
@@ -30,7 +31,7 @@ def describe_model(services: Services, name: str, created: int, record: RequestR
 
 def _card(services: Services, model: Model, created: int, record: RequestRecord) -> dict[str, Any] | None:
     """Describe a model; None when no pod serves it, as whoever sees it may use it."""
-    length = None if services.phase.refusing else model.max_model_len(record.identity)
+    length = None if services.catalog.refusing else model.max_model_len(record.identity)
     if length is None:
         return None
     return {

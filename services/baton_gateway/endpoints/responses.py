@@ -23,7 +23,6 @@ from ..requests.grammar import FormatFields
 from ..requests.response_body import FunctionCall, FunctionTool, InputMessage, ResponseRequest, TextFormat
 from ..telemetry.record import RequestRecord
 from .chat import prepare_chat
-from .intake import admit
 from .services import Services
 
 TEXT_FORMAT = FormatFields("text.format", "text.format.schema")
@@ -55,8 +54,8 @@ def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
 async def response(services: Services, request: ResponseRequest, record: RequestRecord) -> Reply:
     """Answer a request. Raises ApiError for what cannot be answered."""
     chat = await services.turns.run(partial(as_chat, request), record.large_bytes, record.client)
-    model = await admit(services, chat, record)
-    prepared = await prepare_chat(services, model, chat, record, "input", TEXT_FORMAT)
+    prepared = await prepare_chat(services, chat, record, "input", TEXT_FORMAT)
+    model = prepared.model
     id, tokenizer = f"msg_{record.request_id}", model.served.tokenizer
     output: Output
     if prepared.reader is not None:
@@ -64,7 +63,7 @@ async def response(services: Services, request: ResponseRequest, record: Request
     else:
         output = MessageOutput(id, tokenizer, request.logprobs)
     shape = ResponseShape(_described(model.served, request, record), output)
-    return await services.launcher.launch(
+    return await services.replies.make_reply(
         model, prepared.pool, chat, [prepared.prompt], [prepared.sampling], shape, record, kept=prepared.kept
     )
 

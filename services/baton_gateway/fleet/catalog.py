@@ -80,6 +80,7 @@ class Catalog:
     def __init__(
         self, models: Iterable[Model], revisions: RevisionMetrics, routing: RouterMetrics, retries: RetryMetrics
     ) -> None:
+        self.refusing = False  # whether requests get no pool any more
         self._models = {model.name: model for model in models}
         self._revisions = revisions
         self._routing = routing
@@ -109,6 +110,12 @@ class Catalog:
         if not model.open_to(identity):
             raise model_not_allowed(model.name)
         return model
+
+    def pool(self, model: Model, identity: Identity | None, prompt_tokens: int) -> Pool:
+        """Return the pool for a request, as `Model.pool` does. Raises ApiError 503 when nothing new is taken."""
+        if self.refusing:
+            raise overloaded("The server is shutting down.")
+        return model.pool(identity, prompt_tokens)
 
     def split(self, canaries: Mapping[str, Canary]) -> None:
         """Give canaries, by the name of their model, their share from now on; the others get none."""

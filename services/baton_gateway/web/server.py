@@ -169,7 +169,7 @@ class GatewayProtocol(HttpToolsProtocol):
             del vars(cycle)["send"]  # it refers to the cycle, which would then wait for the garbage collector
 
     def _closes_with(self, cycle: RequestResponseCycle) -> bool:
-        if self._services.phase.draining and not self.pipeline:
+        if self._services.draining and not self.pipeline:
             return True
         if not cycle.more_body:
             return False
@@ -264,11 +264,11 @@ class GatewayServer(uvicorn.Server):
             self.force_exit = True
         else:
             self._drained_at = time.monotonic() + self._services.settings.drain_delay_s
-        self._services.phase.draining = True
+        self._services.draining = True
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._services.phase.draining = self._services.phase.refusing = True
+        self._services.draining = self._services.catalog.refusing = True
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:

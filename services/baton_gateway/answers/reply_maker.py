@@ -1,13 +1,10 @@
-"""Sends prompts on their way: from prompts and parameters to the answer that is made while pods generate it."""
+"""From prompts and parameters to the reply, which sends them to pods and their answer to the client."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from baton_proto import serving_pb2 as pb
 
-from ..answers.choice import Choice
-from ..answers.reply import Reply, ReplyOptions
-from ..answers.shapes import Shape
 from ..bounds import MAX_SESSION_CHARS
 from ..concurrency.pace import Pace
 from ..fleet.catalog import Model, Pool
@@ -18,20 +15,23 @@ from ..settings import GatewaySettings
 from ..telemetry.metrics import Metrics
 from ..telemetry.record import RequestRecord
 from ..tenancy.cache_salt import cache_salt
+from .choice import Choice
+from .reply import Reply, ReplyOptions
+from .shapes import Shape
 
 if TYPE_CHECKING:
     from baton_common.tracing import Tracing
 
 
-class Launcher:
-    """Makes the answers of requests whose prompts and parameters are known."""
+class ReplyMaker:
+    """Makes the replies to requests whose prompts and parameters are known."""
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics, tracing: "Tracing | None") -> None:
         self._settings = settings
         self._metrics = metrics
         self._tracing = tracing
 
-    async def launch(
+    async def make_reply(
         self,
         model: Model,
         pool: Pool,
@@ -48,12 +48,15 @@ class Launcher:
 
         silent: only the prompts matter; what is generated is dropped. kept: special tokens that are a part of the text.
         """
-        traceparent = self._trace(model, pool, request, record)
-        pace, salt = Pace(), cache_salt(record.identity)
-        submits, choices = [], []
+        pace, published = Pace(), model.served.published
+        choices: list[Choice] = []
+        submits: list[pb.Submit] = []
         make_choice: Callable[[], Choice] | None = None
+        traceparent = self._trace(model, pool, request, record)
+        salt = cache_salt(record.identity)
         for prompt, params in zip(prompts, sampling, strict=True):
             make_choice = make_choice or _choices(model, request, params, silent, kept)
+            scope = pb.CacheScope(salt=salt, shared_tokens=published.shared_tokens(prompt)) if salt else None
             submits.append(
                 pb.Submit(
                     request_id=record.request_id,
@@ -62,7 +65,7 @@ class Launcher:
                     # The operator's alone: a pod knows no tenants, so a client's would overtake those of others there.
                     priority=record.identity.tenant.priority if record.identity else 0,
                     traceparent=traceparent,
-                    cache_scope=_cache_scope(model, salt, prompt),
+                    cache_scope=scope,
                 )
             )
             choices += [make_choice() for _ in range(request.choices)]
@@ -129,7 +132,3 @@ def _choices(
         )
 
     return make
-
-
-def _cache_scope(model: Model, salt: bytes, prompt: Sequence[int]) -> pb.CacheScope | None:
-    return pb.CacheScope(salt=salt, shared_tokens=model.served.published.shared_tokens(prompt)) if salt else None
