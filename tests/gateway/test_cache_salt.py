@@ -20,7 +20,7 @@ from baton_gateway.models.models_file import (
     read_models,
 )
 from baton_gateway.models.published import PublishedPrefixes
-from baton_gateway.routing.canary import Canary
+from baton_gateway.routing.canary import CanaryShare
 from baton_gateway.tenancy.cache_salt import cache_salt
 from baton_gateway.tenancy.tenants import Identity, Tenant
 from baton_proto import serving_pb2 as pb
@@ -127,7 +127,7 @@ async def test_copies_for_a_canary_have_the_scope_of_the_request(tmp_path, model
         pods(revision="r2") as trial,
         running(model_folder, [*stable, *trial], tenants_file=tmp_path / "tenants.json") as stack,
     ):
-        stack.fleet.router.canary = Canary("r2", 100, shadow=True)
+        stack.fleet.router.canary = CanaryShare("r2", 100, shadow=True)
         assert (await scope_of(stack, PROMPT, headers=headers["acme"])).salt == salt_of("acme")
         assert (await trial[0].job()).submit.cache_scope.salt == salt_of("acme")
         await stack.until(lambda: not stack.fleet._shadows)

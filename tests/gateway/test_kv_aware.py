@@ -10,7 +10,7 @@ from baton_gateway.routing.cost import CostModel
 from baton_gateway.routing.demand import Demand
 from baton_gateway.routing.kv_aware import TICK_S, KvAware
 from baton_gateway.routing.pods import InFlight, Pod
-from baton_gateway.routing.policies import Choice, Group
+from baton_gateway.routing.policies import Group, PodChoice
 from baton_gateway.routing.prefix_index import PrefixIndex
 
 BLOCK = 10
@@ -41,7 +41,7 @@ class Fleet:
     def prefill(self, cached: int = 0, tokens: int = 0, **state) -> Pod:
         return self.add(self.prefills, cached, 0, tokens, **state)
 
-    def choose(self, num_tokens: int, session: str = "") -> Choice:
+    def choose(self, num_tokens: int, session: str = "") -> PodChoice:
         demand = Demand(num_tokens, keys=lambda size: range((num_tokens - 1) // size), session=session)
         return self.policy.choose(demand, [Group(self.decodes, self.prefills)])
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from baton_gateway.routing.canary import Canary
+from baton_gateway.routing.canary import CanaryShare
 from baton_gateway.routing.cost import CostModel
 from baton_gateway.routing.demand import Demand
 from baton_gateway.routing.policies import LeastLoaded
@@ -127,7 +127,7 @@ async def test_a_copy_that_stalls_ends(model_folder):
         pods(revision="r2") as trial,
         running(model_folder, [*decodes, *trial], **SHORT) as stack,
     ):
-        stack.fleet.router.canary = Canary("r2", 100, shadow=True)
+        stack.fleet.router.canary = CanaryShare("r2", 100, shadow=True)
         trial[0].script = hang()
         assert (await stack.complete()).status_code == 200
         async with asyncio.timeout(5):

@@ -22,7 +22,7 @@ class CanaryFile:
         self._catalog = catalog
         try:
             self._text = path.read_bytes()
-            catalog.split(parse_canaries(self._text))
+            catalog.set_canaries(parse_canaries(self._text))
         except (OSError, CanaryError) as error:
             raise CanaryError(f"cannot use the canaries of {path}: {error}") from None
         self._task: asyncio.Task[None] | None = None
@@ -42,7 +42,7 @@ class CanaryFile:
                 if text == self._text:
                     continue
                 self._text = text
-                self._catalog.split(parse_canaries(text))
+                self._catalog.set_canaries(parse_canaries(text))
             except (OSError, CanaryError) as error:
                 log.error("the canaries stay as they were: %s", error, extra={"event": "canaries_refused"})
             else:

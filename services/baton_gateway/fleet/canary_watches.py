@@ -57,7 +57,7 @@ class CanaryWatches:
             log.error("the canaries stay as they were: %s", error, extra={"event": "canaries_refused"})
             return
         canaries = effective(self._stated, self._moved, self._overrides)
-        self._catalog.split(canaries)
+        self._catalog.set_canaries(canaries)
         shares: dict[str, Any] = {model: canary.weight for model, canary in canaries.items()}
         extra = {"event": "canaries_read", "canaries": shares, "overrides": dict(self._overrides)}
         log.info("canaries read", extra=extra)

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from ..errors import model_not_allowed, overloaded, unknown_model
 from ..models.model import ServedModel, load_model
 from ..models.models_file import PoolSpec
-from ..routing.canary import Canary
-from ..routing.pods import Limits
+from ..routing.canary import CanaryShare
+from ..routing.pods import PodLimits
 from ..routing.retry_budget import RetryBudget
 from ..settings import GatewaySettings
 from ..telemetry.retry_metrics import RetryMetrics
@@ -27,7 +27,7 @@ class Pool:
     spec: PoolSpec
     fleet: Fleet
 
-    def limits(self) -> Limits:
+    def limits(self) -> PodLimits:
         """Return what the live pods can take. Raises ApiError 503 when there are none."""
         limits = self.fleet.limits()
         if limits is None:
@@ -117,7 +117,7 @@ class Catalog:
             raise overloaded("The server is shutting down.")
         return model.pool(identity, prompt_tokens)
 
-    def split(self, canaries: Mapping[str, Canary]) -> None:
+    def set_canaries(self, canaries: Mapping[str, CanaryShare]) -> None:
         """Give canaries, by the name of their model, their share from now on; the others get none."""
         for name, pool in self.pools:
             pool.fleet.router.canary = canaries.get(name)

@@ -15,7 +15,7 @@ from ..routing.breaker import State
 from ..routing.cost import CostModel
 from ..routing.demand import Demand
 from ..routing.kv_aware import KvAware
-from ..routing.pods import Limits, Pod
+from ..routing.pods import Pod, PodLimits
 from ..routing.policies import LeastLoaded, Policy, Random, RoundRobin
 from ..routing.prefix_index import PrefixIndex
 from ..routing.retry_budget import RetryBudget
@@ -121,12 +121,12 @@ class Fleet:
     def ready(self) -> bool:
         return self.router.ready
 
-    def limits(self) -> Limits | None:
+    def limits(self) -> PodLimits | None:
         """Return what every live decode pod can take; None when none is live."""
         live = [pod for pod in self.router.decodes if pod.live]
         if not live:
             return None
-        return Limits(min(pod.max_model_len for pod in live), min(pod.vocab_size for pod in live))
+        return PodLimits(min(pod.max_model_len for pod in live), min(pod.vocab_size for pod in live))
 
     def live_pods(self) -> dict[str, int]:
         """Return the number of live pods by role."""

@@ -9,7 +9,7 @@ from baton_proto import serving_pb2 as pb
 from ..errors import bad_request, context_length_exceeded
 from ..models.model import ServedModel
 from ..models.tokenizer import ModelTokenizer
-from ..routing.pods import Limits
+from ..routing.pods import PodLimits
 from .bodies import GenerationRequest
 
 # A nucleus without any mass still holds the most likely token; 0 itself is no valid top_p further on.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 def sampling_params(
     request: GenerationRequest,
     model: ServedModel,
-    limits: Limits,
+    limits: PodLimits,
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -68,7 +68,7 @@ def prompt_length(request: GenerationRequest, *prompts: Sequence[int]) -> int:
 
 
 def fit_prompt(
-    token_ids: list[int], request: GenerationRequest, asked: int | None, limits: Limits, param: str
+    token_ids: list[int], request: GenerationRequest, asked: int | None, limits: PodLimits, param: str
 ) -> list[int]:
     """Check a prompt's tokens, and drop the first ones where the request says so.
 
@@ -90,7 +90,7 @@ def fit_prompt(
     return token_ids
 
 
-def output_budget(prompt_tokens: int, asked: int | None, limits: Limits, param: str) -> int:
+def output_budget(prompt_tokens: int, asked: int | None, limits: PodLimits, param: str) -> int:
     """Return how many tokens may be generated: as many as asked for, or all that the context has left."""
     most = limits.max_model_len
     if prompt_tokens + max(asked or 0, 1) <= most:

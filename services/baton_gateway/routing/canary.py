@@ -8,7 +8,7 @@ import msgspec
 from baton_kube.canary_maps import Moved
 
 
-class Canary(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class CanaryShare(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A revision on trial. weight: percent of the sessions that it gets, or of the requests that it gets copies of.
 
     shadow: it gets copies, whose answers are dropped, and nothing else.
@@ -26,7 +26,7 @@ class Canary(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return lot * 100 < self.weight
 
 
-class Stated(Canary, forbid_unknown_fields=True, frozen=True):
+class Stated(CanaryShare, forbid_unknown_fields=True, frozen=True):
     """A canary as Helm values say it. generation: names its settings where the controller gives the weight."""
 
     generation: str = ""
@@ -36,10 +36,10 @@ class CanaryError(ValueError):
     """What is said of canaries makes no sense."""
 
 
-def parse_canaries(text: str | bytes) -> dict[str, Canary]:
+def parse_canaries(text: str | bytes) -> dict[str, CanaryShare]:
     """Read a JSON object of canaries by the name of their model. Raises CanaryError."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Canary])
+        return msgspec.json.decode(text, type=dict[str, CanaryShare])
     except msgspec.MsgspecError as error:
         raise CanaryError(str(error)) from None
 
@@ -54,7 +54,7 @@ def parse_stated(text: str) -> dict[str, Stated]:
 
 def effective(
     stated: Mapping[str, Stated], moved: Mapping[str, Moved], overrides: Mapping[str, int]
-) -> dict[str, Canary]:
+) -> dict[str, CanaryShare]:
     """Return the canaries with the weights that hold: an override, else the controller's, else the stated one.
 
     The controller's is for the settings that it has seen. A canary with other settings has the stated weight.
@@ -65,5 +65,5 @@ def effective(
         found = moved.get(model)
         if canary.generation and found is not None and found.generation == canary.generation:
             weight = found.weight
-        canaries[model] = Canary(canary.revision, overrides.get(model, weight), canary.shadow)
+        canaries[model] = CanaryShare(canary.revision, overrides.get(model, weight), canary.shadow)
     return canaries

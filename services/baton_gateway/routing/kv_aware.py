@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .cost import CostModel
 from .demand import Demand
 from .pods import Pod
-from .policies import MOST_PREFILLS, Choice, Group, Reason
+from .policies import MOST_PREFILLS, Group, PodChoice, Reason
 from .prefix_index import PrefixIndex
 
 TICK_S = 0.001  # predictions that differ by less are equal
@@ -59,7 +59,7 @@ class KvAware:
         self._stay_margin = stay_margin
         self._local_prefill = local_prefill
 
-    def choose(self, demand: Demand, groups: Sequence[Group]) -> Choice:
+    def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         cached = self._cached(demand, groups)
         tie = _tie_breaker(demand.session)
         most = CACHED_SHARE * demand.num_tokens
@@ -86,7 +86,7 @@ class KvAware:
         chosen.decode.pod.note_arrival()
         known = chosen.prefills[0].cached if chosen.prefills else chosen.decode.cached
         order = [bid.pod for bid in chosen.prefills]
-        return Choice(chosen.decode.pod, order, chosen.reason, known, chosen.price)
+        return PodChoice(chosen.decode.pod, order, chosen.reason, known, chosen.price)
 
     def _cached(self, demand: Demand, groups: Sequence[Group]) -> dict[int, int]:
         """Return by slot how many tokens of the prompt a pod has; none = not in it."""

@@ -107,7 +107,7 @@ def _learned(known: float | None, new: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PodLimits:
     """What pods can take. max_model_len: tokens of prompt and output together."""
 
     max_model_len: int

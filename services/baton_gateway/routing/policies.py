@@ -26,7 +26,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PodChoice:
     """prefills: in the order in which they are to be tried; none = the decode pod prefills.
 
     num_cached: tokens of the prompt that the pod which prefills first is known to have. price: in seconds.
@@ -40,7 +40,7 @@ class Choice:
 
 
 class Policy(Protocol):
-    def choose(self, demand: Demand, groups: Sequence[Group]) -> Choice:
+    def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         """Choose among the pods of these groups, of which there is at least one. Charges nothing."""
         ...
 
@@ -48,12 +48,12 @@ class Policy(Protocol):
 class LeastLoaded:
     """The decode pod with the fewest requests, and of its group the prefill pods with the fewest queued tokens."""
 
-    def choose(self, demand: Demand, groups: Sequence[Group]) -> Choice:
+    def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         decode, group = min(_decodes(groups), key=lambda pair: (pair[0].requests.load, pair[0].dispatched))
         prefills = heapq.nsmallest(
             MOST_PREFILLS, group.prefills, key=lambda pod: (pod.prefill_tokens.load, pod.dispatched)
         )
-        return Choice(decode, prefills, _reason(group))
+        return PodChoice(decode, prefills, _reason(group))
 
 
 class RoundRobin:
@@ -62,13 +62,13 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, demand: Demand, groups: Sequence[Group]) -> Choice:
+    def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         decodes = _decodes(groups)
         decode, group = decodes[self._turn % len(decodes)]
         count = len(group.prefills)
         prefills = [group.prefills[(self._turn + i) % count] for i in range(min(MOST_PREFILLS, count))]
         self._turn += 1
-        return Choice(decode, prefills, _reason(group))
+        return PodChoice(decode, prefills, _reason(group))
 
 
 class Random:
@@ -77,10 +77,10 @@ class Random:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, demand: Demand, groups: Sequence[Group]) -> Choice:
+    def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         decode, group = self._random.choice(_decodes(groups))
         prefills = self._random.sample(group.prefills, min(MOST_PREFILLS, len(group.prefills)))
-        return Choice(decode, prefills, _reason(group))
+        return PodChoice(decode, prefills, _reason(group))
 
 
 def _decodes(groups: Sequence[Group]) -> list[tuple[Pod, Group]]:

@@ -5,17 +5,17 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from .breaker import Breaker
-from .canary import Canary
+from .canary import CanaryShare
 from .demand import Demand
 from .pods import InFlight, Pod
-from .policies import Choice, Group, Policy
+from .policies import Group, PodChoice, Policy
 
 
 class Route:
     """A decision, and the charge it put on its pods; each part is given back once."""
 
     def __init__(
-        self, choice: Choice, demand: Demand, clock: Callable[[], float], freed: Callable[[], None] = lambda: None
+        self, choice: PodChoice, demand: Demand, clock: Callable[[], float], freed: Callable[[], None] = lambda: None
     ) -> None:
         """clock: returns seconds. freed: called when some of the charge has been given back."""
         self.decode = choice.decode
@@ -122,7 +122,7 @@ class Router:
         """clock: returns seconds that never go back."""
         self.decodes: list[Pod] = []
         self.prefills: list[Pod] = []
-        self.canary: Canary | None = None
+        self.canary: CanaryShare | None = None
         self.freed: Callable[[], None] = lambda: None  # called when a pod has less to do
         self._policy = policy
         self._clock = clock
@@ -219,7 +219,7 @@ class Router:
         return groups
 
 
-def _share(groups: dict[str, Group], canary: Canary, lot: float) -> dict[str, Group]:
+def _share(groups: dict[str, Group], canary: CanaryShare, lot: float) -> dict[str, Group]:
     """Return the groups by revision that a request with this lot may go to.
 
     Those with a share stand in for the others when there are no others; a canary without one never does.

@@ -16,7 +16,7 @@ from ..errors import ApiError, overloaded
 from .keys import utc_now
 from .limits.memory import MemoryLimits
 from .limits.redis_store import RedisLimits
-from .limits.store import LEASE_S, Decision, Limits, LimitStore, Standing
+from .limits.store import LEASE_S, Decision, LimitStore, Standing, TenantLimits
 from .tenants import Identity
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Reservation(msgspec.Struct):
 
     id: str
     tenant: str
-    limits: Limits
+    limits: TenantLimits
     tokens: int
     store: LimitStore
     decision: Decision
@@ -57,7 +57,7 @@ class _Owed(msgspec.Struct):
     """
 
     tenant: str
-    limits: Limits
+    limits: TenantLimits
     unused: int
     cancel: bool
 
@@ -133,7 +133,7 @@ class Quota:
             task.add_done_callback(self._settling.discard)
 
     async def _decide(
-        self, tenant: str, limits: Limits, id: str, tokens: int, streams: int
+        self, tenant: str, limits: TenantLimits, id: str, tokens: int, streams: int
     ) -> tuple[LimitStore, Decision]:
         # While it is lost, one request in a while finds out whether it is back, and the others do not wait for that.
         if self._shared is not None and (not self._lost or time.monotonic() >= self._retry_at):

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from ..concurrency.background import keep_running
 from .keys import Key, digest, key_id, utc_now
-from .limits.store import EVER, MOST_PER_MINUTE, Limits
+from .limits.store import EVER, MOST_PER_MINUTE, TenantLimits
 from .redis_keys import RedisKeys
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True):
     models: list[str] = []
     cache_group: str = ""
 
-    def limits(self, now: datetime) -> Limits:
+    def limits(self, now: datetime) -> TenantLimits:
         periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}", "ever": EVER}
-        return Limits(
+        return TenantLimits(
             self.requests_per_minute,
             self.tokens_per_minute,
             self.max_streams,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from .store import LEASE_S, MINUTE_US, Decision, Limits, decision
+from .store import LEASE_S, MINUTE_US, Decision, TenantLimits, decision
 
 
 class _Bucket(msgspec.Struct):
@@ -43,7 +43,9 @@ class MemoryLimits:
         self._clock = clock
         self._uses: dict[str, _Use] = {}
 
-    async def reserve(self, tenant: str, limits: Limits, reservation: str, tokens: int, streams: int = 1) -> Decision:
+    async def reserve(
+        self, tenant: str, limits: TenantLimits, reservation: str, tokens: int, streams: int = 1
+    ) -> Decision:
         use, now = self._leaked(tenant, limits)
         requests_held, tokens_held = use.requests.held, use.tokens.held
         rpm, tpm = limits.requests_per_minute, limits.tokens_per_minute
@@ -69,7 +71,7 @@ class MemoryLimits:
             use.open[reservation] = _Lease(now + int(LEASE_S * 1e6), streams)
         return decision(limits, code, wait, use.requests.held, use.tokens.held)
 
-    async def settle(self, tenant: str, limits: Limits, reservation: str, unused: int) -> None:
+    async def settle(self, tenant: str, limits: TenantLimits, reservation: str, unused: int) -> None:
         use, _ = self._leaked(tenant, limits)
         if use.open.pop(reservation, None) is None:
             return
@@ -86,7 +88,7 @@ class MemoryLimits:
     async def close(self) -> None:
         self._uses.clear()
 
-    def _leaked(self, tenant: str, limits: Limits) -> tuple[_Use, int]:
+    def _leaked(self, tenant: str, limits: TenantLimits) -> tuple[_Use, int]:
         """Return what a tenant uses now, and now."""
         use, now = self._uses.setdefault(tenant, _Use()), self._clock()
         use.requests.leak(limits.requests_per_minute, now)

@@ -4,7 +4,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from .store import EVER, LEASE_S, MINUTE_US, Decision, Limits, decision
+from .store import EVER, LEASE_S, MINUTE_US, Decision, TenantLimits, decision
 
 # What memory.py does, on the clock of Redis. All keys of a tenant hash to one slot of a cluster.
 #
@@ -128,14 +128,16 @@ class RedisLimits:
         self._cancel = redis.register_script(prepare + _CANCEL % {"late_s": _LATE_S})
         self._renew = redis.register_script(_RENEW)
 
-    async def reserve(self, tenant: str, limits: Limits, reservation: str, tokens: int, streams: int = 1) -> Decision:
+    async def reserve(
+        self, tenant: str, limits: TenantLimits, reservation: str, tokens: int, streams: int = 1
+    ) -> Decision:
         given = [*_arguments(limits), tokens, reservation, int(LEASE_S * 1e6), streams]
         return decision(limits, *await self._reserve(_keys(tenant), given))
 
-    async def settle(self, tenant: str, limits: Limits, reservation: str, unused: int) -> None:
+    async def settle(self, tenant: str, limits: TenantLimits, reservation: str, unused: int) -> None:
         await self._settle(_keys(tenant), [*_arguments(limits), unused, reservation])
 
-    async def cancel(self, tenant: str, limits: Limits, reservation: str, tokens: int) -> None:
+    async def cancel(self, tenant: str, limits: TenantLimits, reservation: str, tokens: int) -> None:
         """Give back the streams and tokens of a reservation whose outcome never became known.
 
         It may have been made, or be on its way to Redis still, in which case it will not be made. Its request stays
@@ -155,6 +157,6 @@ def _keys(tenant: str) -> list[str]:
     return [f"baton:{{{tenant}}}:{name}" for name in ("limits", "streams", "wide", "cancelled")]
 
 
-def _arguments(limits: Limits) -> list[Any]:
+def _arguments(limits: TenantLimits) -> list[Any]:
     budget = -1 if limits.budget is None else limits.budget
     return [limits.requests_per_minute, limits.tokens_per_minute, limits.max_streams, budget, limits.period]

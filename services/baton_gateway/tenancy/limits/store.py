@@ -21,7 +21,7 @@ Refusal = Literal["requests", "tokens", "streams", "budget", "too_large", "too_m
 REFUSALS: tuple[Refusal, ...] = ("requests", "tokens", "streams", "budget", "too_large", "too_many")
 
 
-class Limits(msgspec.Struct, frozen=True):
+class TenantLimits(msgspec.Struct, frozen=True):
     """What a tenant may use; 0 = any amount.
 
     max_streams: sequences that are generated at the same time; a request has one for each prompt and choice.
@@ -56,13 +56,15 @@ class Decision(msgspec.Struct, frozen=True):
 class LimitStore(Protocol):
     """Counts what tenants use. Every call is one step that no other call comes between."""
 
-    async def reserve(self, tenant: str, limits: Limits, reservation: str, tokens: int, streams: int = 1) -> Decision:
+    async def reserve(
+        self, tenant: str, limits: TenantLimits, reservation: str, tokens: int, streams: int = 1
+    ) -> Decision:
         """Take one request, so many streams and so many tokens, or nothing at all.
 
         A reservation that is open already is granted again and takes nothing, so that a call may be repeated.
         """
 
-    async def settle(self, tenant: str, limits: Limits, reservation: str, unused: int) -> None:
+    async def settle(self, tenant: str, limits: TenantLimits, reservation: str, unused: int) -> None:
         """End a reservation and give back what was not used of its tokens; a negative number takes more. Once: later
         calls change nothing."""
 
@@ -75,7 +77,7 @@ class LimitStore(Protocol):
 LEASE_S = 60.0
 
 
-def decision(limits: Limits, code: int, wait_us: int, requests_held: int, tokens_held: int) -> Decision:
+def decision(limits: TenantLimits, code: int, wait_us: int, requests_held: int, tokens_held: int) -> Decision:
     """code: 0, or the number of the refusal among REFUSALS, from 1. held: what is in the buckets, in their units."""
     return Decision(
         REFUSALS[code - 1] if code else None,
