@@ -71,7 +71,7 @@ class ReplyMaker:
             choices += [make_choice() for _ in range(request.choices)]
             await pace.breathe()
         record.prompt_tokens = sum(map(len, prompts))
-        settings = self._settings
+        settings, options = self._settings, self._options(request)
         generation = Generation(
             pool.fleet,
             submits,
@@ -87,7 +87,7 @@ class ReplyMaker:
             record.trace_id,
             request.priority or 0,
         )
-        return Reply(generation, choices, shape, self._options(request), record, self._metrics, request.choices)
+        return Reply(generation, choices, shape, options, record, self._metrics, request.choices)
 
     def _trace(self, model: Model, pool: Pool, request: GenerationRequest, record: RequestRecord) -> str:
         """Begin the span of a request, if requests are traced; return the `traceparent` that pods get."""
