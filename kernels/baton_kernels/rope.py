@@ -1,7 +1,7 @@
-"""Rotation of queries and keys and the write of keys and values into the paged cache, in one pass over the projection.
+"""Rotates queries and keys and writes keys and values into the paged cache, in one pass over the projection's result.
 
-Rotary embeddings after Su et al., "RoFormer" (2021), with both halves of a head as the pairs; optionally each query and
-key head is RMS-normed first (Qwen3). Models with other positions are not rotated at all (BLOOM).
+Rotary embeddings after Su et al., "RoFormer" (2021); dimension i of a head pairs with i + head_dim / 2. Optionally each
+query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM).
 """
 
 import torch
@@ -75,7 +75,7 @@ def rope_and_cache(
     eps: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As rope_and_cache_reference. qkv, keys, values and out are contiguous."""
+    """Compute rope_and_cache_reference. qkv, keys, values and out must be contiguous."""
     kv_heads, dim = keys.shape[2:]
     tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
     if out is None:

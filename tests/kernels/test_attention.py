@@ -67,7 +67,7 @@ class Case:
 
 def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
     """Compare decode attention with the definition, the sequences cut into about so many parts together."""
-    from baton_kernels.decode_attention import BLOCK_KEYS, JOINED_APART, decode_attention
+    from baton_kernels.decode_attention import BLOCK_KEYS, SEPARATE_JOIN_SEQUENCES, decode_attention
     from baton_kernels.decode_parts import plan_parts
 
     device, dtype, count = case.device, case.keys.dtype, len(LENGTHS)
@@ -76,7 +76,7 @@ def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
     tables = torch.empty_like(case.tables)
     tables[rows] = case.tables
     # A small batch, whose parts a second kernel joins, and one in which the last part does.
-    for copies in (1, JOINED_APART // count + 1):
+    for copies in (1, SEPARATE_JOIN_SEQUENCES // count + 1):
         q = torch.randn(copies * count, case.heads, case.dim, dtype=dtype, device=device)
         expected = [case.expected(some, list(range(count + 1)), how) for some in q.split(count)]
         arrivals = torch.zeros(copies * count * case.kv_heads, dtype=torch.int32, device=device)
