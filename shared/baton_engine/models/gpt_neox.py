@@ -1,4 +1,4 @@
-"""GPT-NeoX (Black et al., 2022) and Pythia: attention and MLP side by side, a part of each head rotated."""
+"""GPT-NeoX (Black et al., 2022) and Pythia: attention and MLP in parallel, rotation of a part of each head."""
 
 import torch
 
@@ -24,7 +24,7 @@ class GptNeoXConfig(RotaryConfig, frozen=True, kw_only=True):
     layer_norm_eps: float
     activation: str
     bias: bool  # of the attention's projections
-    parallel: bool  # the MLP reads what attention reads, not what it returns
+    parallel: bool  # the MLP reads the input of attention instead of its output
 
 
 class GptNeoXLayer:
