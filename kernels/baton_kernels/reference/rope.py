@@ -40,15 +40,15 @@ def rope_and_cache_reference(
             ],
             dim=1,
         )
-    turned = qk if rotary is None else _rotate(qk, *(table[positions].unsqueeze(1) for table in rotary))
+    rotated = qk if rotary is None else _rotate(qk, *(table[positions].unsqueeze(1) for table in rotary))
     if bool((slots < 0).any()):
         kept = slots >= 0
-        slots, turned_k, v = slots[kept], turned[kept, num_heads:], v[kept]
+        slots, rotated_k, v = slots[kept], rotated[kept, num_heads:], v[kept]
     else:
-        turned_k = turned[:, num_heads:]
-    keys.flatten(0, 1).index_copy_(0, slots, turned_k)
+        rotated_k = rotated[:, num_heads:]
+    keys.flatten(0, 1).index_copy_(0, slots, rotated_k)
     values.flatten(0, 1).index_copy_(0, slots, v)
-    return turned[:, :num_heads] if out is None else out.copy_(turned[:, :num_heads])
+    return rotated[:, :num_heads] if out is None else out.copy_(rotated[:, :num_heads])
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -58,8 +58,8 @@ class Rope(msgspec.Struct, frozen=True):
             return None
         dims, half, middle = list(range(head_dim)), rotated // 2, rotated + (head_dim - rotated) // 2
         moved = dims[:half] + dims[rotated:middle] + dims[half:rotated] + dims[middle:]
-        turned = [head * head_dim + dim for head in range(num_heads + num_kv_heads) for dim in moved]
-        return turned + list(range(len(turned), len(turned) + num_kv_heads * head_dim))
+        permuted = [head * head_dim + dim for head in range(num_heads + num_kv_heads) for dim in moved]
+        return permuted + list(range(len(permuted), len(permuted) + num_kv_heads * head_dim))
 
 
 def read_rope(file: ConfigFile, context: int, partial: float | None = None) -> Rope:
