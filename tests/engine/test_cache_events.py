@@ -1,4 +1,4 @@
-"""What gateways hear of a prefix cache, from the block pool to their index, against what the pool has."""
+"""The prefix cache events that gateways receive lead to an index with the contents of the block pool."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Output that must follow a grammar, from a model with random weights, which would not follow any by itself."""
+"""Output that must follow a grammar, from a model with random weights, which would follow no grammar by itself."""
 
 import json
 import os
@@ -260,7 +260,7 @@ def test_penalties_bias_and_bans_choose_among_what_the_grammar_allows(llama: Pat
     ):
         request = constrained(0, grammar=rule, **fields)
         assert text_of(run(make_engine(llama), request).tokens[0, 0]) == expected
-    # A ban on all that the grammar allows gives way.
+    # The grammar wins over a ban on all tokens that it allows.
     request = constrained(0, grammar=rule, allowed_token_ids=[EOS])
     assert re.fullmatch("[ab]{8}", text_of(run(make_engine(llama), request).tokens[0, 0]))
 
@@ -307,7 +307,7 @@ def test_a_long_grammar_is_refused_and_a_deep_one_is_not(llama: Path) -> None:
 
 
 def test_a_grammar_that_becomes_too_complex_is_an_error(llama: Path) -> None:
-    # Each further letter can be read in ever more ways.
+    # The number of ways to parse the text grows with each letter.
     rule = grammar(GrammarKind.EBNF, 'start: x\nx: x x | "a" | x x x')
     transcript = run(make_engine(llama), constrained(0, grammar=rule, max_tokens=450, eos_token_ids=[]))
     assert transcript.reasons[0, 0] is FinishReason.ERROR
