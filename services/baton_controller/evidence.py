@@ -39,7 +39,7 @@ def fisher(bad: float, of: float, stable_bad: float, stable_of: float) -> float:
     variance = mean * (m / total) * (total - drawn) / max(total - 1, 1)
     if variance > _LARGEST_EXACT_VARIANCE:
         return _normal_tail((k - 0.5 - mean) / sqrt(variance))
-    # Both sums run away from the mean, where the terms only shrink.
+    # Each sum runs away from the mean, where the terms only shrink.
     if k > mean:
         return min(1.0, _upper_sum(k, n, drawn, total))
     return max(0.0, 1.0 - _upper_sum(drawn - k + 1, m, drawn, total))

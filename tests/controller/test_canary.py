@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from baton_common.buckets import ITL_BUCKETS, TTFT_BUCKETS
-from baton_controller.canary import Canary
 from baton_controller.canary_map import CanaryMap
+from baton_controller.canary_reconciler import CanaryReconciler
 from baton_controller.config_file import read_config
 from baton_controller.counters import Counters, Reading
 from baton_controller.events import Events
@@ -222,7 +222,7 @@ def test_the_state_is_small_with_many_gateways_and_models(release: Release) -> N
     release.config.write_text("models:\n" + "".join(f"  m{i}: {{canary: {{revision: canary}}}}\n" for i in range(10)))
     canary_map = CanaryMap(release.api.client(), "default", "rel-canary", OWNER)
     events = Events(release.api.client(), "default", "rel-canary-status", "one")
-    canary = Canary(canary_map, events, release.metrics)
+    canary = CanaryReconciler(canary_map, events, release.metrics)
     config = read_config(release.config)
     for number in (0, 1):
         ttft = {str(float(bound)): number * 1e6 * i for i, bound in enumerate((*TTFT_BUCKETS, "inf"), 1)}

@@ -137,4 +137,4 @@ async def test_a_model_without_its_deployment_leaves_the_others_alone(
     show(release.gateways[0], queued=9000)
     async with release.controller():
         await until(lambda: replicas(release)[0] == 4)
-    assert event(caplog, "kubernetes_failed") == ["replicas are not taken care of: 404 Not Found"]
+    assert event(caplog, "kubernetes_failed") == ["replicas cannot be reconciled: 404 Not Found"]

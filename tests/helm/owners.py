@@ -16,8 +16,8 @@ import msgspec
 import pytest
 from kubernetes import client
 
-from baton_controller.canary import Canary
 from baton_controller.canary_map import CanaryMap
+from baton_controller.canary_reconciler import CanaryReconciler
 from baton_controller.config_file import ConfigFile, read_config
 from baton_controller.counters import Counters, Reading
 from baton_controller.events import Events
@@ -74,7 +74,7 @@ class Release(ABC):
 
     def __post_init__(self) -> None:
         canary_map = CanaryMap(self.api, NAMESPACE, "rel-baton-canary", "rel-baton-controller")
-        self.canary = Canary(canary_map, Events(self.api, NAMESPACE, STATUS_MAP, "one"), Metrics())
+        self.canary = CanaryReconciler(canary_map, Events(self.api, NAMESPACE, STATUS_MAP, "one"), Metrics())
 
     def upgrade(self, **model: Any) -> None:
         """Install or upgrade. Raises RefusedError."""
@@ -118,7 +118,7 @@ class Release(ABC):
         }
         reports = {"gateway": Report(readings)}
         self.canary.reconcile(config, reports, now)
-        Scaler(self.api, NAMESPACE, Metrics()).look(config, reports, now, self.canary.weights)
+        Scaler(self.api, NAMESPACE, Metrics()).reconcile(config, reports, now, self.canary.weights)
 
     def scale(self, replicas: int) -> None:
         """Have the controller size the workers. No load is simpler to make than bounds."""
