@@ -176,7 +176,7 @@ async def test_an_override_holds_a_canary_until_it_is_taken_back(release: Releas
         serve(release)
         await asyncio.sleep(0.5)
         assert weight(release) == 10
-        override(release, "llama: a lot")  # not usable: the one before stays
+        override(release, "llama: a lot")  # An invalid override is ignored, and the previous one stays.
         await asyncio.sleep(0.3)
         assert weight(release) == 10
         override(release, "")
@@ -250,7 +250,7 @@ async def test_its_config_map_goes_with_the_release(release: Release) -> None:
         owner = release.api.get("deployments", OWNER)
         made = release.api.get("configmaps", "rel-canary-status")["metadata"]["ownerReferences"]
         assert made == [{"apiVersion": "apps/v1", "kind": "Deployment", "name": OWNER, "uid": owner["metadata"]["uid"]}]
-        # Removed together with its owner: it is not made again.
+        # Kubernetes removes the ConfigMap with its owner, and the controller does not create it again.
         release.api.remove("deployments", OWNER)
         await asyncio.sleep(0.5)
     assert release.weights() == {}

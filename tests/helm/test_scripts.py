@@ -25,7 +25,7 @@ WEIGHTS = b"weights" * 1000
 
 
 class _Server(ThreadingHTTPServer):
-    """A hub of models, and a gateway that asks for a key where `key` is one."""
+    """A hub of models, and a gateway that requires `key` if one is set."""
 
     key = ""
     failures = 0
