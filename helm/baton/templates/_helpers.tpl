@@ -78,8 +78,8 @@ baton.dev/revision: {{ .revision }}
 {{- toJson $merged -}}
 {{- end }}
 
-{{/* The models by key, as JSON. Not in values.yaml, where the demo model would stay beside those that users add. The KV
-     cache of the demo model is small by default, so that its pods fit into what they request. */}}
+{{/* The models by key, as JSON. The demo model is not in values.yaml, because it would stay there beside models that
+     users add. Its KV cache is small by default, so that its pods fit into the memory that they request. */}}
 {{- define "baton.models" -}}
 {{- $engine := merge (deepCopy .Values.worker.engine) (dict "num-blocks" 1024) -}}
 {{- $demo := dict "name" "baton-demo" "prefill" dict "worker" (dict "engine" $engine) -}}
