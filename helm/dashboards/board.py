@@ -37,7 +37,7 @@ class Board:
     by_tenant: bool = False
 
     def to_json(self) -> str:
-        """Return what Grafana reads, the same for the same board."""
+        """Return the JSON for Grafana. It is deterministic."""
         return JSONEncoder(sort_keys=True, indent=2).encode(self._build()) + "\n"
 
     def _build(self) -> models.Dashboard:

@@ -50,7 +50,7 @@ def fails_outright(errors: float, of: float, stable_errors: float, stable_of: fl
 
     The tolerated share is OUTRIGHT_SHARE. When stable itself exceeds it, as when a shared dependency is down, it is
     the upper confidence bound of stable's share. `limit` is the increase over stable that the operator allows.
-    The canary's share must be above with a confidence that holds at all times at once, so this may be asked after
+    The canary's share must be above with a confidence that holds at all times at once, so it can be tested after
     every request: the chance of one wrong answer in all of them is `rate`, for a true share of up to OUTRIGHT_SHARE.
     It needs no traffic on stable.
     """
