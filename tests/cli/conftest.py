@@ -1,4 +1,4 @@
-"""Supervisors as processes of their own, watched from outside."""
+"""Runs supervisors as separate processes and observes their output."""
 
 import json
 import os
@@ -72,7 +72,7 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts commands; whatever is left of them after the test is killed."""
+    """Starts commands. Their remaining processes are killed after the test."""
     started: list[Running] = []
 
     def launch(*command: str, **env: str) -> Running:

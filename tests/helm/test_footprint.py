@@ -1,4 +1,4 @@
-"""What the default installation takes of a node: it fits on 2 CPUs and 4 GiB beside the system's own pods."""
+"""The default installation fits on a node of 2 CPUs and 4 GiB beside the system's own pods."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ GIB = 1 << 30
 # A node of 2 CPUs and 4 GiB keeps 0.6 CPUs and 1.2 GiB for the kubelet and the cluster's own pods.
 CPUS, MEMORY = Decimal("1.4"), Decimal("2.8") * GIB
 
-# Holds as much as an engine ever does: each block of its cache has been used, in steps of the largest size.
+# The engine's peak memory: every cache block has been used, in steps of the largest size.
 ENGINE = """
 import json, re, sys
 from baton_engine.config import EngineConfig
@@ -37,14 +37,14 @@ print(json.dumps(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").re
 
 
 def request_of(spec: Manifest, resource: str) -> Decimal:
-    """Return what the scheduler sets aside for a pod: init containers run before the others."""
+    """Return the resources that the scheduler reserves for a pod. Init containers run before the others."""
     [*first], main = spec.get("initContainers", ()), spec["containers"]
     wanted = [parse_quantity(container["resources"]["requests"][resource]) for container in (*first, *main)]
     return max([sum(wanted[len(first) :], Decimal(0)), *wanted[: len(first)]])
 
 
 def requested(manifests: tuple[Manifest, ...] | list[Manifest], resource: str, surge: bool) -> Decimal:
-    """Return the sum over the pods of a release, with those that an upgrade starts before it ends the old ones."""
+    """Return the sum over a release's pods, including the surge pods that an upgrade starts before it ends old ones."""
     total = Decimal(0)
     for workload in workloads(manifests):
         count = workload["spec"]["replicas"]

@@ -25,7 +25,7 @@ WEIGHTS = b"weights" * 1000
 
 
 class _Server(ThreadingHTTPServer):
-    """A hub of models, and a gateway that asks for a key where `key` is one."""
+    """A hub of models, and a gateway that requires `key` if one is set."""
 
     key = ""
     failures = 0
@@ -149,7 +149,7 @@ def test_helm_test_without_a_key_sees_that_it_needs_one(server):
     server.key = "secret"
     done = run("chat.py", URL=server.url)
     assert done.returncode == 0
-    assert "asks for a key" in done.stdout
+    assert "requires a key" in done.stdout
     assert run("chat.py", URL=server.url, API_KEY="wrong").returncode == 1
     assert "I am b." in run("chat.py", URL=server.url, API_KEY="secret").stdout
 

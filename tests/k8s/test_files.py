@@ -1,4 +1,4 @@
-"""What k8s/ holds, as far as reading it tells; e2e.py needs a cluster."""
+"""Static checks of the files in k8s/. e2e.py checks them in a cluster."""
 
 import importlib
 import re
@@ -18,7 +18,7 @@ def test_the_base_renders_our_chart():
     base = yaml.safe_load((BASE / "kustomization.yaml").read_text())
     [inflated] = base["helmCharts"]
     assert (BASE / base["helmGlobals"]["chartHome"] / inflated["name"]).resolve() == CHART
-    assert base["namespace"] == inflated["namespace"]  # objects of a chart do not say theirs
+    assert base["namespace"] == inflated["namespace"]  # rendered objects of a chart have no namespace
     names = [workload["metadata"]["name"] for workload in workloads(render(inflated["valuesInline"]))]
     assert "rel-baton-qwen3-0-6b-prefill" in names
 

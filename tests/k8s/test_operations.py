@@ -1,4 +1,4 @@
-"""What OPERATIONS.md tells operators to write is what the gateway and the chart read."""
+"""The gateway and the chart accept the files and values that OPERATIONS.md shows."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""A Kubernetes API server in this process, as far as controllers and watchers are concerned.
+"""A fake Kubernetes API server in this process, for controllers and watchers.
 
 It keeps any namespaced objects, counts resource versions, refuses updates of old ones (409), streams watches from a
 version on, with bookmarks, forgets old events when told so (410), patches by merging, and has the scale subresource.
@@ -45,7 +45,7 @@ class StatusError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """What a path names."""
+    """The resource, namespace, name and subresource in a request path."""
 
     resource: str
     namespace: str
@@ -109,7 +109,7 @@ class ApiServer:
         return client.ApiClient(client.Configuration(host=self.url))
 
     def compact(self) -> None:
-        """Forget what has happened so far, as etcd does after minutes."""
+        """Drop the history of events, as etcd does after minutes."""
         with self._changed:
             self._kept_from = self._version
             self._changes.clear()
@@ -121,7 +121,7 @@ class ApiServer:
             self._changed.notify_all()
 
     def put(self, resource: str, name: str, labels: dict[str, str] | None = None, **body: Any) -> Body:
-        """Create or replace an object of the namespace `default`, as somebody else."""
+        """Create or replace an object of the namespace `default`, as another client."""
         place = Place(resource, "default", name, None)
         with self._changed:
             known = self.objects.get((resource, "default", name))
@@ -175,7 +175,7 @@ class ApiServer:
             return self._store(place, body if verb == "update" else _merged(known, body), known, manager)
 
     def watch(self, place: Place, query: dict[str, str]) -> Iterator[Body]:
-        """Yield the events after a version, until the time asked for is over or the server is cut."""
+        """Yield the events after a version, until the watch's timeout or `cut`."""
         since = int(query.get("resourceVersion") or 0)
         deadline = time.monotonic() + float(query.get("timeoutSeconds") or 300)
         seen = self._cuts
@@ -219,7 +219,7 @@ class ApiServer:
         return self._store(place, body, known)
 
     def _store(self, place: Place, body: Body, known: Body | None, manager: Manager | None = None) -> Body:
-        """manager: who writes; None: its fields are known."""
+        """manager: the field manager of the write. None: the fields already have owners."""
         api, kind = KINDS[place.resource]
         self._version += 1
         metadata = {

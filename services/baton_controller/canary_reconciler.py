@@ -1,4 +1,4 @@
-"""Carries out what the analysis says of each canary: weights for gateways, Events, log lines."""
+"""Carries out the analysis' decision about each canary: writes weights for gateways, Events and log lines."""
 
 import logging
 from collections.abc import Mapping
@@ -19,27 +19,27 @@ _TRIES = 5
 _CONFLICT = 409
 
 
-class Canary:
-    """The canaries of all models."""
+class CanaryReconciler:
+    """Brings the weights of all models' canaries in line with the analysis."""
 
     def __init__(self, canary_map: CanaryMap, events: Events, metrics: Metrics) -> None:
         self._map = canary_map
         self._events = events
         self._metrics = metrics
-        self._readings: dict[str, Readings] = {}  # by model, as of the last decision that was written
-        self.weights: dict[str, int] = {}  # of each model's canary, in percent, as of the last look
+        self._readings: dict[str, Readings] = {}  # by model, at the last decision that was written
+        self.weights: dict[str, int] = {}  # of each model's canary, in percent, after the last `reconcile`
 
     def reconcile(self, config: ConfigFile, reports: Mapping[str, Report], now: float) -> None:
-        """Decide on each canary, and write what has changed. now: Unix time.
+        """Decide on each canary, and write the states that have changed. now: Unix time.
 
-        Requests that end while no controller runs, or whose gateway does not answer, are not counted. Raises what
-        calls of the Kubernetes API raise; what was counted until then is counted by the next call.
+        Requests that end while no controller runs, or whose gateway does not answer, are not counted. Raises the
+        exceptions of the Kubernetes client; after one, the next call still counts the requests in `reports`.
         """
         specs = {name: model.canary for name, model in config.models.items() if model.canary is not None}
         readings: dict[str, Readings] = {
             model: {name: report.readings.get(model, Reading()) for name, report in reports.items()} for model in specs
         }
-        for left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(_TRIES)):
             before = self._map.read()
             after, decisions = _decide(before, specs, self._readings, readings, now)
             try:
@@ -47,21 +47,21 @@ class Canary:
                     self._map.write(after)
                 break
             except ApiException as error:
-                if error.status != _CONFLICT or not left:
+                if error.status != _CONFLICT or not tries_left:
                     raise
         self._readings = readings
-        self._show(after)
+        self._update_metrics(after)
         for model, decision in decisions.items():
-            self._tell(model, decision)
+            self._announce(model, decision)
 
-    def _show(self, canaries: Canaries) -> None:
+    def _update_metrics(self, canaries: Canaries) -> None:
         for model in self.weights.keys() - canaries.states.keys():
             self._metrics.canary_weight.remove(model)
         self.weights = {model: state.weight for model, state in canaries.states.items()}
         for model, weight in self.weights.items():
             self._metrics.canary_weight.labels(model).set(weight)
 
-    def _tell(self, model: str, decision: Decision) -> None:
+    def _announce(self, model: str, decision: Decision) -> None:
         if decision.reason is None:
             return
         worse = decision.reason == "CanaryRolledBack"
