@@ -79,9 +79,9 @@ baton.dev/revision: {{ .revision }}
 {{- end }}
 
 {{/* The models by key, as JSON. Not in values.yaml, where the demo model would stay beside those that users add. The
-     pods of the demo model fit into what they request: the KV cache is small by default, and the allocator of the C
-     library returns large tensors to the system at once. Left alone, it keeps up to 200 MiB more, and not always as
-     much. Prompts then take some 8 % less time. */}}
+     pods of the demo model fit into what they request: the KV cache is small by default, and malloc returns tensors of 4
+     MiB or more to the system when they are freed. Without that limit malloc keeps up to 200 MiB of them, but prompts
+     take 8 % less time. */}}
 {{- define "baton.models" -}}
 {{- $engine := merge (deepCopy .Values.worker.engine) (dict "num-blocks" 1024) -}}
 {{- $env := default list .Values.worker.extraEnv -}}
