@@ -1,6 +1,7 @@
 """The default installation fits on a node of 2 CPUs and 4 GiB beside the system's own pods."""
 
 import json
+import os
 import subprocess
 import sys
 from decimal import Decimal
@@ -84,9 +85,11 @@ def test_a_worker_of_the_demo_model_holds_what_its_pod_requests() -> None:
     decode = named(case("defaults"), "Deployment", "rel-baton-demo-decode")
     [container] = decode["spec"]["template"]["spec"]["containers"]
     blocks = flags(container)["num-blocks"]
+    env = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    assert "MALLOC_MMAP_THRESHOLD_" in env
     done = subprocess.run(
         [sys.executable, "-c", ENGINE, str(MODEL_DIR), str(blocks)],
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **env},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     held = json.loads(done.stdout.splitlines()[-1])
@@ -94,14 +97,19 @@ def test_a_worker_of_the_demo_model_holds_what_its_pod_requests() -> None:
     assert held + (64 << 20) <= parse_quantity(container["resources"]["requests"]["memory"])
 
 
-def test_the_demo_model_s_cache_can_be_chosen() -> None:
-    manifests = render({"worker": {"engine": {"num-blocks": 700, "num-threads": 1}}})
+def test_the_demo_model_s_cache_and_allocator_can_be_chosen() -> None:
+    threshold = {"name": "MALLOC_MMAP_THRESHOLD_", "value": "1"}
+    env = [{"name": "A", "value": "b"}, threshold]
+    manifests = render({"worker": {"engine": {"num-blocks": 700, "num-threads": 1}, "extraEnv": env}})
     own = render({"models": {"mine": {}}})
     [demo], [mine] = (
         named(found, "Deployment", f"rel-baton-{name}-decode")["spec"]["template"]["spec"]["containers"]
         for found, name in ((manifests, "demo"), (own, "mine"))
     )
     assert {"num-blocks": "700", "num-threads": "1"}.items() <= flags(demo).items()
+    assert [entry for entry in demo["env"] if entry in env] == env
+    assert [entry["name"] for entry in demo["env"]].count("MALLOC_MMAP_THRESHOLD_") == 1
+    assert threshold["name"] not in [entry["name"] for entry in mine.get("env", ())]
     assert "num-blocks" not in flags(mine)
 
 

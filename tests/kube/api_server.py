@@ -174,17 +174,24 @@ class ApiServer:
                 return _scale(self._store(place, new, known, manager))
             return self._store(place, body if verb == "update" else _merged(known, body), known, manager)
 
-    def watch(self, place: Place, query: dict[str, str]) -> Iterator[Body]:
-        """Yield the events after a version, until the watch's timeout or `cut`."""
+    @property
+    def cuts(self) -> int:
+        """How often all watches were ended."""
+        return self._cuts
+
+    def watch(self, place: Place, query: dict[str, str], cuts: int) -> Iterator[Body]:
+        """Yield the events after a version, until the watch's timeout or until all watches are ended.
+
+        cuts: the value of `self.cuts` when the request arrived. A watch that is still being opened ends with the others.
+        """
         since = int(query.get("resourceVersion") or 0)
         deadline = time.monotonic() + float(query.get("timeoutSeconds") or 300)
-        seen = self._cuts
         if since < self._kept_from:
             yield {"type": "ERROR", "object": StatusError(410, "Expired", "too old resource version").body}
             return
         while True:
             with self._changed:
-                if self._cuts != seen:
+                if self._cuts != cuts:
                     return
                 news = [change for change in self._changes if change.version > since]
                 left = deadline - time.monotonic()
@@ -322,6 +329,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _stream(self, place: Place, query: dict[str, str]) -> None:
+        # The count is read before `down`: whoever sets `down` and then cuts leaves no watch open.
+        cuts = self.api.cuts
         if self.api.down:
             self._reply("watch", query)
             return
@@ -330,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "application/json")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        for event in self.api.watch(place, query):
+        for event in self.api.watch(place, query, cuts):
             data = json.dumps(event).encode() + b"\n"
             self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
         self.wfile.write(b"0\r\n\r\n")

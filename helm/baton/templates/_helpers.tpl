@@ -79,10 +79,21 @@ baton.dev/revision: {{ .revision }}
 {{- end }}
 
 {{/* The models by key, as JSON. The demo model is not in values.yaml, because it would stay there beside models that
-     users add. Its KV cache is small by default, so that its pods fit into the memory that they request. */}}
+     users add. Its pods fit into the memory that they request: the KV cache is small by default, and malloc returns
+     tensors of 4 MiB or more to the system when they are freed. Without that limit malloc keeps up to 200 MiB of them,
+     but prompts take 8 % less time. */}}
 {{- define "baton.models" -}}
 {{- $engine := merge (deepCopy .Values.worker.engine) (dict "num-blocks" 1024) -}}
-{{- $demo := dict "name" "baton-demo" "prefill" dict "worker" (dict "engine" $engine) -}}
+{{- $env := default list .Values.worker.extraEnv -}}
+{{- $threshold := "MALLOC_MMAP_THRESHOLD_" -}}
+{{- $given := false -}}
+{{- range $env -}}
+{{- $given = or $given (eq .name $threshold) -}}
+{{- end -}}
+{{- if not $given -}}
+{{- $env = append $env (dict "name" $threshold "value" "4194304") -}}
+{{- end -}}
+{{- $demo := dict "name" "baton-demo" "prefill" dict "worker" (dict "engine" $engine "extraEnv" $env) -}}
 {{- $models := deepCopy .Values.models | default (dict "demo" $demo) -}}
 {{- $names := list -}}
 {{- range $key, $model := $models -}}
