@@ -1,6 +1,6 @@
 """Which configuration of a kernel is fastest on which GPU: measured tables, and a default for what was not measured.
 
-loadtest/tune_linear.py writes the tables.
+loadtest/engine/tune_linear.py writes the tables.
 """
 
 import functools

@@ -14,7 +14,7 @@ import msgspec
 from .config import EngineConfig
 from .model_config import ModelConfig
 
-# Where another thread makes every kind of step clearly faster, as loadtest/threads_bench.py measures it.
+# Where another thread makes every kind of step clearly faster, as loadtest/engine/threads_bench.py measures it.
 _WEIGHTS_PER_SPINNING_THREAD = 500_000
 _WEIGHTS_PER_SLEEPING_THREAD = 4_000_000
 
