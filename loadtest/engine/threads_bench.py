@@ -25,7 +25,7 @@ from baton_engine.engine import Engine
 from baton_engine.models.registry import load_model_config
 from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request
-from baton_engine.threads import choose_threads, layer_weights
+from baton_engine.threads import choose_threads
 from loadtest.common.bench_table import aligned, figure
 from loadtest.common.job import Json
 from loadtest.online.isolation_bench import make_model
@@ -121,7 +121,7 @@ def bench(folder: Path, cores: int, arguments: argparse.Namespace) -> list[Json]
 
 def lines_of(hidden: int, folder: Path, cores: int, rows: list[Json]) -> list[list[str]]:
     model, config = load_model_config(folder), EngineConfig(model=str(folder))
-    millions = f"{layer_weights(model) / 1e6:.1f}"
+    millions = f"{model.layer_weights / 1e6:.1f}"
     lines = []
     for row in rows:
         chosen = choose_threads(config, model, cores, WAITING[row["waiting"]])
