@@ -67,10 +67,10 @@ lint: $(DEV)  ## Check formatting, style and the import contracts
 	@$(BIN)/lint-imports
 
 bench: $(DEV)  ## Measure this machine's CPU path
-	@exec $(BIN)/python loadtest/cpu_bench.py $(ARGS)
+	@exec $(BIN)/python loadtest/engine/cpu_bench.py $(ARGS)
 
 bench-gateway: $(DEV) $(LITELLM)/.installed  ## Measure the gateway beside LiteLLM's proxy, engines simulated
-	@exec $(BIN)/python loadtest/gateway_bench.py --litellm $(LITELLM)/bin/litellm $(ARGS)
+	@exec $(BIN)/python loadtest/gateway/gateway_bench.py --litellm $(LITELLM)/bin/litellm $(ARGS)
 
 # Hashes cannot stand in constraints.txt: pip then asks for one of everything, and an editable install has none.
 lock: $(LOCK)/.installed constraints.txt pyproject.toml  ## Pin what the images install, with hashes
@@ -141,7 +141,7 @@ $(LOCK)/.installed:
 	@$(LOCK)/bin/pip install --quiet --disable-pip-version-check --no-input uv==0.13.9
 	@touch $@
 
-$(LITELLM)/.installed: loadtest/litellm_requirements.txt
+$(LITELLM)/.installed: loadtest/gateway/litellm_requirements.txt
 	@echo "Installing LiteLLM into $(LITELLM)"
 	@test -x $(LITELLM)/bin/pip || $(PYTHON) -m venv $(LITELLM)
 	@$(LITELLM)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<

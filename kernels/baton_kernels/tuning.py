@@ -1,6 +1,6 @@
 """The fastest configuration of a kernel on each GPU, from measured tables, and a default for products not measured.
 
-loadtest/tune_linear.py writes the tables.
+loadtest/engine/tune_linear.py writes the tables.
 """
 
 import functools

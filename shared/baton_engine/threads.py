@@ -15,7 +15,7 @@ from .config import EngineConfig
 from .model_config import ModelConfig
 
 # Weights of a layer for each thread, from which on another thread makes every kind of step clearly faster, as measured
-# by loadtest/threads_bench.py.
+# by loadtest/engine/threads_bench.py.
 _WEIGHTS_PER_SPINNING_THREAD = 500_000
 _WEIGHTS_PER_SLEEPING_THREAD = 4_000_000
 

@@ -1,9 +1,7 @@
 """Who comes in when: fairness between tenants, refusals that come early, and what a simulated neighbour costs."""
 
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,7 @@ from baton_gateway.routing.kv_aware import KvAware
 from baton_gateway.routing.pods import Pod
 from baton_gateway.routing.prefix_index import PrefixIndex
 from baton_gateway.routing.router import Route, Router
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "loadtest"))
-from sim_pod import Clock, SimPod, Speed, Work  # the folder is no package
+from loadtest.common.sim_pod import Clock, SimPod, Speed, Work
 
 RATE = 1000.0  # prompt tokens a second
 
