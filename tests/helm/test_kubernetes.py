@@ -12,6 +12,8 @@ from referencing import Registry, Resource
 from .charts import CASES, Manifest, case
 
 VERSIONS = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35")
+# The first version that has what a case renders, where that is not the first of all.
+SINCE = {"image volume": "1.31"}
 # Kinds that Kubernetes itself does not have, and what theirs asks for at least.
 FOREIGN: dict[str, tuple[str, set[str]]] = {
     "ServiceMonitor": ("monitoring.coreos.com/v1", {"selector", "endpoints"}),
@@ -50,11 +52,11 @@ def _errors(version: str, text: str) -> list[str]:
     return [f"{where}: {error.json_path}: {error.message}" for error in validator.iter_errors(manifest)]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [(name, version) for name in CASES for version in VERSIONS[VERSIONS.index(SINCE.get(name, VERSIONS[0])) :]],
+)
 def test_objects_are_valid(name, version):
-    if name == "image volume" and version == "1.30":
-        pytest.skip("1.31 brought them")
     ours = [manifest for manifest in case(name) if manifest["kind"] not in FOREIGN]
     assert len(ours) > 10
     assert [error for manifest in ours for error in _errors(version, json.dumps(manifest))] == []

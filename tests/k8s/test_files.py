@@ -43,6 +43,7 @@ def test_the_overlay_patches_what_is_there():
                 node = node[part]
 
 
+@pytest.mark.processes
 def test_kind_has_the_ports_of_an_ingress():
     kind = yaml.safe_load((K8S / "kind.yaml").read_text())
     [mapped] = [node["extraPortMappings"] for node in kind["nodes"] if "extraPortMappings" in node]
