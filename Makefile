@@ -32,9 +32,10 @@ help:  ## List the targets
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
 
-# tests/groups.py says which process gets which tests. One process where some are picked: -s and --pdb then work.
-test: $(DEV) $(LITELLM)/.installed  ## Run all tests in three processes; ARGS='tests/cli -x' picks some, which run in one
-	@exec $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3)
+# tests/groups.py says which process gets which tests. One process where some are picked, so that -s works, but two for
+# all unit tests, which keep a core busy each.
+test: $(DEV) $(LITELLM)/.installed  ## Run all tests in three processes; ARGS='-m unit' or ARGS='tests/cli -x' picks some
+	@exec $(BIN)/python -m pytest $(or $(subst -m unit,-m unit --numprocesses 2,$(ARGS)),--numprocesses 3)
 
 clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Baton: llama-index, guidellm, aiperf
 	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \
