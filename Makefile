@@ -32,9 +32,10 @@ help:  ## List the targets
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
 
-# tests/groups.py says which process gets which tests. One process where some are picked: -s and --pdb then work.
-test: $(DEV) $(LITELLM)/.installed  ## Run all tests in three processes; ARGS='tests/cli -x' picks some, which run in one
-	@exec $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3)
+# tests/groups.py says which process gets which tests. One process where some are picked, so that -s works, but two for
+# all unit tests, which keep a core busy each.
+test: $(DEV) $(LITELLM)/.installed  ## Run all tests in three processes; ARGS='-m unit' or ARGS='tests/cli -x' picks some
+	@exec $(BIN)/python -m pytest $(or $(subst -m unit,-m unit --numprocesses 2,$(ARGS)),--numprocesses 3)
 
 clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Baton: llama-index, guidellm, aiperf
 	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \
@@ -43,7 +44,8 @@ clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Bato
 fuzz: $(DEV)  ## Forty times the odd bodies and messages of `make test` (FUZZ_SEED=N repeats a run)
 	@export FUZZ_BODIES=$${FUZZ_BODIES:-200000} FUZZ_SEED=$${FUZZ_SEED:-$$RANDOM}; echo "FUZZ_SEED=$$FUZZ_SEED"; \
 		export FUZZ_MESSAGES=$${FUZZ_MESSAGES:-100000} FUZZ_ANNOUNCEMENT_PODS=$${FUZZ_ANNOUNCEMENT_PODS:-200}; \
-		exec $(BIN)/python -m pytest -s tests/gateway/fuzz tests/fuzz_peers tests/e2e/test_bad_announcements.py $(ARGS)
+		exec $(BIN)/python -m pytest -s -m soak tests/gateway/fuzz tests/fuzz_peers \
+		tests/e2e/test_bad_announcements.py $(ARGS)
 
 conformance: $(RUN) $(CONFORMANCE)/.installed  ## 2,000 requests made from OpenAI's specification: OPENAPI=FILE
 	@exec $(CONFORMANCE)/bin/python -m tests.conformance --baton $(BIN)/baton $(ARGS) $(OPENAPI)
@@ -52,13 +54,14 @@ conformance: $(RUN) $(CONFORMANCE)/.installed  ## 2,000 requests made from OpenA
 soak: $(DEV)  ## What `make test` does in part: all seeds and shapes, and ten times the requests (SOAK_SEED=N repeats these)
 	@export GRAMMAR_SEEDS=$${GRAMMAR_SEEDS:-50} SAMPLER_SEEDS=$${SAMPLER_SEEDS:-4} \
 		AGGREGATED_SHAPES=$${AGGREGATED_SHAPES:-8} SOAK_REQUESTS=$${SOAK_REQUESTS:-10000}; \
-		exec $(BIN)/python -m pytest tests/engine/test_grammars.py tests/engine/test_device_sampler.py \
+		exec $(BIN)/python -m pytest -m soak tests/engine/test_grammars.py tests/engine/test_device_sampler.py \
 		tests/e2e/test_equality.py tests/e2e/test_soak.py $(ARGS)
 
 chaos: $(DEV)  ## Two thousand faults on a fleet under load (CHAOS_SEED=N repeats a run)
-	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s tests/chaos/test_chaos.py $(ARGS)
+	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s -m soak tests/chaos/test_chaos.py $(ARGS)
 
-check: lint  ## All checks that need no running test
+check: lint  ## All checks that need no running test, and the lines of each package beside its budget
+	@$(BIN)/python .ci/line_budget.py
 	@$(BIN)/mypy $(SOURCES)
 
 lint: $(DEV)  ## Check formatting, style and the import contracts

@@ -71,7 +71,7 @@ Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(processes: None) -> Iterator[Start]:
     """Starts commands. Their remaining processes are killed after the test."""
     started: list[Running] = []
 
@@ -97,5 +97,5 @@ def supervise(start: Start) -> Callable[..., Running]:
 
 
 @pytest.fixture
-def free_port() -> int:
+def free_port(processes: None) -> int:
     return free_loopback_ports(1)[0]

@@ -10,6 +10,8 @@ import pytest
 from baton_cli.errors import UserError
 from baton_cli.ports import Address, check_usable, free_loopback_ports
 
+pytestmark = pytest.mark.processes
+
 
 def test_free_ports_are_different_and_nobody_listens_on_them() -> None:
     ports = free_loopback_ports(50)

@@ -18,6 +18,8 @@ SERVE = f"{READY} signal.pause()"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY} time.sleep(100)"
 SUPERVISE = Path(__file__).with_name("supervise.py")
 
+pytestmark = pytest.mark.processes
+
 
 def child(name: str, code: str = SERVE, **more: object) -> dict:
     return {"name": name, "code": code, **more}

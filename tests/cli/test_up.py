@@ -72,6 +72,8 @@ def main(settings):
 
 SHARING = ("--engines-sharing-cpu", "2")  # what a prefill and a decode worker do
 
+pytestmark = pytest.mark.processes
+
 
 class Up:
     """`baton up` started with stand-ins."""

@@ -85,6 +85,6 @@ async def until(true: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Iterator[Release]:
+def release(tmp_path: Path, processes: None) -> Iterator[Release]:
     with ApiServer() as api, FakeGateway() as one, FakeGateway() as two:
         yield Release(api, [one, two], tmp_path / "controller.yaml")

@@ -178,6 +178,7 @@ def test_filters(name: str) -> None:
     world.check([(sequence, [*PROMPT, *OUTPUT], 0) for sequence in rows])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_many_steps_with_tokens_under_way(seed: int) -> None:
     """Sequences of all kinds begin, are preempted, skip steps and end, while the host is one token behind."""

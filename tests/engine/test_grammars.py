@@ -80,6 +80,7 @@ def run(engine: Engine, *requests: Request) -> Transcript:
     return transcript
 
 
+@pytest.mark.soak
 def test_every_output_is_valid_and_the_requests_beside_it_do_not_notice(llama: Path) -> None:
     engine = make_engine(llama, num_blocks=1500)
     beside = [free(1000 + id, n=2, logprobs=2) for id in range(5)]
@@ -126,6 +127,7 @@ def test_schemas_of_many_kinds(llama: Path, schema: dict[str, Any]) -> None:
     assert sum(reason is FinishReason.STOP for reason in transcript.reasons.values()) >= 15
 
 
+@pytest.mark.soak
 def test_through_preemption(llama: Path) -> None:
     requests = [constrained(id, length=10) for id in range(SEEDS)]
     expected = run(make_engine(llama, num_blocks=3000, block_size=4), *requests).tokens
@@ -136,6 +138,7 @@ def test_through_preemption(llama: Path) -> None:
     assert_valid(transcript, {(id, 0) for id in range(SEEDS)})
 
 
+@pytest.mark.soak
 def test_through_a_continuation(llama: Path) -> None:
     whole = run(make_engine(llama, num_blocks=1500), *(constrained(id, n=2) for id in range(SEEDS)))
     going_on = []
@@ -149,6 +152,7 @@ def test_through_a_continuation(llama: Path) -> None:
         assert rest.reasons[2 * id + choice, choice] is FinishReason.STOP
 
 
+@pytest.mark.soak
 def test_through_a_hand_over(llama: Path) -> None:
     requests = [constrained(id, n=3) for id in range(SEEDS)]
     pair = Pair(make_engine(llama, num_blocks=1500), make_engine(llama, num_blocks=1500), seed=3)

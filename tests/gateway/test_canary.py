@@ -102,6 +102,7 @@ def test_what_makes_no_sense(text):
         parse_canaries(text)
 
 
+@pytest.mark.processes
 async def test_a_file_says_it(tmp_path: Path, model_folder: Path) -> None:
     file = tmp_path / "canary.json"
     file.write_text(json.dumps({"tiny": {"revision": "r2", "weight": 100}}))
@@ -127,6 +128,7 @@ async def counts(stack: Stack) -> dict[tuple[str, str], float]:
     return {(labels["revision"], labels["outcome"]): value for labels, value in found}
 
 
+@pytest.mark.processes
 async def test_what_each_revision_does_is_counted(model_folder: Path) -> None:
     async with pods() as (old,), pods(revision="r2") as (new,), running(model_folder, [old, new]) as stack:
         stack.fleet.router.canary = CanaryShare("r2", 100)
@@ -140,6 +142,7 @@ async def test_what_each_revision_does_is_counted(model_folder: Path) -> None:
             assert seen[f"baton_gateway_revision_{name}_seconds_count", labels] == 1
 
 
+@pytest.mark.processes
 async def test_copies_are_counted_and_nobody_hears_of_them(model_folder: Path) -> None:
     async with pods() as (old,), pods(revision="r2") as (new,), running(model_folder, [old, new]) as stack:
         stack.fleet.router.canary = CanaryShare("r2", 100, shadow=True)

@@ -116,6 +116,7 @@ async def test_in_the_protocol(stack: Stack, log: io.StringIO, monkeypatch: pyte
     writer.close()
 
 
+@pytest.mark.processes
 async def test_while_the_stream_of_a_pod_is_read(model_folder: Path, log: io.StringIO):
     async with pods() as decodes, running(model_folder, decodes) as stack:
         assert (await stack.complete()).status_code == 200  # by then the pod has the stream
@@ -152,6 +153,7 @@ def test_exceptions_that_name_each_other(log: io.StringIO):
     assert "ValueError\\n\\nKeyError" in log.getvalue()
 
 
+@pytest.mark.processes
 def test_the_gateway_logs_by_it(model_folder: Path):
     root = logging.getLogger()
     before, level, uvicorn_level = root.handlers[:], root.level, logging.getLogger("uvicorn.error").level

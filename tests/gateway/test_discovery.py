@@ -20,7 +20,7 @@ LABELS = {"app.kubernetes.io/instance": "it", "baton.dev/model": "tiny"}
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+def api(monkeypatch: pytest.MonkeyPatch, processes: None) -> Iterator[ApiServer]:
     with ApiServer() as server:
         monkeypatch.setattr("baton_gateway.fleet.discovery.connect", server.client)
         yield server

@@ -14,6 +14,8 @@ from .harness import Stack, error_of, events, pods, running
 BODY = json.dumps({"model": "tiny", "prompt": "hello"}).encode()
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
+pytestmark = pytest.mark.processes
+
 
 def terminate(stack: Stack) -> None:
     stack.server.handle_exit(signal.SIGTERM, None)

@@ -1,5 +1,7 @@
 """Routing through the whole gateway: what pods report decides where requests go."""
 
+import pytest
+
 from baton_common.block_hash import block_keys
 from baton_gateway.routing.breaker import FAILURES
 from baton_proto import serving_pb2 as pb
@@ -9,6 +11,8 @@ from .harness import pods, running
 
 PROMPT = list(range(1, 41))
 KEYS = list(block_keys(PROMPT, 4))
+
+pytestmark = pytest.mark.processes
 
 
 def asked(pod: FakePod) -> list[str]:

@@ -21,6 +21,8 @@ from .test_router import Clock, pod
 
 SHORT = {"first_token_timeout_s": 0.2, "inter_token_timeout_s": 0.2}
 
+pytestmark = pytest.mark.processes
+
 
 def departures(stack: Stack, reason: str) -> float | None:
     labels = {"model": "tiny", "reason": reason}

@@ -123,6 +123,7 @@ def test_many_messages_of_an_unknown_role_cost_one_more_rendering(monkeypatch: p
     assert len(calls) == 1
 
 
+@pytest.mark.processes
 async def test_over_http(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", tokenizer_of("byte level"), template=SILENT)
     async with pods() as decodes, running(folder, decodes) as stack:

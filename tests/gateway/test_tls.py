@@ -44,6 +44,7 @@ async def served_name(port: int) -> str:
     return name
 
 
+@pytest.mark.processes
 async def test_answers_and_streams_come_over_tls(model_folder: Path, tmp_path: Path):
     certificate = Certificate(*write_certificate(tmp_path))
     async with (
@@ -59,6 +60,7 @@ async def test_answers_and_streams_come_over_tls(model_folder: Path, tmp_path: P
             await stack.http.get("/health")
 
 
+@pytest.mark.processes
 async def test_a_new_certificate_is_used_for_new_connections(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

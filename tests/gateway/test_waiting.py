@@ -18,6 +18,8 @@ from .test_observability import metrics
 
 RATE = 10_000  # tokens a second, as long as the pod has told none
 
+pytestmark = pytest.mark.processes
+
 
 @asynccontextmanager
 async def busy(model: Path, seconds: float, **settings: Any) -> AsyncIterator[Stack]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from decimal import Decimal
 
+import pytest
 from kubernetes.utils.quantity import parse_quantity
 
 from baton_demo import MODEL_DIR
@@ -80,6 +81,7 @@ def test_nobody_may_take_less_than_is_requested() -> None:
                 assert parse_quantity(limit) >= parse_quantity(request), name
 
 
+@pytest.mark.processes
 def test_a_worker_of_the_demo_model_holds_what_its_pod_requests() -> None:
     """Beside the engine there are the process that speaks gRPC and staging memory, which add less than 64 MiB."""
     decode = named(case("defaults"), "Deployment", "rel-baton-demo-decode")

@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def api() -> Iterator[_Api]:
+def api(processes: None) -> Iterator[_Api]:
     with _Api() as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield running

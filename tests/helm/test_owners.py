@@ -118,6 +118,7 @@ class TestOwners(Owners):
     """The sequences with each tool's way to apply."""
 
 
+@pytest.mark.processes
 def test_a_field_of_somebody_else_is_refused_in_the_words_of_the_api_server() -> None:
     with ApiServer() as server:
         place = Place("configmaps", NAMESPACE, "x", None)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(processes: None) -> Iterator[Cluster]:
     namespace = os.environ.get("BATON_E2E_NAMESPACE", "baton-e2e")
     found = Cluster(namespace)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}

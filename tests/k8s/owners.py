@@ -151,7 +151,7 @@ def _text(manifests: list[Manifest]) -> str:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(tmp_path_factory: pytest.TempPathFactory, processes: None) -> Iterator[ControlPlane]:
     with ControlPlane(Path(os.environ["KUBE"]), tmp_path_factory.mktemp("plane")) as running:
         yield running
 

@@ -80,7 +80,7 @@ class Proxy:
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
+def proxy(processes: None) -> Iterator[Proxy]:
     with Proxy() as proxy:
         yield proxy
 

@@ -43,6 +43,7 @@ def test_the_overlay_patches_what_is_there():
                 node = node[part]
 
 
+@pytest.mark.processes
 def test_kind_has_the_ports_of_an_ingress():
     kind = yaml.safe_load((K8S / "kind.yaml").read_text())
     [mapped] = [node["extraPortMappings"] for node in kind["nodes"] if "extraPortMappings" in node]
@@ -63,6 +64,7 @@ def test_pages_name_files_that_are_there(page: Path):
         assert (ROOT / name).exists(), name
 
 
+@pytest.mark.processes  # Importing it binds a socket.
 def test_the_end_to_end_tests_can_be_read():
     module = importlib.import_module("tests.k8s.e2e")
     assert next(name for name in vars(module) if name.startswith("test_")) == "test_installs_and_answers"

@@ -44,6 +44,7 @@ def test_the_first_tenants_file_has_all_fields_and_is_read(tenants_file: Path) -
         assert getattr(tenants["acme"], field) == value
 
 
+@pytest.mark.processes
 def test_the_commands_make_a_secret_that_the_chart_mounts(tenants_file: Path) -> None:
     lines = [shlex.split(line) for line in block(section("Tenants"), "bash").splitlines()]
     [baton], [kubectl], [helm] = ([line for line in lines if line[0] == name] for name in ("baton", "kubectl", "helm"))

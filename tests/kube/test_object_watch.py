@@ -31,7 +31,7 @@ class Seen:
 
 
 @pytest.fixture
-def api() -> Iterator[ApiServer]:
+def api(processes: None) -> Iterator[ApiServer]:
     with ApiServer() as server:
         yield server
 

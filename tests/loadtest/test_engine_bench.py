@@ -44,6 +44,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     return done.returncode, done.stdout, json.loads(out.read_text())
 
 
+@pytest.mark.processes
 def test_one_command_measures_all_engines(shape: Path) -> None:
     traces = shape.parent / "traces"
     rows_and_rates = ("--rows", "decode-1,prefill,first-16,requests", "--bandwidth", "2", "--arithmetic", "3")

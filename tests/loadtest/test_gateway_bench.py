@@ -6,7 +6,11 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from .test_engine_bench import FOLDER
+
+pytestmark = pytest.mark.processes
 
 
 def test_every_figure_of_ours_is_measured(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_a_request_is_good_within_both_times(reports: list[dict[str, Any]]) -> N
     assert [list(point.shares.values()) for point in found["replicas"]] == [[0, 0], [1, 1]]
 
 
+@pytest.mark.processes
 def test_table_and_plot_name_every_load_promise_and_target(reports: list[dict[str, Any]], tmp_path: Path) -> None:
     found = curves(reports, PROMISES)
     assert table(found, PROMISES).splitlines() == [

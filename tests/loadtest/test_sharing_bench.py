@@ -12,6 +12,8 @@ from tests.conftest import MakeModel
 
 from .test_engine_bench import FOLDER
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.timeout(150)
 def test_both_ways_answer_the_same_requests(tiny_model: MakeModel, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ async def test_a_task_that_fails_is_run_again_after_longer_and_longer_pauses(cap
     assert "somebody" not in str([vars(record) for record in caplog.records])
 
 
+@pytest.mark.processes
 async def test_revocation_is_followed_after_a_failure_and_the_failure_is_counted(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

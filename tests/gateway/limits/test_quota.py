@@ -25,6 +25,8 @@ from .conftest import RedisServer
 
 Limited = dict[str, Any]
 
+pytestmark = pytest.mark.processes
+
 
 class House:
     """Gateways before one pod, with a key for each tenant."""
