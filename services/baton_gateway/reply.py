@@ -228,8 +228,8 @@ class Reply(Response):
         if self._generation.sent_at is None:
             self._record.prompt_tokens = 0  # nobody computed anything
         else:
-            self._record.queued_s = self._generation.let_in_at - self._generation.asked_at
-            self._record.routed_s = self._generation.sent_at - self._generation.let_in_at
+            self._record.queued_s = self._generation.admitted_at - self._generation.queued_at
+            self._record.routed_s = self._generation.sent_at - self._generation.admitted_at
         self._record.completion_tokens = usage.completion_tokens
         self._record.cached_tokens = usage.cached_tokens
         self._record.retries = self._generation.retries
