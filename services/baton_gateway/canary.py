@@ -9,7 +9,7 @@ from baton_kube.canary_maps import Moved
 
 
 class Canary(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A revision on trial. weight: percent of the sessions that it serves, or of the requests that are copied to it.
+    """A revision on trial. weight: percent of the sessions that it gets, or of the requests that it gets copies of.
 
     shadow: it only gets copies of requests, and the answers to them are dropped.
     """
@@ -27,7 +27,7 @@ class Canary(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Stated(Canary, forbid_unknown_fields=True, frozen=True):
-    """A canary in Helm values. generation: identifies its settings; a weight of the controller names its generation."""
+    """A canary as Helm values say it. generation: names its settings where the controller gives the weight."""
 
     generation: str = ""
 
@@ -55,7 +55,7 @@ def parse_stated(text: str) -> dict[str, Stated]:
 def effective(
     stated: Mapping[str, Stated], moved: Mapping[str, Moved], overrides: Mapping[str, int]
 ) -> dict[str, Canary]:
-    """Return the canaries with their effective weights: an override, else the controller's, else the stated weight.
+    """Return the canaries with the weights that hold: an override, else the controller's, else the stated one.
 
     The controller's weight counts only for the generation of settings that it saw; else the stated weight is used.
     """

@@ -202,7 +202,7 @@ class Router:
         fits = [pod for pod in self.decodes if pod.live and pod.max_model_len >= demand.most_tokens]
         if fingerprint is not None:
             fits = [pod for pod in fits if pod.fingerprint == fingerprint]
-        # If all decode pods have failed, they are used. Failed prefill pods are left out, since decode pods can prefill.
+        # If all decode pods have failed, they are used. Failed prefill pods never are, since decode pods can prefill.
         wanted = [pod for pod in fits if pod.address not in avoid] if avoid else fits
         sound = [pod for pod in wanted if pod.breaker.allows(now)]
         prefills = [

@@ -33,7 +33,7 @@ _Send = Callable[[Any], Awaitable[None]]
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's settings, plus the gateway and its certificate for GatewayProtocol."""
+    """uvicorn's settings, plus the gateway and its TLS certificate."""
 
     def __init__(self, gateway: Gateway, app: FastAPI, certificate: Certificate | None = None) -> None:
         super().__init__(
@@ -166,9 +166,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if cycle.response_started:
             # Otherwise uvicorn would close at the end of the answer, even while the request is still arriving.
             self._last, cycle.keep_alive = not cycle.keep_alive, True
-            del vars(cycle)[
-                "send"
-            ]  # it refers to the cycle: this reference loop would leave it to the garbage collector
+            # It refers to the cycle: without this loop the cycle is freed at once, not by the garbage collector.
+            del vars(cycle)["send"]
 
     def _closes_with(self, cycle: RequestResponseCycle) -> bool:
         if self._gateway.draining and not self.pipeline:
