@@ -207,7 +207,7 @@ class Tenants:
             self._file = read_tenants(path)
         except TenantsError as error:
             log.error(
-                "the new tenants file is not used, the current tenants stay: %s",
+                "the new tenants file is not used, the tenants stay as they were: %s",
                 error,
                 extra={"event": "tenants_refused"},
             )
