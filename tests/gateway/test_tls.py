@@ -64,7 +64,7 @@ async def test_answers_and_streams_come_over_tls(model_folder: Path, tmp_path: P
 async def test_a_new_certificate_is_used_for_new_connections(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(server, "TICKS_PER_LOOK", 1)
+    monkeypatch.setattr(server, "TICKS_PER_CERTIFICATE_CHECK", 1)
     certificate = Certificate(*write_certificate(tmp_path, "before.test"))
     async with pods() as decodes, running(model_folder, decodes, certificate=certificate) as stack:
         assert await served_name(stack.port) == "before.test"

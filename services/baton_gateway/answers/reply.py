@@ -26,8 +26,8 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-MANY = 16  # pieces that take less time together than others can notice
-WRITE_BYTES = 1024 * 1024  # that are sent at a time
+UNPACED_PIECES = 16  # up to so many pieces are encoded and sent without yielding to other tasks
+WRITE_BYTES = 1024 * 1024  # a larger body is sent in parts of about this size
 PING = b": ping\n\n"
 ERROR_WRITE_TIMEOUT_S = 5.0
 
@@ -36,7 +36,7 @@ ERROR_WRITE_TIMEOUT_S = 5.0
 class ReplyOptions:
     """How an answer is sent. Times in seconds.
 
-    usage: a stream's end tells the usage. running_usage: every chunk tells it so far.
+    usage: a stream ends with a chunk that has the usage. running_usage: every chunk has the usage so far.
     """
 
     stream: bool
@@ -49,8 +49,8 @@ class ReplyOptions:
 class Reply(Response):
     """The answer to a generation.
 
-    A failure has a status of its own until the answer has begun. A stream begins with its first tokens, or after
-    `keepalive_s` of silence with a comment line.
+    A failure before the first byte gets its own HTTP status; a later one ends the stream with an error event. A stream
+    begins with its first tokens, or with a comment line after `keepalive_s` without tokens.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Reply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch_client(receive))
         try:
-            # A task of its own: every token wakes it, and would else do so through all layers of the application.
+            # In a task of its own, each token resumes this coroutine directly, not through every layer of middleware.
             await asyncio.create_task(self._run(send, scope.pop(SEND_BODY, send)))
         finally:
             watcher.cancel()
@@ -123,11 +123,11 @@ class Reply(Response):
             pieces = await self._read()
             parts: list[bytes] = []
             usage = self._running_usage()
-            pace = Pace() if len(pieces) > MANY else None
+            pace = Pace() if len(pieces) > UNPACED_PIECES else None
             for index, piece in pieces.items():
                 if index not in opened:
                     opened.add(index)
-                    parts += await _made(shape.opening(index, self._prompts[index // self._n], usage))
+                    parts += await _collected(shape.opening(index, self._prompts[index // self._n], usage))
                 parts.append(shape.chunk(index, piece, usage))
                 choice = self._choices[index]
                 if choice.finish_reason is not None:
@@ -138,7 +138,7 @@ class Reply(Response):
                 parts.append(PING)
             if not self._open:
                 parts.append(shape.ending(self._usage().as_dict() if options.usage else None))
-            data = b"".join(parts) if len(parts) <= MANY else b""
+            data = b"".join(parts) if len(parts) <= UNPACED_PIECES else b""
             if not data and not any(parts):
                 continue
             if not self._started:
@@ -149,7 +149,7 @@ class Reply(Response):
                 await send_body({"type": "http.response.body", "body": one_line_each(group), "more_body": more})
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
-        """End a stream by an error event; if even that cannot be written, without its end, so that it shows."""
+        """End a stream with an error event. If that cannot be written in time, the stream stays visibly unfinished."""
         self._record.error = error.code or error.type
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ERROR_WRITE_TIMEOUT_S):
@@ -165,7 +165,7 @@ class Reply(Response):
         for choice, pieces in zip(self._choices, collected, strict=True):
             answers.append((choice, _joined(pieces)))
             await pace.breathe()
-        body = await _made(self._shape.body(answers, self._prompts, self._usage().as_dict()))
+        body = await _collected(self._shape.body(answers, self._prompts, self._usage().as_dict()))
         self._started = True
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % sum(map(len, body)))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -173,10 +173,10 @@ class Reply(Response):
             await send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _read(self) -> dict[int, Piece]:
-        """Wait for tokens; return what each choice gained, nothing after a time of silence."""
+        """Wait for tokens. Return the new piece of each choice; none after `keepalive_s` without tokens."""
         pieces: dict[int, Piece] = {}
         arrived = await self._generation.read(self._options.keepalive_s)
-        pace = Pace() if len(arrived) > MANY else None
+        pace = Pace() if len(arrived) > UNPACED_PIECES else None
         for index, delta in arrived:
             if pace is not None:
                 await pace.breathe()
@@ -227,10 +227,10 @@ class Reply(Response):
     def _fill_record(self) -> None:
         usage = self._usage()
         if self._generation.sent_at is None:
-            self._record.prompt_tokens = 0  # nobody computed anything
+            self._record.prompt_tokens = 0  # no pod has received the prompts
         else:
-            self._record.queued_s = self._generation.let_in_at - self._generation.asked_at
-            self._record.routed_s = self._generation.sent_at - self._generation.let_in_at
+            self._record.queued_s = self._generation.admitted_at - self._generation.queued_at
+            self._record.routed_s = self._generation.sent_at - self._generation.admitted_at
         self._record.completion_tokens = usage.completion_tokens
         self._record.cached_tokens = usage.cached_tokens
         self._record.retries = self._generation.retries
@@ -243,8 +243,8 @@ class Reply(Response):
         self._generation.fail(ClientGoneError())
 
 
-async def _made(parts: Iterable[bytes]) -> list[bytes]:
-    """Make the parts of an answer, and let others have their turns on the way."""
+async def _collected(parts: Iterable[bytes]) -> list[bytes]:
+    """Collect the parts of an answer, and yield to other tasks between them."""
     made, pace = [], Pace()
     for part in parts:
         made.append(part)
@@ -254,7 +254,7 @@ async def _made(parts: Iterable[bytes]) -> list[bytes]:
 
 
 def _grouped(parts: Sequence[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Join parts, up to a size that is sent in little time; yield each with whether it is the last."""
+    """Join parts into bodies of about WRITE_BYTES. Yield each body with whether it is the last."""
     start = size = 0
     for end, part in enumerate(parts[:-1], start=1):
         size += len(part)

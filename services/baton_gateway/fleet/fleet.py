@@ -1,4 +1,4 @@
-"""All pods of a pool."""
+"""Keeps the pods of a pool, and what routes requests to them."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ from .shadow import Shadow
 
 log = logging.getLogger(__name__)
 
-_LET_IN_S = 0.05
+_ADMIT_S = 0.05
 _CHECK_S = 1.0
 
 
@@ -50,7 +50,7 @@ class Fleet:
         decodes: Iterable[str] = (),
         prefills: Iterable[str] = (),
     ) -> None:
-        """budget: of the whole gateway. decodes, prefills: addresses of those pods that are known from the start.
+        """budget: shared by all pools of the gateway. decodes, prefills: addresses of the pods known at the start.
 
         Raises PeerTlsError, PeerTokenError.
         """
@@ -64,7 +64,7 @@ class Fleet:
         self.resumes = ResumeQueue()
         self._contacts: dict[int, Contact] = {}  # by slot
         self._ending: set[asyncio.Task[None]] = set()
-        self._letting_in: asyncio.Task[None] | None = None
+        self._admitting: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._shadows: set[Shadow] = set()
         self._was_ready = False
@@ -90,12 +90,12 @@ class Fleet:
     def start(self) -> None:
         for role in (self.router.decodes, self.router.prefills):
             for pod in role:
-                self._meet(pod, role)
-        self._letting_in = keep_running("queue", self._keep_letting_in)
+                self._open_contact(pod, role)
+        self._admitting = keep_running("queue", self._keep_admitting)
         self._checking = keep_running("stalled streams", self._keep_checking)
 
     async def stop(self) -> None:
-        running = [task for task in (self._letting_in, self._checking) if task is not None]
+        running = [task for task in (self._admitting, self._checking) if task is not None]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -103,9 +103,9 @@ class Fleet:
         await asyncio.gather(*(contact.end() for contact in self._contacts.values()), *self._ending)
 
     def follow(self, decodes: Collection[str], prefills: Collection[str]) -> None:
-        """Serve with the pods at these addresses from now on.
+        """Route requests only to the pods at these addresses from now on.
 
-        One that is not there any more gets nothing new, may finish what it has, and is forgotten when it falls silent.
+        A removed pod gets no new requests, may finish its running ones, and is forgotten when its reports end.
         """
         for wanted, role in ((decodes, self.router.decodes), (prefills, self.router.prefills)):
             for pod in list(role):
@@ -114,8 +114,8 @@ class Fleet:
             for address in sorted(set(wanted) - {pod.address for pod in role}):
                 pod = Pod(address, connected=role is self.router.prefills)
                 self.router.add(pod, role)
-                self._meet(pod, role)
-        self._introduce()
+                self._open_contact(pod, role)
+        self._send_partners()
 
     @property
     def ready(self) -> bool:
@@ -137,7 +137,7 @@ class Fleet:
         }
 
     def breakers(self) -> dict[str, Counter[State]]:
-        """Return the number of pods by role and by what their breakers allow."""
+        """Return the number of pods by role and by the state of their breakers."""
         now, router = time.monotonic(), self.router
         return {
             "decode": Counter(pod.breaker.state(now) for pod in router.decodes),
@@ -156,7 +156,7 @@ class Fleet:
         return route, self._link(route), self._revisions.begin(self._model, route.decode.revision)
 
     def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
-        """Note that a prompt has been computed: its first token is there."""
+        """Note that a prompt has been prefilled, because its first token has arrived."""
         route.prefilled(prompt.disaggregated)
         self._routing.prefilled(route.num_cached, prompt.cached_tokens)
 
@@ -166,7 +166,7 @@ class Fleet:
         return self.router.canary is not None and self.router.canary.shadow
 
     def shadow(self, submit: pb.Submit, demand: Demand) -> None:
-        """Send a copy of a request to the canary, if it is to have this one."""
+        """Send a copy of a request to the shadow canary, if its weight selects this request."""
         route = self.router.shadow(demand)
         if route is not None:
             run = self._revisions.begin(self._model, route.decode.revision)
@@ -179,7 +179,7 @@ class Fleet:
         assert link is not None
         return link
 
-    def _meet(self, pod: Pod, role: list[Pod]) -> None:
+    def _open_contact(self, pod: Pod, role: list[Pod]) -> None:
         kind = pb.ROLE_DECODE if role is self.router.decodes else pb.ROLE_PREFILL
         settings = self._settings
         self._contacts[pod.slot] = Contact(
@@ -195,7 +195,7 @@ class Fleet:
 
     def _changed(self, contact: Contact) -> None:
         self._forget_if_gone(contact)
-        self._introduce()
+        self._send_partners()
         live = {pod.slot for pod in self.router.decodes if pod.live}
         if live - self._live:
             self.resumes.pods_changed()
@@ -204,8 +204,8 @@ class Fleet:
             self._was_ready = True
             log.info("ready", extra={"event": "ready"})
 
-    def _introduce(self) -> None:
-        """Tell decode pods which prefill pods they may work with."""
+    def _send_partners(self) -> None:
+        """Send each decode pod the addresses of the prefill pods it may use."""
         for link in [contact.link for contact in self._contacts.values() if contact.link is not None]:
             link.introduce([partner.address for partner in self.router.partners(link.pod)])
 
@@ -217,21 +217,24 @@ class Fleet:
         del self._contacts[pod.slot]
         self._index.drop(pod.slot)
         self.router.remove(pod)
-        # Not here: it is the contact that tells us.
+        # In a task, because this may run inside a callback of the contact that ends.
         task = asyncio.create_task(contact.end())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _keep_letting_in(self) -> None:
-        """Pods may get room by what other gateways' requests leave, and by time."""
+    async def _keep_admitting(self) -> None:
+        """Admit waiting requests at intervals.
+
+        A pod can get room with no event in this gateway: requests of other gateways end, and rates change.
+        """
         while True:
-            await asyncio.sleep(_LET_IN_S)
+            await asyncio.sleep(_ADMIT_S)
             self.admission.let_in()
 
     async def _keep_checking(self) -> None:
-        """Look for requests that have waited for too long, all in one go: a timer for each would cost time per token.
+        """Check all requests for stalls at intervals. A timer for each request would cost time per token.
 
-        When the event loop was held up, tokens may have arrived that nobody has read yet; the next round sees them.
+        A round that starts late is skipped: the event loop was blocked, so tokens may have arrived but not been read.
         """
         every_s = min(self.stalls.first_token_s / 8, self.stalls.inter_token_s / 8, _CHECK_S)
         last = time.monotonic()

@@ -23,33 +23,33 @@ class ResumeQueue:
 
     A request that no pod can take is set aside until a pod changes. In case a change goes unnoticed, BATCH of those are
     tried again after a pause, which doubles from FIRST_PAUSE_S to LAST_PAUSE_S and is shortened at random, so that
-    gateways do not try in step. How long a request may wait is its own concern.
+    gateways do not try in step. Each request ends its own wait by a timer; see `Leg`.
     """
 
     def __init__(self) -> None:
-        self._due: dict[Waiter, None] = {}  # in the order in which they came
+        self._ready: dict[Waiter, None] = {}  # in the order in which they came
         self._set_aside: dict[Waiter, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = FIRST_PAUSE_S
 
     def __len__(self) -> int:
-        return len(self._due) + len(self._set_aside)
+        return len(self._ready) + len(self._set_aside)
 
     def add(self, waiter: Waiter) -> None:
-        if not self._due:
+        if not self._ready:
             self._schedule(0.0)
-        self._due[waiter] = None
+        self._ready[waiter] = None
 
     def remove(self, waiter: Waiter) -> None:
-        """Forget a request; it may have left already."""
-        self._due.pop(waiter, None)
+        """Remove a request, if it is still queued."""
+        self._ready.pop(waiter, None)
         self._set_aside.pop(waiter, None)
 
     def pods_changed(self) -> None:
-        """Try all requests again: a pod may have come."""
+        """Try all requests again, since a pod that can take them may have come."""
         self._pause_s = FIRST_PAUSE_S
         if self._set_aside:
-            self._due = {**self._set_aside, **self._due}  # those that were set aside have waited for longer
+            self._ready = {**self._set_aside, **self._ready}  # those that were set aside have waited for longer
             self._set_aside = {}
             self._schedule(0.0)
 
@@ -64,17 +64,17 @@ class ResumeQueue:
 
     def _step(self) -> None:
         self._timer = None
-        retrying = not self._due
+        retrying = not self._ready
         if retrying:
-            self._due = dict.fromkeys(list(self._set_aside)[:BATCH])
-            self._set_aside = {waiter: None for waiter in self._set_aside if waiter not in self._due}
+            self._ready = dict.fromkeys(list(self._set_aside)[:BATCH])
+            self._set_aside = {waiter: None for waiter in self._set_aside if waiter not in self._ready}
         started = False
         try:
             for _ in range(BATCH):
-                waiter = next(iter(self._due), None)
+                waiter = next(iter(self._ready), None)
                 if waiter is None:
                     break
-                del self._due[waiter]
+                del self._ready[waiter]
                 if waiter.try_start():
                     started = True
                 else:
@@ -82,7 +82,7 @@ class ResumeQueue:
         finally:
             if retrying and started:
                 self.pods_changed()
-            if self._due:
+            if self._ready:
                 self._schedule(STEP_S)
             elif self._set_aside:
                 self._schedule(self._pause_s * random.uniform(0.5, 1))

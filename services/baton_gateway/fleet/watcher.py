@@ -28,23 +28,23 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A connection that only the far end has lost must be opened anew: the pod may be back.
+    # Pings find a connection that only the other end has dropped, so that it is reopened when the pod is back.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Pods at one address over time, or seen by several gateways in one process, must not share a connection's fate.
+    # Channels to one address must not share a connection: its failure would hit a new pod, or another gateway.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 class WrongPodError(Exception):
-    """The pod at an address is not what the settings say."""
+    """The pod at an address has another role than the settings say, or does not keep cache scopes apart."""
 
 
 class Watcher:
-    """Keeps a pod's state current."""
+    """Keeps the state of one pod up to date from the reports on its Watch stream."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class Watcher:
         changed: Callable[[Pod], None],
         require_cache_scopes: bool = False,
     ) -> None:
-        """channel: the one for the next try. index: gets what the pod has cached.
+        """channel: returns the channel for the next attempt. index: gets the keys of the pod's cached blocks.
 
-        timeout_s: how long the pod may be silent. changed: called whenever the pod may have come or gone.
-        require_cache_scopes: as the setting of that name.
+        timeout_s: longest time between two reports. changed: called whenever the pod may have become live or lost.
+        require_cache_scopes: as in GatewaySettings.
         """
         self._pod = pod
         self._role = role
@@ -70,7 +70,7 @@ class Watcher:
         self._require_cache_scopes = require_cache_scopes
 
     async def run(self) -> None:
-        retry_s, told = FIRST_RETRY_S, ""
+        retry_s, logged_reason = FIRST_RETRY_S, ""
         while True:
             try:
                 await self._watch()
@@ -81,7 +81,7 @@ class Watcher:
             except WrongPodError as error:
                 reason = str(error)
             except Exception:
-                # Until this is run again nobody follows the pod.
+                # No report updates the pod until this is restarted, so the pod must not count as live.
                 self._lose()
                 raise
             else:
@@ -90,11 +90,11 @@ class Watcher:
                 retry_s = FIRST_RETRY_S
                 log.warning("pod lost", extra={"pod": self._pod.address, "reason": reason})
             else:
-                # Where nobody listens yet, the pod is only starting.
-                known = reason == told or "Connection refused" in reason
+                # A refused connection is usual while a pod starts.
+                known = reason == logged_reason or "Connection refused" in reason
                 level = logging.DEBUG if known else logging.INFO
                 log.log(level, "pod out of reach", extra={"pod": self._pod.address, "reason": reason})
-            told = reason
+            logged_reason = reason
             self._lose()
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
@@ -112,15 +112,15 @@ class Watcher:
                 report = await self._next_report(call)
                 if report is grpc.aio.EOF:
                     return
-                self._take(report)
+                self._apply_report(report)
         finally:
             call.cancel()
 
     async def _next_report(self, call: Any) -> Any:
-        """Read one report. Raises TimeoutError when the pod is silent.
+        """Read one report. Raises TimeoutError when the pod sends none for `timeout_s`.
 
-        The wait has two halves: after a time in which this process itself stood still the first is over at once, and
-        the reports that are waiting are read in the second.
+        The wait has two halves. If this process itself was suspended, the first half ends at once, and the second half
+        reads the reports that arrived in the meantime.
         """
         read = asyncio.ensure_future(call.read())
         for _ in range(2):
@@ -130,11 +130,11 @@ class Watcher:
         read.cancel()
         raise TimeoutError
 
-    def _take(self, report: pb.WorkerReport) -> None:
+    def _apply_report(self, report: pb.WorkerReport) -> None:
         pod, load = self._pod, report.load
         was = pod.live
         if report.HasField("info"):
-            self._introduce(report.info)
+            self._apply_info(report.info)
         if report.HasField("load"):
             pod.draining = load.draining
             pod.requests.report(load.running + load.waiting)
@@ -143,31 +143,31 @@ class Watcher:
             pod.prefill_rate = load.prefill_rate or pod.prefill_rate
             pod.note_handovers(load.handed_over_tokens, load.exposed_handover_s)
         if report.HasField("cache"):
-            self._take_cache(report.cache)
+            self._apply_cache(report.cache)
         if report.HasField("info") or pod.live != was:
             self._changed(pod)
 
-    def _take_cache(self, changes: pb.CacheChanges) -> None:
+    def _apply_cache(self, changes: pb.CacheChanges) -> None:
         slot = self._pod.slot
         if changes.snapshot:
             self._index.drop(slot)
         self._index.lose(slot, changes.lost)
         self._index.gain(slot, changes.gained)
 
-    def _introduce(self, info: pb.WorkerInfo) -> None:
+    def _apply_info(self, info: pb.WorkerInfo) -> None:
         if info.role != self._role:
             log.error("pod has the wrong role", extra={"pod": self._pod.address, "role": pb.Role.Name(info.role)})
             raise WrongPodError("wrong role")
         pod = self._pod
         if not info.cache_scopes:
             if self._require_cache_scopes:
-                raise WrongPodError("it shares its prefix cache among tenants, and --require-cache-scopes is set")
+                raise WrongPodError("the pod shares its prefix cache among tenants, and --require-cache-scopes is set")
             log.warning(
                 "pod of an older version shares its prefix cache among tenants",
                 extra={"event": "shared_prefix_cache", "pod": pod.address, "revision": info.revision},
             )
         if pod.epoch != info.epoch:
-            # Another process: what the one before did wrong, and how fast it was, says nothing of it.
+            # The pod has restarted, so failures and rates of its former process no longer count.
             pod.epoch, pod.breaker, pod.learned_rate = info.epoch, Breaker(), 0.0
             pod.handed_over_tokens, pod.exposed_handover_s, pod.handover_token_s = 0, 0.0, None
         pod.revision = info.revision

@@ -1,4 +1,4 @@
-"""What runs on the pods for one HTTP request."""
+"""Runs the prompts of one HTTP request on the pods."""
 
 import asyncio
 import time
@@ -20,9 +20,9 @@ class ClientGoneError(Exception):
 
 
 class Generation:
-    """One or more prompts on the pods, their tokens gathered in one place.
+    """Sends one or more prompts to pods and gathers their tokens for one reader.
 
-    Choices are numbered through: prompt by prompt, n for each. When a decode pod is lost, they go on on another.
+    Choice c of prompt p has the number p * n + c. When a decode pod is lost, its choices continue on another.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Generation:
         trace_id: str | None = None,
         order: int = 0,
     ) -> None:
-        """session: as Demand has it. weight: of the tenant, when it takes turns with others. order: as Ask has it.
+        """session, order: as in Demand and Ask. weight: the tenant's weight in the admission queue.
 
-        trace_id: None when it is not traced.
+        trace_id: None when the request is not traced.
         """
         self.limits = limits
         self.session = session
@@ -49,40 +49,40 @@ class Generation:
         self._arrived: list[tuple[int, pb.Delta]] = []
         self._failure: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        self._silent_from = 0.0  # since when the reader waits, or last waited; of the event loop's clock
-        self._alarm: asyncio.TimerHandle | None = None
+        self._reading_since = 0.0  # when the reader last began to wait, on the event loop's clock
+        self._read_timer: asyncio.TimerHandle | None = None
         self._prompts = [Prompt(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
         self._ask = Ask(
             [prompt.demand(prompt.submit) for prompt in self._prompts],
-            self._come_in,
+            self._admitted,
             self.fail,
             tenant,
             weight,
             submits[0].priority,
             order,
         )
-        self._waiting: asyncio.TimerHandle | None = None
+        self._queue_timer: asyncio.TimerHandle | None = None
         self._to_start: deque[Prompt] = deque()
-        # When it wanted to be sent to pods, when its turn had come and when it was; of the monotonic clock.
-        self.asked_at = self.let_in_at = 0.0
+        # Monotonic times: when the request entered the admission queue, was admitted, and was sent to pods.
+        self.queued_at = self.admitted_at = 0.0
         self.sent_at: float | None = None
-        self.retries = 0  # prompts sent once more before anything of them came
-        self.resumes = 0  # choices that went on on another pod
+        self.retries = 0  # prompts that were sent again before their first token
+        self.resumes = 0  # choices that continued on another pod after their first token
 
     def start(self) -> None:
-        """Send every prompt to a decode pod as soon as its turn has come; `read` raises what prevents that."""
-        self.asked_at = time.monotonic()
-        self._waiting = asyncio.get_running_loop().call_later(self.limits.queue_timeout_s, self._wait_no_more)
+        """Queue for admission, then send every prompt to a decode pod. `read` raises the error if this fails."""
+        self.queued_at = time.monotonic()
+        self._queue_timer = asyncio.get_running_loop().call_later(self.limits.queue_timeout_s, self._queue_timed_out)
         self._admission.ask(self._ask)
 
-    def _come_in(self) -> None:
+    def _admitted(self) -> None:
         self._leave_queue()
-        self.let_in_at = time.monotonic()
+        self.admitted_at = time.monotonic()
         self._to_start.extend(self._prompts)
         self._start_some()
 
     def _start_some(self) -> None:
-        """Start prompts for a slice of time, and the others later: they may be hundreds."""
+        """Start prompts for one slice of time, and the rest in later slices, since a request may have hundreds."""
         until = time.monotonic() + SLICE_S
         try:
             while self._to_start:
@@ -94,25 +94,25 @@ class Generation:
         except ApiError as error:
             self.fail(error)
 
-    def _wait_no_more(self) -> None:
+    def _queue_timed_out(self) -> None:
         self.fail(overloaded("The server is busy: the request has waited for too long. Try again later."))
 
     def _leave_queue(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        if self._queue_timer is not None:
+            self._queue_timer.cancel()
+            self._queue_timer = None
 
     async def read(self, timeout_s: float) -> list[tuple[int, pb.Delta]]:
-        """Wait for tokens, and return all that came, each with the number of its choice; none after `timeout_s`.
+        """Wait for tokens. Return all deltas that arrived, each with its choice number; none after `timeout_s`.
 
-        Raises ApiError when a prompt failed, ClientGoneError when the client left.
+        Raises ApiError when a prompt failed, ClientGoneError when the client disconnected.
         """
         if not self._arrived and self._failure is None:
             loop = asyncio.get_running_loop()
             self._reader = loop.create_future()
-            self._silent_from = loop.time()
-            if self._alarm is None:
-                self._alarm = loop.call_later(timeout_s, self._ring, timeout_s)
+            self._reading_since = loop.time()
+            if self._read_timer is None:
+                self._read_timer = loop.call_later(timeout_s, self._check_read_timeout, timeout_s)
             try:
                 await self._reader
             finally:
@@ -126,24 +126,24 @@ class Generation:
         return []
 
     def stop(self, choice: int) -> None:
-        """Ask for no more tokens of a choice."""
+        """End a choice early; its pod generates no more tokens for it."""
         self._prompts[choice // self._n].stop(choice % self._n)
 
     def fail(self, failure: Exception) -> None:
-        """End everything; the reader gets `failure` after what came before it."""
+        """Cancel all prompts. The reader gets the tokens that have arrived, then `failure`."""
         if self._failure is None:
             self._failure = failure
         self.close()
         self._wake()
 
     def close(self) -> None:
-        """Cancel what still runs."""
-        if self._waiting is not None:
+        """Leave the admission queue and cancel all prompts that still run."""
+        if self._queue_timer is not None:
             self._leave_queue()
             self._admission.withdraw(self._ask)
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
         self._to_start.clear()
         for prompt in self._prompts:
             prompt.cancel()
@@ -152,20 +152,20 @@ class Generation:
         self._arrived.append((choice, delta))
         self._unread += len(delta.token_ids)
         if self._unread > self.limits.max_unread_tokens:
-            # What was not read is lost to the client anyway: give its memory back with the pod's blocks.
+            # The request fails, so nobody will read these tokens: free their memory along with the blocks on the pods.
             self._arrived.clear()
             self.fail(ApiError(408, "The stream was read too slowly.", code="slow_reader"))
         else:
             self._wake()
 
-    def _ring(self, timeout_s: float) -> None:
-        """Wake a reader that has waited for long enough; one alarm serves many reads, as setting it costs time."""
+    def _check_read_timeout(self, timeout_s: float) -> None:
+        """Wake a reader that has waited for `timeout_s`. One timer serves many reads, since setting it costs time."""
         loop = asyncio.get_running_loop()
-        now, due = loop.time(), self._silent_from + timeout_s
-        if self._reader is None or due <= now:
+        now, deadline = loop.time(), self._reading_since + timeout_s
+        if self._reader is None or deadline <= now:
             self._wake()
-            due = now + timeout_s
-        self._alarm = loop.call_at(due, self._ring, timeout_s)
+            deadline = now + timeout_s
+        self._read_timer = loop.call_at(deadline, self._check_read_timeout, timeout_s)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -1,4 +1,4 @@
-"""Choices of a prompt on one decode pod."""
+"""Runs choices of a prompt on one decode pod, and moves them to another pod when that one fails."""
 
 import asyncio
 import logging
@@ -19,9 +19,9 @@ from ..telemetry.revision_metrics import Run
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S = 0.05  # of a request that pods have refused, before it tries the next one
+_FIRST_PAUSE_S = 0.05  # the first backoff of a request that pods have refused twice
 _LAST_PAUSE_S = 2.0
-_SECOND_LOOK_S = 1.0  # until then a pod that shuts down has said so, if that is why it refused
+_REFUSAL_RECHECK_S = 1.0  # a pod that refused because it shuts down has reported so by then
 
 
 class LegOwner(Protocol):
@@ -44,18 +44,18 @@ class LegOwner(Protocol):
 
     def fail(self, error: ApiError) -> None: ...
 
-    def go_on(self, leg: "Leg", otherwise: ApiError) -> None: ...
+    def resume(self, leg: "Leg", error: ApiError) -> None: ...
 
 
 class Leg:
-    """Choices of a prompt on one decode pod, until they end or it is lost."""
+    """Runs choices of a prompt on one decode pod, until they end or the pod is lost."""
 
     def __init__(self, prompt: LegOwner, submit: pb.Submit, choices: Iterable[int], resume_s: float) -> None:
-        """resume_s: how long it may wait for a decode pod, if there is none."""
-        self.choices = dict.fromkeys(choices, 0.0)  # when tokens last came, or it was sent; of the monotonic clock
-        self.losses = 0  # pods lost with these choices, by this leg and those before
-        self._refusals = 0  # likewise, pods that did not take them or gave them back
-        self._avoid: tuple[str, ...] = ()  # pods to be chosen only if there is no other
+        """resume_s: seconds that this leg and its successors may wait for a decode pod, all waits together."""
+        self.choices = dict.fromkeys(choices, 0.0)  # monotonic time of the last token, or of sending
+        self.losses = 0  # pods lost with these choices, including those of earlier legs
+        self._refusals = 0  # times that a pod refused these choices or handed them back, including earlier legs
+        self._avoid: tuple[str, ...] = ()  # addresses of pods that are chosen only if no other can take the request
         self._resume_s = resume_s
         self._prompt = prompt
         self._submit = submit
@@ -63,8 +63,8 @@ class Leg:
         self._route: Route | None = None
         self._link: DecodeLink | None = None
         self._run: Run | None = None
-        self._otherwise = overloaded("No decode pod is available now.")
-        self._waits_until = 0.0  # of the event loop's clock
+        self._resume_error = overloaded("No decode pod is available now.")
+        self._resume_deadline = 0.0  # of the event loop's clock
         self._timers: list[asyncio.TimerHandle] = []
 
     def start(self) -> None:
@@ -72,15 +72,15 @@ class Leg:
         self._route, self._link, self._run = self._prompt.dispatch(self._submit, self._avoid)
         self._submit.prefill_addresses[:] = [pod.address for pod in self._route.prefills]
         self._link.submit(self._submit, self)
-        self._mark(self._run.sent)
+        self._restart_stall_clock(self._run.sent)
 
-    def start_when_possible(self, otherwise: ApiError) -> None:
-        """As `start`, as soon as there is a decode pod; fail with `otherwise` if none comes in time."""
-        self._otherwise = otherwise
+    def start_when_possible(self, error: ApiError) -> None:
+        """Start as soon as a decode pod can take the request. Fail with `error` if none can within `resume_s`."""
+        self._resume_error = error
         loop = asyncio.get_running_loop()
-        self._waits_until = loop.time() + self._resume_s
-        self._timers = [loop.call_at(self._waits_until, self._wait_no_more)]
-        # A pod that refuses will do so again if it is asked at once.
+        self._resume_deadline = loop.time() + self._resume_s
+        self._timers = [loop.call_at(self._resume_deadline, self._resume_timed_out)]
+        # A pod that has just refused would refuse an immediate retry, too.
         if self._refusals > 1:
             pause_s = min(_FIRST_PAUSE_S * 2 ** min(self._refusals - 2, 16), _LAST_PAUSE_S)
             self._timers.append(loop.call_later(pause_s * random.uniform(0.5, 1), self._prompt.fleet.resumes.add, self))
@@ -92,15 +92,15 @@ class Leg:
             self.start()
         except ApiError:
             return False
-        self._resume_s = max(self._waits_until - asyncio.get_running_loop().time(), 0.0)
+        self._resume_s = max(self._resume_deadline - asyncio.get_running_loop().time(), 0.0)
         self._stop_waiting()
         return True
 
-    def _wait_no_more(self) -> None:
+    def _resume_timed_out(self) -> None:
         self._stop_waiting()
-        # The queue may not have come to it yet. Pods that refuse are not asked without end.
+        # The queue may not have reached this leg yet, so it tries once itself. After repeated refusals it gives up.
         if self._refusals > 1 or not self.try_start():
-            self._prompt.fail(self._otherwise)
+            self._prompt.fail(self._resume_error)
 
     def _stop_waiting(self) -> None:
         timers, self._timers = self._timers, []
@@ -109,7 +109,7 @@ class Leg:
         self._prompt.fleet.resumes.remove(self)
 
     def successor(self, submit: pb.Submit, choices: Iterable[int]) -> "Leg":
-        """Return the leg on which choices of this one go on."""
+        """Return a leg that continues choices of this one. It inherits losses, refusals and the time left to wait."""
         leg = Leg(self._prompt, submit, choices, self._resume_s)
         leg.losses, leg._refusals, leg._avoid = self.losses, self._refusals, self._avoid
         return leg
@@ -117,7 +117,7 @@ class Leg:
     def deliver(self, delta: pb.Delta) -> bool:
         if delta.finish_reason == pb.FINISH_REASON_ERROR:
             if delta.failure.code == pb.Failure.CODE_NOT_FINITE:
-                # The fault is the model's. Requests that are made to provoke it must not take pods away from others.
+                # The model is at fault, not the pod. A client that provokes this must not open the breakers of pods.
                 self._end_run(ok=False)
             elif delta.failure.code != pb.Failure.CODE_INVALID:
                 self._blame_decode()
@@ -129,7 +129,7 @@ class Leg:
             self._begun = True
             if self._route is not None:
                 self._prompt.prefilled(self._route, delta.prompt)
-            self._mark(time.monotonic())
+            self._restart_stall_clock(time.monotonic())
         if delta.choice not in self.choices:
             return False
         if not self._prompt.put(delta):
@@ -150,7 +150,7 @@ class Leg:
         if self._route is not None:
             self._route.handover_failed(prefill_address)
             if not self._begun:
-                self._mark(time.monotonic())  # another pod has only now been told to compute the prompt
+                self._restart_stall_clock(time.monotonic())  # only now does another pod start the prefill
 
     def lost(self) -> None:
         self._blame_decode()
@@ -160,13 +160,13 @@ class Leg:
             self._lost()
 
     def check(self, now: float) -> None:
-        """Leave a pod that has yielded nothing for too long, if another could take over and the budget allows it."""
+        """Leave a stalled pod if another pod could take over and the retry budget allows it."""
         route, fleet = self._route, self._prompt.fleet
         if route is None or not self.choices:
             return
         choice, last = min(self.choices.items(), key=lambda item: item[1])
         stall = fleet.stalls.stalled(route, self._begun, now - last, self._prompt.known_tokens(choice))
-        # All pods may be slow, and one that has computed a part of the answer is the best of them.
+        # Without another healthy pod it stays: all pods may be slow, and this one has computed a part of the answer.
         if stall is None or not self._prompt.has_other((*self._avoid, route.decode.address)):
             return
         if not fleet.budget.take():
@@ -184,7 +184,7 @@ class Leg:
             self._link.cancel_choice(self._submit.handle, choice)
 
     def cancel(self) -> None:
-        # The client stopped reading or disconnected; the pod had answered correctly until then.
+        # The client stopped reading or disconnected, so the pod is not at fault: the run counts as a success.
         if self._begun:
             self._end_run(ok=True)
         self.choices.clear()
@@ -196,12 +196,12 @@ class Leg:
             self._link.cancel(self._submit.handle)
         self._release()
 
-    def _mark(self, now: float) -> None:
+    def _restart_stall_clock(self, now: float) -> None:
         for choice in self.choices:
             self.choices[choice] = now
 
     def _give_up(self, reason: Reason) -> None:
-        """Leave a pod that does not do its work, and go on elsewhere."""
+        """Leave a pod that stalled or lost tokens, and continue on another one."""
         self._prompt.fleet.retries.left(reason)
         self._blame_decode()
         self._leave()
@@ -209,7 +209,7 @@ class Leg:
 
     def _lost(self) -> None:
         self.losses += 1
-        self._prompt.go_on(self, overloaded("The decode pod was lost."))
+        self._prompt.resume(self, overloaded("The decode pod was lost."))
 
     def _failed(self, failure: pb.Failure, pod: Pod | None) -> None:
         if failure.code == pb.Failure.CODE_INVALID:
@@ -218,11 +218,11 @@ class Leg:
             self._refusals += 1
             refused = overloaded(failure.message or "The decode pod cannot take the request now.")
             if not self._may_retry(pod):
-                delay_s = min(self._resume_s, _SECOND_LOOK_S)
+                delay_s = min(self._resume_s, _REFUSAL_RECHECK_S)
                 self._resume_s -= delay_s
-                self._timers = [asyncio.get_running_loop().call_later(delay_s, self._look_again, pod, refused)]
+                self._timers = [asyncio.get_running_loop().call_later(delay_s, self._recheck_refusal, pod, refused)]
                 return
-            self._prompt.go_on(self, refused)
+            self._prompt.resume(self, refused)
         else:
             log.error(
                 "pod failed on a request", extra={"request_id": self._submit.request_id, "reason": failure.message}
@@ -230,7 +230,10 @@ class Leg:
             self._prompt.fail(internal_error())
 
     def _may_retry(self, pod: Pod | None) -> bool:
-        """Whether the choices may go to another pod after this one has refused them; see RetryBudget."""
+        """Whether the retry budget lets the choices go to another pod after `pod` has refused them.
+
+        A request that has already been accepted, or whose pod is gone or shutting down, takes nothing from the budget.
+        """
         fleet = self._prompt.fleet
         if self._prompt.begun or self.losses or pod is None or not pod.live:
             fleet.retries.left("handed_back")
@@ -240,10 +243,10 @@ class Leg:
             return True
         return False
 
-    def _look_again(self, pod: Pod | None, refused: ApiError) -> None:
+    def _recheck_refusal(self, pod: Pod | None, refused: ApiError) -> None:
         self._timers = []
         if self._may_retry(pod):
-            self._prompt.go_on(self, refused)
+            self._prompt.resume(self, refused)
         else:
             self._prompt.fleet.retries.exhausted()
             self._prompt.fail(refused)

@@ -1,4 +1,4 @@
-"""One prompt of a generation, and the journal from which its choices go on on another pod."""
+"""Keeps one prompt of a generation, and the journal of tokens from which its choices resume on another pod."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -31,14 +31,17 @@ class PromptOwner(Protocol):
 
 
 class Prompt:
-    """Keeps the tokens that each choice has so far, and the legs that still run."""
+    """Keeps the tokens that each choice has so far, and the legs that still run.
+
+    A leg is the time that choices spend on one decode pod.
+    """
 
     def __init__(self, generation: PromptOwner, fleet: Fleet, submit: pb.Submit, first_choice: int) -> None:
         self._generation = generation
         self._first_choice = first_choice
-        self._legs: dict[int, Leg] = {}  # by choice, those that still run
+        self._legs: dict[int, Leg] = {}  # the running leg of each unfinished choice
         self._journal: list[list[int]] = [[] for _ in range(submit.sampling.n)]
-        self._fingerprint: str | None = None  # of the pods that began
+        self._fingerprint: str | None = None  # of weights and KV layout of the pod that was chosen last
         self.fleet = fleet
         self._demand: Demand | None = None
         self.submit = submit
@@ -51,7 +54,9 @@ class Prompt:
         return self._demand
 
     def _demand_of(self, submit: pb.Submit) -> Demand:
-        known = submit.prompt_token_ids[:] + submit.continuation.token_ids[:]  # much faster than one by one
+        known = (
+            submit.prompt_token_ids[:] + submit.continuation.token_ids[:]
+        )  # copying slices is much faster than iterating
         most_tokens = len(submit.prompt_token_ids) + submit.sampling.max_tokens
         scope = CacheScope(submit.cache_scope.salt, submit.cache_scope.shared_tokens)
         return Demand.of(known, most_tokens, self._generation.session, scope)
@@ -66,37 +71,37 @@ class Prompt:
             self.fleet.shadow(self.submit, self.demand(self.submit))
 
     def dispatch(self, submit: pb.Submit, avoid: Sequence[str]) -> tuple[Route, DecodeLink, Run]:
-        """Choose pods; once there are tokens, only such as would have generated the same. Raises ApiError."""
-        chosen = self.fleet.dispatch(self.demand(submit), avoid, self._same)
+        """Choose pods. Once there are tokens, only pods with the same fingerprint are chosen. Raises ApiError."""
+        chosen = self.fleet.dispatch(self.demand(submit), avoid, self._required_fingerprint)
         route, _, run = chosen
         self._fingerprint = route.decode.fingerprint
         run.trace_id = self._generation.trace_id
         return chosen
 
     def has_other(self, avoid: Sequence[str]) -> bool:
-        """Whether another decode pod could take the prompt, or go on with it."""
+        """Whether a decode pod outside `avoid` could start the prompt, or resume it."""
         most_tokens = len(self.submit.prompt_token_ids) + self.submit.sampling.max_tokens
         demand = Demand.of((), most_tokens, self._generation.session)
-        return self.fleet.router.has_other(demand, avoid, self._same)
+        return self.fleet.router.has_other(demand, avoid, self._required_fingerprint)
 
     def known_tokens(self, choice: int) -> int:
         return len(self.submit.prompt_token_ids) + len(self._journal[choice])
 
     @property
     def begun(self) -> bool:
-        """Whether there are tokens of any choice."""
+        """Whether any choice has a token."""
         return any(self._journal)
 
     @property
-    def _same(self) -> str | None:
-        """The fingerprint that pods must have to go on; None when any will do."""
+    def _required_fingerprint(self) -> str | None:
+        """The fingerprint that a pod must have to resume the prompt; None before the first token."""
         return self._fingerprint if self.begun else None
 
     def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
         self.fleet.prefilled(route, prompt)
 
     def put(self, delta: pb.Delta) -> bool:
-        """Take new tokens; return False, with nothing taken, when some before them are missing."""
+        """Append new tokens to the journal. Return False and append nothing if earlier tokens are missing."""
         journal = self._journal[delta.choice]
         if delta.offset != len(journal):
             return False
@@ -119,10 +124,13 @@ class Prompt:
     def fail(self, error: ApiError) -> None:
         self._generation.fail(error)
 
-    def go_on(self, leg: Leg, otherwise: ApiError) -> None:
-        """Let the choices of a leg that has ended early go on elsewhere, each from its last token."""
+    def resume(self, leg: Leg, error: ApiError) -> None:
+        """Continue the choices of a leg that ended early on other pods, each from its last token.
+
+        The request fails with `error` if too many pods were lost, or no pod takes the choices in time.
+        """
         if leg.losses > self._generation.limits.max_lost_pods:
-            self.fail(otherwise)
+            self.fail(error)
             return
         if self.begun:
             self._generation.resumes += len(leg.choices)
@@ -133,7 +141,7 @@ class Prompt:
         for successor in successors:
             self._legs.update(dict.fromkeys(successor.choices, successor))
         for successor in successors:
-            successor.start_when_possible(otherwise)
+            successor.start_when_possible(error)
 
     def _continuation(self, choice: int) -> pb.Submit:
         submit = pb.Submit()

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class StreamLimits:
     """Times in seconds.
 
-    max_unread_tokens: a generation ends when more of its tokens wait to be read. max_lost_pods: it fails when more pods
-    were lost under one of its choices, since the request may be what kills them. queue_timeout_s: of waiting for its
-    turn. resume_timeout_s: of waiting for a decode pod once it had one, all such waits of a choice together.
+    max_unread_tokens: a generation fails when more of its tokens wait to be read. max_lost_pods: it fails when more
+    pods were lost under one of its choices, since the request itself may be crashing them. queue_timeout_s: longest
+    wait for admission. resume_timeout_s: longest wait of a choice for another decode pod, all its waits together.
     """
 
     max_unread_tokens: int

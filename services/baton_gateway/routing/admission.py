@@ -1,4 +1,4 @@
-"""Lets requests in when a pod is about to have time for them; until then they wait here, where tenants take turns."""
+"""Admits requests when a pod can prefill them soon. Until then they wait in a queue in which tenants take turns."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ from .pods import Pod
 from .prefix_index import PrefixIndex
 from .router import Router
 
-_LONGEST_RETRY_S = 60  # OpenAI's SDK does not try again at all when it is told to wait for longer than two minutes
+_LONGEST_RETRY_S = 60  # OpenAI's SDK does not retry at all if Retry-After is longer than two minutes
 
 
 @dataclass(eq=False, slots=True)
 class Ask:
-    """A request that wants in.
+    """A request that asks for admission.
 
-    come_in: called once when its turn has come, at once or later; it sends its prompts to pods. refuse: called instead
-    when it has to go. priority: of its tenant among tenants; less is more urgent. order: of the request among those of
-    its tenant; less goes first.
+    come_in: called once when the request is admitted; it sends the prompts to pods. refuse: called instead if the
+    request is refused. priority: of the tenant; lower is more urgent. order: among the requests of the tenant; lower is
+    admitted first.
     """
 
     demands: Sequence[Demand]  # of its prompts
@@ -38,7 +38,7 @@ class Ask:
 
 
 class Admission:
-    """Keeps what is queued for prefill on pods short, because a pod knows no tenants."""
+    """Keeps the prefill queues of pods short: pods do not know tenants, so fairness is only possible here."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class Admission:
         pod_queue_s: float,
         ttft_slo_s: float,
     ) -> None:
-        """most_waiting: requests that may wait. Times in seconds; pod_queue_s: of prefill that a pod may have queued
-        when it gets another request; ttft_slo_s: who would wait for so long is refused at once."""
+        """most_waiting: requests that may wait. pod_queue_s: seconds of prefill that a pod may have queued when it gets
+        another request. ttft_slo_s: a request whose predicted TTFT is longer is refused at once."""
         self._router = router
         self._index = index
         self._costs = costs
         self._pod_queue_s = pod_queue_s
         self._ttft_slo_s = ttft_slo_s
         self._queue: FairQueue[Ask] = FairQueue(most_waiting)
-        self._letting_in = False
+        self._admitting = False
         router.freed = self.let_in
 
     @property
@@ -66,9 +66,9 @@ class Admission:
         return len(self._queue)
 
     def ask(self, ask: Ask) -> None:
-        """Let a request in, have it wait for its turn, or refuse it because that would take too long."""
+        """Admit a request, queue it, or refuse it because its predicted wait is too long."""
         pods = self._router.prefilling()
-        # Without pods it learns that by coming in.
+        # Without pods the request is admitted too: sending it then fails with the right error.
         if not pods or (not self._queue and self._has_room(pods, ask)):
             ask.come_in()
             return
@@ -77,7 +77,7 @@ class Admission:
         rate = sum(map(self._costs.prefill_rate, pods))
         ahead = self._queue.ahead(ask.tenant, missing, ask.weight, ask.priority, ask.order)
         wait = (ahead + sum(pod.prefill_tokens.ahead_of(tokens) for pod in pods)) / rate
-        # What a prompt takes by itself will not be less later.
+        # The prefill time of the prompt itself is part of the SLO, and waiting does not shorten it.
         slack = max(self._ttft_slo_s - missing / max(map(self._costs.prefill_rate, pods)), self._pod_queue_s)
         if wait > slack:
             ask.refuse(_too_busy(wait - slack))
@@ -88,29 +88,29 @@ class Admission:
         self.let_in()
 
     def withdraw(self, ask: Ask) -> None:
-        """A request waits no longer; it may have been let in or refused."""
+        """Remove a request from the queue, if it still waits there."""
         self._queue.remove(ask.tenant, ask, ask.priority)
 
     def let_in(self) -> None:
-        """Let in whose turn it is while there is room. To be called when pods may have got some."""
-        if self._letting_in:
+        """Admit queued requests in turn while pods have room. Call this when a pod may have got room."""
+        if self._admitting:
             return
-        self._letting_in = True
+        self._admitting = True
         try:
             while ask := self._queue.pop(lambda ask: self._has_room(self._router.prefilling(), ask)):
                 ask.come_in()
         finally:
-            self._letting_in = False
+            self._admitting = False
 
     def _has_room(self, pods: Sequence[Pod], ask: Ask) -> bool:
-        """Whether a pod is about to have time for a request; longer prompts are overtaken there."""
+        """Whether a pod can prefill a request soon. Longer prompts queued there do not count, as it overtakes them."""
         tokens = ask.num_tokens
         return not pods or any(
             pod.prefill_tokens.ahead_of(tokens) <= self._pod_queue_s * self._costs.prefill_rate(pod) for pod in pods
         )
 
     def _missing(self, demand: Demand) -> int:
-        """Return the tokens of a prompt that no pod has cached."""
+        """Return the tokens of a prompt that are not cached on the pod with the longest cached prefix."""
         cached = [
             blocks * size
             for size in {pod.block_size for pod in self._router.prefilling()} - {0}

@@ -1,4 +1,4 @@
-"""Which share of a model's requests another revision gets, as a ConfigMap or a file says it."""
+"""Canaries: the share of a model's requests that another revision gets, read from a ConfigMap or a file."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -11,19 +11,19 @@ from baton_kube.canary_maps import Moved
 class CanaryShare(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A revision on trial. weight: percent of the sessions that it gets, or of the requests that it gets copies of.
 
-    shadow: it gets copies, whose answers are dropped, and nothing else.
+    shadow: it only gets copies of requests, and the answers to them are dropped.
     """
 
     revision: str
     weight: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0
     shadow: bool = False
 
-    def takes(self, lot: float) -> bool:
-        """Whether it is the one for a session with this lot, a number from 0 up to but not including 1.
+    def takes(self, canary_draw: float) -> bool:
+        """Whether the canary gets a request with this draw, which is as in Demand.
 
-        A session that it has once taken stays with it while the weight grows.
+        A session that the canary has got once stays with it while the weight grows.
         """
-        return lot * 100 < self.weight
+        return canary_draw * 100 < self.weight
 
 
 class Stated(CanaryShare, forbid_unknown_fields=True, frozen=True):
@@ -33,7 +33,7 @@ class Stated(CanaryShare, forbid_unknown_fields=True, frozen=True):
 
 
 class CanaryError(ValueError):
-    """What is said of canaries makes no sense."""
+    """A file or ConfigMap of canaries cannot be parsed."""
 
 
 def parse_canaries(text: str | bytes) -> dict[str, CanaryShare]:
@@ -45,7 +45,7 @@ def parse_canaries(text: str | bytes) -> dict[str, CanaryShare]:
 
 
 def parse_stated(text: str) -> dict[str, Stated]:
-    """Read what Helm values say, a JSON object by the name of the model. Raises CanaryError."""
+    """Read the canaries of Helm values, a JSON object by model name. Raises CanaryError."""
     try:
         return msgspec.json.decode(text, type=dict[str, Stated])
     except msgspec.MsgspecError as error:
@@ -57,7 +57,7 @@ def effective(
 ) -> dict[str, CanaryShare]:
     """Return the canaries with the weights that hold: an override, else the controller's, else the stated one.
 
-    The controller's is for the settings that it has seen. A canary with other settings has the stated weight.
+    The controller's weight counts only for the generation of settings that it saw; else the stated weight is used.
     """
     canaries = {}
     for model, canary in stated.items():

@@ -1,4 +1,4 @@
-"""What the gateway knows of one worker pod: plain state, which others keep up to date."""
+"""The state of one worker pod as the gateway knows it. Watchers, links and routes keep it up to date."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ _NEWEST_ARRIVAL = 0.02
 
 @dataclass(slots=True)
 class InFlight:
-    """An amount of work at a pod: what was sent from here and is not done, corrected by the pod's reports."""
+    """An amount of work at a pod: the unfinished work that this gateway sent, corrected by the pod's reports."""
 
-    charged: int = 0  # sent there from here and not done yet
-    reported: int = 0  # in the pod's last report, from all gateways
+    charged: int = 0  # sent by this gateway and not finished
+    reported: int = 0  # work of all gateways in the pod's last report
     charged_at_report: int = 0
-    amounts: Counter[int] = field(default_factory=Counter)  # of the charges that are not done yet
-    # Reported load, corrected at once by what was sent and what ended here since that report. Kept rather than computed
-    # when asked for: a decision asks every pod.
+    amounts: Counter[int] = field(default_factory=Counter)  # how many unfinished charges have each amount
+    # The reported load, corrected by the charges made and released here since that report. It is kept up to date, not
+    # computed on reading, because each routing decision reads it for every pod.
     load: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._settle()
 
     def charge(self, amount: int) -> None:
-        """Note what is sent there, or, if negative, what ended."""
+        """Add work that is sent to the pod. A negative amount releases an earlier charge."""
         self.charged += amount
         if amount:
             self.amounts[abs(amount)] += 1 if amount > 0 else -1
@@ -35,7 +35,7 @@ class InFlight:
         self._settle()
 
     def ahead_of(self, amount: int) -> int:
-        """Return the load less what was sent from here in larger amounts."""
+        """Return the load without this gateway's charges of larger amounts, which smaller ones overtake."""
         return max(self.load - sum(larger * count for larger, count in self.amounts.items() if larger > amount), 0)
 
     def report(self, load: int) -> None:
@@ -57,26 +57,26 @@ class Pod:
     reporting: bool = False  # its Watch stream is up
     connected: bool = True  # its Serve stream is open; prefill pods have none
     draining: bool = False
-    listed: bool = True  # it belongs to us; one that does not any more gets nothing new
+    listed: bool = True  # it still belongs to the pool; otherwise it gets no new requests
     epoch: int = 0
     revision: str = ""
     fingerprint: str = ""  # of weights and KV layout
     max_model_len: int = 0
     vocab_size: int = 0
-    block_size: int = 0  # tokens; 0 = not told
+    block_size: int = 0  # tokens; 0 = not reported
     num_blocks: int = 0
     blocks_held: int = 0  # in its last report
-    prefill_rate: float = 0.0  # tokens a second, as the pod has measured it; 0 = not measured
-    learned_rate: float = 0.0  # the same, as seen from here; 0 = nothing seen yet
-    token_bytes: int = 0  # of KV; 0 = not told
-    step_tokens: int = 0  # that it computes at a time; 0 = not told
-    cache_scopes: bool = False  # it keeps apart what requests of different cache scopes leave in its prefix cache
-    handed_over_tokens: int = 0  # in its last report, likewise the next
+    prefill_rate: float = 0.0  # tokens per second, measured by the pod; 0 = not measured
+    learned_rate: float = 0.0  # tokens per second, measured by this gateway; 0 = not measured
+    token_bytes: int = 0  # bytes of KV per token; 0 = not reported
+    step_tokens: int = 0  # most tokens of one engine step; 0 = not reported
+    cache_scopes: bool = False  # its prefix cache keeps blocks of different cache scopes apart
+    handed_over_tokens: int = 0  # since its start, as is the next, when handover_token_s was last updated
     exposed_handover_s: float = 0.0
-    handover_token_s: float | None = None  # what handing a token's KV over adds to a prefill, of late; None = unknown
-    requests: InFlight = field(default_factory=InFlight)  # those that decode there
-    prefill_tokens: InFlight = field(default_factory=InFlight)  # those waiting for prefill
-    busy_share: float = 0.0  # of late arrivals for which no pod was better, those that found it busy
+    handover_token_s: float | None = None  # recent seconds that handing over one token adds; None = unknown
+    requests: InFlight = field(default_factory=InFlight)  # requests that decode on this pod
+    prefill_tokens: InFlight = field(default_factory=InFlight)  # tokens that wait for prefill
+    busy_share: float = 0.0  # share of recent arrivals best served here that found the pod busy
     breaker: Breaker = field(default_factory=Breaker)
     dispatched: int = 0  # how often it was chosen
 
@@ -85,18 +85,21 @@ class Pod:
         return self.reporting and self.connected and self.listed and not self.draining
 
     def note_handovers(self, tokens: int, exposed_s: float) -> None:
-        """Note what the pod reports of hand-overs since its start."""
+        """Take the pod's totals of hand-overs since its start: tokens, and seconds that prefills waited for them."""
         new, seconds = tokens - self.handed_over_tokens, exposed_s - self.exposed_handover_s
         if new >= LEAST_TOKENS_TO_LEARN:
             self.handed_over_tokens, self.exposed_handover_s = tokens, exposed_s
             self.handover_token_s = _learned(self.handover_token_s, seconds / new)
 
     def note_arrival(self) -> None:
-        """Note that a request came for which no other prefill pod was better."""
+        """Note that a request came for which no other prefill pod was predicted to be better."""
         self.busy_share += _NEWEST_ARRIVAL * ((self.prefill_tokens.load > 0) - self.busy_share)
 
     def learn_rate(self, num_tokens: int, seconds: float) -> None:
-        """Note that a prompt had its first token after so long, with so many tokens to compute, its own included."""
+        """Learn from a prompt that got its first token after `seconds`.
+
+        num_tokens: tokens that the pod had to compute until then, those of the prompt included.
+        """
         if num_tokens < LEAST_TOKENS_TO_LEARN or seconds <= 0:
             return
         self.learned_rate = _learned(self.learned_rate or None, num_tokens / seconds)

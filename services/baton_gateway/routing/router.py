@@ -1,4 +1,4 @@
-"""Finds the pods that may serve a request, lets a policy choose, and charges what it chose. Knows no network."""
+"""Finds the pods that may serve a request, lets a policy choose, and charges the chosen pods. It does no I/O."""
 
 import itertools
 from collections import defaultdict
@@ -12,12 +12,12 @@ from .policies import Group, PodChoice, Policy
 
 
 class Route:
-    """A decision, and the charge it put on its pods; each part is given back once."""
+    """The pods chosen for a request, and the load charged to them. Each charge is released once."""
 
     def __init__(
         self, choice: PodChoice, demand: Demand, clock: Callable[[], float], freed: Callable[[], None] = lambda: None
     ) -> None:
-        """clock: returns seconds. freed: called when some of the charge has been given back."""
+        """clock: returns seconds. freed: called when a charge has been released."""
         self.decode = choice.decode
         self.prefills = choice.prefills
         self.reason = choice.reason
@@ -27,39 +27,39 @@ class Route:
         self._freed = freed
         self._sent_at = clock()
         self._num_tokens = demand.num_tokens
-        self._tried: list[Breaker] = []
+        self._trials: list[Breaker] = []
         self._charges: list[tuple[InFlight, int]] = []
-        self._queued = 0  # tokens that the prefilling pod has to compute before the first token
+        self._queued = 0  # tokens, this prompt included, that the prefilling pod had to compute when it got the prompt
         self._charge(self.decode.requests, 1)
         self._admit(self.decode)
         self._start_prefill(demand.num_tokens - choice.num_cached)
 
     @property
     def prefilling(self) -> Pod:
-        """The pod that is to prefill, as far as is known."""
+        """The pod that should prefill: the first prefill pod that has not failed, else the decode pod."""
         return self._waiting[0] if self._waiting else self.decode
 
     @property
     def queued(self) -> int:
-        """Tokens that the prefilling pod had to compute before the first token, when it got the prompt."""
+        """Tokens, this prompt included, that the prefilling pod had to compute when it got the prompt."""
         return self._queued
 
     def handover_failed(self, address: str) -> None:
-        """A prefill pod did not deliver; the next has the order now, after the last the decode pod itself."""
+        """Note that a prefill pod failed. The next one prefills; after the last, the decode pod itself."""
         now = self._clock()
         for pod in [pod for pod in self._waiting if pod.address == address]:
             pod.breaker.fail(now)
-            self._judged(pod.breaker)
+            self._trial_ended(pod.breaker)
             was_first = pod is self._waiting[0]
             self._waiting.remove(pod)
-            # Nothing to move when the prompt is computed already.
+            # Once the prompt is prefilled, its charge is released and need not move to the next pod.
             if was_first and len(self._charges) > 1:
                 self._release(1)
                 self._sent_at = now
                 self._start_prefill(self._num_tokens)
 
     def prefilled(self, disaggregated: bool = False) -> None:
-        """Give back the charge for the prompt, which is computed. disaggregated: a prefill pod did it."""
+        """Release the charge of the prefill, which is done. disaggregated: a prefill pod did it."""
         if len(self._charges) < 2:
             return
         self._release(1)
@@ -70,26 +70,26 @@ class Route:
         self._freed()
 
     def decode_failed(self) -> None:
-        """The decode pod was lost or refused."""
+        """Count a failure of the decode pod, which was lost, stalled or refused the request."""
         self.decode.breaker.fail(self._clock())
-        self._judged(self.decode.breaker)
+        self._trial_ended(self.decode.breaker)
 
     def done(self) -> None:
-        """Give back all: the request is over."""
+        """Release all charges when the request has left its pods."""
         self._release(0)
-        for breaker in self._tried:
+        for breaker in self._trials:
             breaker.release()
-        self._tried.clear()
+        self._trials.clear()
         self._freed()
 
     def _succeeded(self, breaker: Breaker) -> None:
         breaker.succeed()
-        self._judged(breaker)
+        self._trial_ended(breaker)
 
-    def _judged(self, breaker: Breaker) -> None:
-        """This request is no more the one that tries a pod."""
-        if breaker in self._tried:
-            self._tried.remove(breaker)
+    def _trial_ended(self, breaker: Breaker) -> None:
+        """Note that this request, if it was the trial request of a half-open breaker, has had its outcome."""
+        if breaker in self._trials:
+            self._trials.remove(breaker)
 
     def _start_prefill(self, num_tokens: int) -> None:
         pod = self.prefilling
@@ -101,7 +101,7 @@ class Route:
     def _admit(self, pod: Pod) -> None:
         pod.dispatched += 1
         if pod.breaker.admit():
-            self._tried.append(pod.breaker)
+            self._trials.append(pod.breaker)
 
     def _charge(self, work: InFlight, amount: int) -> None:
         work.charge(amount)
@@ -132,26 +132,26 @@ class Router:
             self.add(pod, self.prefills)
 
     def add(self, pod: Pod, role: list[Pod]) -> None:
-        """Take a pod in; role: `decodes` or `prefills`."""
+        """Add a pod and give it a free slot. role: `decodes` or `prefills`."""
         taken = {other.slot for other in (*self.decodes, *self.prefills)}
         pod.slot = next(slot for slot in itertools.count() if slot not in taken)
         role.append(pod)
 
     def remove(self, pod: Pod) -> None:
-        """Forget a pod, whose slot another may get."""
+        """Remove a pod. Its slot may be given to another."""
         for role in (self.decodes, self.prefills):
             role[:] = [other for other in role if other is not pod]
 
     def dispatch(self, demand: Demand, avoid: Collection[str] = (), fingerprint: str | None = None) -> Route | None:
         """Choose pods and charge them; None when no decode pod can take the request.
 
-        avoid: addresses of decode pods that are only chosen when there is no other. fingerprint: only pods with this
-        one; others serve other weights.
+        avoid: addresses of decode pods that are chosen only when no other can take the request. fingerprint: of weights
+        and KV layout, which the decode pod must have; None = any.
         """
         return self._route(demand, list(self._candidates(demand, avoid, fingerprint).values()))
 
     def has_other(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> bool:
-        """Whether `dispatch` would choose a decode pod that is not to be avoided and has not failed of late."""
+        """Whether a decode pod outside `avoid`, whose breaker allows requests, could take the request."""
         now = self._clock()
         return any(
             pod.address not in avoid and pod.breaker.allows(now)
@@ -160,9 +160,9 @@ class Router:
         )
 
     def shadow(self, demand: Demand) -> Route | None:
-        """Choose pods of the canary for a copy of a request, and charge them; None when it is to get none."""
+        """Choose and charge pods of a shadow canary for a copy of a request; None if the canary gets no copy."""
         canary = self.canary
-        if canary is None or not canary.shadow or not canary.takes(demand.lot):
+        if canary is None or not canary.shadow or not canary.takes(demand.canary_draw):
             return None
         group = self._groups(demand, (), None).get(canary.revision)
         return self._route(demand, [group]) if group is not None else None
@@ -170,18 +170,18 @@ class Router:
     def _candidates(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> dict[str, Group]:
         groups = self._groups(demand, avoid, fingerprint)
         if self.canary is not None and fingerprint is None:
-            groups = _share(groups, self.canary, demand.lot)
+            groups = _share(groups, self.canary, demand.canary_draw)
         return groups
 
     def _route(self, demand: Demand, groups: Sequence[Group]) -> Route | None:
         return Route(self._policy.choose(demand, groups), demand, self._clock, self.freed) if groups else None
 
     def partners(self, decode: Pod) -> list[Pod]:
-        """Return the prefill pods that may work with a decode pod."""
+        """Return the live prefill pods of the same revision as a decode pod."""
         return [pod for pod in self.prefills if pod.live and pod.revision == decode.revision]
 
     def prefilling(self) -> list[Pod]:
-        """Return the pods that may prefill a new request; none when nothing can be served."""
+        """Return the pods that may prefill a new request; none when no decode pod is live."""
         now = self._clock()
         decodes = [pod for pod in self.decodes if pod.live]
         if not decodes:
@@ -191,7 +191,7 @@ class Router:
 
     @property
     def ready(self) -> bool:
-        """A decode pod is live and, where there are prefill pods at all, one of the same revision is too."""
+        """Whether a decode pod is live and, if the pool has prefill pods, a live one has the same revision."""
         decoding = {pod.revision for pod in self.decodes if pod.live}
         if not self.prefills:
             return bool(decoding)
@@ -202,7 +202,7 @@ class Router:
         fits = [pod for pod in self.decodes if pod.live and pod.max_model_len >= demand.most_tokens]
         if fingerprint is not None:
             fits = [pod for pod in fits if pod.fingerprint == fingerprint]
-        # A pod that has failed is better than none; an answer can do without a prefill pod.
+        # If all decode pods have failed, they are used. Failed prefill pods never are, since decode pods can prefill.
         wanted = [pod for pod in fits if pod.address not in avoid] if avoid else fits
         sound = [pod for pod in wanted if pod.breaker.allows(now)]
         prefills = [

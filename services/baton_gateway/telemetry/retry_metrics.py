@@ -8,7 +8,7 @@ Reason = Literal["pod_lost", "missing_tokens", "handed_back", "refused", "first_
 
 
 class RetryMetrics:
-    """Of all models."""
+    """Retry counters of all models."""
 
     def __init__(self) -> None:
         prefix = "baton_gateway_"
@@ -34,10 +34,10 @@ class RetryMetrics:
 
 
 class ModelRetries:
-    """Of one model."""
+    """The retry counters of one model."""
 
     def __init__(self, metrics: RetryMetrics, model: str) -> None:
-        # There from the start, since nobody sees the rise of a counter that begins at 1.
+        # Created at 0: Prometheus would miss the increase of a counter whose first sample is 1.
         self._departures = {reason: metrics.departures.labels(model, reason) for reason in get_args(Reason)}
         self._exhausted = metrics.exhausted.labels(model)
 

@@ -1,4 +1,4 @@
-"""Holds tenants to their limits: what a request may need is reserved before anything is done for it."""
+"""Enforces the limits of tenants: the tokens that a request may need are reserved before it is processed."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ from .tenants import Identity
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-_MOST_OWED = 100_000  # settlements that wait for Redis; each takes about half a kilobyte
+_MOST_UNSETTLED = 100_000  # reservations that may wait for Redis to be settled; each takes about half a kilobyte
 
 RedisLost = Literal["local", "refuse"]
 
 
 class Reservation(msgspec.Struct):
-    """Of one request. used: tokens to charge in place of those that pods report, where no pod takes part."""
+    """The reservation of a request. used: tokens to charge for a request that no pod serves; None = as pods report."""
 
     id: str
     tenant: str
@@ -43,17 +43,17 @@ class Reservation(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """What remains to be said to a tenant that has used up its requests per minute. Times of the monotonic clock."""
+    """A remembered 429 of a tenant that has used up its requests per minute. Times are of the monotonic clock."""
 
     limit: int  # requests per minute when the store refused
-    until: float  # when the next request may be allowed
-    reset_at: float  # when all of the limit is there again
+    until: float  # the earliest time at which a request can be allowed
+    reset_at: float  # when the bucket is empty and the full limit available again
 
 
-class _Owed(msgspec.Struct):
-    """A reservation that Redis has still to be told the end of. unused: tokens to give back.
+class _Unsettled(msgspec.Struct):
+    """A reservation that has ended, but is not settled in Redis yet. unused: tokens to give back.
 
-    cancel: whether it is not known that it was made.
+    cancel: the reservation may not exist, because Redis never confirmed it.
     """
 
     tenant: str
@@ -63,7 +63,7 @@ class _Owed(msgspec.Struct):
 
 
 class Quota:
-    """Reserves in a Redis that gateways share, or in this process when there is none or it is lost."""
+    """Reserves in the Redis that gateways share, or in this process if there is no Redis or it is lost."""
 
     def __init__(self, shared: RedisLimits | None, redis_lost: RedisLost = "local") -> None:
         """redis_lost: while Redis cannot be reached, count in this process alone, or refuse all requests."""
@@ -71,15 +71,15 @@ class Quota:
         self._redis_lost = redis_lost
         self._local = MemoryLimits()
         self._lost = False
-        self._retry_at = 0.0  # when a lost Redis is asked again
+        self._retry_at = 0.0  # when a lost Redis is tried again
         self._live: dict[str, Reservation] = {}
         self._refusals: dict[str, _Refusal] = {}  # by tenant
-        self._owed: dict[str, _Owed] = {}  # by reservation
+        self._unsettled: dict[str, _Unsettled] = {}  # by reservation
         self._settling: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = keep_running("limits", self._keep)
+        self._task = keep_running("limits", self._renew_and_settle)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -87,7 +87,7 @@ class Quota:
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.gather(*self._settling)
         if self._shared is not None:
-            await self._pay(self._shared)
+            await self._settle_outstanding(self._shared)
             await self._shared.close()
 
     def in_flight(self) -> Counter[str]:
@@ -95,10 +95,10 @@ class Quota:
         return Counter(reservation.tenant for reservation in self._live.values())
 
     def check(self, identity: Identity) -> None:
-        """Raise ApiError 429 while it is known that no request of this tenant can be allowed.
+        """Raise ApiError 429 while an earlier refusal shows that no request of this tenant can be allowed.
 
-        Costs next to nothing, so that it can be called before a request's body is read. Requests only leak from their
-        bucket, so no gateway can allow one before the time that the store has told.
+        It is cheap enough to be called before a request's body is read. A bucket drains at a fixed rate, so no gateway
+        can allow a request earlier than the store has predicted.
         """
         refusal = self._refusals.get(identity.name)
         if refusal is None:
@@ -111,9 +111,12 @@ class Quota:
         raise _refused(Decision("requests", refusal.until - now, standing, None), identity, 0, 1)
 
     async def reserve(self, identity: Identity, tokens: int, streams: int = 1) -> Reservation:
-        """Raises ApiError 429 when a limit does not allow it, 503 when nobody can say."""
+        """Reserve a request, its tokens and its streams.
+
+        Raises ApiError 429 when a limit refuses them, 503 when Redis is lost and `redis_lost` is "refuse".
+        """
         limits, id = identity.tenant.limits(utc_now()), uuid.uuid4().hex
-        # Before the store is asked: what is remembered of its answer must end no later than what it means.
+        # Taken before the call, so that a remembered refusal never outlasts the one in the store.
         asked_at = time.monotonic()
         store, decision = await self._decide(identity.name, limits, id, tokens, streams)
         if decision.refused:
@@ -124,7 +127,7 @@ class Quota:
         return reservation
 
     def settle(self, reservation: Reservation, used: int) -> None:
-        """End a reservation, of which so many tokens were used, in the background."""
+        """End a reservation in the background. used: tokens that the request used."""
         if self._live.pop(reservation.id, None) is not None:
             task = asyncio.create_task(
                 self._settle(reservation, used if reservation.used is None else reservation.used)
@@ -135,15 +138,15 @@ class Quota:
     async def _decide(
         self, tenant: str, limits: TenantLimits, id: str, tokens: int, streams: int
     ) -> tuple[LimitStore, Decision]:
-        # While it is lost, one request in a while finds out whether it is back, and the others do not wait for that.
+        # While Redis is lost, one request per _RETRY_S tries it again. The others do not wait for that.
         if self._shared is not None and (not self._lost or time.monotonic() >= self._retry_at):
             try:
                 decision = await self._shared.reserve(tenant, limits, id, tokens, streams)
             except (RedisError, OSError) as error:
-                self._owe(id, _Owed(tenant, limits, tokens, cancel=True))
+                self._settle_later(id, _Unsettled(tenant, limits, tokens, cancel=True))
                 self._note(lost=True, why=str(error))
             except asyncio.CancelledError:
-                self._owe(id, _Owed(tenant, limits, tokens, cancel=True))
+                self._settle_later(id, _Unsettled(tenant, limits, tokens, cancel=True))
                 raise
             else:
                 self._note(lost=False)
@@ -164,38 +167,38 @@ class Quota:
         try:
             await reservation.store.settle(reservation.tenant, reservation.limits, reservation.id, unused)
         except (RedisError, OSError) as error:
-            self._owe(reservation.id, _Owed(reservation.tenant, reservation.limits, unused, cancel=False))
+            self._settle_later(reservation.id, _Unsettled(reservation.tenant, reservation.limits, unused, cancel=False))
             self._note(lost=True, why=str(error))
 
-    def _owe(self, id: str, owed: _Owed) -> None:
-        """Remember to settle a reservation when Redis is back. The oldest is given up when there are too many: its
-        stream ends with its lease, and only a budget stays short of its tokens."""
-        self._owed[id] = owed
-        if len(self._owed) > _MOST_OWED:
-            del self._owed[next(iter(self._owed))]
+    def _settle_later(self, id: str, unsettled: _Unsettled) -> None:
+        """Remember to settle a reservation when Redis is back. Beyond _MOST_UNSETTLED the oldest is dropped: the lease
+        of its streams expires, and only a budget does not get its unused tokens back."""
+        self._unsettled[id] = unsettled
+        if len(self._unsettled) > _MOST_UNSETTLED:
+            del self._unsettled[next(iter(self._unsettled))]
 
-    async def _keep(self) -> None:
-        """Renew leases, and settle what could not be settled while Redis was lost."""
+    async def _renew_and_settle(self) -> None:
+        """Renew leases, and settle the reservations that could not be settled while Redis was lost."""
         renewed_at = time.monotonic()
         while True:
             await asyncio.sleep(_RETRY_S)
             if self._shared is not None:
-                await self._pay(self._shared)
+                await self._settle_outstanding(self._shared)
             if time.monotonic() - renewed_at >= LEASE_S / 3:
                 renewed_at = time.monotonic()
                 await self._renew()
 
-    async def _pay(self, shared: RedisLimits) -> None:
-        while self._owed:
-            id, owed = next(iter(self._owed.items()))
-            # Both may be repeated, as when their answer was lost.
-            end = shared.cancel if owed.cancel else shared.settle
+    async def _settle_outstanding(self, shared: RedisLimits) -> None:
+        while self._unsettled:
+            id, unsettled = next(iter(self._unsettled.items()))
+            # Both calls are idempotent, so they may be repeated when a response was lost.
+            end = shared.cancel if unsettled.cancel else shared.settle
             try:
-                await end(owed.tenant, owed.limits, id, owed.unused)
+                await end(unsettled.tenant, unsettled.limits, id, unsettled.unused)
             except (RedisError, OSError) as error:
                 self._note(lost=True, why=str(error))
                 return
-            self._owed.pop(id, None)
+            self._unsettled.pop(id, None)
             self._note(lost=False)
 
     async def _renew(self) -> None:
@@ -209,7 +212,7 @@ class Quota:
                 self._note(lost=True, why=str(error))
 
     def _note(self, lost: bool, why: str = "") -> None:
-        """Log it when Redis is lost and when it is back, not every time that it is asked."""
+        """Record whether a call to Redis failed. Only a change is logged."""
         self._retry_at = time.monotonic() + _RETRY_S
         if lost and not self._lost:
             instead = "limits are counted here alone" if self._redis_lost == "local" else "requests are refused"
@@ -217,7 +220,7 @@ class Quota:
         elif self._lost and not lost:
             log.info("Redis is back", extra={"event": "redis_back"})
         if self._lost != lost:
-            self._refusals.clear()  # the other store has its own say
+            self._refusals.clear()  # they came from the other store, whose buckets differ
         self._lost = lost
 
 
@@ -261,7 +264,7 @@ def _standing_headers(name: bytes, standing: Standing) -> list[tuple[bytes, byte
 
 
 def duration(seconds: float) -> str:
-    """Return a time as OpenAI's headers have it: 17ms, 1s, 6m0s."""
+    """Format a time as in OpenAI's headers: 17ms, 1s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, seconds = divmod(math.ceil(seconds), 60)

@@ -1,4 +1,4 @@
-"""Tenants and their keys, as a file or a mounted Secret tells them; keys also from Redis."""
+"""Reads tenants and their keys from a file or a mounted Secret, and further keys from Redis."""
 
 import asyncio
 import logging
@@ -26,10 +26,10 @@ _PerMinute = Annotated[int, msgspec.Meta(ge=0, le=MOST_PER_MINUTE)]
 
 
 class Tenant(msgspec.Struct, forbid_unknown_fields=True):
-    """0 = no limit. max_streams: sequences at the same time. weight: of its share when there is not enough for all.
+    """A tenant's limits; 0 = no limit. max_streams: sequences at the same time. weight: of its turns in queues.
 
-    priority: among tenants; less is more urgent. models: none = all. cache_group: tenants with the same one share
-    prefix caches, so each can tell what prompts the others have sent; none = nobody shares with this tenant.
+    priority: among tenants; lower is more urgent. models: empty = all. cache_group: tenants of one group share prefix
+    caches, so each can find out which prompts the others have sent; empty = this tenant shares with no other.
     """
 
     requests_per_minute: _PerMinute = 0
@@ -54,20 +54,20 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TenantsFile(msgspec.Struct, forbid_unknown_fields=True):
-    """YAML or JSON."""
+    """The content of the tenants file, which is YAML or JSON."""
 
     tenants: dict[str, Tenant] = {}
     keys: list[Key] = []
 
 
 class TenantsError(ValueError):
-    """The file cannot be used; the message says where and why."""
+    """The tenants file cannot be used; the message names the place and the reason."""
 
 
 def read_tenants(path: Path) -> TenantsFile:
-    """Raises TenantsError."""
+    """Read a tenants file. Raises TenantsError."""
     try:
-        # In two steps: JSON has times as strings, YAML may have them as such.
+        # Decoding and converting are two steps, because times are strings in JSON but may be timestamps in YAML.
         content = msgspec.convert(msgspec.yaml.decode(path.read_bytes()) or {}, TenantsFile)
     except OSError as error:
         raise TenantsError(f"{path} cannot be read: {error.strerror}") from None
@@ -75,17 +75,17 @@ def read_tenants(path: Path) -> TenantsFile:
         raise TenantsError(f"{path}: {error}") from None
     for key in content.keys:
         if key.tenant not in content.tenants:
-            raise TenantsError(f"{path}: key {key.id} is of tenant {key.tenant!r}, which is not there")
+            raise TenantsError(f"{path}: key {key.id} belongs to tenant {key.tenant!r}, which the file does not define")
     return content
 
 
 def known_tenants(file: TenantsFile | None) -> Mapping[str, Tenant]:
-    """Return the tenants that keys may be of: those of the file, or "default" alone where there is no file."""
+    """Return the tenants that keys may belong to: those of the file, or only "default" without a file."""
     return file.tenants if file is not None else {DEFAULT_TENANT: Tenant()}
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose request it is. models: those that it may use; none = all. key: the public part, None of a static key."""
+    """The tenant of a request. models: that it may use; empty = all. key: the key's public id; None if static."""
 
     name: str
     tenant: Tenant
@@ -97,10 +97,10 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Tenants:
-    """Who may come in; follows its sources within a second while it is `start`ed."""
+    """Authenticates keys. Once started, it applies changes of the file and of Redis within a second."""
 
     def __init__(self, path: Path | None, static_keys: Sequence[str] = (), redis: "Redis | None" = None) -> None:
-        """static_keys: of the tenant "default", which needs no entry in the file. Raises TenantsError."""
+        """static_keys: keys of the tenant "default", which need no entry in the file. Raises TenantsError."""
         self._path = path
         self._redis_keys = RedisKeys(redis) if redis is not None else None
         self.redis_up: bool | None = None if redis is None else True
@@ -117,17 +117,17 @@ class Tenants:
 
     @property
     def open(self) -> bool:
-        """Whether requests need no key, as there are none."""
+        """Whether requests need no key, because no source of keys is configured."""
         return not (self._static or self._path or self._redis_keys is not None)
 
     @property
     def complete(self) -> bool:
-        """Whether all keys have been read once, so that one that is not found is nobody's."""
+        """Whether all keys have been read once, so that a key that is not found is invalid."""
         return self._redis_keys is None or self._redis_keys.read
 
     @property
     def age_s(self) -> float:
-        """Seconds since the sources were last read, or were found unchanged: a key revoked since may still be valid."""
+        """Seconds since the sources were last read or found unchanged. A key revoked later may still be accepted."""
         return time.monotonic() - self._current_at
 
     @property
@@ -137,16 +137,16 @@ class Tenants:
 
     @property
     def known(self) -> Mapping[str, Tenant]:
-        """Those of the file, by name."""
+        """The tenants of the file, by name."""
         return self._file.tenants if self._file is not None else {}
 
     def anyone(self) -> Identity:
-        """Return who everybody is while no key is needed, and whose the static keys are."""
+        """Return the identity of requests without a key, if none is needed, and of static keys."""
         return Identity(DEFAULT_TENANT, self.known.get(DEFAULT_TENANT) or Tenant())
 
     def identify(self, text: str) -> Identity | None:
-        """Return whose key a text is, None if nobody's."""
-        # Every static key is compared, so that the time taken tells nothing of them.
+        """Return the identity of a key; None if the key is invalid."""
+        # Every static key is compared, so that the time taken reveals nothing about them.
         matches = [key.fits(text) for key in self._static]
         if any(matches):
             return self.anyone()
@@ -156,7 +156,7 @@ class Tenants:
             return None
         tenant = known_tenants(self._file).get(key.tenant)
         if tenant is None:
-            # It was taken out of the file: without its entry nobody knows what the key may do.
+            # The tenant was removed from the file, so its limits and models are unknown.
             return None
         models = [model for model in key.models or tenant.models if not tenant.models or model in tenant.models]
         if key.models and not models:
@@ -186,7 +186,7 @@ class Tenants:
             await asyncio.sleep(_POLL_S)
 
     async def _follow_redis(self, keys: RedisKeys) -> bool:
-        """Return whether Redis told."""
+        """Read the keys in Redis. Return whether Redis answered."""
         try:
             await keys.follow()
         except (RedisError, OSError) as error:
@@ -198,7 +198,7 @@ class Tenants:
         return True
 
     def _reload(self, path: Path) -> None:
-        """Read the file again when it is another; keep what there is when it cannot be used."""
+        """Read the file again if it has changed. Keep the current tenants if the new file cannot be used."""
         signature = _signature(path)
         if signature == self._signature:
             return
@@ -206,14 +206,18 @@ class Tenants:
         try:
             self._file = read_tenants(path)
         except TenantsError as error:
-            log.error("the tenants stay as they were: %s", error, extra={"event": "tenants_refused"})
+            log.error(
+                "the new tenants file is not used, the tenants stay as they were: %s",
+                error,
+                extra={"event": "tenants_refused"},
+            )
             return
         self._index(self._file)
         log.info("tenants read", extra={"event": "tenants_read", "tenants": len(self._file.tenants)})
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when the file is replaced or written, through links."""
+    """Return inode, time and size of the file, with links resolved; they change when it is replaced or written."""
     try:
         found = path.stat()
     except OSError:

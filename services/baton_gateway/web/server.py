@@ -1,4 +1,4 @@
-"""uvicorn, with what it lacks against slow, broken or hostile clients, and an orderly end."""
+"""uvicorn with limits against slow, broken or hostile clients, and with a graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -23,17 +23,17 @@ from .body import declared_length
 from .certificate import Certificate
 
 MAX_HEAD_BYTES = 64 * 1024
-# Bytes that one request may have after its headers, in units of the largest body. The rest of a refused body is read
-# and dropped up to here, and no framing (chunks of one byte, trailers) takes more.
+# Most bytes that a request may send after its headers, as a multiple of max_body_bytes. The rest of a refused body is
+# read and dropped up to this limit, which also counts framing (chunks of one byte, trailers).
 MAX_BODIES = 16
-TICKS_PER_LOOK = 100  # at the certificate; uvicorn ticks ten times a second
+TICKS_PER_CERTIFICATE_CHECK = 100  # between checks of the certificate; uvicorn ticks ten times a second
 
 
 _Send = Callable[[Any], Awaitable[None]]
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's settings, and what the protocol asks the gateway for."""
+    """uvicorn's settings, plus the gateway and its TLS certificate."""
 
     def __init__(self, services: Services, app: FastAPI, certificate: Certificate | None = None) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class ServerConfig(uvicorn.Config):
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with limits on headers and on what nobody reads, and errors in the API's form.
+    """HTTP/1.1 with limits on headers and on unread bodies, and with errors in the API's form.
 
     An answer may be complete before its request is, for example when the key is wrong. The rest of that request is then
     read and dropped, for at most `body_timeout_s`, so that a client that sends everything first still sees its answer:
@@ -76,7 +76,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._begun = False
         self._receiving = False
-        self._last = False  # the answer that is being sent, or was sent, is the connection's last
+        self._last = False  # the connection closes after the current or last answer
         self._head_timer: asyncio.TimerHandle | None = None
         self._discard_timer: asyncio.TimerHandle | None = None
         self._await_head()
@@ -99,7 +99,7 @@ class GatewayProtocol(HttpToolsProtocol):
         elif self._receiving and self._body_bytes > self._max_body_bytes:
             self.transport.close()
         elif self._idle and self.timeout_keep_alive_task is None:
-            # uvicorn stops this timer whenever bytes arrive, also the rest of a request that has been answered.
+            # uvicorn stops this timer whenever bytes arrive, even those of a request that has been answered.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -110,7 +110,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_timer is not None:  # trailers are dropped: no limit on headers covers them
+        if self._head_timer is not None:  # trailers are dropped, because MAX_HEAD_BYTES does not cover them
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -137,14 +137,14 @@ class GatewayProtocol(HttpToolsProtocol):
             super().on_response_complete()
         if self.transport.is_closing():
             return
-        # A pipelined request, which is `cycle` then, is not answered yet.
+        # With pipelining, `cycle` is already the next request, which is not answered yet.
         if self.cycle.response_complete and self.cycle.more_body:
             self._discard()
         elif self._last:
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Close the connection as soon as no request is under way on it, one whose headers are arriving included."""
+        """Close the connection as soon as no request is running on it, nor arriving (headers count)."""
         if self._discard_timer is not None:
             self.transport.close()
         elif self._answering:
@@ -156,7 +156,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._refuse(bad_request(msg))
 
     async def _send(self, cycle: RequestResponseCycle, plain: _Send, message: Any) -> None:
-        """Send as the application asks, and say at an answer's start whether the connection ends with it."""
+        """Send a message of the application. At an answer's start, announce if the connection closes after it."""
         if cycle.response_started:
             await plain(message)
             return
@@ -164,16 +164,17 @@ class GatewayProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         await plain(message)
         if cycle.response_started:
-            # Else uvicorn would close at the end of the answer, even while the request is still arriving.
+            # Otherwise uvicorn would close at the end of the answer, even while the request is still arriving.
             self._last, cycle.keep_alive = not cycle.keep_alive, True
-            del vars(cycle)["send"]  # it refers to the cycle, which would then wait for the garbage collector
+            # It refers to the cycle: without this loop the cycle is freed at once, not by the garbage collector.
+            del vars(cycle)["send"]
 
     def _closes_with(self, cycle: RequestResponseCycle) -> bool:
         if self._services.draining and not self.pipeline:
             return True
         if not cycle.more_body:
             return False
-        # Without its "100 Continue" a client may leave the body out: what comes next would be ambiguous.
+        # A client that got no "100 Continue" may omit the body, so the next bytes could be the body or a request.
         length = declared_length(cycle.scope["headers"])
         return cycle.waiting_for_100_continue or (length is not None and length > self._max_body_bytes)
 
@@ -217,7 +218,7 @@ class GatewayProtocol(HttpToolsProtocol):
         return self.cycle is not None and self.cycle.response_complete and not self._receiving
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what never became a request, and close. A request that has been answered gets no second answer."""
+        """Answer a malformed request with an error and close. A request that has been answered gets no second one."""
         self._head_done()
         body = error.body()
         if not self._answering and self._discard_timer is None:
@@ -229,13 +230,13 @@ class GatewayProtocol(HttpToolsProtocol):
 
 
 class GatewayServer(uvicorn.Server):
-    """Ends on SIGTERM or SIGINT.
+    """Serves until SIGTERM or SIGINT, then shuts down gracefully.
 
-    Readiness falls at once. For `drain_delay_s`, as load balancers take time to notice, requests are served as before;
-    each answer closes its connection, so that clients come to another gateway without losing a request. A connection
-    without a request stays open until then, since a request may be on its way on it. Then listening ends, idle
-    connections are closed, new requests are refused, and running ones get `shutdown_grace_s`. A second signal ends all
-    of it at once.
+    Readiness falls at once. For `drain_delay_s`, while load balancers notice this, requests are still served. Each
+    answer then closes its connection, so that clients reconnect to another gateway without losing a request. An
+    idle connection stays open during that time, since a request may already be on its way. Then listening ends, idle
+    connections are closed, new requests are refused, and running ones get `shutdown_grace_s` to finish. A second signal
+    ends everything at once.
     """
 
     def __init__(self, services: Services, config: ServerConfig, admin: socket.socket) -> None:
@@ -243,7 +244,7 @@ class GatewayServer(uvicorn.Server):
         super().__init__(config)
         self._services = services
         self._admin = admin
-        self._drained_at = 0.0  # of the monotonic clock; set by the first signal
+        self._drained_at = 0.0  # monotonic time at which draining ends; set by the first signal
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -254,7 +255,7 @@ class GatewayServer(uvicorn.Server):
         try:
             await super().serve(sockets)
         finally:
-            # Until the last stream has ended operators see how that goes.
+            # Operators can watch the shutdown on the admin port until the last stream has ended.
             admin.should_exit = True
             await serving
             loop.set_exception_handler(handler_before)
@@ -273,14 +274,14 @@ class GatewayServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         assert isinstance(self.config, ServerConfig)
-        if self.config.certificate is not None and counter % TICKS_PER_LOOK == 0:
+        if self.config.certificate is not None and counter % TICKS_PER_CERTIFICATE_CHECK == 0:
             self.config.certificate.follow()
         ending = await super().on_tick(counter)
         return ending and (self.force_exit or time.monotonic() >= self._drained_at)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle signals while serving. Unlike uvicorn's, this does not raise them again: an orderly end is exit 0."""
+        """Handle signals while serving. Unlike uvicorn, do not raise them again: a graceful shutdown exits with 0."""
         before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -290,9 +291,9 @@ class GatewayServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind a listening socket. Raises OSError when the port is taken or the address is not ours."""
+    """Bind a listening socket. Raises OSError when the port is in use or this host lacks the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, for only then do accepted connections get TCP_NODELAY from asyncio.
+    # The protocol is named explicitly: only then does asyncio set TCP_NODELAY on accepted connections.
     server = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
