@@ -182,8 +182,7 @@ class ApiServer:
     def watch(self, place: Place, query: dict[str, str], cuts: int) -> Iterator[Body]:
         """Yield the events after a version, until the watch's timeout or until all watches are ended.
 
-        cuts: the value of `self.cuts` when the request arrived, so that a watch that is still being opened ends with the
-            others.
+        cuts: the value of `self.cuts` when the request arrived. A watch that is still being opened ends with the rest.
         """
         since = int(query.get("resourceVersion") or 0)
         deadline = time.monotonic() + float(query.get("timeoutSeconds") or 300)
