@@ -1,17 +1,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The editable install maps packages by name, so a new package needs another one.
+# The editable install maps packages by name, so a new package requires a new installation.
 INPUTS := pyproject.toml constraints.txt $(wildcard services/*/__init__.py shared/*/__init__.py kernels/*/__init__.py)
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
-# schemathesis brings dozens of packages that nothing else needs, so it has an environment of its own.
+# schemathesis depends on dozens of packages that nothing else needs, so it has an environment of its own.
 CONFORMANCE := .venv-conformance
-# Clients that want other versions of what Baton's own tests use.
+# Clients that need other versions of packages than Baton's own tests.
 CLIENTS := .venv-clients
-# So does LiteLLM, which `make test` asks as a client and `make bench-gateway` measures as a proxy.
+# LiteLLM has one, too. `make test` uses it as a client, and `make bench-gateway` measures it as a proxy.
 LITELLM := .venv-litellm
-# uv writes the hashes of every file of a release, so that one lock serves x86-64 and ARM.
+# uv writes the hashes of all files of a release, so one lock file serves x86-64 and ARM.
 LOCK := .venv-lock
 COMPILE := $(LOCK)/bin/uv pip compile pyproject.toml --quiet --constraints constraints.txt --python-version 3.12 \
 	--universal --generate-hashes --no-annotate --custom-compile-command 'make lock'
@@ -32,33 +32,36 @@ help:  ## List the targets
 up: $(RUN)  ## Start a local Baton with the demo model; ARGS='--model DIR --prefill 2' adds flags of `baton up`
 	@exec $(BIN)/baton up $(ARGS)
 
-# tests/groups.py says which process gets which tests. One process where some are picked: -s and --pdb then work.
-test: $(DEV) $(LITELLM)/.installed  ## Run all tests in three processes; ARGS='tests/cli -x' picks some, which run in one
-	@exec $(BIN)/python -m pytest $(or $(ARGS),--numprocesses 3)
+# tests/groups.py says which process gets which tests. One process where some are picked, so that -s works, but two for
+# all unit tests, which keep a core busy each.
+test: $(DEV) $(LITELLM)/.installed  ## Run all tests in three processes; ARGS='-m unit' or ARGS='tests/cli -x' picks some
+	@exec $(BIN)/python -m pytest $(or $(subst -m unit,-m unit --numprocesses 2,$(ARGS)),--numprocesses 3)
 
 clients: $(RUN) $(CLIENTS)/.installed  ## Run large clients against a local Baton: llama-index, guidellm, aiperf
 	@exec $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients/apart tests/clients/apart \
 		--baton $(BIN)/baton $(ARGS)
 
-fuzz: $(DEV)  ## Forty times the odd bodies and messages of `make test` (FUZZ_SEED=N repeats a run)
+fuzz: $(DEV)  ## Send forty times as many random bodies and messages as `make test` (FUZZ_SEED=N repeats a run)
 	@export FUZZ_BODIES=$${FUZZ_BODIES:-200000} FUZZ_SEED=$${FUZZ_SEED:-$$RANDOM}; echo "FUZZ_SEED=$$FUZZ_SEED"; \
 		export FUZZ_MESSAGES=$${FUZZ_MESSAGES:-100000} FUZZ_ANNOUNCEMENT_PODS=$${FUZZ_ANNOUNCEMENT_PODS:-200}; \
-		exec $(BIN)/python -m pytest -s tests/gateway/fuzz tests/fuzz_peers tests/e2e/test_bad_announcements.py $(ARGS)
+		exec $(BIN)/python -m pytest -s -m soak tests/gateway/fuzz tests/fuzz_peers \
+		tests/e2e/test_bad_announcements.py $(ARGS)
 
-conformance: $(RUN) $(CONFORMANCE)/.installed  ## 2,000 requests made from OpenAI's specification: OPENAPI=FILE
+conformance: $(RUN) $(CONFORMANCE)/.installed  ## Send 2,000 requests made from OpenAI's specification, OPENAPI=FILE
 	@exec $(CONFORMANCE)/bin/python -m tests.conformance --baton $(BIN)/baton $(ARGS) $(OPENAPI)
 
-# What costs most runs with fewer seeds, shapes and requests in `make test`.
-soak: $(DEV)  ## What `make test` does in part: all seeds and shapes, and ten times the requests (SOAK_SEED=N repeats these)
+# `make test` runs these expensive tests with fewer seeds, shapes and requests.
+soak: $(DEV)  ## Run the tests that `make test` shortens: all seeds and shapes, ten times the requests (SOAK_SEED=N repeats these)
 	@export GRAMMAR_SEEDS=$${GRAMMAR_SEEDS:-50} SAMPLER_SEEDS=$${SAMPLER_SEEDS:-4} \
 		AGGREGATED_SHAPES=$${AGGREGATED_SHAPES:-8} SOAK_REQUESTS=$${SOAK_REQUESTS:-10000}; \
-		exec $(BIN)/python -m pytest tests/engine/test_grammars.py tests/engine/test_device_sampler.py \
+		exec $(BIN)/python -m pytest -m soak tests/engine/test_grammars.py tests/engine/test_device_sampler.py \
 		tests/e2e/test_equality.py tests/e2e/test_soak.py $(ARGS)
 
 chaos: $(DEV)  ## Two thousand faults on a fleet under load (CHAOS_SEED=N repeats a run)
-	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s tests/chaos/test_chaos.py $(ARGS)
+	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s -m soak tests/chaos/test_chaos.py $(ARGS)
 
-check: lint  ## All checks that need no running test
+check: lint  ## All checks that need no running test, and the lines of each package beside its budget
+	@$(BIN)/python .ci/line_budget.py
 	@$(BIN)/mypy $(SOURCES)
 
 lint: $(DEV)  ## Check formatting, style and the import contracts
@@ -67,12 +70,12 @@ lint: $(DEV)  ## Check formatting, style and the import contracts
 	@$(BIN)/lint-imports
 
 bench: $(DEV)  ## Measure this machine's CPU path
-	@exec $(BIN)/python loadtest/cpu_bench.py $(ARGS)
+	@exec $(BIN)/python loadtest/engine/cpu_bench.py $(ARGS)
 
 bench-gateway: $(DEV) $(LITELLM)/.installed  ## Measure the gateway beside LiteLLM's proxy, engines simulated
-	@exec $(BIN)/python loadtest/gateway_bench.py --litellm $(LITELLM)/bin/litellm $(ARGS)
+	@exec $(BIN)/python loadtest/gateway/gateway_bench.py --litellm $(LITELLM)/bin/litellm $(ARGS)
 
-# Hashes cannot stand in constraints.txt: pip then asks for one of everything, and an editable install has none.
+# Hashes cannot be in constraints.txt: pip would then require one for every package, and an editable install has none.
 lock: $(LOCK)/.installed constraints.txt pyproject.toml  ## Pin what the images install, with hashes
 	echo setuptools | $(COMPILE:pyproject.toml=-) --output-file docker/requirements/build.txt
 	$(COMPILE) --extra gateway --output-file docker/requirements/gateway.txt
@@ -85,13 +88,13 @@ images:  ## Build the images of gateway and workers (needs docker)
 			--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) .; \
 	done
 
-kind-up:  ## A kind cluster with ingress-nginx and the demo model (needs docker, kind, kubectl and helm)
+kind-up:  ## Make a kind cluster with ingress-nginx and the demo model (needs docker, kind, kubectl and helm)
 	@k8s/kind-up.sh
 
 e2e-k8s: $(DEV)  ## Install, break, upgrade and remove Baton in the cluster of KUBECONFIG, in a namespace of its own
 	@exec $(BIN)/python -m pytest -s -x tests/k8s/e2e.py $(ARGS)
 
-owners: $(DEV)  ## Who owns which field, by Helm and kubectl on a real API server: KUBE=FOLDER has its binaries, and etcd's
+owners: $(DEV)  ## Test who owns which field with Helm and kubectl on a real API server, whose binaries are in KUBE=FOLDER
 	@KUBE="$(abspath $(or $(KUBE),$(error KUBE=FOLDER says where etcd, kube-apiserver, kube-controller-manager and kubectl are)))" \
 		exec $(BIN)/python -m pytest tests/k8s/owners.py $(ARGS)
 
@@ -107,7 +110,7 @@ clean:  ## Remove the virtual environments, caches and build output
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
 
-# Quiet but alive: one line per package instead of pip's several; warnings and errors come on stderr.
+# Shows one line per package instead of pip's several, so that users see progress. Warnings and errors go to stderr.
 define install
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Baton into $(VENV) (only when its dependencies changed)"
@@ -119,7 +122,7 @@ $(RUN): $(INPUTS)
 	$(call install,$(RUN_EXTRAS))
 	@touch $@
 
-# Everything `make up` needs is among it: one install serves both.
+# The extra `dev` has everything that `make up` needs, so one installation serves both.
 $(DEV): $(INPUTS)
 	$(call install,dev)
 	@touch $(RUN) $@
@@ -141,7 +144,7 @@ $(LOCK)/.installed:
 	@$(LOCK)/bin/pip install --quiet --disable-pip-version-check --no-input uv==0.13.9
 	@touch $@
 
-$(LITELLM)/.installed: loadtest/litellm_requirements.txt
+$(LITELLM)/.installed: loadtest/gateway/litellm_requirements.txt
 	@echo "Installing LiteLLM into $(LITELLM)"
 	@test -x $(LITELLM)/bin/pip || $(PYTHON) -m venv $(LITELLM)
 	@$(LITELLM)/bin/pip install --quiet --disable-pip-version-check --no-input -r $<

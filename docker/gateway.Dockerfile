@@ -1,4 +1,4 @@
-# The gateway, and the controller. No torch: under 300 MB.
+# The image of the gateway and the controller. It has no torch and is smaller than 300 MB.
 FROM python:3.12.14-slim-bookworm@sha256:392307d22300de8b5986851a12d9176dfc0fc073e65bf6523ebd7dcbeb23564e AS build
 RUN python -m venv --without-pip /opt/venv
 WORKDIR /src
@@ -13,8 +13,8 @@ COPY shared shared
 COPY kernels kernels
 RUN pip --disable-pip-version-check wheel --no-deps --no-index --no-build-isolation --wheel-dir /wheels . \
     && pip --disable-pip-version-check --python /opt/venv/bin/python install --no-deps --no-index /wheels/*.whl
-# Half of what that installs is the asyncio half of the Kubernetes client, what it needs, and byte code of API objects
-# that are loaded one by one; downloads from hubs are no gateway's business either.
+# Half of the installed size is unused: the asyncio part of the Kubernetes client with its dependencies, and byte code of
+# API objects, few of which are loaded. The gateway does not download from hubs either, so hf_xet goes too.
 RUN cd /opt/venv/lib/python3.12/site-packages \
     && rm -r kubernetes/aio aiohttp aiohttp_retry aiosignal frozenlist multidict propcache yarl aiohappyeyeballs hf_xet \
     && find kubernetes -name '*.pyc' -delete
@@ -32,7 +32,7 @@ LABEL org.opencontainers.image.title="Baton gateway" \
 RUN groupadd --gid 10001 baton \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin baton
 COPY --from=build /opt /opt
-# The root may be read-only: all that is written goes below /tmp.
+# The root file system may be read-only, so all writes go below /tmp.
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /tmp
 USER 10001:10001

@@ -1,9 +1,9 @@
-# Prefill and decode pods without a GPU, with the demo model.
+# The image of prefill and decode pods without a GPU. It contains the demo model.
 FROM python:3.12.14-slim-bookworm@sha256:392307d22300de8b5986851a12d9176dfc0fc073e65bf6523ebd7dcbeb23564e AS build
 RUN python -m venv --without-pip /opt/venv
 WORKDIR /src
 COPY docker/requirements docker/requirements
-# torch comes from elsewhere than the rest: that of PyPI needs gigabytes of CUDA. Its hash is in the lock as well.
+# torch comes from its own index, because PyPI's build needs gigabytes of CUDA. The lock file has its hash too.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --disable-pip-version-check install --require-hashes --only-binary :all: -r docker/requirements/build.txt \
@@ -29,7 +29,7 @@ LABEL org.opencontainers.image.title="Baton worker, CPU" \
 RUN groupadd --gid 10001 baton \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin baton
 COPY --from=build /opt /opt
-# The root may be read-only: all that is written goes below /tmp.
+# The root file system may be read-only, so all writes go below /tmp.
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /tmp
 USER 10001:10001

@@ -1,4 +1,4 @@
-# Prefill and decode pods with an NVIDIA GPU. CUDA's libraries come with torch, the driver from the node.
+# The image of prefill and decode pods with an NVIDIA GPU. torch includes CUDA's libraries; the node has the driver.
 FROM python:3.12.14-slim-bookworm@sha256:392307d22300de8b5986851a12d9176dfc0fc073e65bf6523ebd7dcbeb23564e AS build
 RUN python -m venv --without-pip /opt/venv
 WORKDIR /src
@@ -24,14 +24,14 @@ LABEL org.opencontainers.image.title="Baton worker, CUDA" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Triton compiles the launchers of its kernels when they are first used.
+# Triton compiles the launchers of its kernels at first use, which needs a C compiler.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 10001 baton \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin baton
 COPY --from=build /opt /opt
-# The root may be read-only: all that is written, compiled kernels too, goes below /tmp.
+# The root file system may be read-only, so all writes, including compiled kernels, go below /tmp.
 ENV PATH=/opt/venv/bin:$PATH HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /tmp

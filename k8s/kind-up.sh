@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A kind cluster with ingress-nginx and Baton with the demo model. Needs docker, kind, kubectl and helm.
+# Creates a kind cluster with ingress-nginx, and Baton with the demo model. Needs docker, kind, kubectl and helm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

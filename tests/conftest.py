@@ -18,6 +18,8 @@ from .models import make_model
 if TYPE_CHECKING:
     from .groups import Groups
 
+pytest_plugins = ["tests.markers"]
+
 torch.set_num_threads(1)
 
 if not torch.cuda.is_available():

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from baton_gateway.keys import make_key
+from baton_gateway.tenancy.keys import make_key
 
 
 def write_tenants(file: Path, tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:

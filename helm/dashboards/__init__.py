@@ -1,1 +1,1 @@
-"""Grafana dashboards of Baton. `python -m helm.dashboards` writes them to where the chart takes them from."""
+"""Grafana dashboards of Baton. `python -m helm.dashboards` writes them into the chart, which installs them."""

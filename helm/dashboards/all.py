@@ -1,4 +1,4 @@
-"""Every dashboard there is."""
+"""The list of all dashboards."""
 
 from .canary import CANARY
 from .cost import COST

@@ -10,12 +10,12 @@ from grafana_foundation_sdk.models import dashboard as models
 from .panels import DATASOURCE, Panel
 
 _TAG = "baton"
-_ANY = ".*"  # which labels that are not there match, too
+_ANY = ".*"  # matches series without the label, too
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A variable with some values to choose from, the first of which holds from the start."""
+class Variable:
+    """A dashboard variable with fixed values. The first value is the default."""
 
     name: str
     label: str
@@ -25,19 +25,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class Board:
-    """panels: in rows by their titles. by_…: what there is a variable for."""
+    """A dashboard. rows: titles and their panels. by_…: whether the dashboard has a variable for that label."""
 
     name: str  # of its file
     title: str
     description: str
     rows: Sequence[tuple[str, Sequence[Panel]]]
-    choices: Sequence[Choice] = ()
+    variables: Sequence[Variable] = ()
     by_model: bool = True
     by_revision: bool = False
     by_tenant: bool = False
 
     def to_json(self) -> str:
-        """Return what Grafana reads, the same for the same board."""
+        """Return the JSON for Grafana. It is deterministic."""
         return JSONEncoder(sort_keys=True, indent=2).encode(self._build()) + "\n"
 
     def _build(self) -> models.Dashboard:
@@ -61,8 +61,8 @@ class Board:
         ):
             if wanted:
                 board.with_variable(_labels(label, label.capitalize(), metric))
-        for choice in self.choices:
-            board.with_variable(_variable(choice))
+        for variable in self.variables:
+            board.with_variable(_variable(variable))
         for title, panels in self.rows:
             board.with_row(builders.Row(title))
             for panel in panels:
@@ -80,8 +80,8 @@ def _labels(label: str, title: str, metric: str) -> builders.QueryVariable:
     return variable.current(models.VariableOption(selected=True, text="All", value="$__all"))
 
 
-def _variable(choice: Choice) -> builders.CustomVariable:
-    first = choice.values[0]
-    custom = builders.CustomVariable(choice.name).values(",".join(choice.values))
+def _variable(variable: Variable) -> builders.CustomVariable:
+    first = variable.values[0]
+    custom = builders.CustomVariable(variable.name).values(",".join(variable.values))
     option = models.VariableOption(selected=True, text=first, value=first)
-    return custom.label(choice.label).description(choice.description).current(option)
+    return custom.label(variable.label).description(variable.description).current(option)

@@ -1,4 +1,4 @@
-"""Revisions beside each other."""
+"""A model's revisions side by side."""
 
 from .board import Board
 from .panels import COUNT, QUANTILES, REQUESTS, SECONDS, SHARE, TOKENS, WIDTH, Query, lines
@@ -21,15 +21,15 @@ def _latency(name: str, traced: bool = False) -> list[Query]:
 CANARY = Board(
     "canary",
     "Canary",
-    "What each revision does, beside the others of its model. A request that failed on one and went on elsewhere is "
-    "that one's error.",
+    "The revisions of each model side by side. A request that failed on one revision and continued on another counts "
+    "as an error of the first.",
     rows=[
         (
             "Latency and errors",
             [
                 lines(
                     "TTFT",
-                    "From sending a request to pods to its first token.",
+                    "From sending a request to a pod until its first token.",
                     SECONDS,
                     *_latency("time_to_first_token", traced=True),
                 ),
@@ -38,11 +38,11 @@ CANARY = Board(
                 ),
                 lines(
                     "Share of errors",
-                    "Of the requests on a revision's pods.",
+                    "Failed requests divided by all requests on the revision's pods.",
                     SHARE,
                     Query(share(f"({_ERRORS} or {_REQUESTS} * 0)", _REQUESTS), _LEGEND),
                 ),
-                lines("Requests", "Copies in shadow mode included.", REQUESTS, Query(_REQUESTS, _LEGEND), stacked=True),
+                lines("Requests", "Includes shadow copies.", REQUESTS, Query(_REQUESTS, _LEGEND), stacked=True),
             ],
         ),
         (
@@ -50,21 +50,21 @@ CANARY = Board(
             [
                 lines(
                     "Pods",
-                    "By revision and role.",
+                    "Number of pods by revision and role.",
                     COUNT,
                     Query(count(worker("worker_info"), *_KEY, "role"), f"{_LEGEND} {{{{role}}}}"),
                     span=WIDTH // 3,
                 ),
                 lines(
                     "Output",
-                    "Tokens generated.",
+                    "Generated tokens.",
                     TOKENS,
                     Query(total(of_role("decode", rate(vllm("generation_tokens_total"))), "revision"), "{{revision}}"),
                     span=WIDTH // 3,
                 ),
                 lines(
                     "KV blocks in use",
-                    "Part of all, on decode pods.",
+                    "Share of all KV blocks, on decode pods.",
                     SHARE,
                     Query(f"avg by (revision) ({of_role('decode', vllm('kv_cache_usage_perc'))})", "{{revision}}"),
                     span=WIDTH // 3,
@@ -76,13 +76,13 @@ CANARY = Board(
             [
                 lines(
                     "Weight",
-                    "Per cent of the sessions that the canary gets.",
+                    "Percent of the model's sessions that the canary gets.",
                     COUNT,
                     Query(controller("canary_weight"), "{{model}}"),
                 ),
                 lines(
                     "Rollbacks",
-                    "In the time shown.",
+                    "Rollbacks in the selected time range.",
                     COUNT,
                     Query(f"increase({controller('canary_rollbacks_total')}[$__range])", "{{model}}"),
                 ),

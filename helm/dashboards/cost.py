@@ -1,11 +1,12 @@
-"""What tokens cost."""
+"""The cost of tokens."""
 
 from .board import Board
 from .panels import COUNT, DOLLARS, TOKENS, WIDTH, Query, lines, number
 from .queries import count, of_model, rate, recorded, share, total, worker
 
 _PER_HOUR = recorded("cost_per_hour")
-# Over the time shown, as prices of now jump with the load; a sum at each time, as pods come and go.
+# Average over the dashboard's time range, because the current price jumps with the load. The inner sum is evaluated at
+# each time, because pods come and go.
 _AVERAGE_PER_HOUR = f"avg_over_time({total(_PER_HOUR)}[$__range:])"
 _PODS = count(worker("worker_info"))
 _OUTPUT, _PROMPT = (f"{kind}_tokens_total" for kind in ("generation", "prompt"))
@@ -22,23 +23,23 @@ def _per_million(*tokens: str) -> str:
 COST = Board(
     "cost",
     "Cost",
-    "Cost by the prices of the chart's cost.gpuHourPrice, with one GPU to each worker pod. Gateways and idle nodes are "
-    "not in it.",
+    "Cost by the prices in the chart's cost.gpuHourPrice, with one GPU per worker pod. Gateways and idle nodes are not "
+    "included.",
     rows=[
         (
-            "In the time shown",
+            "In the selected time range",
             [
                 number("Per hour", "All worker pods.", DOLLARS, _AVERAGE_PER_HOUR, span=6),
                 number(
                     "Per million output tokens",
-                    "All cost on the tokens generated.",
+                    "The total cost divided by the generated tokens.",
                     DOLLARS,
                     _per_million(_OUTPUT),
                     span=6,
                 ),
                 number(
                     "Per million tokens",
-                    "Of prompts and answers alike.",
+                    "The total cost divided by the tokens of prompts and answers.",
                     DOLLARS,
                     _per_million(_OUTPUT, _PROMPT),
                     span=6,
@@ -51,21 +52,21 @@ COST = Board(
             [
                 lines(
                     "Cost per million tokens",
-                    "Of prefill pods on tokens of prompts, of decode pods on tokens generated. Idle pods make tokens "
-                    "dear. Where decode pods compute all prompts, these have no price of their own.",
+                    "Prefill pods' cost divided by prompt tokens, and decode pods' cost divided by generated tokens. "
+                    "Idle pods make tokens expensive. Without prefill pods, prompt tokens have no price of their own.",
                     DOLLARS,
                     Query(recorded("cost_per_1m_tokens:rate5m"), "{{model}} {{kind}}"),
                 ),
                 lines(
                     "GPU-seconds per 1,000 output tokens",
-                    "Of the pods of each role, whatever their price.",
+                    "GPU time of the pods of each role, independent of prices.",
                     _GPU_SECONDS,
                     Query(recorded("gpu_seconds_per_1k_output_tokens:rate5m"), "{{model}} {{role}}"),
                     stacked=True,
                 ),
                 lines(
                     "Cost per hour",
-                    "By the role of pods.",
+                    "Cost by model and role of the pods.",
                     DOLLARS,
                     Query(_PER_HOUR, "{{model}} {{role}}"),
                     stacked=True,
@@ -73,7 +74,7 @@ COST = Board(
                 ),
                 lines(
                     "Tokens",
-                    "Of all chosen models.",
+                    "Tokens of all selected models.",
                     TOKENS,
                     Query(total(rate(of_model(_PROMPT))), "prompt"),
                     Query(total(rate(of_model(_OUTPUT))), "output"),
@@ -81,7 +82,7 @@ COST = Board(
                 ),
                 lines(
                     "Output by GPU",
-                    "Tokens generated, for each worker pod.",
+                    "Generated tokens per worker pod.",
                     TOKENS,
                     Query(f"{total(rate(of_model(_OUTPUT)))} / {_PODS}", "output"),
                     span=WIDTH // 3,
@@ -93,14 +94,14 @@ COST = Board(
             [
                 lines(
                     "Cost per hour of tenants",
-                    "Each pays for its part of a model's tokens, of prompts and generated ones at their own prices.",
+                    "A tenant's cost is its prompt tokens and generated tokens, each at the model's price for them.",
                     DOLLARS,
                     Query(recorded("tenant_cost_per_hour:rate5m"), "{{tenant}} {{model}}"),
                     stacked=True,
                 ),
                 lines(
                     "Cost per million tokens of tenants",
-                    "Of prompts and answers alike: long answers and short prompts make it more.",
+                    "The tenant's cost divided by its tokens. Long answers and short prompts raise it.",
                     DOLLARS,
                     Query(
                         share(

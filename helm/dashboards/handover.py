@@ -1,7 +1,20 @@
 """The hand-over of KV from prefill to decode pods."""
 
 from .board import Board
-from .panels import BYTES, COUNT, PER_SECOND, QUANTILES, SECONDS, SHARE, TOKENS, WIDTH, Query, heat, lines, number
+from .panels import (
+    BYTES,
+    COUNT,
+    PER_SECOND,
+    QUANTILES,
+    SECONDS,
+    SHARE,
+    TOKENS,
+    WIDTH,
+    Query,
+    heatmap_panel,
+    lines,
+    number,
+)
 from .queries import of_model, quantile, rate, share, total, worker
 
 _EXPOSED = rate(worker("handover_exposed_seconds_bucket"))
@@ -18,14 +31,14 @@ def _total(name: str, *by: str) -> str:
 HANDOVER = Board(
     "handover",
     "Hand-over",
-    "How KV gets from prefill to decode pods, what of it shows in the time to answer, and what fails.",
+    "The transfer of KV from prefill to decode pods, the latency that it adds, and its failures.",
     rows=[
         (
             "Now",
             [
                 number(
                     "Disaggregated",
-                    "Share of prompts that prefill pods computed. Decode pods compute short or cached ones on purpose.",
+                    "Share of prompts that prefill pods computed. Decode pods compute short or cached ones by design.",
                     SHARE,
                     share(_ELSEWHERE, total(_PREFILLS)),
                 ),
@@ -33,22 +46,25 @@ HANDOVER = Board(
                 number("KV in tokens", "Tokens whose KV arrived.", TOKENS, _total("tokens")),
                 number(
                     "Exposed p95",
-                    "Time that a first token was there and its KV was not.",
+                    "Time from a prompt's first token until all of its KV has arrived.",
                     SECONDS,
                     quantile(0.95, _EXPOSED),
                 ),
-                number("Open tickets", "Hand-overs under way.", COUNT, total(worker("open_tickets"))),
+                number("Open tickets", "Hand-overs in progress.", COUNT, total(worker("open_tickets"))),
                 number(
-                    "Pinned blocks", "That wait on prefill pods to be taken.", COUNT, total(worker("pinned_blocks"))
+                    "Pinned blocks",
+                    "Blocks on prefill pods that decode pods have not fetched yet.",
+                    COUNT,
+                    total(worker("pinned_blocks")),
                 ),
             ],
         ),
         (
-            "How much",
+            "Volume",
             [
                 lines(
                     "Prompts by who computed them",
-                    "Prefill pods, or decode pods by themselves.",
+                    "Whether prefill pods or decode pods computed them.",
                     PER_SECOND,
                     Query(total(_PREFILLS, "by"), "{{by}}"),
                     stacked=True,
@@ -56,7 +72,7 @@ HANDOVER = Board(
                 ),
                 lines(
                     "KV by way",
-                    "gpu: from GPU to GPU. host: over TCP or gRPC, through the hosts' memory.",
+                    "gpu: directly from GPU to GPU. host: through the hosts' memory, over TCP or gRPC.",
                     BYTES,
                     Query(_total("bytes", "way"), "{{way}}"),
                     stacked=True,
@@ -64,7 +80,7 @@ HANDOVER = Board(
                 ),
                 lines(
                     "Pieces by way",
-                    "A prompt's KV comes in pieces, each with a checksum.",
+                    "A prompt's KV is sent in pieces, each with a checksum.",
                     PER_SECOND,
                     Query(_total("pieces", "way"), "{{way}}"),
                     stacked=True,
@@ -73,39 +89,39 @@ HANDOVER = Board(
             ],
         ),
         (
-            "What of it shows",
+            "Added latency",
             [
                 lines(
                     "Exposed time",
-                    "From the first token of a prompt until all of its KV was there: what the hand-over adds before "
-                    "the second token.",
+                    "From a prompt's first token until all of its KV has arrived: the delay that the hand-over adds "
+                    "before the second token.",
                     SECONDS,
                     *(Query(quantile(q, _EXPOSED), f"p{q * 100:g}") for q in QUANTILES),
                 ),
-                heat("Exposed time", "How many hand-overs took so long.", SECONDS, total(_EXPOSED, "le")),
+                heatmap_panel("Exposed time", "Number of hand-overs by exposed time.", SECONDS, total(_EXPOSED, "le")),
             ],
         ),
         (
-            "What is held, and what fails",
+            "Failures and held resources",
             [
                 lines(
                     "Failures by reason",
-                    "failed: went to the next prefill pod, or the decode pod computed the prompt. lease_expired: "
-                    "nobody took the KV in time. timeout: the rest of it did not come. refused_…: a piece was not what "
-                    "was ordered; refused_stale is what a cancel leaves.",
+                    "failed: another prefill pod or the decode pod computed the prompt instead. lease_expired: no "
+                    "decode pod fetched the KV in time. timeout: the remaining KV did not arrive. refused_…: a piece "
+                    "did not match its ticket; refused_stale is normal after a cancel.",
                     PER_SECOND,
                     Query(_total("events", "event"), "{{event}}"),
                 ),
                 lines(
                     "Refused peers",
-                    "Calls and bulk connections by callers that did not show that they are pods of this release. grpc "
+                    "Calls and bulk connections of callers that failed to authenticate as pods of this release. grpc "
                     "and bulk are the two ports.",
                     PER_SECOND,
                     Query(total(rate(worker("peer_refusals_total")), "port"), "{{port}}"),
                 ),
                 lines(
                     "Share of hand-overs that failed",
-                    "Of those that were begun.",
+                    "Failed hand-overs divided by all hand-overs that began.",
                     SHARE,
                     Query(
                         share(
@@ -116,13 +132,13 @@ HANDOVER = Board(
                 ),
                 lines(
                     "Open tickets",
-                    "Hand-overs under way, on both of their ends.",
+                    "Hand-overs in progress. Both the prefill pod and the decode pod count each one.",
                     COUNT,
                     Query(worker("open_tickets"), "{{instance}}"),
                 ),
                 lines(
                     "Pinned blocks",
-                    "On prefill pods, until decode pods have them or the lease ends.",
+                    "Blocks on prefill pods that stay until decode pods have fetched them or the lease ends.",
                     COUNT,
                     Query(worker("pinned_blocks"), "{{instance}}"),
                 ),

@@ -1,15 +1,15 @@
-"""How Baton does as a whole, and whether it keeps what it promises."""
+"""The health of Baton as a whole, and its service level objectives."""
 
 from .board import Board
 from .panels import COUNT, PER_SECOND, QUANTILES, REQUESTS, SECONDS, SHARE, TOKENS, WIDTH, Query, lines, number
-from .queries import controller, gateway, of_model, promised, quantile, rate, recorded, share, total
+from .queries import controller, gateway, objective, of_model, quantile, rate, recorded, share, total
 
 _REQUESTS = total(rate(gateway("requests_total", 'route=~"/v1/.*"')))
 _ERRORS = total(rate(gateway("requests_total", 'route=~"/v1/.*"', 'status=~"5.."'))) + " or vector(0)"
 _TTFT = rate(of_model("time_to_first_token_seconds_bucket"))
 _ITL = rate(of_model("inter_token_latency_seconds_bucket"))
 
-_OBJECTIVE = Query(promised("objective:ratio"), "objective")
+_OBJECTIVE = Query(objective("objective:ratio"), "objective")
 
 
 def _in_time(latency: str) -> Query:
@@ -19,7 +19,7 @@ def _in_time(latency: str) -> Query:
 OVERVIEW = Board(
     "overview",
     "Overview and SLO",
-    "Load, errors and latency as clients see them, and the pods behind.",
+    "Load, errors and latency as clients see them, and the state of the pods.",
     rows=[
         (
             "Now",
@@ -27,8 +27,8 @@ OVERVIEW = Board(
                 number("Requests", "Requests to the API, of all models.", REQUESTS, _REQUESTS),
                 number("Errors", "Share of requests answered with 5xx.", SHARE, share(f"({_ERRORS})", _REQUESTS)),
                 number("TTFT p95", "From a request's arrival to its first token.", SECONDS, quantile(0.95, _TTFT)),
-                number("ITL p95", "Between two tokens of a request.", SECONDS, quantile(0.95, _ITL)),
-                number("Output", "Tokens generated.", TOKENS, total(rate(of_model("generation_tokens_total")))),
+                number("ITL p95", "Time between two tokens of a request.", SECONDS, quantile(0.95, _ITL)),
+                number("Output", "Generated tokens.", TOKENS, total(rate(of_model("generation_tokens_total")))),
                 number("Waiting", "Requests that wait in gateways.", COUNT, total(of_model("requests_waiting"))),
             ],
         ),
@@ -57,12 +57,12 @@ OVERVIEW = Board(
                         Query(quantile(q, _TTFT, "model"), f"{{{{model}}}} p{q * 100:g}", traced=q == QUANTILES[-1])
                         for q in QUANTILES
                     ),
-                    Query(promised("ttft_seconds"), "promised"),
+                    Query(objective("ttft_seconds"), "objective"),
                 ),
                 lines(
                     "Time between tokens",
-                    "Between the arrivals of tokens of a request at a gateway; one sample for each write to the "
-                    "client.",
+                    "Time between the arrivals of a request's tokens at a gateway. Each write to the client is one "
+                    "sample.",
                     SECONDS,
                     *(Query(quantile(q, _ITL, "model"), f"{{{{model}}}} p{q * 100:g}") for q in QUANTILES),
                 ),
@@ -73,7 +73,7 @@ OVERVIEW = Board(
             [
                 lines(
                     "Requests by status",
-                    "Of the API; 499: the client left.",
+                    "Requests to the API. 499: the client disconnected.",
                     REQUESTS,
                     Query(total(rate(gateway("requests_total", 'route=~"/v1/.*"')), "status"), "{{status}}"),
                     stacked=True,
@@ -89,7 +89,7 @@ OVERVIEW = Board(
                 ),
                 lines(
                     "Tokens",
-                    "Of prompts, with those that a prefix cache had, and of answers.",
+                    "Tokens of prompts, those of them found in a prefix cache, and tokens of answers.",
                     TOKENS,
                     *(
                         Query(total(rate(of_model(f"{name}_total"))), legend)
@@ -101,9 +101,9 @@ OVERVIEW = Board(
                     ),
                 ),
                 lines(
-                    "What went wrong and was mended, or not",
-                    "Prompts sent to another decode pod before any token; streams continued on another one; answers "
-                    "that ended by an error after they had begun; requests refused because there was no room.",
+                    "Retried, continued, broken and refused requests",
+                    "Requests sent to another decode pod before their first token; streams continued on another pod; "
+                    "answers that ended with an error after they had begun; requests refused for lack of capacity.",
                     PER_SECOND,
                     Query(total(rate(gateway("retries_total"))), "sent elsewhere"),
                     Query(total(rate(gateway("resumed_streams_total"))), "continued elsewhere"),
@@ -116,8 +116,8 @@ OVERVIEW = Board(
                 ),
                 lines(
                     "Requests that left a decode pod before their end",
-                    "By reason. Timeouts mean that the pod reports but yields nothing for a request; "
-                    "`retry budget spent` counts retries that were put off or refused.",
+                    "By reason. A timeout means that the pod was live but sent no token of the request. "
+                    "`retry budget spent` counts retries that were delayed or refused.",
                     PER_SECOND,
                     Query(total(rate(of_model("pod_departures_total")), "reason"), "{{reason}}"),
                     Query(total(rate(of_model("retry_budget_exhausted_total"))), "retry budget spent"),
@@ -129,14 +129,14 @@ OVERVIEW = Board(
             [
                 lines(
                     "Live pods",
-                    "That take requests, as the gateway with the fewest sees it.",
+                    "Pods that accept requests. Shows the gateway with the smallest number.",
                     COUNT,
                     Query(f"min by (model, pool, role) ({of_model('live_pods')})", "{{model}} {{pool}} {{role}}"),
                     span=WIDTH // 3,
                 ),
                 lines(
                     "Requests in flight and waiting",
-                    "Being answered, and of these waiting in a gateway for their turn.",
+                    "Requests in progress, and those of them that wait in a gateway.",
                     COUNT,
                     Query(total(gateway("requests_in_flight")), "in flight"),
                     Query(total(of_model("requests_waiting"), "model", "pool"), "waiting: {{model}} {{pool}}"),
@@ -144,21 +144,22 @@ OVERVIEW = Board(
                 ),
                 lines(
                     "Requests by outcome on pods",
-                    "A request that failed on a pod and went on elsewhere is an error here, not to its client.",
+                    "A request that failed on one pod and continued on another counts as an error here, although its "
+                    "client sees none.",
                     REQUESTS,
                     Query(total(rate(of_model("revision_requests_total")), "outcome"), "{{outcome}}"),
                     span=WIDTH // 3,
                 ),
                 lines(
                     "Desired replicas",
-                    "What the controller wants, where it scales.",
+                    "Replicas that the controller requests for models that it scales.",
                     COUNT,
                     Query(controller("desired_replicas"), "{{model}} {{role}}"),
                     span=WIDTH // 3,
                 ),
                 lines(
                     "Draining",
-                    "Gateways and workers that take nothing new.",
+                    "Gateways and workers that accept no new requests.",
                     COUNT,
                     Query(total(gateway("draining")), "gateways"),
                     Query('sum(baton_worker_draining{namespace=~"$namespace", model=~"$model"})', "workers"),
@@ -166,7 +167,8 @@ OVERVIEW = Board(
                 ),
                 lines(
                     "Redis",
-                    "1 while a gateway reaches it, and entries that cannot be used as keys; nothing without Redis.",
+                    "1 while a gateway can reach Redis, and the number of entries that are not valid keys. Empty "
+                    "without Redis.",
                     COUNT,
                     Query(gateway("redis_up"), "{{instance}}"),
                     Query(gateway("unusable_keys"), "{{instance}}: unusable keys"),
@@ -181,7 +183,7 @@ OVERVIEW = Board(
                 ),
                 lines(
                     "Failures of background tasks",
-                    "Of gateways, by task; each was started again.",
+                    "Failures in gateways, by task. Each failed task was restarted.",
                     PER_SECOND,
                     Query(total(rate(gateway("background_task_failures_total")), "task"), "{{task}}"),
                     span=WIDTH // 3,

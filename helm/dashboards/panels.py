@@ -1,4 +1,4 @@
-"""The kinds of panels that the dashboards are made of."""
+"""The kinds of panels that the dashboards use."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ Panel = Any  # of the SDK, whose builders have no common type
 
 @dataclass(frozen=True)
 class Query:
-    """legend: with {{label}} for the value of a label. traced: whether its histogram leads to traces, by exemplars."""
+    """A PromQL query. legend: with {{label}} for the value of a label. traced: show exemplars, which link to traces."""
 
     expression: str
     legend: str = ""
@@ -41,7 +41,7 @@ class Query:
 def lines(
     title: str, description: str, unit: str, *queries: Query, span: int = WIDTH // 2, stacked: bool = False
 ) -> Panel:
-    """Draw how values go in time."""
+    """Return a panel that plots values over time."""
     panel = timeseries.Panel().fill_opacity(40 if stacked else 5).line_width(1).show_points(common.VisibilityMode.AUTO)
     panel.legend(
         options.VizLegendOptions()
@@ -58,16 +58,16 @@ def lines(
 
 
 def number(title: str, description: str, unit: str, expression: str, span: int = 4) -> Panel:
-    """Show the value of now, with its course as a background."""
+    """Return a panel with the current value, and its history as the background."""
     panel = stat.Panel().graph_mode(common.BigValueGraphMode.AREA).color_mode(common.BigValueColorMode.NONE)
     panel.reduce_options(options.ReduceDataOptions().calcs(["lastNotNull"]))
     return _filled(panel, title, description, unit, [Query(expression)], span, _STAT_HEIGHT)
 
 
-def heat(
+def heatmap_panel(
     title: str, description: str, unit: str, expression: str, span: int = WIDTH // 2, traced: bool = False
 ) -> Panel:
-    """Draw a histogram in time. expression: the rates of its buckets, by `le`. traced: as Query has it."""
+    """Return a heatmap of a histogram over time. expression: the rates of its buckets, by `le`. traced: as in Query."""
     panel = heatmap.Panel().calculate(False).show_legend().y_axis(heatmap.YAxisConfig().unit(unit))
     panel.color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
     query = _target(Query(expression, "{{le}}", traced), 0).format(PromQueryFormat.HEATMAP)

@@ -1,7 +1,7 @@
-"""The pods of each role."""
+"""The dashboards of prefill pods and of decode pods."""
 
 from .board import Board
-from .panels import COUNT, PER_SECOND, QUANTILES, SECONDS, SHARE, TOKENS, Panel, Query, heat, lines
+from .panels import COUNT, PER_SECOND, QUANTILES, SECONDS, SHARE, TOKENS, Panel, Query, heatmap_panel, lines
 from .queries import buckets, of_role, quantile, rate, share, total, vllm, worker
 
 
@@ -15,8 +15,10 @@ def _quantiles(role: str, title: str, description: str, histogram: str, unit: st
     return lines(title, description, unit, *queries)
 
 
-def _heat(role: str, title: str, description: str, histogram: str, unit: str = SECONDS, traced: bool = False) -> Panel:
-    return heat(title, description, unit, total(of_role(role, buckets(histogram)), "le"), traced=traced)
+def _heatmap(
+    role: str, title: str, description: str, histogram: str, unit: str = SECONDS, traced: bool = False
+) -> Panel:
+    return heatmap_panel(title, description, unit, total(of_role(role, buckets(histogram)), "le"), traced=traced)
 
 
 def _cache(role: str) -> tuple[Panel, Panel]:
@@ -25,13 +27,13 @@ def _cache(role: str) -> tuple[Panel, Panel]:
         _by_pod(
             role,
             "KV blocks in use",
-            "Part of all; what is only cached is not in use.",
+            "Share of all KV blocks. Blocks that are only cached do not count.",
             SHARE,
             vllm("kv_cache_usage_perc"),
         ),
         lines(
             "Found in the prefix cache",
-            "Share of the tokens looked up.",
+            "Share of the tokens that were looked up.",
             SHARE,
             Query(share(total(hits, "instance"), total(queries, "instance")), "{{instance}}"),
         ),
@@ -41,15 +43,15 @@ def _cache(role: str) -> tuple[Panel, Panel]:
 def _batch(role: str) -> tuple[Panel, ...]:
     return (
         _by_pod(role, "Running", "Requests in the batch of the engine.", COUNT, vllm("num_requests_running")),
-        _by_pod(role, "Waiting", "Requests that wait to be computed.", COUNT, vllm("num_requests_waiting")),
-        _heat(role, "Tokens of a step", "Prompts' chunks and decodes together.", "iteration_tokens_total", COUNT),
+        _by_pod(role, "Waiting", "Requests in the queue of the engine.", COUNT, vllm("num_requests_waiting")),
+        _heatmap(role, "Tokens of a step", "Prefill chunks and decodes together.", "iteration_tokens_total", COUNT),
     )
 
 
 PREFILL = Board(
     "prefill-pool",
     "Prefill pool",
-    "Pods that compute prompts and hand their KV over.",
+    "Pods that compute prompts and hand their KV over to decode pods.",
     rows=[
         (
             "Load",
@@ -58,7 +60,7 @@ PREFILL = Board(
                 _by_pod(
                     "prefill",
                     "Prompt tokens",
-                    "Taken in, cached ones included.",
+                    "Tokens of new prompts, including cached tokens.",
                     TOKENS,
                     rate(vllm("prompt_tokens_total")),
                 ),
@@ -67,10 +69,21 @@ PREFILL = Board(
         (
             "Time",
             [
-                _quantiles("prefill", "Queue", "Until a prompt began to be computed.", "request_queue_time_seconds"),
-                _quantiles("prefill", "Prefill", "From then until its first token.", "request_prefill_time_seconds"),
-                _heat(
-                    "prefill", "First tokens", "From a ticket's arrival on.", "time_to_first_token_seconds", traced=True
+                _quantiles(
+                    "prefill", "Queue", "From a prompt's arrival until its prefill began.", "request_queue_time_seconds"
+                ),
+                _quantiles(
+                    "prefill",
+                    "Prefill",
+                    "From the start of the prefill to the first token.",
+                    "request_prefill_time_seconds",
+                ),
+                _heatmap(
+                    "prefill",
+                    "First tokens",
+                    "Time from a ticket's arrival until its first token.",
+                    "time_to_first_token_seconds",
+                    traced=True,
                 ),
                 _quantiles("prefill", "Length of prompts", "In tokens.", "request_prompt_tokens", COUNT),
             ],
@@ -81,14 +94,14 @@ PREFILL = Board(
                 *_cache("prefill"),
                 lines(
                     "Pinned blocks",
-                    "Until decode pods have them or the lease ends.",
+                    "Blocks that stay until decode pods have fetched them or the lease ends.",
                     COUNT,
                     Query(worker("pinned_blocks"), "{{instance}}"),
                 ),
                 _by_pod(
                     "prefill",
                     "Preemptions",
-                    "Requests that lost their blocks to others.",
+                    "Requests that lost their blocks to other requests.",
                     PER_SECOND,
                     rate(vllm("num_preemptions_total")),
                 ),
@@ -101,19 +114,19 @@ PREFILL = Board(
 DECODE = Board(
     "decode-pool",
     "Decode pool",
-    "Pods that generate.",
+    "Pods that generate tokens.",
     rows=[
         (
             "Load",
             [
                 *_batch("decode"),
-                _by_pod("decode", "Output", "Tokens generated.", TOKENS, rate(vllm("generation_tokens_total"))),
+                _by_pod("decode", "Output", "Generated tokens.", TOKENS, rate(vllm("generation_tokens_total"))),
             ],
         ),
         (
             "Time",
             [
-                _heat("decode", "Time between tokens", "Of each request.", "inter_token_latency_seconds"),
+                _heatmap("decode", "Time between tokens", "Of each request.", "inter_token_latency_seconds"),
                 _quantiles("decode", "Time between tokens", "Of each request.", "inter_token_latency_seconds"),
                 _quantiles(
                     "decode",
@@ -131,13 +144,13 @@ DECODE = Board(
                 _by_pod(
                     "decode",
                     "Preemptions",
-                    "Requests that lost their blocks to others, and are computed again.",
+                    "Requests that lost their blocks to other requests and are recomputed.",
                     PER_SECOND,
                     rate(vllm("num_preemptions_total")),
                 ),
                 lines(
                     "Requests that ended",
-                    "By what ended them.",
+                    "By finish reason.",
                     PER_SECOND,
                     Query(
                         total(of_role("decode", rate(vllm("request_success_total"))), "finished_reason"),

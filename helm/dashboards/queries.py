@@ -1,4 +1,4 @@
-"""PromQL of the panels. Every query looks at what the dashboard's variables choose."""
+"""PromQL of the panels. Every query selects series by the dashboard's variables."""
 
 from collections.abc import Iterable
 
@@ -8,32 +8,32 @@ _REVISION = 'revision=~"$revision"'
 
 
 def gateway(name: str, *matchers: str) -> str:
-    """Select a gateway's metric that is not of a model."""
+    """Select a gateway's metric, of all models."""
     return _selector(f"baton_gateway_{name}", _NAMESPACE, *matchers)
 
 
 def of_model(name: str, *matchers: str) -> str:
-    """Select a gateway's metric of the chosen models."""
+    """Select a gateway's metric of the selected models."""
     return gateway(name, _MODEL, *matchers)
 
 
 def of_revision(name: str, *matchers: str) -> str:
-    """Select a gateway's metric of the chosen revisions."""
+    """Select a gateway's metric of the selected revisions."""
     return of_model(f"revision_{name}", _REVISION, *matchers)
 
 
 def worker(name: str, *matchers: str) -> str:
-    """Select one of Baton's own metrics of pods of the chosen revisions."""
+    """Select a metric under Baton's name, of pods of the selected revisions."""
     return _selector(f"baton_{name}", _NAMESPACE, _MODEL, _REVISION, *matchers)
 
 
 def recorded(name: str) -> str:
-    """Select what a rule of the chart has recorded of the chosen models."""
+    """Select a series that a recording rule of the chart computes for the selected models."""
     return _selector(f"baton:{name}", _NAMESPACE, _MODEL)
 
 
-def promised(name: str) -> str:
-    """Select a bound that the chart's rules have recorded."""
+def objective(name: str) -> str:
+    """Select a service level objective, which the chart's rules record from the values."""
     return _selector(f"baton:slo_{name}", _NAMESPACE)
 
 
@@ -42,12 +42,13 @@ def controller(name: str) -> str:
 
 
 def vllm(name: str) -> str:
-    """Select a metric under vLLM's name, of all pods; see `of_role`."""
+    """Select a metric under vLLM's name, of all pods. `of_role` narrows it down."""
     return _selector(f"vllm:{name}", _NAMESPACE)
 
 
 def of_role(role: str, expression: str) -> str:
-    """Keep the pods of a role, and of the chosen models and revisions, of which vLLM's labels say nothing."""
+    """Keep only pods of a role and of the selected models and revisions. vLLM's metrics lack these labels, so the
+    expression is joined with worker_info."""
     info = worker("worker_info", f'role="{role}"')
     return f"{expression} * on (namespace, instance) group_left (revision) {info}"
 
@@ -65,17 +66,17 @@ def count(expression: str, *by: str) -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """Divide two sums by the same labels, with no result rather than NaN where there is nothing to divide by."""
+    """Divide two sums that have the same labels. Without a whole there is no result, instead of NaN."""
     return f"{part} / ({whole} > 0)"
 
 
 def shares(rates: str, label: str) -> str:
-    """Say how much of the whole each value of a label has."""
+    """Return the share of the total that each value of a label has."""
     return f"{total(rates, label)} / ignoring ({label}) group_left () ({total(rates)} > 0)"
 
 
 def quantile(q: float | str, expression: str, *by: str) -> str:
-    """Take a quantile of the rates of a histogram's buckets. q: a number or a variable."""
+    """Return a quantile. expression: the rates of a histogram's buckets. q: a number or a dashboard variable."""
     return f"histogram_quantile({q}, {total(expression, 'le', *by)})"
 
 

@@ -14,16 +14,16 @@ def _cached(kind: str) -> str:
 ROUTING = Board(
     "routing",
     "Routing",
-    "Where gateways send prompts to be computed and why, and how well they know what pods have cached.",
+    "Where gateways send prompts for prefill, why, and how well they predict which prefixes pods have cached.",
     rows=[
         (
             "Decisions",
             [
                 lines(
                     "Decisions by reason",
-                    "disaggregated: a prefill pod computes the prompt, local: the decode pod itself. least_ttft: "
-                    "predicted to be the soonest; cached: most of the prompt is cached there; policy: the policy looks "
-                    "at neither.",
+                    "Outcome disaggregated: a prefill pod computes the prompt; local: the decode pod does. Reason "
+                    "least_ttft: this pod has the lowest predicted TTFT; cached: it has most of the prompt cached; "
+                    "policy: the routing policy uses neither.",
                     PER_SECOND,
                     Query(
                         total(rate(of_model("router_decisions_total")), "outcome", "reason"), "{{outcome}}: {{reason}}"
@@ -32,7 +32,7 @@ ROUTING = Board(
                 ),
                 lines(
                     "Time of a decision",
-                    "Hashing the prompt's blocks included.",
+                    "Includes hashing the prompt's blocks.",
                     SECONDS,
                     *(
                         Query(quantile(q, rate(of_model("router_decision_seconds_bucket"))), f"p{q * 100:g}")
@@ -42,20 +42,21 @@ ROUTING = Board(
             ],
         ),
         (
-            "What it knows",
+            "Predictions and breakers",
             [
                 lines(
                     "Cached tokens",
-                    "Tokens of prompts that the pod which computes them has cached: as gateways predicted, and as pods "
-                    "found. Less is found where blocks are evicted meanwhile, more where others' prompts bring them.",
+                    "Prompt tokens in the prefix cache of the pod that computes the prompt: predicted by gateways, and "
+                    "found by pods. Pods find less after evictions, and more when other prompts have just filled the "
+                    "cache.",
                     TOKENS,
                     Query(_cached("predicted"), "{{model}} predicted"),
                     Query(_cached("actual"), "{{model}} found"),
                 ),
                 lines(
                     "Breakers",
-                    "Pods that are left out after repeated failures (open), or that one request tries (half_open), as "
-                    "the gateway with the most sees it.",
+                    "Pods that get no requests after repeated failures (open), or one trial request (half_open). Shows "
+                    "the gateway with the largest number.",
                     COUNT,
                     Query(f"max by (model, pool, role, state) ({_LEFT_OUT})", "{{model}} {{pool}} {{role}}: {{state}}"),
                 ),

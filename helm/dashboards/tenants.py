@@ -1,4 +1,4 @@
-"""What tenants use, and what they are refused."""
+"""The usage of tenants, and their refused requests."""
 
 from .board import Board
 from .panels import COUNT, REQUESTS, SHARE, TOKENS, Query, lines
@@ -20,7 +20,7 @@ def _limit(limit: str) -> str:
 TENANTS = Board(
     "tenants",
     "Tenants",
-    "Requests, tokens and refusals by tenant. Those without a limit have no line where it is about limits.",
+    "Requests, tokens and refusals by tenant. Tenants without a limit have no line in the panels about that limit.",
     rows=[
         (
             "Use",
@@ -34,7 +34,7 @@ TENANTS = Board(
                 ),
                 lines(
                     "In flight",
-                    "Requests being answered.",
+                    "Requests in progress.",
                     COUNT,
                     Query(total(gateway("tenant_requests_in_flight", _TENANT), "tenant"), "{{tenant}}"),
                     stacked=True,
@@ -65,13 +65,13 @@ TENANTS = Board(
             [
                 lines(
                     "Refused, by tenant and reason",
-                    "rate_limit_exceeded, insufficient_quota: the tenant's own limits. server_is_overloaded: no room.",
+                    "rate_limit_exceeded, insufficient_quota: limits of the tenant. server_is_overloaded: capacity.",
                     REQUESTS,
                     Query(_total("refused_requests", "tenant", "reason"), "{{tenant}}: {{reason}}"),
                 ),
                 lines(
                     "Share of requests refused",
-                    "Of all that a tenant has sent.",
+                    "Refused requests divided by all requests of the tenant.",
                     SHARE,
                     Query(
                         share(_total("refused_requests", "tenant"), _total("tenant_requests", "tenant")), "{{tenant}}"
@@ -79,7 +79,7 @@ TENANTS = Board(
                 ),
                 lines(
                     "Requests per minute, of the limit",
-                    "1: as many as allowed.",
+                    "The tenant's rate divided by its limit.",
                     SHARE,
                     Query(
                         share(f"{_total('tenant_requests', 'tenant')} {_PER_MINUTE}", _limit("requests_per_minute")),
@@ -88,7 +88,7 @@ TENANTS = Board(
                 ),
                 lines(
                     "Tokens per minute, of the limit",
-                    "1: as many as allowed.",
+                    "The tenant's rate divided by its limit.",
                     SHARE,
                     Query(
                         share(f"{_total('tenant_tokens', 'tenant')} {_PER_MINUTE}", _limit("tokens_per_minute")),

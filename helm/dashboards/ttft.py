@@ -1,10 +1,10 @@
-"""Where the time to the first token goes."""
+"""The parts of the time to the first token."""
 
-from .board import Board, Choice
-from .panels import SECONDS, SHARE, WIDTH, Query, heat, lines
+from .board import Board, Variable
+from .panels import SECONDS, SHARE, WIDTH, Query, heatmap_panel, lines
 from .queries import buckets, of_model, of_role, quantile, rate, share, shares, total
 
-# In the order in which a request meets them.
+# In the order of a request's way.
 PARTS = ("prepare", "tokenize", "gateway_queue", "route", "prefill_queue", "prefill", "delivery")
 _PARTS = "ttft_part_seconds_bucket"
 
@@ -16,24 +16,24 @@ def _part(part: str) -> Query:
 TTFT = Board(
     "ttft",
     "Where TTFT goes",
-    "What the time to the first token is made of, as gateways measure it and as pods do.",
+    "The parts of the time to the first token, measured by gateways and by pods.",
     rows=[
         (
-            "As gateways see it",
+            "Measured by gateways",
             [
                 lines(
                     "Parts",
-                    "The chosen quantile of each part: checking and templates; tokenizing; the wait in the gateway; "
-                    "choosing pods; the wait on the pod; computing the prompt; all else, such as the way there and "
-                    "back. Quantiles of parts do not add up to that of the whole, which is beside.",
+                    "The selected quantile of each part: validation and chat template; tokenizing; the queue in the "
+                    "gateway; routing; the queue on the pod; prefill; delivery, which is the rest, as the network. "
+                    "Quantiles of parts do not add up to the quantile of TTFT, which the next panel shows.",
                     SECONDS,
                     *map(_part, PARTS),
                     span=WIDTH * 2 // 3,
                     stacked=True,
                 ),
                 lines(
-                    "The whole",
-                    "The same quantile of the time to the first token.",
+                    "TTFT",
+                    "The selected quantile of the time to the first token.",
                     SECONDS,
                     Query(
                         quantile("$quantile", rate(of_model("time_to_first_token_seconds_bucket")), "model"),
@@ -44,7 +44,7 @@ TTFT = Board(
                 ),
                 lines(
                     "Share of each part",
-                    "Of all the time that requests have waited for their first tokens.",
+                    "Share of the total time to the first token, over all requests.",
                     SHARE,
                     Query(
                         shares(rate(of_model("ttft_part_seconds_sum")), "part"),
@@ -52,22 +52,22 @@ TTFT = Board(
                     ),
                     stacked=True,
                 ),
-                heat(
-                    "TTFT",
-                    "How many first tokens came after so long.",
+                heatmap_panel(
+                    "Distribution of TTFT",
+                    "Number of requests by their time to the first token.",
                     SECONDS,
                     total(rate(of_model("time_to_first_token_seconds_bucket")), "le"),
                     traced=True,
                 ),
                 lines(
                     "Wait in the gateway",
-                    "For their turn, before any pod has them.",
+                    "Time that requests wait in the gateway before it sends them to a pod.",
                     SECONDS,
                     Query(quantile("$quantile", rate(of_model("queue_seconds_bucket")), "model"), "{{model}}"),
                 ),
                 lines(
                     "Prompts found in prefix caches",
-                    "Share of the tokens of prompts that no pod had to compute.",
+                    "Share of prompt tokens that no pod had to compute.",
                     SHARE,
                     Query(
                         share(
@@ -80,7 +80,7 @@ TTFT = Board(
             ],
         ),
         (
-            "As pods see it",
+            "Measured by pods",
             [
                 lines(
                     f"{title}, {role} pods",
@@ -89,17 +89,17 @@ TTFT = Board(
                     Query(quantile("$quantile", of_role(role, buckets(name)), "instance"), "{{instance}}"),
                 )
                 for title, name, description in (
-                    ("Queue", "request_queue_time_seconds", "Until a prompt began to be computed."),
+                    ("Queue", "request_queue_time_seconds", "From a prompt's arrival until its prefill began."),
                     (
                         "Prefill",
                         "request_prefill_time_seconds",
-                        "From the beginning of a prompt's computing to its end.",
+                        "From the beginning of a prompt's prefill to its end.",
                     ),
                 )
                 for role in ("prefill", "decode")
             ],
         ),
     ],
-    choices=[Choice("quantile", "Quantile", "Of all panels but the shares.", ("0.95", "0.5", "0.9", "0.99"))],
+    variables=[Variable("quantile", "Quantile", "For all panels except shares.", ("0.95", "0.5", "0.9", "0.99"))],
     by_revision=True,
 )

@@ -28,7 +28,7 @@ def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU
 
 
 def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """As gate_mul_reference, without the intermediate. gate_up is contiguous."""
+    """Compute gate_mul_reference without storing activation(gate). gate_up must be contiguous."""
     assert activation in GATES, activation
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)

@@ -1,5 +1,5 @@
-"""KV of some tokens, layers and heads out of the paged cache into one contiguous buffer, and back, with a checksum on
-the way, as reference/blocks.py defines it."""
+"""Copies KV of some tokens, layers and heads between the paged cache and one contiguous buffer, and computes its
+checksum on the way. reference/blocks.py defines the order of the buffer and the checksum."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-_WORDS = 4096  # that a program moves
-_WIDEST = 1024
+_WORDS = 4096  # words of 32 bits that one program moves
+_WIDEST = 1024  # most words of one token in a program's tile
 _MASK = 0xFFFFFFFF
 
 
@@ -51,7 +51,7 @@ def _zero(like: torch.Tensor) -> torch.Tensor:
 
 
 def checksum(values: torch.Tensor) -> torch.Tensor:
-    """As checksum_reference."""
+    """Compute checksum_reference."""
     words = values.numel() * values.element_size() // 4
     result = _zero(values)
     _checksum_kernel[(triton.cdiv(words, _WORDS),)](values.view(torch.int32), result, words, WORDS=_WORDS, num_warps=8)
@@ -87,7 +87,7 @@ def gather_kv(
     planes: Sequence[torch.Tensor], table: torch.Tensor, tokens: slice, layers: slice, heads: slice,
     out: torch.Tensor, check: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """As gather_kv_reference. Planes and out are contiguous, and each head's bytes a multiple of four."""
+    """Compute gather_kv_reference. Planes and out must be contiguous, the bytes of a head a multiple of four."""
     return _move(planes, table, tokens, layers, heads, out, out=True, check=check)
 
 
@@ -95,5 +95,5 @@ def scatter_kv(
     planes: Sequence[torch.Tensor], table: torch.Tensor, tokens: slice, layers: slice, heads: slice,
     values: torch.Tensor, check: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """As scatter_kv_reference. Planes and values are contiguous, and each head's bytes a multiple of four."""
+    """Compute scatter_kv_reference. Planes and values must be contiguous, the bytes of a head a multiple of four."""
     return _move(planes, table, tokens, layers, heads, values, out=False, check=check)

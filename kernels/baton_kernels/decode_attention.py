@@ -1,9 +1,9 @@
 """Attention of one new token per sequence over the paged cache.
 
-Split-KV, after Flash-Decoding (Dao et al., 2023): long sequences are cut into parts that run side by side
-(decode_parts.py), and the part that is done last joins their softmaxes, as in Stream-K (Osama et al., 2023). In small
-batches a second kernel joins them: it has a program for each query head, where the last part has only itself. The query
-heads of one KV head form one tile, so that keys are read once per group.
+Split-KV, after Flash-Decoding (Dao et al., 2023): long sequences are cut into parts (decode_parts.py), which run in
+parallel. The program that finishes the last part of a sequence joins the softmaxes of all its parts, as in Stream-K
+(Osama et al., 2023). In small batches a second kernel joins them instead, with one program for each query head, so that
+more programs share that work. The query heads of one KV head form one tile, so that a key is read once for all of them.
 """
 
 import torch
@@ -15,10 +15,10 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 
 BLOCK_KEYS = 64  # keys of a tile
-# Numbers of other parts that one program of the join holds at a time.
-_JOINED = 2048
-# The most sequences of a step whose parts a kernel of its own joins; the parts that one program of it reads at once.
-JOINED_APART = 8
+# Values of partial results that a program of the decode kernel holds at a time while it joins parts.
+_JOIN_VALUES = 2048
+# In steps of at most so many sequences, a separate kernel joins the parts. Its programs read _PARTS_AT_ONCE at a time.
+SEPARATE_JOIN_SEQUENCES = 8
 _PARTS_AT_ONCE = 32
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -35,7 +35,7 @@ def _decode_kernel(
     let_next_start(OVERLAP)
     slot, kv_head = tl.program_id(0), tl.program_id(1)
     wait_for_inputs(OVERLAP)
-    # All at once, before it is known whether there is such a part: one after the other they would take as long again.
+    # All loads are issued before the check of `sequence`: waiting for its result first would double the latency.
     sequence = tl.load(plan + slot)
     part = tl.load(plan + slots + slot)
     parts = tl.load(plan + 2 * slots + slot)
@@ -66,7 +66,7 @@ def _decode_kernel(
     acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for tile in range(first, last, BLOCK_KEYS):
         key = tile + tl.arange(0, BLOCK_KEYS)
-        # A slot that is not seen may hold anything, and 0 times NaN is NaN: it is not even loaded.
+        # Cache slots that the query does not see may hold NaN, and 0 * NaN is NaN, so they are not loaded.
         seen = key < last
         if WINDOW > 0:
             seen = seen & (key >= length - WINDOW)
@@ -84,7 +84,7 @@ def _decode_kernel(
             scores -= slope[:, None] * (length - 1 - key)[None, :]
         scores = tl.where(seen[None, :], scores * _LOG2E, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        # A tile without a visible key leaves the peak at -inf, and -inf - -inf is no number.
+        # A tile without a visible key leaves the peak at -inf, and -inf - -inf is NaN.
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
@@ -96,14 +96,15 @@ def _decode_kernel(
     if parts == 1:
         tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
         return
-    # A part may have no key: a window ends before it.
+    # A window may leave fewer tiles than the sequence has parts, so that a part has no key.
     safe = tl.where(total == 0.0, 1.0, total)
     to = slot.to(tl.int64) * HEADS + head
     tl.store(partial + to[:, None] * DIM + column[None, :], acc / safe[:, None], mask=real)
     tl.store(logsums + to, tl.where(total == 0.0, float("-inf"), peak + tl.log2(safe)), mask=member < GROUP)
     if not JOIN:
         return
-    # All threads have stored before one of them tells it, and the last to tell it sees what all parts have stored.
+    # All threads of this program store before the counter rises. By acq_rel, the program that counts last sees the
+    # results of all parts.
     tl.debug_barrier()
     arrival = arrivals + sequence * KV_HEADS + kv_head
     if tl.atomic_add(arrival, 1, sem="acq_rel") < parts - 1:
@@ -187,11 +188,11 @@ def decode_attention(
     num_warps: int = 2,
     num_stages: int = 3,
 ) -> torch.Tensor:
-    """As paged_attention_reference with one query per sequence.
+    """Compute paged_attention_reference with one query per sequence.
 
-    q: [S, heads, head_dim], contiguous as the caches are. tables: [rows, most blocks] int32. parts: of the sequences,
-    in tiles of BLOCK_KEYS keys; they say how long each sequence is, and in which row of tables its blocks are. out:
-    where the result goes, contiguous; None = a new tensor.
+    q: [S, heads, head_dim]; q, keys and values are contiguous. tables: [rows, most blocks] int32. parts: the parts of
+    the sequences, in tiles of BLOCK_KEYS keys; they hold the length of each sequence and its row of tables. out:
+    [S, heads, head_dim], contiguous, receives the result; None = a new tensor.
     """
     sequences, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
@@ -203,17 +204,17 @@ def decode_attention(
     logsums = q.new_empty((slots, heads), dtype=torch.float32)
     block_dim = triton.next_power_of_2(dim)
     join_group = min(triton.next_power_of_2(group), 8)
-    apart = sequences <= JOINED_APART
+    separate_join = sequences <= SEPARATE_JOIN_SEQUENCES
     _decode_kernel[(slots, kv_heads)](
         q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
         out, partial, logsums, variant.scale, variant.softcap, tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=BLOCK_KEYS,
-        JOIN=not apart, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOINED // (join_group * block_dim), 2),
+        JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
-    if apart:
+    if separate_join:
         _join_kernel[(sequences, heads)](
             partial, logsums, parts.spans, out, sequences, HEADS=heads, DIM=dim, BLOCK_DIM=block_dim,
             BLOCK_PARTS=_PARTS_AT_ONCE, num_warps=1, **overlap_options(q.device),

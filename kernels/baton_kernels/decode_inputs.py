@@ -1,4 +1,4 @@
-"""What a decode step needs on the device: the host sends rows and positions, the rest is looked up by row."""
+"""The inputs of a decode step on the device. The host sends rows and positions; the rest is looked up there by row."""
 
 import torch
 import triton
@@ -45,7 +45,7 @@ class DecodeInputs:
 
     def __init__(self, count: int, device: torch.device, num_groups: int = 1) -> None:
         self.packed = torch.zeros(2, count, dtype=torch.int64, device=device)
-        # Rows begin where 16 bytes do: Triton compiles a kernel anew for pointers of another alignment.
+        # Each row begins at a multiple of 16 bytes: Triton compiles a kernel again for pointers of another alignment.
         stride = -(-count // 4) * 4
         self._ints = torch.zeros(7 + num_groups, stride, dtype=torch.int64, device=device)[:, :count]
         self._floats = torch.zeros(3, stride, dtype=torch.float32, device=device)[:, :count]
@@ -56,8 +56,8 @@ class DecodeInputs:
         self.lengths = torch.ones(count, dtype=torch.int32, device=device)
 
     def unpack(self, columns: torch.Tensor, tables: torch.Tensor, block_size: int) -> None:
-        """columns: [FIELDS, rows] int64 and tables: [rows, groups of layers, most blocks] int32, as
-        reference/decode_inputs.py has them; both contiguous."""
+        """Fill the tensors from `packed`. columns: [FIELDS, rows] int64, and tables: [rows, groups of layers, most blocks]
+        int32, both contiguous; reference/decode_inputs.py describes them."""
         count = self.packed.shape[1]
         _unpack_kernel[(triton.cdiv(count, 128),)](
             self.packed, columns, tables, self._ints, self.lengths, self._floats,

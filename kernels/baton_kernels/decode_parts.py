@@ -1,8 +1,7 @@
-"""How the sequences of a decode step are cut into parts, so that one long sequence does not outlast all others.
+"""Cuts the sequences of a decode step into parts, so that one long sequence does not take longer than all others.
 
-Decode attention runs one program per part and KV head. A part holds at most as many tiles of keys as the step has tiles
-for each of `capacity` programs, so that no program has more than its share of the work. Sequences that are not longer
-than that stay whole.
+Decode attention runs one program per part and KV head. A part has at most ceil(tiles of keys in the step / `capacity`)
+tiles, so that no program gets more than its share of the work. Sequences that are not longer than that stay whole.
 """
 
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
-# What is known of a part: its sequence, -1 = there is no such part; its number among the parts of the sequence, and how
-# many these are; the sequence's length in tokens, and its row in the block tables.
+# The fields of a part: its sequence (-1 marks an unused entry of the plan), its index among the parts of the sequence,
+# the number of these parts, the sequence's length in tokens, and its row in the block tables.
 SEQUENCE, PART, PARTS, LENGTH, ROW = range(5)
 FIELDS = 5
 _MOST_LANES = 1024
@@ -25,8 +24,8 @@ class DecodeParts:
     """The parts of the sequences of a decode step, int32 tensors on the device.
 
     plan: [FIELDS, S + capacity], by part; the parts of one sequence are neighbours. spans: [2, S], the first part of
-    each sequence, and how many it has. arrivals: [at least S * kv_heads], zero between two launches: how many parts of
-    a sequence are done, by which the last one knows that it has to join them.
+    each sequence, and the number of its parts. arrivals: [at least S * kv_heads], counts the finished parts of each
+    sequence and KV head, so that the last one knows that it has to join them; zero between two launches.
     """
 
     plan: torch.Tensor
@@ -50,7 +49,7 @@ def _parts_kernel(
         length = tl.load(lengths + first + lane, mask=first + lane < count, other=0)
         total += tl.sum(tl.cdiv(length, BLOCK_KEYS), axis=0)
     span = tl.maximum(tl.cdiv(total, capacity), 1)
-    # What follows must not be overwritten by the -1 above, which other threads store.
+    # Without the barrier, other threads could still store their -1 over the entries written below.
     tl.debug_barrier()
     before = 0
     for first in range(0, count, LANES):
@@ -76,9 +75,10 @@ def _parts_kernel(
 def plan_parts(
     lengths: torch.Tensor, rows: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor
 ) -> DecodeParts:
-    """Return the parts of sequences with these lengths, [S] int32, at least 1, and rows of the block tables, [S] int64.
+    """Return the parts of the sequences of a step.
 
-    capacity: parts at which the device is full. block_keys: keys of a tile. arrivals: as in DecodeParts.
+    lengths: [S] int32, tokens of each sequence, at least 1. rows: [S] int64, its row in the block tables. capacity:
+    number of parts that fills the device. block_keys: keys of a tile. arrivals: as in DecodeParts.
     """
     count = len(lengths)
     lanes = min(max(triton.next_power_of_2(count), 32), _MOST_LANES)

@@ -1,7 +1,7 @@
-"""Matrix products of a few rows with a large weight, which are bound by reading the weight once.
+"""Matrix products of a few rows with a large weight, which take as long as reading the weight once.
 
-Two kernels: with one row, each program multiplies a few outputs' weights elementwise and sums; with more, tiles go
-through the tensor cores, with the inner dimension cut into parts where there would be too few programs otherwise.
+There are two kernels. For one row, each program multiplies the weights of a few outputs elementwise and sums. For more
+rows, tiles go through the tensor cores; the inner dimension is cut into parts where there would be too few programs.
 """
 
 import functools
@@ -14,13 +14,13 @@ from .activation import gate_mul
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .tuning import LinearConfig, linear_config
 
-# How much of each output's weights is fetched while the kernel before still runs, in elements.
+# Elements of each output's weights that are prefetched while the preceding kernel still runs.
 _AHEAD = 512
 
 
 @triton.jit
 def _gate(gate, up, dtype: tl.constexpr):
-    # Rounded where the product in three steps would be.
+    # Values are rounded where the unfused computation rounds them: after the linear layer and after silu.
     gate = gate.to(dtype).to(tl.float32)
     return (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
 
@@ -77,7 +77,7 @@ def _tiles_kernel(
     output = (tile // row_tiles) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     first_row = (tile % row_tiles) * BLOCK_ROWS
     row = first_row + tl.arange(0, BLOCK_ROWS)
-    # The last tile's surplus outputs read some weights again rather than be masked.
+    # Outputs beyond the last one read its weights, so that loads need no mask. Their results are not stored.
     w_row = tl.minimum(output, outputs - 1).to(tl.int64)
     steps = tl.cdiv(inner_size, BLOCK_INNER * SPLITS)
     inner = split * steps * BLOCK_INNER + tl.arange(0, BLOCK_INNER)
@@ -126,7 +126,7 @@ def _tiles_kernel(
         tl.debug_barrier()
         last = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
         if last:
-            # Whoever comes last adds up all parts in their order, so that the sum does not depend on who that is.
+            # The program that finishes last adds up all parts by index: their order of finishing changes no sum.
             tl.store(arrivals + tile, 0)
             acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
             acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
@@ -155,7 +155,7 @@ def linear(
     out: torch.Tensor | None = None,
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
-    """As linear_reference. x, weight and out are contiguous and of one dtype. config: None = the fastest known."""
+    """Compute linear_reference. x, weight and out are contiguous and of one dtype. config: None = the fastest known."""
     rows, inner = x.shape
     if config is None and x.element_size() == 2:
         config = linear_config(rows, weight.shape[0], inner, gated, x.device)
@@ -186,7 +186,7 @@ def linear(
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
         arrivals = _arrivals(x.device)
         if tiles > len(arrivals):
-            raise ValueError(f"{config} cuts {tiles} tiles into parts; at most {len(arrivals)} can be")
+            raise ValueError(f"{config} cuts {tiles} tiles into parts; the limit is {len(arrivals)} tiles")
     _tiles_kernel[(tiles, config.splits)](
         x, weight, weight if bias is None else bias, out, partial, arrivals, rows, outputs, inner,
         BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=config.block_inner,
@@ -207,11 +207,14 @@ def fixed_linear(
     gated: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As linear_reference; a row's result has the same bits whatever other rows there are."""
+    """Compute linear_reference such that the bits of a row's result do not depend on the other rows."""
     return linear(x, weight, bias, gated, out, _FIXED)
 
 
 @functools.cache
 def _arrivals(device: torch.device) -> torch.Tensor:
-    """Return counters that are zero between kernels: the last arrival of each resets it. Graphs keep their address."""
+    """Return the device's counters of finished parts, zero between kernels: the program that counts last resets them.
+
+    They are allocated once, since CUDA graphs keep their address.
+    """
     return torch.zeros(4096, dtype=torch.int32, device=device)

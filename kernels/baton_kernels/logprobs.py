@@ -33,7 +33,7 @@ def _logprobs_kernel(logits, tokens, logprobs, ranks, norms, vocab, BLOCK: tl.co
 
 
 def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As chosen_logprobs_reference, in two passes of reads; logits is contiguous."""
+    """Compute chosen_logprobs_reference in two passes over logits, which must be contiguous."""
     rows, vocab = logits.shape
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     ranks = torch.empty(rows, dtype=torch.int64, device=logits.device)

@@ -9,14 +9,17 @@ _BLOCK = 4096
 
 @triton.jit
 def _masked(scores, logits, masks, first, vocab, BLOCK: tl.constexpr):
-    """For BLOCK tokens: what their scores become, and their logits where the mask allows them, else -inf."""
+    """Return for BLOCK tokens their new scores, and their logits with -inf for tokens that the mask forbids.
+
+    A logit that is NaN or +inf appears in both, whatever the mask says.
+    """
     token = first + tl.arange(0, BLOCK)
     inside = token < vocab
     word = tl.load(masks + token // 32, mask=inside, other=0)
     allowed = ((word >> (token % 32)) & 1) != 0
     logit = tl.load(logits + token, mask=inside, other=float("-inf")).to(tl.float32)
     score = tl.load(scores + token, mask=inside, other=float("-inf"))
-    # NaN is not below infinity.
+    # The comparison is false for NaN too.
     finite = logit < float("inf")
     return tl.where(finite, tl.where(allowed, score, float("-inf")), logit), tl.where(
         allowed | (logit >= float("inf")) | (logit != logit), logit, float("-inf")
@@ -33,7 +36,7 @@ def _masks_kernel(scores, logits, rows, masks, mask_rows, vocab, words, BLOCK: t
     for first in range(0, vocab, BLOCK):
         token = first + tl.arange(0, BLOCK)
         score, _ = _masked(scores, logits, masks, first, vocab, BLOCK)
-        # Comparisons with NaN are false: what a NaN hides does not matter, since the draw of its row fails.
+        # A NaN score compares as false. That does no harm, since the draw of its row fails in any case.
         some |= (score > float("-inf")).to(tl.int32)
         tl.store(scores + token, score, mask=token < vocab)
     if tl.max(some, axis=0) == 0:

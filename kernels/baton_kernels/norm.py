@@ -28,7 +28,7 @@ def _add_rms_norm_kernel(
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """As add_rms_norm_reference, in one pass over x. x and residual are contiguous."""
+    """Compute add_rms_norm_reference in one pass over x. x and residual must be contiguous."""
     rows, size = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(size)

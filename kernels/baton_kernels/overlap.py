@@ -1,7 +1,8 @@
-"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits for it where it must.
+"""Programmatic dependent launch: a kernel starts while the preceding one still runs, and waits for it only if it must.
 
-A kernel that is launched with `overlap_options` calls `wait_for_inputs` before it reads what an earlier kernel writes,
-or writes what one reads; what it does before that, such as fetching weights, is hidden behind the earlier kernel.
+A kernel that is launched with `overlap_options` calls `wait_for_inputs` before it reads memory that an earlier kernel
+writes, and before it writes memory that one reads. Its work before that call, such as fetching weights, overlaps with
+the earlier kernel.
 """
 
 import functools
@@ -25,7 +26,7 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
 
 @triton.jit
 def prefetch(pointers):
-    """Bring the cache lines at `pointers` into L2. A hint: nothing waits for them."""
+    """Bring the cache lines at `pointers` into L2. This is a hint: no instruction waits for them."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
         "=r,l",
@@ -38,7 +39,7 @@ def prefetch(pointers):
 
 @functools.cache
 def overlap_options(device: torch.device) -> dict[str, bool]:
-    """Return the launch options of a kernel with an OVERLAP parameter: on, from Hopper on."""
+    """Return the launch options of a kernel with an OVERLAP parameter. Hopper and later GPUs overlap kernels."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
         return {"OVERLAP": True, "launch_pdl": True}
     return {"OVERLAP": False}

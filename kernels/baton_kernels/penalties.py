@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties from a table of the tokens so far that never leaves the device.
+"""Repetition, presence and frequency penalties, from a table of each sequence's tokens that stays on the device.
 
 Repetition: Keskar et al., "CTRL" (2019). Presence and frequency: OpenAI's API reference.
 """
@@ -12,18 +12,18 @@ _BLOCK = 1024
 
 @triton.jit
 def _penalties_kernel(
-    scores, history, rows, prompt_lens, lengths, repetitions, presences, frequencies, counts, vocab, width,
+    scores, history, rows, prompt_lens, lengths, repetitions, presences, frequencies, counts, vocab, max_len,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
     repetition = tl.load(repetitions + at)
     presence, frequency = tl.load(presences + at), tl.load(frequencies + at)
     if (repetition != 1) | (presence != 0) | (frequency != 0):
-        tokens = history + tl.load(rows + at) * width
+        tokens = history + tl.load(rows + at) * max_len
         prompt_len, length = tl.load(prompt_lens + at), tl.load(lengths + at)
         start = tl.where(repetition != 1, 0, prompt_len)
-        # Only the counts of tokens that are there are ever set or read: three walks over the tokens, none over the
-        # vocabulary. Each must be complete before the next, as another thread goes on with what this one wrote.
+        # Only the counts of tokens that occur are written or read, in three passes over the sequence's tokens and none
+        # over the vocabulary. Each pass must end before the next, which reads counts that other threads wrote.
         for first in range(start, length, BLOCK):
             index = first + tl.arange(0, BLOCK)
             token = tl.load(tokens + index, mask=index < length, other=0)
@@ -37,7 +37,7 @@ def _penalties_kernel(
         for first in range(start, length, BLOCK):
             index = first + tl.arange(0, BLOCK)
             token = tl.load(tokens + index, mask=index < length, other=0)
-            # Whoever takes the count away changes the logit, so that a token that occurs twice is changed once.
+            # Only the thread that takes the count changes the score, so that a token that occurs twice changes once.
             count = tl.atomic_xchg(counts + at * vocab + token, -1, mask=index < length)
             mine = (index < length) & (count >= 0)
             score = tl.load(scores + at * vocab + token, mask=mine, other=0.0)
@@ -58,8 +58,8 @@ def apply_penalties(
     presence: torch.Tensor,
     frequency: torch.Tensor,
 ) -> None:
-    """As apply_penalties_reference, in time that grows with the lengths and not with vocab. scores and history are
-    contiguous, and the tokens of history are in [0, vocab)."""
+    """Compute apply_penalties_reference in time that grows with the lengths and not with vocab. scores and history must
+    be contiguous, and the tokens of history in [0, vocab)."""
     count, vocab = scores.shape
     if count:
         counts = torch.empty((count, vocab), dtype=torch.int32, device=scores.device)

@@ -1,7 +1,7 @@
-"""Causal attention of chunks of new tokens over the paged cache, which holds their own keys already.
+"""Causal attention of chunks of new tokens over the paged cache, which already holds the keys of these tokens.
 
 FlashAttention (Dao, 2023) over block tables: one program per tile of queries and head. Where a tile of keys is a whole
-block, the copy engine fetches it; that is a third faster.
+block, the GPU's copy engine fetches it, which is a third faster.
 """
 
 from collections.abc import Iterable
@@ -23,16 +23,16 @@ def _attend(
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries over keys [begin, end); without MASKED all of them are seen by all queries.
+    """Attend with one tile of queries over keys [begin, end). Without MASKED, every query must see all of these keys.
 
-    oldest: no query sees a key before it; read with WINDOW only.
-    WHOLE: keys and values are descriptors of tiles that are whole blocks, at a block's row and a head's column.
+    oldest: position of the first key that any of the queries sees; read with WINDOW only.
+    WHOLE: keys and values are descriptors that load a whole block, from the block's first row and the head's column.
     """
     column = tl.arange(0, BLOCK_DIM)
     whole = column < DIM
     for first in range(begin, end, BLOCK_KEYS):
         key = first + tl.arange(0, BLOCK_KEYS)
-        # A slot that no query sees may hold anything, and 0 times NaN is NaN: its value is never multiplied.
+        # Cache slots that no query sees may hold NaN, and 0 * NaN is NaN, so their values are replaced by 0.
         known = key < end
         if WINDOW > 0:
             known = known & (key >= oldest)
@@ -58,13 +58,13 @@ def _attend(
                 seen = seen & (age < WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-        # A tile without a visible key leaves the peak at -inf, and -inf - -inf is no number.
+        # A tile without a visible key leaves the peak at -inf, and -inf - -inf is NaN.
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if WINDOW > 0 else new_peak
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         if WHOLE:
-            # Columns beyond the head are its neighbour's, and end in columns that are not stored.
+            # Columns beyond DIM belong to the next head. They only reach columns of acc that are not stored.
             v = values.load([page_row, kv_head * DIM])
             if MASKED:
                 v = tl.where(known[:, None], v, 0.0)
@@ -130,8 +130,8 @@ def _prefill_kernel(
 
 
 def queries_per_tile(head_dim: int, element_size: int) -> int:
-    """Return the block_queries that is fastest where there are many; element_size is in bytes."""
-    # Twice as many no longer fit the registers of wider heads, nor the shared memory in float32.
+    """Return the block_queries that is fastest for many queries; element_size is in bytes."""
+    # 128 queries fit neither the registers with wider heads nor the shared memory in float32.
     return 128 if head_dim <= 128 and element_size == 2 else 64
 
 
@@ -166,14 +166,13 @@ def prefill_attention(
     num_stages: int = 2,
     uniform: bool = False,
 ) -> torch.Tensor:
-    """As paged_attention_reference, for the sequences that have tiles; the rows of others are left alone.
+    """Compute paged_attention_reference for the sequences that have tiles; rows of other sequences are not written.
 
-    tiles: `prefill_tiles` of the same block_queries, int32 on q's device.
+    tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q, keys and values are
+    contiguous; tables, lengths and starts are int32.
 
-    uniform: a query's result has the same bits whatever tile it is in; slower. Otherwise keys that a whole tile sees
-    take another path, where the compiler rounds elsewhere.
-
-    q, keys and values are contiguous; tables, lengths and starts int32.
+    uniform: the bits of a query's result do not depend on its tile, which is slower. Otherwise keys that a whole tile
+    sees take a path without a mask, in which the compiler rounds differently.
     """
     heads, dim = q.shape[1:]
     page, kv_heads = keys.shape[1:3]

@@ -1,7 +1,7 @@
-"""Rotation of queries and keys and the write of keys and values into the paged cache, in one pass over the projection.
+"""Rotates queries and keys and writes keys and values into the paged cache, in one pass over the projection's result.
 
-Rotary embeddings after Su et al., "RoFormer" (2021), with both halves of a head as the pairs; optionally each query and
-key head is RMS-normed first (Qwen3). Models with other positions are not rotated at all (BLOOM).
+Rotary embeddings after Su et al., "RoFormer" (2021); dimension i of a head pairs with i + head_dim / 2. Optionally each
+query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM).
 """
 
 import torch
@@ -45,22 +45,22 @@ def _rope_and_cache_kernel(
         position = tl.load(positions + token).to(tl.int64)
         c = tl.load(cos + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
         s = tl.load(sin + position * (DIM // 2) + column, mask=column < DIM // 2, other=0.0)[None, :]
-        turned_first = tl.where(is_v[:, None], first, first * c - second * s).to(dtype)
-        turned_second = tl.where(is_v[:, None], second, second * c + first * s).to(dtype)
+        rotated_first = tl.where(is_v[:, None], first, first * c - second * s).to(dtype)
+        rotated_second = tl.where(is_v[:, None], second, second * c + first * s).to(dtype)
     else:
-        turned_first, turned_second = first.to(dtype), second.to(dtype)
+        rotated_first, rotated_second = first.to(dtype), second.to(dtype)
 
     q_at = (token * HEADS + head[:, None]) * DIM + column[None, :]
-    tl.store(q_out + q_at, turned_first, mask=inside & is_q[:, None])
-    tl.store(q_out + q_at + DIM // 2, turned_second, mask=inside & is_q[:, None])
+    tl.store(q_out + q_at, rotated_first, mask=inside & is_q[:, None])
+    tl.store(q_out + q_at + DIM // 2, rotated_second, mask=inside & is_q[:, None])
     slot = tl.load(slots + token)
     written = inside & (slot >= 0)
     k_at = (slot * KV_HEADS + head[:, None] - HEADS) * DIM + column[None, :]
-    tl.store(keys + k_at, turned_first, mask=written & is_k[:, None])
-    tl.store(keys + k_at + DIM // 2, turned_second, mask=written & is_k[:, None])
+    tl.store(keys + k_at, rotated_first, mask=written & is_k[:, None])
+    tl.store(keys + k_at + DIM // 2, rotated_second, mask=written & is_k[:, None])
     v_at = (slot * KV_HEADS + head[:, None] - HEADS - KV_HEADS) * DIM + column[None, :]
-    tl.store(values + v_at, turned_first, mask=written & is_v[:, None])
-    tl.store(values + v_at + DIM // 2, turned_second, mask=written & is_v[:, None])
+    tl.store(values + v_at, rotated_first, mask=written & is_v[:, None])
+    tl.store(values + v_at + DIM // 2, rotated_second, mask=written & is_v[:, None])
 
 
 def rope_and_cache(
@@ -75,7 +75,7 @@ def rope_and_cache(
     eps: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As rope_and_cache_reference. qkv, keys, values and out are contiguous."""
+    """Compute rope_and_cache_reference. qkv, keys, values and out must be contiguous."""
     kv_heads, dim = keys.shape[2:]
     tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
     if out is None:

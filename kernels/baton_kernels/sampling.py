@@ -14,7 +14,7 @@ _NOT_FINITE = tl.constexpr(NOT_FINITE)
 
 @triton.jit
 def _gumbel(counter, position, choice, seed, BLOCK: tl.constexpr):
-    """Noise of tokens [4 * counter, 4 * counter + 3], flattened to BLOCK values."""
+    """Return the noise of tokens [4 * counter, 4 * counter + 3], flattened to BLOCK values."""
     r0, r1, r2, r3 = tl.philox(
         seed, counter.to(tl.uint32), position.to(tl.uint32), choice.to(tl.uint32), counter.to(tl.uint32) * 0
     )
@@ -44,7 +44,7 @@ def _partial_kernel(
         token = first + tl.arange(0, BLOCK)
         score = tl.load(logits + row.to(tl.int64) * vocab + token, mask=token < vocab, other=float("-inf"))
         score = score.to(tl.float32)
-        # NaN is not below infinity. Infinity outlasts the threshold, the division and the noise.
+        # NaN becomes infinity, as its comparison is false. Infinity survives the threshold, the division and the noise.
         score = tl.where(score < float("inf"), score, float("inf"))
         score = tl.where(score < threshold, float("-inf"), score)
         if temperature > 0:
@@ -64,7 +64,7 @@ def _choose_kernel(best_scores, best_tokens, out, PARTS: tl.constexpr, OVERLAP: 
     wait_for_inputs(OVERLAP)
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
-    # The first of equals wins, as argmax has it.
+    # Of equal scores the first one wins, as in the reference.
     winner = tl.argmax(tl.load(best_scores + row * PARTS + part), axis=0)
     token = tl.load(best_tokens + row * PARTS + winner)
     lowest = tl.min(tl.load(best_tokens + row * PARTS + part), axis=0)
@@ -80,10 +80,10 @@ def gumbel_argmax(
     choices: torch.Tensor,
     parts: int | None = None,
 ) -> torch.Tensor:
-    """As gumbel_argmax_reference. logits is contiguous; parts: programs per row, a power of two."""
+    """Compute gumbel_argmax_reference. logits must be contiguous. parts: programs per row, a power of two."""
     rows, vocab = logits.shape
     if parts is None:
-        # More where few rows would leave the device idle.
+        # With few rows, more programs for each of them keep the device busy.
         parts = 64 if rows <= FEW_ROWS else 16
     scores = logits.new_empty((rows, parts), dtype=torch.float32)
     tokens = logits.new_empty((rows, parts), dtype=torch.int32)

@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-# The same for every batch, and so is the order of additions: a row's result must not depend on the others. The values
-# are the fastest of those measured on an H200 for 1 and for 256 rows of 151,936 tokens.
+# Every batch uses the same values and so the same order of additions: a row's result must not depend on other rows.
+# These are the fastest of the values measured on an H200 for 1 and for 256 rows of 151,936 tokens.
 _BLOCK = 8192
 _PIVOTS = 4
 
-# Of a logit that is widened to float32, so many low bits are always zero.
+# The number of low bits that are always zero in a logit of each dtype after widening to float32.
 _ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 
 
@@ -32,9 +32,9 @@ def _value(key, SHIFT: tl.constexpr):
 
 @triton.jit
 def _at_or_above(row, vocab, pivots, top, scale, MASS: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """For each pivot the tokens that are not below it: their number, or the sum of their exp((logit - top) * scale).
+    """Return for each pivot the number of tokens not below it, or with MASS their sum of exp((logit - top) * scale).
 
-    A sum never grows with the pivot, rounding included: each term goes into the same addition of the same tree.
+    The sum never grows with the pivot, even with rounding: a token's term has the same place in one tree of additions.
     """
     total = tl.zeros([PIVOTS, BLOCK], tl.float32)
     for first in range(0, vocab, BLOCK):
@@ -53,7 +53,7 @@ def _highest_with(
     least, low, high, row, vocab, top, scale,
     MASS: tl.constexpr, SHIFT: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The highest key in [low, high) at or above which there is that much, or else low."""
+    """Return the highest key in [low, high) for which `_at_or_above` gives at least `least`; low if there is none."""
     while high - low > 1:
         step = (high - low + PIVOTS) // (PIVOTS + 1)
         pivots = _value(low + step * (1 + tl.arange(0, PIVOTS)), SHIFT)
@@ -87,7 +87,8 @@ def _thresholds_kernel(
             low = _key(tl.min(bottoms, axis=0), SHIFT)
             high = _key(top, SHIFT) + 1
             if min_p > 0:
-                # The division is the sampler's own, so the key that it lets pass can be found without the logits.
+                # The sampler divides in the same way, so bisection over keys finds the lowest one that passes without
+                # reading the logits.
                 floor = tl.div_rn(top, temperature) + tl.log(min_p)
                 below, passes = low - 1, high - 1
                 while passes - below > 1:
@@ -113,10 +114,10 @@ def _thresholds_kernel(
 def thresholds(
     logits: torch.Tensor, temperatures: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """As thresholds_reference, for bfloat16, float16 and float32; logits is contiguous.
+    """Compute thresholds_reference for bfloat16, float16 and float32; logits must be contiguous.
 
-    A row's threshold is a function of that row alone, down to the last bit. Where the kept mass meets top_p to within
-    float32 rounding, one value more or less may be kept than by another implementation.
+    The bits of a row's threshold depend on that row alone. Where the kept mass equals top_p to within float32 rounding,
+    one value more or less may be kept than by another implementation.
     """
     rows, vocab = logits.shape
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)

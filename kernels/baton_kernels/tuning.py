@@ -1,6 +1,6 @@
-"""Which configuration of a kernel is fastest on which GPU: measured tables, and a default for what was not measured.
+"""The fastest configuration of a kernel on each GPU, from measured tables, and a default for products not measured.
 
-loadtest/tune_linear.py writes the tables.
+loadtest/engine/tune_linear.py writes the tables.
 """
 
 import functools
@@ -13,7 +13,8 @@ import triton
 
 
 class LinearConfig(NamedTuple):
-    """Of the kernels in linear.py. block_rows 1: the kernel for one row. splits: parts of the inner dimension."""
+    """A configuration of the kernels in linear.py. block_rows 1 selects the one-row kernel. splits: parts of the inner
+    dimension."""
 
     block_rows: int
     block_outputs: int
@@ -23,7 +24,7 @@ class LinearConfig(NamedTuple):
     num_stages: int
 
 
-MOST_ROWS = 128  # beyond, products are bound by arithmetic, which cuBLAS does best
+MOST_ROWS = 128  # products of more rows are bound by arithmetic, for which cuBLAS is fastest
 
 
 def linear_config(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig | None:
@@ -52,7 +53,7 @@ def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.devi
 
 @functools.cache
 def _table(device_name: str) -> dict[str, dict[str, list[int] | None]]:
-    """Return for each product the best configuration by number of rows, ascending; an entry holds up to its number."""
+    """Return the best configurations of each product, keyed by the most rows that each is for, in ascending order."""
     path = resources.files(__package__) / "tuned" / f"{device_name.lower().replace(' ', '_')}.json"
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""`python -m baton_cli`: how the supervisor starts the services, whatever the console script is called."""
+"""`python -m baton_cli`. The supervisor starts the services this way, so it need not find the console script."""
 
 from baton_cli.main import main
 

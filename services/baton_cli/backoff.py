@@ -2,7 +2,7 @@
 
 
 class Backoff:
-    """Exponential: from `first_s`, doubling up to `limit_s`, back to `first_s` after `healthy_s` of health."""
+    """Exponential backoff from `first_s`, doubling up to `limit_s`. It is reset once a child was ready `healthy_s`."""
 
     def __init__(self, first_s: float = 0.5, limit_s: float = 30.0, healthy_s: float = 60.0) -> None:
         self._first_s = first_s
@@ -11,7 +11,7 @@ class Backoff:
         self._next_s = first_s
 
     def after_failure(self, health_s: float) -> float:
-        """Seconds to wait. health_s: how long the child had been ready when it failed."""
+        """Return the seconds to wait. health_s: how long the child had been ready when it failed."""
         if health_s >= self._healthy_s:
             self._next_s = self._first_s
         wait_s = self._next_s

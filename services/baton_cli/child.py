@@ -1,4 +1,4 @@
-"""A supervised process: started, read, restarted when it dies, stopped when asked."""
+"""A supervised process: starts it, reads its output, restarts it when it dies, and stops it."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,14 @@ _DRAIN_S = 1.0
 
 
 class StartFailed(Exception):
-    """A child that was never ready keeps dying. The text holds its last lines."""
+    """A child died repeatedly and was never ready. The message contains its last output lines."""
 
 
 class Child:
-    """One child through all its restarts.
+    """One child, over all its restarts.
 
-    Its process leads a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone and the order
-    of shutdown holds; what the process leaves behind in its group is killed when it ends.
+    Its process leads a session of its own, so that a terminal's Ctrl-C reaches only the supervisor, which keeps the
+    order of shutdown. When the process ends, the remaining processes of its group are killed.
     """
 
     def __init__(self, spec: ChildSpec, display: Display, log: BinaryIO | None = None) -> None:
@@ -60,7 +60,7 @@ class Child:
                 attempts += 1
                 self._display.say(f"{self.spec.name} {_ending(status)}")
                 if not self.was_ready.is_set() and (attempts == _START_ATTEMPTS or status == BadSetting.exit_code):
-                    raise StartFailed(self._obituary(status, attempts))
+                    raise StartFailed(self._failure_report(status, attempts))
                 await self._pause()
             self._show(State(Phase.STOPPED))
         finally:
@@ -68,7 +68,7 @@ class Child:
             self._finished.set()
 
     async def stop(self) -> None:
-        """SIGTERM, the grace period, SIGKILL; returns when the process is gone."""
+        """Send SIGTERM, and SIGKILL after the grace period. Return when the process is gone."""
         self._stopping.set()
         if self._process is not None and not self._finished.is_set():
             self._terminate()
@@ -82,7 +82,7 @@ class Child:
             await self._finished.wait()
 
     def kill(self) -> None:
-        """SIGKILL at once, and no restart."""
+        """Send SIGKILL at once, and do not restart the process."""
         self._stopping.set()
         self._killed = True
         self._kill_group()
@@ -92,7 +92,7 @@ class Child:
         self._ready_since = None
         async with _pipe() as (output, write_end):
             self._process = await self._spawn(write_end)
-            # A request to stop may have come while the process was being made.
+            # `stop` or `kill` may have been called while the process was being created.
             if self._killed:
                 self._kill_group()
             elif self._stopping.is_set():
@@ -159,12 +159,12 @@ class Child:
                 await self._stopping.wait()
 
     def _show(self, state: State) -> None:
-        # After Ctrl-C a late "ready" would only confuse.
+        # A "ready" that is shown after Ctrl-C would confuse the user.
         if not self._stopping.is_set() or state.phase in (Phase.STOPPING, Phase.STOPPED):
             self._display.state(self.spec.name, state)
 
     def _terminate(self) -> None:
-        # To the process alone: it takes its own children down in its own order.
+        # Signal only the process, not its group, because it stops its own children in its own order.
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -175,7 +175,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _obituary(self, status: int, attempts: int) -> str:
+    def _failure_report(self, status: int, attempts: int) -> str:
         times = f"{attempts} times in a row" if attempts > 1 else "with a setting it cannot use"
         last = "\n".join(f"  {line}" for line in self._last_lines)
         return f"{self.spec.name} failed to start {times}: it {_ending(status)}. Its last lines:\n{last}"
@@ -187,9 +187,9 @@ def _ending(status: int) -> str:
 
 @contextlib.asynccontextmanager
 async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
-    """A stream and the descriptor that feeds it, which the caller closes.
+    """Yield a stream and the descriptor that feeds it, which the caller closes.
 
-    Not asyncio's own pipe to a process: with that, wait() hangs on grandchildren that hold the other end open.
+    With asyncio's own pipe to a process, wait() would hang while grandchildren hold the other end open.
     """
     read_end, write_end = os.pipe()
     output = asyncio.StreamReader()
@@ -203,7 +203,7 @@ async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
 
 
 async def _lines(output: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The lines of a stream, the last one also without its newline; over-long ones are cut into pieces."""
+    """Yield the lines of a stream. The last one may lack a newline. Lines above the length limit are split."""
     rest = b""
     while chunk := await output.read(1 << 16):
         *whole, rest = (rest + chunk).split(b"\n")

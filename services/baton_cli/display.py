@@ -1,4 +1,4 @@
-"""What the user sees of a supervised set of processes."""
+"""Shows the state and output of the supervised processes to the user."""
 
 import logging
 import sys
@@ -19,26 +19,26 @@ _PHASE_STYLE = {Phase.READY: "green", Phase.RESTARTING: "red", Phase.STOPPED: "d
 
 
 class Display(ABC):
-    """Shows states, log lines and messages. A context manager: within it the display owns the terminal."""
+    """Shows states, log lines and messages. While its context is open, only the display may write to the terminal."""
 
     def __init__(self, names: Sequence[str], level: LogLevel) -> None:
         self._width = max(map(len, names))
         self._threshold = level.number
 
     def log(self, name: str, line: LogLine) -> None:
-        """Show a child's line if its level asks for it."""
+        """Show a child's line if its level is high enough."""
         if line.level >= self._threshold:
             for part in line.text.splitlines():
                 self.say(f"{name:{self._width}} | {part}")
 
     def started(self) -> None:
-        """From now on info lines would bury what matters; whoever asked for debug gets everything."""
+        """Hide info lines from now on, because they would bury warnings. With level debug, show all."""
         if self._threshold == logging.INFO:
             self._threshold = logging.WARNING
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """Print text as it is, never wrapped: it may hold a command to copy."""
+        """Print text without wrapping it, because it may contain a command to copy."""
 
     @abstractmethod
     def state(self, name: str, state: State) -> None:
@@ -65,7 +65,7 @@ class PlainDisplay(Display):
         print(text, file=self._stream, flush=True)
 
     def state(self, name: str, state: State) -> None:
-        # A line for every quarter of a load is enough.
+        # Print only one line for each quarter of the loading progress.
         key = state.phase, (state.percent or 0) // 25
         if self._shown.get(name) != key:
             self._shown[name] = key
@@ -81,13 +81,13 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """A line per child that stays at the bottom of the terminal; everything else scrolls above."""
+    """Keeps one line per child at the bottom of the terminal. All other text scrolls above."""
 
     def __init__(self, names: Sequence[str], level: LogLevel, console: Console) -> None:
         super().__init__(names, level)
         self._console = console
         self._states = {name: State(Phase.STARTING) for name in names}
-        # Drawn on change only: no refresh thread, no flicker under a text selection.
+        # Draw only on changes, so that a text selection does not flicker and no refresh thread is needed.
         self._live = Live(self._table(), console=console, auto_refresh=False)
 
     def say(self, text: str) -> None:
@@ -114,7 +114,7 @@ class LiveDisplay(Display):
 
 
 def display_for(names: Sequence[str], level: LogLevel) -> Display:
-    """The display that suits standard output."""
+    """Return a live display if standard output is a terminal, else a plain one."""
     if sys.stdout.isatty():
         return LiveDisplay(names, level, Console())
     return PlainDisplay(names, level, sys.stdout)

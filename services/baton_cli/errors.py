@@ -1,13 +1,13 @@
-"""Errors whose text is for the user: `baton` prints it instead of a traceback and exits with the class's code."""
+"""Errors for the user: `baton` prints their text instead of a traceback and exits with the class's exit_code."""
 
 
 class UserError(Exception):
-    """What was asked for cannot be done here."""
+    """The command cannot be carried out."""
 
     exit_code = 1
 
 
 class BadSetting(UserError):
-    """A flag or environment variable that cannot be used: another attempt ends the same."""
+    """A flag or environment variable is invalid, so a retry would fail too."""
 
     exit_code = 2

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton_cli.errors import UserError
-from baton_gateway.keys import MOST_DAYS, Key, make_key, utc_now
+from baton_gateway.tenancy.keys import MOST_DAYS, Key, make_key, utc_now
 
 if TYPE_CHECKING:
-    from baton_gateway.key_book import KeyBook
+    from baton_gateway.tenancy.key_book import KeyBook
 
 app = typer.Typer(help="Make, list, rotate and revoke API keys.", no_args_is_help=True, add_completion=False)
 
@@ -20,7 +20,7 @@ File = Annotated[
     typer.Option(
         "--file",
         envvar="BATON_TENANTS_FILE",
-        help="The gateways' file of tenants. It has the keys, too, unless Redis has them.",
+        help="The gateways' file of tenants. It also holds the keys, unless they are in Redis.",
     ),
 ]
 RedisUrl = Annotated[
@@ -28,22 +28,24 @@ RedisUrl = Annotated[
     typer.Option(
         "--redis-url",
         envvar="BATON_REDIS_URL",
-        help="The Redis that has the keys. Which tenants there are is told by --file; without it, only 'default'.",
+        help="URL of the Redis that holds the keys. --file still lists the tenants; without it, only 'default' exists.",
     ),
 ]
 
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is.")],
+    tenant: Annotated[str, typer.Argument(help="Tenant that the key belongs to.")],
     days: Annotated[
-        float | None, typer.Option(min=0, max=MOST_DAYS, help="How long it is valid; left out, for ever.")
+        float | None, typer.Option(min=0, max=MOST_DAYS, help="How many days it is valid. Default: for ever.")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help="A model it may use, repeatable; left out, all.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model that the key may use; may be repeated. Default: all.")
+    ] = None,
     file: File = None,
     redis_url: RedisUrl = None,
 ) -> None:
-    """Make a key and print it, once: only its hash is kept."""
+    """Make a key and print it. It cannot be printed again, because only its hash is stored."""
     text, key = make_key(tenant, _in_days(days), model, days)
     _put(_book(file, redis_url), key)
     typer.echo(text)
@@ -62,22 +64,22 @@ def list_keys(file: File = None, redis_url: RedisUrl = None) -> None:
 def rotate(
     id: Annotated[str, typer.Argument(help="The public part of the key, as `baton keys list` prints it.")],
     overlap_hours: Annotated[
-        float, typer.Option(min=0, max=24 * MOST_DAYS, help="How long the old key stays valid.")
+        float, typer.Option(min=0, max=24 * MOST_DAYS, help="How many hours the old key stays valid.")
     ] = 24,
     days: Annotated[
         float | None,
-        typer.Option(min=0, max=MOST_DAYS, help="How long the new key is valid; left out, as long as the old one was."),
+        typer.Option(min=0, max=MOST_DAYS, help="How many days the new key is valid. Default: as many as the old one."),
     ] = None,
     file: File = None,
     redis_url: RedisUrl = None,
 ) -> None:
-    """Make a key in place of another, which stays valid for a while, and print it, once."""
+    """Replace a key by a new one and print the new one. The old key stays valid for a while."""
     book = _book(file, redis_url)
     old = next((key for key in book.all() if key.id == id), None)
     if old is None:
         raise UserError(f"there is no key {id!r}")
     if days is None and old.days is None and old.expires is not None:
-        raise UserError(f"how long key {id!r} was made to be valid for is not known: give --days")
+        raise UserError(f"the original validity of key {id!r} is unknown: give --days")
     days = old.days if days is None else days
     end = _in_days(overlap_hours / 24)
     assert end is not None
@@ -95,17 +97,17 @@ def revoke(
     file: File = None,
     redis_url: RedisUrl = None,
 ) -> None:
-    """Forget a key; gateways refuse it within a second."""
+    """Delete a key. Gateways refuse it within a second."""
     if not _book(file, redis_url).remove(id):
         raise UserError(f"there is no key {id!r}")
 
 
 def _book(file: Path | None, redis_url: str | None) -> "KeyBook":
-    # Only here, because where workers run there may be no redis.
+    # Imported only here, because the redis package may be missing on workers.
     from redis import Redis
 
-    from baton_gateway.key_book import FileKeys, RedisKeys
-    from baton_gateway.tenants import TenantsError
+    from baton_gateway.tenancy.key_book import FileKeys, RedisKeys
+    from baton_gateway.tenancy.tenants import TenantsError
 
     try:
         if redis_url is not None:
@@ -118,7 +120,7 @@ def _book(file: Path | None, redis_url: str | None) -> "KeyBook":
 
 
 def _put(book: "KeyBook", key: Key) -> None:
-    from baton_gateway.tenants import TenantsError
+    from baton_gateway.tenancy.tenants import TenantsError
 
     try:
         book.put(key)

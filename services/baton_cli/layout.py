@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from baton_cli.ports import LOOPBACK, Address
 from baton_cli.spec import ChildSpec
 
-_DRAIN_S = 6  # for answers that are being streamed when the user stops
+_DRAIN_S = 6  # time for running answers to finish when the user stops Baton
 _GATEWAY_GRACE_S = _DRAIN_S + 2.0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What to run. worker_flags and gateway_flags: passed on as they are. prefill: 0 makes decode workers prefill."""
+    """The processes to run. worker_flags, gateway_flags: passed on as is. prefill: with 0, decode workers prefill."""
 
     model: str
     served_model_name: str
@@ -31,7 +31,7 @@ class Layout:
         return self.prefill + self.decode
 
     def stages(self, worker_ports: Sequence[int], metrics_ports: Sequence[int]) -> list[list[ChildSpec]]:
-        """The children in order of shutdown. Of either kind of port: a loopback one for each of `workers`."""
+        """Return the children in order of shutdown. worker_ports, metrics_ports: loopback ports, one per worker."""
         addresses = [Address(LOOPBACK, port) for port in worker_ports]
         prefill, decode = addresses[: self.prefill], addresses[self.prefill :]
         workers = self._workers("decode", decode, metrics_ports[self.prefill :])
@@ -47,7 +47,7 @@ class Layout:
         return ChildSpec(
             name="gateway",
             argv=self._command("gateway", self.public, flags),
-            # Not as a flag: command lines are readable by every user of the machine.
+            # Not a flag, because every user of the machine can read command lines.
             env={"BATON_API_KEYS": ",".join(self.api_keys)} if self.api_keys else {},
             ready_at=self.public,
             grace_s=_GATEWAY_GRACE_S,
@@ -69,7 +69,7 @@ class Layout:
 
 
 def greeting(layout: Layout, metrics_ports: Sequence[int]) -> str:
-    """How to talk to the running Baton and how to stop it."""
+    """Return the text that tells the user how to send a request, where metrics are, and how to stop Baton."""
     url = f"http://{layout.public.reachable}"
     body = json.dumps(
         {"model": layout.served_model_name, "messages": [{"role": "user", "content": "What is Baton?"}]}

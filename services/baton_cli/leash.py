@@ -1,10 +1,10 @@
-"""Run as a script: `leash.py SUPERVISOR_PID COMMAND...` becomes COMMAND, tied to the life of the supervisor.
+"""Run as a script: `leash.py SUPERVISOR_PID COMMAND...` becomes COMMAND, which does not outlive the supervisor.
 
-On Linux the kernel then kills the process when the supervisor ends in any way, SIGKILL included
-(prctl(2), PR_SET_PDEATHSIG: the tie survives exec, and holds to the parent *thread*, so the supervisor must start
-its children from its main thread). Elsewhere only an orderly end of the supervisor stops the process.
+On Linux, the kernel kills the process when the supervisor ends in any way, SIGKILL included (prctl(2),
+PR_SET_PDEATHSIG). The setting survives exec. It is bound to the parent *thread*, so the supervisor must start its
+children from its main thread. On other systems, only an orderly end of the supervisor stops the process.
 
-Starts under `python -I -S` to stay within milliseconds, hence imports nothing of Baton.
+The script runs under `python -I -S` to start within milliseconds, so it cannot import Baton.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 def _main(supervisor: int, command: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The supervisor may have ended before the tie was made: then nobody would ever signal.
+        # If the supervisor ended before prctl, the kernel will never send the signal.
         if os.getppid() != supervisor:
             sys.exit(1)
     os.execvp(command[0], command)

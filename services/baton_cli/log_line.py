@@ -1,4 +1,4 @@
-"""One line that a child wrote."""
+"""Parses one output line of a child."""
 
 import json
 import logging
@@ -24,8 +24,8 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True)
 class LogLine:
-    """level: as a number of `logging`. text: for people. event: what the child says about itself, if it does.
-    percent: how far loading is, with the event `loading`."""
+    """One output line of a child. level: a level of `logging`. text: for the user. event: the line's machine-readable
+    event, if any. percent: the loading progress, if the event is `loading`."""
 
     level: int
     text: str
@@ -34,7 +34,7 @@ class LogLine:
 
     @classmethod
     def parse(cls, raw: str) -> "LogLine":
-        """Read a JSON log line; anything else (a traceback, a library's print) counts as a warning."""
+        """Parse a JSON log line. Any other line, such as one of a traceback, counts as a warning."""
         try:
             entry = json.loads(raw)
         except ValueError:

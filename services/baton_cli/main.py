@@ -1,4 +1,4 @@
-"""The `baton` command. It alone may import the services, and does so only for the one that it is asked to run."""
+"""The `baton` command. Only this module may import the services, and it imports only the one that it runs."""
 
 import sys
 from importlib.metadata import version as installed_version
@@ -13,7 +13,7 @@ from baton_cli.model_facts import model_facts
 from baton_cli.up import up
 from baton_demo import MODEL_DIR
 
-# A service's flags are the fields of its settings class, which says all about them, --help included.
+# The settings class of a service parses its flags and prints its --help, so typer passes all arguments on.
 _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -73,7 +73,7 @@ def decode(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ALL, add_help_option=False)
 def controller(context: typer.Context) -> None:
-    """Run the controller of a release: canaries and the sizes of its Deployments."""
+    """Run the controller of a release: canaries and scaling."""
     from baton_cli.service_settings import settings_from
     from baton_controller.settings import ControllerSettings
 
@@ -85,7 +85,7 @@ def controller(context: typer.Context) -> None:
 
 @bench.command(context_settings=_PASS_ALL, add_help_option=False)
 def serve(context: typer.Context) -> None:
-    """Put a load on OpenAI endpoints, side by side, and measure times, throughput and goodput."""
+    """Send load to one or more OpenAI endpoints and compare latency, throughput and goodput."""
     from baton_bench.errors import BenchError
     from baton_bench.settings import BenchSettings
     from baton_cli.service_settings import settings_from
@@ -101,9 +101,9 @@ def serve(context: typer.Context) -> None:
 
 @app.command()
 def model(
-    folder: Annotated[Path, typer.Argument(help="Model folder; left out, the demo model.")] = MODEL_DIR,
+    folder: Annotated[Path, typer.Argument(help="Model folder. Default: the demo model.")] = MODEL_DIR,
 ) -> None:
-    """Print what a model folder holds."""
+    """Print facts about the model in a folder."""
     facts = model_facts(folder)
     width = max(map(len, facts))
     for label, fact in facts.items():
@@ -111,7 +111,7 @@ def model(
 
 
 def main() -> None:
-    """Run the command line; a UserError becomes its text and its exit code."""
+    """Run the command line. A UserError prints its text and sets the exit code."""
     try:
         app()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What a model folder holds, read from its config and the headers of its weights: no tensor is loaded."""
+"""Facts about a model, read from its config and the headers of its weights without loading any tensor."""
 
 import json
 import struct
@@ -14,10 +14,10 @@ _LARGEST_HEADER = 100 << 20  # bytes; the limit of the format's own library
 
 
 def model_facts(folder: Path) -> dict[str, str]:
-    """Facts by their label, for people.
+    """Return facts for display, by label. Raises UserError.
 
-    Reads config.json and the safetensors headers (a little-endian u64 length, then JSON;
-    see the format description of safetensors). Raises UserError.
+    It reads config.json and the safetensors headers (a little-endian u64 length, then JSON; see the format description
+    of safetensors).
     """
     config = _config(folder)
     parameters = _parameters(folder)

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from baton_cli.errors import UserError
 
 LOOPBACK = "127.0.0.1"
-# Below the range from which every common system takes ports for outgoing connections: a worker's port stays free
-# while the worker restarts.
+# These ports are below the range that common systems use for outgoing connections. So a worker's port stays free while
+# the worker restarts.
 _WORKER_PORTS = range(20_000, 32_768)
-# The latest ports that were given. As long as they are bound here, no other process is given them before the server
-# that they are for listens; it can, since servers and these sockets allow each other by SO_REUSEADDR.
-_given: deque[socket.socket] = deque(maxlen=256)
+# Sockets that reserve the latest allocated ports. While they are bound, the system gives these ports to no other
+# process. The intended server can still listen, because both the servers and these sockets set SO_REUSEADDR.
+_reserved: deque[socket.socket] = deque(maxlen=256)
 
 
 class Address(NamedTuple):
@@ -30,7 +30,7 @@ class Address(NamedTuple):
 
     @property
     def reachable(self) -> "Address":
-        """The address a client on this machine uses: a wildcard host is no destination."""
+        """The address for clients on this machine. A wildcard host is replaced, because it is no valid destination."""
         return Address({"0.0.0.0": LOOPBACK, "": LOOPBACK, "::": "::1"}.get(self.host, self.host), self.port)
 
     async def answers_ready(self) -> bool:
@@ -58,7 +58,7 @@ def check_usable(address: Address) -> None:
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As servers do: connections of a predecessor that linger in TIME_WAIT do not count.
+            # Servers set this option too. Without it, a predecessor's connections in TIME_WAIT would block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)
     except OSError as error:
@@ -74,22 +74,22 @@ def _reason(address: Address, error: OSError) -> str:
 
 
 def free_loopback_ports(count: int) -> list[int]:
-    """Ports on which nothing listens and which were given to nobody else, all different."""
+    """Return distinct free ports, none of which an earlier call has returned recently."""
     free: list[int] = []
     for port in random.sample(_WORKER_PORTS, len(_WORKER_PORTS)):
         if len(free) == count:
             break
         with contextlib.suppress(OSError):
-            _given.append(_held(port))
+            _reserved.append(_reserve(port))
             free.append(port)
     return free
 
 
-def _held(port: int) -> socket.socket:
-    """Return a socket that is bound to a free port. Raises OSError where the port is not free."""
+def _reserve(port: int) -> socket.socket:
+    """Return a socket that is bound to a free port. Raises OSError when the port is not free."""
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        # gRPC servers listen with SO_REUSEPORT; this socket does not, so that their ports do count as taken.
+        # gRPC servers listen with SO_REUSEPORT. This socket does not set it, so binding to their ports fails.
         held.bind((LOOPBACK, port))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:

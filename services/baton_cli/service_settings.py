@@ -1,4 +1,4 @@
-"""A service's settings from its command line and environment, with errors a person can read."""
+"""Reads a service's settings from its command line and environment, with readable errors."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -31,7 +31,7 @@ def settings_from(args: Sequence[str], kind: type[Settings], program: str) -> Se
         return CliApp.run(kind, cli_args=list(args), cli_settings_source=source)
     except ValidationError as error:
         prefix = kind.model_config.get("env_prefix", "")
-        # Not the value at fault: it may be a key.
+        # Leave out the invalid value, because it may be an API key.
         lines = [_explain(found, prefix) for found in error.errors(include_input=False)]
         raise BadSetting("\n".join(lines)) from None
     except SettingsError as error:
@@ -40,7 +40,7 @@ def settings_from(args: Sequence[str], kind: type[Settings], program: str) -> Se
 
 def _explain(found: ErrorDetails, env_prefix: str) -> str:
     message = found["msg"].removeprefix("Value error, ")
-    if not found["loc"]:  # a check of several fields names them itself
+    if not found["loc"]:  # the messages of checks over several fields already name the fields
         return message
     name = str(found["loc"][0])
     return f"--{name.replace('_', '-')} (or {env_prefix}{name.upper()}): {message}"

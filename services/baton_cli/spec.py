@@ -1,4 +1,4 @@
-"""What the supervisor has to know about one child process."""
+"""The description of one child process for the supervisor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from baton_cli.ports import Address
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """One child: its command line is data, so that anything can be supervised.
+    """One child process.
 
-    env: added to the supervisor's environment. ready_at: where GET /ready tells that the child is ready; without it
-    the child says so itself with a log line that holds `"event": "ready"`. grace_s: seconds from SIGTERM to SIGKILL.
+    env: added to the supervisor's environment. ready_at: address where GET /ready answers 200 once the child is ready.
+    None: the child logs a line with `"event": "ready"` instead. grace_s: seconds from SIGTERM to SIGKILL.
     """
 
     name: str

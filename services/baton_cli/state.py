@@ -1,4 +1,4 @@
-"""Where a child is in its life."""
+"""The state of a child: its phase and progress."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class State:
-    """percent: of loading. wait_s: seconds until the restart."""
+    """The state of a child. percent: the loading progress. wait_s: seconds until the restart."""
 
     phase: Phase
     percent: int | None = None

@@ -1,4 +1,4 @@
-"""Runs a set of processes as one: starts all, keeps them alive, stops them in order."""
+"""Runs a set of processes together: starts all, restarts those that die, and stops all in order."""
 
 import asyncio
 import signal
@@ -13,8 +13,8 @@ _EXIT_KILLED = 130
 class Supervisor:
     """Owns the children from start to end.
 
-    stages: the order of shutdown; the children of a stage stop together, and the next stage follows when they are
-    gone. The first stage is also what users talk to: when all of it has been ready, `greeting` is printed.
+    stages: the order of shutdown. The children of a stage stop together, and the next stage follows when they are gone.
+    greeting: printed when all children of the first stage, which serves the users, have been ready.
     """
 
     def __init__(self, stages: Sequence[Sequence[Child]], display: Display, greeting: str) -> None:
@@ -25,9 +25,9 @@ class Supervisor:
         self._killed = False
 
     async def run(self) -> int:
-        """Run until SIGINT, SIGTERM, SIGHUP or a child that cannot start; returns the exit code.
+        """Run until SIGINT, SIGTERM or SIGHUP, or until a child cannot start. Return the exit code.
 
-        A second SIGINT kills all children at once. Must run in the main thread: children are tied to it.
+        A second SIGINT kills all children at once. Call it in the main thread, because children die with their thread.
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt)

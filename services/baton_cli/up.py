@@ -1,4 +1,4 @@
-"""`baton up`: prefill, decode and gateway as processes of this machine."""
+"""`baton up`: runs prefill, decode and gateway as processes on this machine."""
 
 import asyncio
 import contextlib
@@ -22,53 +22,55 @@ _DEMO_NAME = "baton-demo"
 
 
 def up(
-    model: Annotated[Path | None, typer.Option(help="Model folder; left out, the demo model.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Model folder. Default: the demo model.")] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Name that clients ask for; left out, the folder's name.")
+        str | None, typer.Option(help="Name of the model for clients. Default: the folder's name.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port the gateway listens on.")] = 8000,
     admin_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Local port of metrics and probes; left out, any.")
+        int | None, typer.Option(min=1, max=65535, help="Local port of metrics and probes. Default: any free port.")
     ] = None,
-    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill workers; left out, 1.")] = None,
-    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
-    aggregated: Annotated[bool, typer.Option("--aggregated", help="No prefill workers: decode does both.")] = False,
+    prefill: Annotated[int | None, typer.Option(min=1, help="Number of prefill workers. Default: 1.")] = None,
+    decode: Annotated[int, typer.Option(min=1, help="Number of decode workers.")] = 1,
+    aggregated: Annotated[
+        bool, typer.Option("--aggregated", help="Run no prefill workers; decode workers prefill too.")
+    ] = False,
     dtype: Annotated[str | None, typer.Option(help="Data type the workers compute in.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="KV blocks of each worker.")] = None,
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Part of the GPU's memory that each worker may hold.")
+        float | None, typer.Option(help="Fraction of the GPU's memory that each worker may use.")
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together, in tokens.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens that one engine step computes.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that one engine step computes.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer together.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Most tokens in one engine step.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Most sequences in one engine step.")] = None,
     enable_prefix_caching: Annotated[
         bool | None,
         typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV of shared prefixes."),
     ] = None,
     deterministic: Annotated[
-        bool | None, typer.Option("--deterministic", help="Tokens do not depend on the requests around; slower.")
+        bool | None, typer.Option("--deterministic", help="Make tokens independent of other requests; slower.")
     ] = None,
-    api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must show; may be repeated.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send; may be repeated.")] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(help="Jinja file; left out, the model's own chat template.")
+        Path | None, typer.Option(help="Jinja file with the chat template. Default: the model's own.")
     ] = None,
     tool_call_parser: Annotated[
         str | None,
         typer.Option(
-            help="How the model writes calls of functions: auto, hermes, mistral, llama3_json or none; left out, auto."
+            help="Format of the model's tool calls: auto, hermes, mistral, llama3_json or none. Default: auto."
         ),
     ] = None,
     use_generation_config: Annotated[
         bool | None,
         typer.Option(
             "--use-generation-config/--no-use-generation-config",
-            help="Sampling defaults from the model's generation_config.json.",
+            help="Take sampling defaults from the model's generation_config.json.",
         ),
     ] = None,
-    log_level: Annotated[LogLevel | None, typer.Option(help="Level of all processes; left out, info.")] = None,
-    log_dir: Annotated[Path | None, typer.Option(help="Folder that gets every process's log lines as a file.")] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="Log level of all processes. Default: info.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for one log file per process.")] = None,
 ) -> None:
     """Start a local Baton: prefill, decode and gateway, until Ctrl-C."""
     if aggregated and prefill is not None:
@@ -119,14 +121,15 @@ def _model(folder: Path | None, name: str | None) -> tuple[Path, str]:
 
 
 def _gpu_share(workers: int) -> float | None:
-    """What each of several workers may hold of the GPU that they share; None leaves it to the worker's default."""
+    """Return each worker's fraction of the shared GPU's memory; None leaves the worker's own default or setting."""
     if workers == 1 or "BATON_GPU_MEMORY_UTILIZATION" in os.environ:
         return None
     return int(GPU_MEMORY_UTILIZATION / workers * 100) / 100
 
 
 def _gpu_pair_memory() -> float | None:
-    """What each worker sets aside for pairs with other GPUs: nothing, as all share one; None leaves it to a setting."""
+    """Return the memory that each worker reserves for pairs with other GPUs: 0, because all share one GPU. None leaves
+    it to the environment variable."""
     return None if "BATON_GPU_PAIR_MEMORY" in os.environ else 0
 
 
@@ -138,7 +141,7 @@ def _api_keys(given: list[str] | None) -> list[str]:
 
 
 def _flags(**given: object) -> list[str]:
-    """Kebab-case flags for the values that are not None."""
+    """Return kebab-case flags for the values that are not None."""
     flags: list[str] = []
     for name, value in given.items():
         kebab = name.replace("_", "-")

@@ -1,1 +1,1 @@
-"""The controller of a release: takes canaries through their steps, and sizes prefill and decode to the load."""
+"""The controller of a release: takes canaries through their steps, and scales prefill and decode pods with the load."""

@@ -9,12 +9,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 
 class AdminServer:
-    """Serves in a thread of its own."""
+    """An HTTP server that runs in its own thread."""
 
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, live: Callable[[], bool], ready: Callable[[], bool]
     ) -> None:
-        """Raises OSError when it cannot listen."""
+        """Raises OSError when the address cannot be bound."""
 
         class Handler(_Handler):
             probes = {"/live": live, "/ready": ready}

@@ -1,4 +1,4 @@
-"""Judges a canary by what gateways have counted, and says how much traffic it gets next. Knows no clock, no network."""
+"""Judges a canary by the counters of gateways and decides its next weight. Pure functions: no clock, no network."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,12 +14,12 @@ Reason = Literal["CanaryAdvanced", "CanaryPromoted", "CanaryRolledBack", "Canary
 
 
 class CanaryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where a canary stands. Its size does not depend on the number of gateways.
+    """The progress of a canary. The size of this state does not depend on the number of gateways.
 
-    weight: percent of the traffic. step: that weight's place among the steps, from 1; 0 when rolled back. since: when
-    the interval began, in Unix time. canary, stable: what was counted since then, over all gateways. comparisons: how
-    many were made at this step; undecided: how many of them since the interval began. waiting: true after
-    CanaryWaiting was emitted because a revision had too few requests.
+    weight: percent of the traffic. step: the number of the weight's step, from 1; 0 when rolled back. since: Unix time
+    at which the interval began. canary, stable: the counts of both revisions since then, over all gateways.
+    comparisons: how many were made at this step; undecided: how many of them since the interval began. waiting: true
+    after CanaryWaiting was emitted because a revision had too few requests.
     """
 
     revision: str
@@ -36,13 +36,13 @@ class CanaryState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     stable: Counters = NOTHING
 
     def judged_by(self, spec: CanarySpec) -> bool:
-        """Whether this is the state of the canary that the configuration names, with the same settings."""
+        """Whether this is the state of the canary in the configuration, with the same settings."""
         return (self.revision, self.generation) == (spec.revision, str(spec.generation))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The state from now on; reason and why when something was decided."""
+    """The new state. reason and why: of the change for Events and logs; None and empty without a change."""
 
     state: CanaryState
     reason: Reason | None = None
@@ -50,12 +50,12 @@ class Decision:
 
 
 def decide(state: CanaryState | None, spec: CanarySpec, now: float, canary: Counters, stable: Counters) -> Decision:
-    """Return what becomes of a canary. now: Unix time. canary, stable: what was counted since the last decision.
+    """Return the next state of a canary. now: Unix time. canary, stable: the counts since the last decision.
 
-    A comparison is due when `interval_seconds` and `min_requests` of each revision have passed. The canary is rolled
-    back when a measure is beyond its limit and chance is excluded as the reason (`evidence.level`). When a measure is
-    beyond its limit and chance is not excluded, the canary stays, and the next comparison has more requests. Only
-    when every measure is within its limit does the canary advance. One that fails outright is rolled back at once.
+    The revisions are compared after `interval_seconds` and `min_requests` of each revision. The canary is rolled back
+    when a measure is beyond its limit and chance is excluded as the reason (`evidence.level`). When a measure is beyond
+    its limit and chance is not excluded, the canary keeps its weight, and the next comparison has more requests. The
+    canary advances only when every measure is within its limit. A canary that fails outright is rolled back at once.
     """
     if state is None or not state.judged_by(spec):
         return _begin(spec, now)
@@ -79,7 +79,7 @@ def decide(state: CanaryState | None, spec: CanarySpec, now: float, canary: Coun
 
 
 def set_by_hand(state: CanaryState, spec: CanarySpec, weight: int, now: float) -> CanaryState:
-    """Return the state after an operator has set the weight: 0 stays, from another the canary goes on."""
+    """Return the state after an operator has set the weight. At 0 the canary counts as rolled back; else it goes on."""
     if weight == 0:
         return _roll_back(state, "the weight was set to 0 by hand").state
     step = sum(step <= weight for step in spec.steps)

@@ -1,4 +1,4 @@
-"""The controller's own ConfigMap: the weights that gateways follow, and the analysis, which survives restarts."""
+"""The controller's ConfigMap: the weights that gateways follow, and the state of the analysis, kept over restarts."""
 
 import logging
 from dataclasses import dataclass
@@ -29,17 +29,17 @@ _NOT_FOUND = 404
 
 @dataclass
 class Canaries:
-    """states: of the canaries that the controller judges. overrides: weights that operators have set. By model."""
+    """states: the canaries that the controller judges, by model. overrides: weights set by operators, by model."""
 
     states: dict[str, CanaryState]
     overrides: dict[str, int]
 
 
 class CanaryMap:
-    """Reads and writes it; a write is refused when somebody else has written since the last read."""
+    """Reads and writes the ConfigMap. A write fails when another process has written since the last read."""
 
     def __init__(self, api: client.ApiClient, namespace: str, prefix: str, owner: str = "") -> None:
-        """prefix: of the names of the ConfigMaps. owner: the Deployment with which this ConfigMap goes, if any."""
+        """prefix: of the ConfigMaps' names. owner: the Deployment that owns this ConfigMap; empty = none."""
         self._core = client.CoreV1Api(api)
         self._apps = client.AppsV1Api(api)
         self._namespace = namespace
@@ -51,7 +51,7 @@ class CanaryMap:
         self.uid = ""
 
     def read(self) -> Canaries:
-        """Raises ApiException. A ConfigMap that does not exist has no data."""
+        """Return the data of the ConfigMaps; a missing one counts as empty. Raises ApiException."""
         found = self._found(self._name)
         self._note(found)
         data = (found.data if found else None) or {}
@@ -59,11 +59,11 @@ class CanaryMap:
             override = self._found(self._override_name)
             self._overrides = parse_override(((override.data if override else None) or {}).get(OVERRIDE_KEY, ""))
         except CanaryMapError as error:
-            log.error("overrides stay as they were: %s", error, extra={"event": "canary_override_refused"})
+            log.error("invalid overrides, the old ones are kept: %s", error, extra={"event": "canary_override_refused"})
         return Canaries(_decoded(data, ANALYSIS_KEY, dict[str, CanaryState]), dict(self._overrides))
 
     def write(self, canaries: Canaries) -> None:
-        """Raises ApiException, with 409 when what was read is not the newest any more."""
+        """Write the states. Raises ApiException, with status 409 when the ConfigMap has changed since `read`."""
         weights = {model: Moved(state.generation, state.weight) for model, state in canaries.states.items()}
         data = {
             STATUS_KEY: msgspec.json.encode(weights).decode(),
@@ -102,5 +102,5 @@ def _decoded(data: dict[str, str], key: str, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data.get(key) or "{}", type=kind)
     except msgspec.MsgspecError as error:
-        log.error("%s of the ConfigMap is lost: %s", key, error, extra={"event": "canary_state_lost"})
+        log.error("%s of the ConfigMap is invalid and ignored: %s", key, error, extra={"event": "canary_state_lost"})
         return {}

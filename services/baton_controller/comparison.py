@@ -1,4 +1,4 @@
-"""Compares a canary's counters with stable's, and puts the figures into words."""
+"""Compares a canary's counters with stable's, and describes the figures for Events and logs."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from baton_controller.counters import Buckets, Counters, quantile
 class Excess:
     """One measure of the canary that is beyond its limit.
 
-    figures: the measure, in words. chance: how likely so large a difference is if both revisions are the same.
+    figures: the measure as text. chance: the probability of a difference this large if both revisions are the same.
     """
 
     figures: str
@@ -26,7 +26,7 @@ class Excess:
 
 
 def excesses(canary: Counters, stable: Counters, spec: CanarySpec) -> list[Excess]:
-    """Return the measures that are beyond their limits, whether or not the difference may be due to chance."""
+    """Return the measures that are beyond their limits, including those that may be beyond by chance."""
     found = []
     if canary.error_rate - stable.error_rate > spec.max_error_rate_increase:
         found.append(
@@ -42,7 +42,7 @@ def excesses(canary: Counters, stable: Counters, spec: CanarySpec) -> list[Exces
 
 
 def fails_outright(canary: Counters, stable: Counters, spec: CanarySpec, rate: float) -> bool:
-    """Return whether the canary fails so often that more requests need not be waited for. rate: of false alarms."""
+    """Return whether the canary fails so often that it can be judged at once. rate: the allowed false-alarm rate."""
     return evidence.fails_outright(
         canary.error, canary.requests, stable.error, stable.requests, spec.max_error_rate_increase, rate
     )

@@ -1,4 +1,4 @@
-"""Which canaries are to be judged, and what is to be scaled, as a file says it."""
+"""The configuration file: the canaries to judge and the Deployments to scale."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,11 +12,12 @@ _Weight = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
 
 class CanarySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, rename="camel"):
-    """How much of a model's traffic a revision gets, in percent, and how much worse than stable it may be.
+    """The steps of a canary's weight, and how much worse than stable it may be.
 
-    generation: anything; with another one a revision that was rolled back is tried anew. min_requests: of each
-    revision, before they are compared. The ratios limit the canary's p95 to stable's, and also how much slower it is
-    on average over its quantiles; the increase is of the share of requests that fail.
+    steps: percent of the model's traffic. generation: any value; changing it starts a canary that was rolled back
+    again. min_requests: how many each revision needs before a comparison. max_*_ratio: limit the ratio of the canary's
+    p95 to stable's, and also its average slowdown over the quantiles. max_error_rate_increase: the limit of the
+    difference between the shares of failed requests.
     """
 
     revision: _Name
@@ -31,7 +32,7 @@ class CanarySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
 
 class RoleSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The Deployment of a role's pods, and how many there may be."""
+    """The Deployment of a role's pods, and the range of its replicas."""
 
     deployment: _Name
     min: _Replicas = 1
@@ -39,9 +40,9 @@ class RoleSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class ScalerSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, rename="camel"):
-    """Objectives for nine requests in ten, and what is scaled to meet them.
+    """The latency objectives for nine requests in ten, and the Deployments to scale to meet them.
 
-    mode: `scale` sets replicas, `metrics` only publishes how many there should be. dryRun: only says so in the log.
+    mode: `scale` sets replicas, `metrics` only publishes the desired number. dryRun: only log the desired number.
     """
 
     prefill: RoleSpec
@@ -53,14 +54,14 @@ class ScalerSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
 
 class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What is done for a model."""
+    """The settings of one model. None: the controller does not manage its canary, or its scale."""
 
     canary: CanarySpec | None = None
     scaler: ScalerSpec | None = None
 
 
 class ConfigFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """YAML or JSON; models by the names that clients know."""
+    """The content of the file, YAML or JSON. models: by the names that clients use."""
 
     models: dict[_Name, ModelSpec] = {}
 
@@ -70,7 +71,7 @@ class ConfigFileError(ValueError):
 
 
 def read_config(path: Path) -> ConfigFile:
-    """Raises ConfigFileError."""
+    """Return the content of the file. Raises ConfigFileError."""
     try:
         content = msgspec.convert(msgspec.yaml.decode(path.read_bytes()) or {}, ConfigFile)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The configuration as its file says it now."""
+"""Follows the configuration file while it changes."""
 
 import logging
 from pathlib import Path
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class ConfigFollower:
-    """Reads the file again when it has changed; a broken one changes nothing."""
+    """Reads the file again when it has changed. When the new content is invalid, the old configuration stays."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigFileError."""
@@ -25,7 +25,7 @@ class ConfigFollower:
         try:
             self.current = read_config(self._path)
         except ConfigFileError as error:
-            log.error("the configuration stays as it was: %s", error, extra={"event": "config_refused"})
+            log.error("invalid configuration, the old one is kept: %s", error, extra={"event": "config_refused"})
         else:
             log.info("the configuration has changed", extra={"event": "config_read"})
 

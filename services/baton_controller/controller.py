@@ -1,4 +1,4 @@
-"""Looks at the gateways again and again, and has canaries and replicas follow what they say."""
+"""The control loop: fetches the gateways' reports, then reconciles canaries and replicas."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import urllib3
 from kubernetes.client import ApiException
 
-from baton_controller.canary import Canary
+from baton_controller.canary_reconciler import CanaryReconciler
 from baton_controller.config_follower import ConfigFollower
 from baton_controller.gateways import Gateways
 from baton_controller.metrics import Metrics
@@ -16,41 +16,42 @@ from baton_controller.scaler import Scaler
 
 log = logging.getLogger(__name__)
 
-_LATE_LOOKS = 5  # so many intervals without a look, and a minute for calls that hang, mean that it is stuck
+# The controller counts as stuck after this many intervals without a reconciliation, plus a minute for calls that hang.
+_LATE_INTERVALS = 5
 _HANG_S = 60.0
 
 
 class Controller:
-    """`run` it until `stop`."""
+    """The control loop; `run` returns after `stop`."""
 
     def __init__(
         self,
         config: ConfigFollower,
         gateways: Gateways,
-        canary: Canary,
+        canaries: CanaryReconciler,
         scaler: Scaler,
         metrics: Metrics,
         interval_s: float,
     ) -> None:
         self._config = config
         self._gateways = gateways
-        self._canary = canary
+        self._canaries = canaries
         self._scaler = scaler
         self._metrics = metrics
         self._interval_s = interval_s
         self._stopping = asyncio.Event()
-        self._last_look: float | None = None
+        self._last_reconciled: float | None = None
         self._begun = time.monotonic()
         self._failing: set[str] = set()
 
     @property
     def live(self) -> bool:
-        last = self._last_look or self._begun
-        return time.monotonic() - last < _LATE_LOOKS * self._interval_s + _HANG_S
+        last = self._last_reconciled or self._begun
+        return time.monotonic() - last < _LATE_INTERVALS * self._interval_s + _HANG_S
 
     @property
     def ready(self) -> bool:
-        return self._last_look is not None
+        return self._last_reconciled is not None
 
     def stop(self) -> None:
         self._stopping.set()
@@ -59,25 +60,25 @@ class Controller:
         self._gateways.start()
         try:
             while not self._stopping.is_set():
-                await self._look()
+                await self._reconcile()
                 await self._within(self._stopping.wait())
         finally:
             self._gateways.stop()
 
-    async def _look(self) -> None:
+    async def _reconcile(self) -> None:
         self._config.follow()
-        # Until it is known which gateways there are, none of them having answered means nothing.
-        if await self._within(self._gateways.known()):
-            reports = await self._gateways.ask()
+        # Before the API server has listed the gateways, an empty set of reports does not mean that there are none.
+        if await self._within(self._gateways.wait_until_listed()):
+            reports = await self._gateways.fetch_reports()
             self._metrics.gateways.set(len(reports))
             config = self._config.current
-            await self._try("canaries", asyncio.to_thread(self._canary.reconcile, config, reports, time.time()))
-            weights = dict(self._canary.weights)
+            await self._try("canaries", asyncio.to_thread(self._canaries.reconcile, config, reports, time.time()))
+            weights = dict(self._canaries.weights)
             await self._try(
-                "replicas", asyncio.to_thread(self._scaler.look, config, reports, time.monotonic(), weights)
+                "replicas", asyncio.to_thread(self._scaler.reconcile, config, reports, time.monotonic(), weights)
             )
-            self._metrics.last_look.set(time.time())
-        self._last_look = time.monotonic()
+            self._metrics.last_reconciled.set(time.time())
+        self._last_reconciled = time.monotonic()
 
     async def _try(self, what: str, call: Awaitable[None]) -> None:
         try:
@@ -85,11 +86,11 @@ class Controller:
         except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
             why = f"{error.status} {error.reason}" if isinstance(error, ApiException) else str(error)
             if what not in self._failing:
-                log.warning("%s are not taken care of: %s", what, why, extra={"event": "kubernetes_failed"})
+                log.warning("%s cannot be reconciled: %s", what, why, extra={"event": "kubernetes_failed"})
             self._failing.add(what)
         else:
             if what in self._failing:
-                log.info("%s are taken care of again", what, extra={"event": "kubernetes_works"})
+                log.info("%s are reconciled again", what, extra={"event": "kubernetes_works"})
             self._failing.discard(what)
 
     async def _within(self, wait: Awaitable[object]) -> bool:

@@ -1,17 +1,17 @@
-"""What gateways have counted of a revision's requests, and what came to it since an earlier look."""
+"""Gateways' counters of the requests of each revision, and their increase since an earlier reading."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
 
-MOST = 2.0**53  # up to here a float counts every single observation
+MOST = 2.0**53  # up to this number a float holds every integer
 Count = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 Buckets = dict[str, Count]  # a Prometheus histogram: observations up to each bound, by the label `le`
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """Of one revision. ttft, tpot: seconds to the first token and per token after it."""
+    """The counters of one revision. ttft, tpot: seconds to the first token and per token after it."""
 
     ok: Count = 0.0
     error: Count = 0.0
@@ -35,13 +35,13 @@ class Counters(msgspec.Struct, frozen=True):
         )
 
     def fell(self, earlier: "Counters") -> bool:
-        """Whether something is less than it was, which a counter never is while its process lives."""
+        """Whether any counter is smaller than in `earlier`, which only a restart of its process can cause."""
         change = self.minus(earlier)
         return min(change.ok, change.error, *change.ttft.values(), *change.tpot.values()) < 0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What one gateway says of one model. started: when it began to count, in its own time; 0 = not told."""
+    """One gateway's counters of one model. started: when they began, by the gateway's clock; 0 = unknown."""
 
     started: float = 0.0
     revisions: dict[str, Counters] = {}
@@ -49,7 +49,7 @@ class Reading(msgspec.Struct, frozen=True):
     def restarted_since(self, earlier: "Reading") -> bool:
         if self.started and earlier.started and self.started != earlier.started:
             return True
-        # A revision that is gone from the counters was counted by another process.
+        # Counters of a revision disappear only when the gateway's process restarts.
         return any(self.revisions.get(name, NOTHING).fell(was) for name, was in earlier.revisions.items())
 
 
@@ -58,9 +58,10 @@ Readings = Mapping[str, Reading]  # by gateway
 
 
 def extended(start: Readings, now: Readings) -> dict[str, Reading]:
-    """Return an interval's start with gateways first seen since then, and nothing for those that have restarted.
+    """Return the readings at an interval's start, completed for gateways that are new or have restarted since.
 
-    Of a gateway that is seen for the first time nobody knows what of its counts is from before.
+    A restarted gateway starts from zero. A new gateway starts from its reading in `now`, because some of its counts
+    may be from before the interval.
     """
     result = {**now, **start}
     for name, reading in now.items():
@@ -70,7 +71,7 @@ def extended(start: Readings, now: Readings) -> dict[str, Reading]:
 
 
 def window(start: Readings, now: Readings, revision: str) -> Counters:
-    """Return what came to a revision's counters, over all gateways, since a start that is `extended` to now."""
+    """Return the increase of a revision's counters over all gateways. start: as `extended` returns it for `now`."""
     changes = []
     for name, reading in now.items():
         counters = reading.revisions.get(revision, NOTHING)
@@ -79,7 +80,7 @@ def window(start: Readings, now: Readings, revision: str) -> Counters:
 
 
 def arrived(before: Readings, now: Readings, revision: str) -> Counters:
-    """Return what came to a revision's counters, over all gateways, between two readings of each gateway."""
+    """Return the increase of a revision's counters over all gateways between two readings of each gateway."""
     return window(extended(before, now), now, revision)
 
 
@@ -97,9 +98,9 @@ def total(parts: Iterable[Counters]) -> Counters:
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
-    """Return the value that a share of the observations is not above, linear within its bucket; None without any.
+    """Return the quantile `share` of a histogram, linearly interpolated within its bucket; None without observations.
 
-    As Prometheus' histogram_quantile: what lies beyond the last finite bound counts as that bound.
+    Like Prometheus' histogram_quantile, it treats values beyond the last finite bound as equal to that bound.
     """
     bounds = sorted((float(le), count) for le, count in buckets.items())
     if not bounds or bounds[-1][1] <= 0:

@@ -1,4 +1,4 @@
-"""Kubernetes Events: what `kubectl describe` and `kubectl get events` say of a canary."""
+"""Kubernetes Events about canaries, for `kubectl describe` and `kubectl get events`."""
 
 from datetime import UTC, datetime
 
@@ -7,21 +7,21 @@ from kubernetes import client
 from baton_controller.field_manager import FIELD_MANAGER
 
 _TIMEOUT_S = 10
-_MOST_CHARS = 1024  # the API server takes no more
+_MOST_CHARS = 1024  # the API server's limit for a message
 
 
 class Events:
     """Writes Events about a ConfigMap."""
 
     def __init__(self, api: client.ApiClient, namespace: str, config_map: str, instance: str) -> None:
-        """instance: which controller this is."""
+        """instance: the name of this controller's pod."""
         self._core = client.CoreV1Api(api)
         self._namespace = namespace
         self._name = config_map
         self._instance = instance
 
     def write(self, reason: str, message: str, uid: str, warning: bool) -> None:
-        """uid: of the ConfigMap. Raises ApiException."""
+        """Write one Event. uid: of the ConfigMap. Raises ApiException."""
         now = datetime.now(UTC)
         about = client.V1ObjectReference(
             api_version="v1", kind="ConfigMap", namespace=self._namespace, name=self._name, uid=uid

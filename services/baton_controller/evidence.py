@@ -39,7 +39,7 @@ def fisher(bad: float, of: float, stable_bad: float, stable_of: float) -> float:
     variance = mean * (m / total) * (total - drawn) / max(total - 1, 1)
     if variance > _LARGEST_EXACT_VARIANCE:
         return _normal_tail((k - 0.5 - mean) / sqrt(variance))
-    # Both sums run away from the mean, where the terms only shrink.
+    # Each sum runs away from the mean, where the terms only shrink.
     if k > mean:
         return min(1.0, _upper_sum(k, n, drawn, total))
     return max(0.0, 1.0 - _upper_sum(drawn - k + 1, m, drawn, total))
@@ -50,7 +50,7 @@ def fails_outright(errors: float, of: float, stable_errors: float, stable_of: fl
 
     The tolerated share is OUTRIGHT_SHARE. When stable itself exceeds it, as when a shared dependency is down, it is
     the upper confidence bound of stable's share. `limit` is the increase over stable that the operator allows.
-    The canary's share must be above with a confidence that holds at all times at once, so this may be asked after
+    The canary's share must be above with a confidence that holds at all times at once, so it can be tested after
     every request: the chance of one wrong answer in all of them is `rate`, for a true share of up to OUTRIGHT_SHARE.
     It needs no traffic on stable.
     """

@@ -1,4 +1,4 @@
-"""The gateways of a release: where they are, and what they say."""
+"""Finds the gateways of a release and fetches their reports."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ _THREADS = 16
 
 
 class Gateways:
-    """Follows the EndpointSlices of a release's gateways, and asks these on their admin ports."""
+    """Follows the EndpointSlices of a release's gateways, and fetches reports from their admin ports."""
 
     def __init__(self, api: client.ApiClient, namespace: str, release: str) -> None:
         self._watch = ObjectWatch(
@@ -32,7 +32,7 @@ class Gateways:
         self._urls: dict[str, str] = {}
         self._listed = asyncio.Event()
         self._http = urllib3.PoolManager(num_pools=256, maxsize=2, retries=False, timeout=_TIMEOUT_S)
-        self._threads = ThreadPoolExecutor(_THREADS, "ask a gateway")
+        self._threads = ThreadPoolExecutor(_THREADS, "fetch a report")
         self._silent: set[str] = set()
 
     def start(self) -> None:
@@ -42,15 +42,16 @@ class Gateways:
         self._watch.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def known(self) -> None:
-        """Return when the API server has said which gateways there are."""
+    async def wait_until_listed(self) -> None:
+        """Return when the API server has listed the gateways for the first time."""
         await self._listed.wait()
 
-    async def ask(self) -> dict[str, Report]:
-        """Return what those gateways say that answer, by name."""
+    async def fetch_reports(self) -> dict[str, Report]:
+        """Return the reports of the gateways that answer, by pod name."""
         loop = asyncio.get_running_loop()
         urls = dict(self._urls)
-        answers = await asyncio.gather(*(loop.run_in_executor(self._threads, self._ask, url) for url in urls.values()))
+        fetches = (loop.run_in_executor(self._threads, self._fetch, url) for url in urls.values())
+        answers = await asyncio.gather(*fetches)
         reports = {}
         for name, answer in zip(urls, answers, strict=True):
             if isinstance(answer, Report):
@@ -62,7 +63,7 @@ class Gateways:
         self._silent &= urls.keys()
         return reports
 
-    def _ask(self, url: str) -> Report | Exception:
+    def _fetch(self, url: str) -> Report | Exception:
         try:
             return parse_report(self._get(f"{url}/metrics").decode(), self._get(f"{url}/pods"))
         except (urllib3.exceptions.HTTPError, OSError, ValueError, KeyError) as error:
@@ -80,7 +81,7 @@ class Gateways:
 
 
 def _admin_urls(slices: Objects) -> dict[str, str]:
-    """Return the gateways' admin ports, by pod. Several Services, or both IP versions, may name the same pod."""
+    """Return the URLs of the gateways' admin ports, by pod. Several Services or IP versions may list the same pod."""
     urls: dict[str, str] = {}
     for piece in slices.values():
         ports = [port.port for port in piece.ports or () if port.name == _PORT_NAME]

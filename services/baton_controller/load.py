@@ -1,4 +1,4 @@
-"""The load of a model's pods at one look, put together from what all gateways say."""
+"""The load of a model's pods at one time, merged from the reports of all gateways."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from baton_controller.counters import NOTHING, Counters
 from baton_controller.report import PodReport, Report
 
-_DEFAULT_PREFILL_RATE = 10_000.0  # as gateways assume of pods that have not measured theirs
+_DEFAULT_PREFILL_RATE = 10_000.0  # tokens a second; gateways assume it too for pods that have not measured their rate
 
 
 @dataclass(frozen=True)
 class Load:
-    """time: seconds. queue_s: of prefill waiting at each live prefill pod. kv_use: share of its blocks that each live
-    decode pod holds; decoding: its requests. waiting: requests that no pod has yet. served: what came to the counters
-    since the look before."""
+    """A sample of a model's load. time: seconds. queue_s: seconds of queued prefill of each live prefill pod. kv_use:
+    share of held KV blocks of each live decode pod; decoding: its requests. waiting: requests that no pod has yet.
+    served: the increase of the counters since the previous sample."""
 
     time: float
     queue_s: Sequence[float] = ()
@@ -24,7 +24,7 @@ class Load:
 
 
 def load_of(model: str, revision: str | None, reports: Mapping[str, Report], served: Counters, now: float) -> Load:
-    """Return the load of a revision; of all when None."""
+    """Return the load of a revision; None: of all revisions together."""
     seen = [
         pod
         for report in reports.values()
@@ -43,7 +43,7 @@ def load_of(model: str, revision: str | None, reports: Mapping[str, Report], ser
 
 
 def _merged(pods: Iterable[PodReport]) -> Iterable[PodReport]:
-    """Yield each live pod once. Every gateway knows of all its load, some of them later than others."""
+    """Yield each live pod once. Every gateway reports a pod's total load, but some reports are older than others."""
     by_address: dict[str, list[PodReport]] = {}
     for pod in pods:
         by_address.setdefault(pod.address, []).append(pod)

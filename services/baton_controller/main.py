@@ -11,8 +11,8 @@ from kubernetes import client
 
 from baton_common.logging import configure_logging
 from baton_controller.admin import AdminServer
-from baton_controller.canary import Canary
 from baton_controller.canary_map import CanaryMap
+from baton_controller.canary_reconciler import CanaryReconciler
 from baton_controller.config_file import ConfigFileError
 from baton_controller.config_follower import ConfigFollower
 from baton_controller.controller import Controller
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def main(settings: ControllerSettings) -> None:
-    """Work until SIGTERM or SIGINT. Exits with status 1 and one log line when it cannot start."""
+    """Run until SIGTERM or SIGINT. Exits with status 1 and one log line when the controller cannot start."""
     configure_logging("controller", settings.log_level)
     try:
         config = ConfigFollower(settings.config_file)
@@ -61,14 +61,14 @@ async def _run(settings: ControllerSettings, config: ConfigFollower, api: client
 
 
 def build(settings: ControllerSettings, config: ConfigFollower, api: client.ApiClient, metrics: Metrics) -> Controller:
-    """Return a controller of what the settings name."""
+    """Return a controller for the release that the settings name."""
     namespace = settings.namespace or own_namespace()
     canary_map = CanaryMap(api, namespace, settings.canary_configmaps, settings.owner)
     events = Events(api, namespace, status_map(settings.canary_configmaps), socket.gethostname())
     return Controller(
         config,
         Gateways(api, namespace, settings.release),
-        Canary(canary_map, events, metrics),
+        CanaryReconciler(canary_map, events, metrics),
         Scaler(api, namespace, metrics),
         metrics,
         settings.interval_s,

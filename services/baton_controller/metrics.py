@@ -9,17 +9,19 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         prefix = "baton_controller_"
-        self.last_look = Gauge(
-            prefix + "last_look_timestamp_seconds", "When the last look was done, in Unix time.", registry=registry
+        self.last_reconciled = Gauge(
+            prefix + "last_look_timestamp_seconds", "Unix time of the last reconciliation.", registry=registry
         )
-        self.gateways = Gauge(prefix + "gateways", "Gateways that answered at the last look.", registry=registry)
+        self.gateways = Gauge(
+            prefix + "gateways", "Gateways that answered at the last reconciliation.", registry=registry
+        )
         self.canary_weight = Gauge(
-            prefix + "canary_weight", "Percent of a model's requests for its canary.", ["model"], registry=registry
+            prefix + "canary_weight", "Percent of a model's requests sent to its canary.", ["model"], registry=registry
         )
         self.rollbacks = Counter(prefix + "canary_rollbacks", "Canaries rolled back.", ["model"], registry=registry)
         self.desired_replicas = Gauge(
-            prefix + "desired_replicas", "Pods that the load asks for.", ["model", "role"], registry=registry
+            prefix + "desired_replicas", "Pods that the load requires.", ["model", "role"], registry=registry
         )
         self.replicas = Gauge(
-            prefix + "replicas", "Pods that the Deployment has now.", ["model", "role"], registry=registry
+            prefix + "replicas", "Replicas that the Deployment is set to.", ["model", "role"], registry=registry
         )

@@ -1,4 +1,4 @@
-"""What one gateway says on its admin port, of models and of pods."""
+"""Parses one gateway's report about models and pods, which its admin port serves."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _MOST_BUCKETS = 100  # of one histogram, so that the state of a canary stays sma
 
 
 class PodReport(msgspec.Struct, frozen=True):
-    """A pod as a gateway sees it. requests: those that decode there; queued_prefill_tokens: those not yet computed."""
+    """One gateway's view of a pod. requests: those decoding there; queued_prefill_tokens: those not yet computed."""
 
     model: str
     role: str
@@ -41,7 +41,7 @@ class _Pods(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Report:
-    """Of one gateway. readings: by model; waiting: requests of a model that no pod has yet."""
+    """The report of one gateway. readings: by model; waiting: requests that no pod has yet, by model."""
 
     readings: dict[str, Reading] = field(default_factory=dict)
     waiting: dict[str, float] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Report:
 
 
 def parse_report(metrics: str, pods: bytes) -> Report:
-    """Raises ValueError when this is not what gateways say."""
+    """Return the report. metrics, pods: bodies of /metrics and /pods. Raises ValueError when one is invalid."""
     families = {family.name: family.samples for family in text_string_to_metric_families(metrics)}
     waiting: dict[str, float] = {}
     for sample in families.get(_WAITING, ()):
@@ -75,7 +75,8 @@ def _readings(families: dict[str, list[Sample]]) -> dict[str, Reading]:
         _add(of(sample).ttft, sample)
     for sample in _buckets(families, _TPOT):
         _add(of(sample).tpot, sample)
-    # When the process made its first counter of these; a family of its own in this text format.
+    # The process started to count when it created the first of these counters. In this text format the creation time
+    # is a family of its own.
     made = [_count(sample) for name in (_REQUESTS, _TTFT, _TPOT) for sample in families.get(name + "_created", ())]
     started = min(made, default=0.0)
     return {model: Reading(started, revisions) for model, revisions in counters.items()}

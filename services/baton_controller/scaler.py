@@ -1,4 +1,4 @@
-"""Gives Deployments the replicas that the load asks for, or says how many these would be."""
+"""Sets the replicas of Deployments to the number that the load requires, or only publishes that number."""
 
 import logging
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _TIMEOUT_S = 10
 
 
 class Scaler:
-    """The prefill and decode Deployments of all models."""
+    """Scales the prefill and decode Deployments of all models."""
 
     def __init__(self, api: client.ApiClient, namespace: str, metrics: Metrics) -> None:
         self._apps = client.AppsV1Api(api)
@@ -29,19 +29,21 @@ class Scaler:
         self._readings: dict[str, dict[str, Reading]] = {}
         self._explained: dict[tuple[str, str], int] = {}
 
-    def look(self, config: ConfigFile, reports: Mapping[str, Report], now: float, canaries: Mapping[str, int]) -> None:
-        """Size each model that has a scaler. now: seconds that never go back. canaries: their weights, in percent.
+    def reconcile(
+        self, config: ConfigFile, reports: Mapping[str, Report], now: float, canaries: Mapping[str, int]
+    ) -> None:
+        """Scale each model that has a scaler. now: monotonic seconds. canaries: weights by model, in percent.
 
-        Raises what calls of the Kubernetes API raise, after the last model.
+        An exception of the Kubernetes client is raised only after all models have been scaled.
         """
         failed: Exception | None = None
         for model, spec in config.models.items():
             if spec.scaler is not None and reports:
                 try:
-                    # A canary that is rolled back gives its requests to stable's pods.
+                    # If the canary is rolled back, stable's pods must take its requests, so they may not shrink.
                     hold = 0 < canaries.get(model, 0) < 100
                     self._size(model, spec, spec.scaler, reports, now, hold)
-                except Exception as error:  # the other models are not to suffer from it
+                except Exception as error:  # go on, so that the other models are still scaled
                     failed = error
         for model in self._policies.keys() - {name for name, spec in config.models.items() if spec.scaler}:
             del self._policies[model]
@@ -57,7 +59,7 @@ class Scaler:
     ) -> None:
         load = self._load(model, spec, reports, now)
         replicas = {name: self._replicas(role) for name, role in _roles(scaler)}
-        # As for a HorizontalPodAutoscaler: who sets 0 wants none.
+        # As with a HorizontalPodAutoscaler, 0 replicas turn scaling off.
         if not all(replicas.values()):
             return
         policy = self._policies.setdefault(model, Scaling())
@@ -82,7 +84,7 @@ class Scaler:
         return load_of(model, revision, reports, served, now)
 
     def _explain(self, model: str, role: str, replicas: int, size: Size, scaler: ScalerSpec) -> None:
-        """Log a decision once, however long it takes until the Deployment follows."""
+        """Log a decision only once, even if the Deployment takes many reconciliations to follow it."""
         key = (model, role)
         if size.replicas == replicas:
             self._explained.pop(key, None)

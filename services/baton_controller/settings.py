@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class ControllerSettings(BaseSettings):
-    """Takes the canaries of a release through their steps, and sizes its prefill and decode Deployments."""
+    """Takes the canaries of a release through their steps, and scales its prefill and decode Deployments."""
 
     model_config = SettingsConfigDict(
         env_prefix="BATON_",
@@ -22,20 +22,20 @@ class ControllerSettings(BaseSettings):
     namespace: str = ""
     """Namespace of the release. Empty: the controller's own."""
     release: str = Field(min_length=1)
-    """Name of the Helm release: its gateways are the pods labelled app.kubernetes.io/instance with it."""
+    """Name of the Helm release. Its gateways are the pods with this name in the label app.kubernetes.io/instance."""
     config_file: Path
-    """YAML or JSON file with each model's canary and scaler; read again when it changes."""
+    """YAML or JSON file with each model's canary and scaler. It is read again when it changes."""
     canary_configmaps: str = ""
-    """What the names of the canaries' ConfigMaps begin with: the controller makes PREFIX-status, which gateways follow
-    and which keeps the analysis, and reads PREFIX-override. Empty: the release's name and `-canary`."""
+    """Prefix of the names of the canaries' ConfigMaps. The controller makes PREFIX-status, which holds the weights for
+    gateways and the state of the analysis, and reads PREFIX-override. Empty: the release's name and `-canary`."""
     owner: str = ""
-    """Deployment that owns the ConfigMap that the controller makes, so that it is removed with it. Empty: none."""
+    """Deployment that owns PREFIX-status, so that Kubernetes deletes both together. Empty: none."""
     interval_s: float = Field(default=15, gt=0)
-    """Seconds between two looks at the gateways."""
+    """Seconds between two reconciliations."""
     admin_host: str = "0.0.0.0"
     """Address of the admin port."""
     admin_port: int = Field(default=9401, ge=0, le=65535)
-    """Port for operators: /metrics and the probes /live and /ready. 0: any free one."""
+    """Port for operators: /metrics and the probes /live and /ready. 0: any free port."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 

@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, NoReturn
 from baton_common.logging import configure_logging
 from baton_common.peer_tls import PeerTlsError
 from baton_common.peer_token import PeerTokenError
-from baton_gateway.app import create_app
-from baton_gateway.canary import CanaryError
-from baton_gateway.catalog import load_catalog
-from baton_gateway.certificate import Certificate
-from baton_gateway.crash_log import CrashFormatter
-from baton_gateway.gateway import Gateway
-from baton_gateway.model import ModelError
-from baton_gateway.models_file import ModelsFileError
-from baton_gateway.server import GatewayServer, ServerConfig, listen
-from baton_gateway.settings import GatewaySettings
-from baton_gateway.tenants import TenantsError
 from baton_kube.errors import KubernetesError
+
+from .concurrency.crash_log import CrashFormatter
+from .fleet.catalog import load_catalog
+from .gateway import Gateway
+from .models.model import ModelError
+from .models.models_file import ModelsFileError
+from .routing.canary import CanaryError
+from .settings import GatewaySettings
+from .tenancy.tenants import TenantsError
+from .web.app import create_app
+from .web.certificate import Certificate
+from .web.server import GatewayServer, ServerConfig, listen
 
 if TYPE_CHECKING:
     from baton_common.tracing import Tracing
-    from baton_gateway.genai_metrics import GenAiMetrics
+
+    from .telemetry.genai_metrics import GenAiMetrics
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +55,9 @@ def main(settings: GatewaySettings) -> None:
     gc.freeze()
     ports = {"port": server_socket.getsockname()[1], "admin_port": admin_socket.getsockname()[1]}
     log.info("listening", extra={"event": "listening", **ports})
-    config = ServerConfig(gateway, create_app(gateway), certificate)
-    GatewayServer(gateway, config, admin_socket).run([server_socket])
+    services = gateway.services
+    config = ServerConfig(services, create_app(services, gateway.running), certificate)
+    GatewayServer(services, config, admin_socket).run([server_socket])
 
 
 def _telemetry(settings: GatewaySettings) -> "tuple[Tracing, GenAiMetrics] | tuple[()]":
@@ -62,7 +65,8 @@ def _telemetry(settings: GatewaySettings) -> "tuple[Tracing, GenAiMetrics] | tup
         return ()
     # Only here, as OpenTelemetry takes a moment and some memory.
     from baton_common.tracing import Tracing
-    from baton_gateway.genai_metrics import GenAiMetrics
+
+    from .telemetry.genai_metrics import GenAiMetrics
 
     tracing = Tracing("gateway", settings.otlp_endpoint, settings.trace_share, {})
     return tracing, GenAiMetrics(settings.otlp_endpoint)

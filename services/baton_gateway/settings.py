@@ -1,4 +1,4 @@
-"""Settings of the gateway: environment variables `BATON_…`, or flags of `baton gateway`."""
+"""Settings of the gateway, read from environment variables `BATON_…` or flags of `baton gateway`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,9 +8,10 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from baton_common.peer_settings import PeerSettings
-from baton_gateway.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy, check_addresses, read_models
-from baton_gateway.policies import PolicyName
-from baton_gateway.tool_formats import ToolFormat
+
+from .models.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy, check_addresses, read_models
+from .routing.policies import PolicyName
+from .tools.tool_formats import ToolFormat
 
 CommaSeparated = Annotated[list[str], NoDecode]
 
@@ -30,7 +31,7 @@ class GatewaySettings(PeerSettings):
     model: Path | None = None
     """Hugging Face folder of the model: tokenizer, chat template, config.json and generation_config.json."""
     served_model_name: str = ""
-    """Name clients use for the model. Empty: the name of the model folder."""
+    """Model name that clients use in requests. Empty: the name of the model folder."""
     decode_addresses: CommaSeparated = Field(default_factory=list)
     """Decode pods, as host:port separated by commas. At least one."""
     prefill_addresses: CommaSeparated = Field(default_factory=list)
@@ -40,120 +41,125 @@ class GatewaySettings(PeerSettings):
     namespace: str = ""
     """Kubernetes namespace of the pods that selectors in the models file find. Empty: the gateway's own."""
     canary_configmaps: str = ""
-    """What the names of the Kubernetes ConfigMaps of that namespace begin with that say which share of a model's
-    sessions another revision gets: PREFIX-values by Helm values, PREFIX-status by the controller, PREFIX-override by
-    hand. The later ones come before the earlier ones."""
+    """Prefix of the names of the Kubernetes ConfigMaps, in that namespace, with the share of a model's sessions
+    that another revision gets: PREFIX-values from Helm values, PREFIX-status from the controller, PREFIX-override set
+    by hand. An override wins over the controller, and the controller over Helm values."""
     canary_file: Path | None = None
-    """JSON file with the share by model, in place of them; read again when it changes."""
+    """JSON file with the canary of each model, in place of these ConfigMaps; read again when it changes."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on."""
     admin_host: str = ""
-    """Address of the admin port. Empty: the same."""
+    """Address of the admin port. Empty: the same as host."""
     admin_port: int = Field(default=9400, ge=0, le=65535)
     """Port for operators: /metrics, /pods and the probes /live and /ready. 0: any free one."""
     tls_cert_file: Path | None = None
-    """PEM file with a certificate and its chain, to speak TLS without a proxy in front; read again when it changes."""
+    """PEM file with a certificate and its chain, to serve TLS without a proxy; read again when it changes."""
     tls_key_file: Path | None = None
-    """PEM file with its private key."""
+    """PEM file with the certificate's private key."""
     api_keys: Annotated[list[SecretStr], NoDecode] = Field(default_factory=list)
-    """Keys separated by commas; when there are any, every /v1 route asks for one of them."""
+    """API keys separated by commas. If any are given, every /v1 route requires a key."""
     tenants_file: Path | None = None
     """YAML or JSON file, or mounted Secret, with tenants, their limits and their keys; read again when it changes."""
     redis_url: SecretStr | None = None
-    """Redis in which several gateways count limits together and find keys that `baton keys` put there."""
+    """URL of the Redis in which several gateways share the use of limits, and the keys that `baton keys` creates."""
     redis_lost: Literal["local", "refuse"] = "local"
-    """While Redis cannot be reached: count limits in each gateway alone, or refuse requests."""
+    """While Redis cannot be reached: local: each gateway counts limits by itself; refuse: requests are refused."""
     chat_template: Path | None = None
     """File with a Jinja chat template, in place of the model's own."""
     tool_call_parser: ToolFormat = "auto"
-    """How the model writes calls of functions where a request lets it choose to; auto: as its chat template does."""
+    """Format in which the model writes tool calls if a request leaves the choice to it; auto: found in its chat
+    template."""
     special_tokens_in_content: SpecialTokensPolicy = "text"
-    """Messages and tools that spell a special token, such as <|im_start|>: take it as plain text, turn it into the
-    token as transformers does, which lets clients forge turns, or reject the request. Prompts of /v1/completions always
-    turn it into the token."""
+    """For messages and tools that contain the text of a special token, such as <|im_start|>: take it as plain text,
+    turn it into the token as transformers does, which lets clients forge turns, or reject the request. In prompts of
+    /v1/completions it always becomes the token."""
     use_generation_config: bool = True
-    """Take sampling defaults (temperature, top_p, …) from the model's generation_config.json."""
+    """Use the sampling defaults (temperature, top_p, …) of the model's generation_config.json."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
     """Largest request body in bytes."""
     max_prompts: int = Field(default=256, gt=0)
     """Most prompts in one completions request."""
     max_sequences_per_request: int = Field(default=256, gt=0, le=4096)
-    """Most sequences that one request may have generated: its prompts times its choices (`n`, or `best_of`)."""
+    """Most sequences that one request may generate: its prompts times its choices (`n`, or `best_of`)."""
     max_grammar_chars: int = Field(default=65_536, gt=0, le=65_536)
     """Longest JSON schema, regular expression, grammar or list of choices that an answer must follow, in characters."""
     max_schema_depth: int = Field(default=64, gt=0)
-    """Levels of nesting that a JSON schema may have."""
+    """Most levels of nesting in a JSON schema."""
     max_unread_tokens: int = Field(default=16_384, gt=0)
     """Tokens a client may leave unread before its request is cancelled."""
     ttft_slo_s: float = Field(default=30, gt=0)
-    """Seconds within which a request should have its first token: one that is predicted to wait for longer is refused
-    at once, with the time after which to try again."""
+    """Seconds within which a request should get its first token. A request that is predicted to take longer is
+    refused at once, with a Retry-After header."""
     pod_queue_s: float = Field(default=0.5, ge=0)
-    """Seconds of prefill that a pod may have queued when it gets another request; until then requests wait in the
-    gateway, where tenants take turns by their weights."""
+    """A pod gets another request only while it has at most this many seconds of prefill queued. Other requests wait
+    in the gateway, where tenants take turns by their weights."""
     queue_timeout_s: float = Field(default=60, gt=0)
-    """Seconds a request may wait there."""
+    """Seconds that a request may wait in the gateway's queue."""
     max_waiting_requests: int = Field(default=1024, ge=0)
-    """Requests that may wait there; beyond, the tenant with the most to do there loses its newest."""
+    """Most requests in the gateway's queue. When it is full, the tenant with the most queued work loses its newest
+    request."""
     request_timeout_s: float = Field(default=3600, gt=0)
-    """Seconds a request may take in all."""
+    """Seconds that a request may take in total."""
     max_lost_pods: int = Field(default=5, ge=0)
-    """Decode pods that may be lost under a request before it fails: it may be what kills them."""
+    """Decode pods that a request may lose before it fails, since the request itself may be crashing them."""
     resume_timeout_s: float = Field(default=30, ge=0)
-    """Seconds that a request whose decode pod was lost waits for another one when none is live."""
+    """Seconds that a request whose decode pod was lost may wait for another one."""
     first_token_timeout_s: float = Field(default=60, gt=0)
-    """Seconds after which a request without a first token leaves its decode pod for another, on top of three times what
-    computing its prompt should take there. Without another pod it stays."""
+    """Seconds without a first token after which a request moves to another decode pod. Three times the predicted
+    prefill time is added. Without another pod the request stays."""
     inter_token_timeout_s: float = Field(default=60, gt=0)
-    """Seconds between two tokens of a choice after which it likewise goes on elsewhere, on top of three times what
-    computing prompt and tokens again should take there."""
+    """Seconds without a next token after which a request moves to another decode pod. Three times the predicted time to
+    compute its prompt and tokens again is added. Without another pod the request stays."""
     retry_share: float = Field(default=0.2, ge=0, le=1)
-    """Retries that this gateway may send, as a share of the prompts of the last ten seconds: of prompts that a pod
-    refused, and of requests that leave a pod by a timeout. What goes on after the loss of a pod does not count."""
+    """Most retries of this gateway, as a share of the prompts of the last ten seconds. Prompts that a pod refused
+    and requests that leave a pod after a timeout count as retries. Requests that continue after the loss of a pod do
+    not."""
     retries_per_s: float = Field(default=10, ge=0)
-    """Such retries a second that it may send in any case."""
+    """Retries per second that are allowed in addition to retry_share."""
     head_timeout_s: float = Field(default=15, gt=0)
     """Seconds a client may take to send a request's headers."""
     body_timeout_s: float = Field(default=30, gt=0)
     """Seconds a client may take to send a request's body."""
     keepalive_s: float = Field(default=15, gt=0)
-    """Seconds of silence after which a stream gets a comment line, so that no proxy closes it."""
+    """Seconds without a token after which a stream sends a comment line, so that no proxy closes it."""
     worker_timeout_s: float = Field(default=5, gt=0)
     """Seconds without a report after which a pod counts as lost."""
     routing_policy: PolicyName = "kv_aware"
-    """How pods are chosen: by predicted time to first token with what they have cached, or without looking at that."""
+    """How pods are chosen. kv_aware: by predicted time to first token, given their cached prefixes. The other policies
+    ignore caches."""
     local_prefill: bool = True
-    """Let a decode pod prefill where a hand-over is predicted to take longer. Only with kv_aware, and only where pods
-    have measured their prefill rate."""
+    """Let a decode pod prefill a prompt itself if a hand-over is predicted to take longer. This needs kv_aware and pods
+    that have measured their prefill rate."""
     stay_margin: float = Field(default=0.5, ge=0)
-    """A prompt stays on a pod that has most of it cached unless that is predicted to take longer than elsewhere by more
-    than this share."""
+    """A prompt stays on a pod that has most of it cached, unless this is predicted to take longer than on the best
+    pod by more than this share."""
     kv_transfer_rate: float = Field(default=2e9, gt=0)
-    """Bytes of KV a second from a prefill to a decode pod, as predicted until that has reported how long it takes."""
+    """Assumed bytes of KV per second from a prefill to a decode pod, until the decode pod has reported hand-over
+    times."""
     prefix_index_entries: int = Field(default=4_000_000, gt=0)
-    """Most cached blocks, over all pods of a pool, that the gateway keeps track of; each takes about 200 bytes."""
+    """Most cached blocks, over all pods of a pool, that the gateway tracks; each takes about 200 bytes."""
     require_cache_scopes: bool = False
-    """Use no worker pod of a version that shares its prefix cache among all tenants. Off: while pods of such a version
-    are being replaced, they serve requests as they did before."""
+    """Do not use worker pods of an older version that shares its prefix cache among all tenants. Off: such pods serve
+    requests until the rollout has replaced them."""
     session_header: str = "x-session-id"
-    """Request header that names the session of a request; equally good pods are told apart by it, or else by `user`."""
+    """Request header with the session of a request. The session, or else `user`, decides among equally good pods."""
     drain_delay_s: float = Field(default=0, ge=0)
-    """Seconds after SIGTERM, when readiness falls, for which requests are still served; each answer then closes its
-    connection. Behind a load balancer: as long as that may go on sending connections here."""
+    """Seconds for which requests are still served after SIGTERM, while the gateway is no longer ready; each answer then
+    closes its connection. Set it to the time for which a load balancer may still send new connections."""
     shutdown_grace_s: int = Field(default=60, ge=0)
-    """Seconds running requests get to finish after that, while new ones are refused."""
+    """Seconds that running requests get to finish after drain_delay_s, while new ones are refused."""
     tokenizer_threads: int = Field(default=2, gt=0)
-    """Threads that read large bodies, render long conversations and tokenize long texts. Tenants take turns for
+    """Threads that parse large bodies, render long conversations and tokenize long texts. Tenants take turns in using
     them."""
     otlp_endpoint: str = ""
-    """OpenTelemetry collector that gets traces and the metrics of its conventions for generative AI, over gRPC:
-    http://host:4317. Empty: none."""
+    """OpenTelemetry collector that receives traces, and metrics by OpenTelemetry's conventions for generative AI, over
+    gRPC: http://host:4317. Empty: none."""
     trace_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of the requests that are traced; one that comes with a traceparent goes by that."""
+    """Share of the requests that are traced. For a request with a traceparent header, that header decides."""
     docs: bool = False
-    """Serve a description of the API at /docs, /redoc and /openapi.json, to everybody."""
+    """Serve the API description at /docs, /redoc and /openapi.json, without a key."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 
@@ -181,7 +187,7 @@ class GatewaySettings(PeerSettings):
     def _complete(self) -> "GatewaySettings":
         if self.models_file is not None:
             if self.model is not None or self.decode_addresses or self.prefill_addresses:
-                raise ValueError("models_file: it says all of models and pods; give no others")
+                raise ValueError("models_file: the file defines all models and pods; give no others")
         elif self.model is None:
             raise ValueError("model: a model is needed, or a models_file")
         elif not self.model.is_dir():

@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,13 @@ from baton_engine.sequence import Request
 from baton_kv import bulk
 from baton_kv.bulk import BulkListener
 from baton_kv.link import ALIVE_S, prefill_handler
-from baton_kv.pieces import encode, make_header
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
 from baton_proto.handover_pb2_grpc import PrefillServicer
 from baton_worker.convert import NOT_FINITE_MESSAGE, cache_scope_from_wire, delta_to_wire, sampling_from_wire
 from baton_worker.engine_client import EngineClient
 from baton_worker.intake import Intake, conclude
-from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece, SendPiece
+from baton_worker.messages import Abort, Add, FreeSlot, Output, Piece
 from baton_worker.request_metrics import RequestMetrics
 from baton_worker.request_span import begin_span
 from baton_worker.wire_checks import (
@@ -39,6 +39,7 @@ from baton_worker.wire_checks import (
 )
 
 from .gpu_pairs import GpuPairs
+from .piece_sender import PieceSender
 from .session import Export, PackedPiece, Session
 from .settings import PrefillSettings
 
@@ -74,6 +75,7 @@ class PrefillService(PrefillServicer):
         self._ids = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._pairs = GpuPairs(engine, self._sessions, self.events)
+        self._pieces = PieceSender(engine)
         self._owners: dict[int, tuple[Session, Export]] = {}  # by the engine's request id
         self._bulk: BulkListener | None = None
         if settings.kv_port is not None:
@@ -154,7 +156,7 @@ class PrefillService(PrefillServicer):
                 task.cancel()
             session.lost.set()
             del self._sessions[session.id]
-            self._close_pieces(session)
+            self._pieces.close(session)
             for export in list(session.exports.values()):
                 self._end(export.request)
             self._pairs.close(session)
@@ -164,86 +166,17 @@ class PrefillService(PrefillServicer):
         if session is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session")
             return
-        lost = asyncio.create_task(session.lost.wait())
-        try:
-            while True:
-                packed = await self._next_piece(session, lost)
-                if packed is None:
-                    return
-                message = encode(*self._to_wire(session, packed))
-                # An export that has ended meanwhile is not sent: nobody waits for it.
-                wanted = packed.export.ticket.ticket_id in session.exports
-                self._pass_on(session, packed, announced=wanted)
-                if wanted:
-                    yield message
-        finally:
-            lost.cancel()
-            self._close_pieces(session)
-
-    async def _next_piece(self, session: Session, lost: "asyncio.Task[bool]") -> PackedPiece | None:
-        """Return what is to be sent next, None when the session has ended."""
-        taking = asyncio.create_task(session.pieces.get())
-        try:
-            await asyncio.wait((taking, lost), return_when=asyncio.FIRST_COMPLETED)
-            return taking.result() if taking.done() and not taking.cancelled() else None
-        finally:
-            taking.cancel()
+        # Slots are freed when gRPC closes this stream, not when the inner generator happens to be collected.
+        async with aclosing(self._pieces.messages(session)) as messages:
+            async for message in messages:
+                yield message
 
     async def _send_bulk(self, token: bytes, connection: socket.socket) -> None:
-        """Send a session's pieces over a connection of their own until either ends."""
+        """Send the pieces of the session that the token belongs to. Raises bulk.UnknownSession."""
         session = next((s for s in self._sessions.values() if secrets.compare_digest(s.token, token)), None)
         if session is None:
             raise bulk.UnknownSession
-        sending = asyncio.create_task(self._send_pieces(session, connection))
-        lost = asyncio.create_task(session.lost.wait())
-        try:
-            await asyncio.wait([sending, lost], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            session.lost.set()
-            self._close_pieces(session)
-            for task in (sending, lost):
-                task.cancel()
-            await asyncio.gather(sending, lost, return_exceptions=True)
-
-    async def _send_pieces(self, session: Session, connection: socket.socket) -> None:
-        while True:
-            packed = await session.pieces.get()
-            sent = False
-            try:
-                if packed.export.ticket.ticket_id in session.exports:
-                    await bulk.send(connection, *self._to_wire(session, packed))
-                    sent = True
-            finally:
-                self._pass_on(session, packed, announced=sent)
-
-    def _pass_on(self, session: Session, packed: PackedPiece, announced: bool) -> None:
-        """Let the engine send what lies in a GPU's slot once its header is sent; free other slots."""
-        if packed.on_gpu and announced:
-            self._engine.send(SendPiece(session.id, packed.slot, self._size(packed)))
-        else:
-            self._engine.send(FreeSlot(packed.slot, packed.on_gpu))
-
-    def _close_pieces(self, session: Session) -> None:
-        session.closed = True
-        self._free_slots(session.take_pieces())
-
-    def _free_slots(self, pieces: list[PackedPiece]) -> None:
-        """Give the staging slots back of pieces that nobody will send."""
-        for piece in pieces:
-            self._engine.send(FreeSlot(piece.slot, piece.on_gpu))
-
-    def _to_wire(self, session: Session, packed: PackedPiece) -> tuple[kv.PieceHeader, memoryview]:
-        ticket = packed.export.ticket
-        header = make_header(session.epoch, ticket.ticket_id, ticket.generation, packed.extent)
-        if not packed.on_gpu:
-            return header, self._engine.exports.slot(packed.slot, self._size(packed))
-        header.gpu_bytes = self._size(packed)
-        if packed.checksum is not None:
-            header.gpu_checksum = packed.checksum
-        return header, memoryview(b"")
-
-    def _size(self, packed: PackedPiece) -> int:
-        return self._engine.ready.layout.size(packed.extent)
+        await self._pieces.send(session, connection)
 
     def _obey(self, session: Session, message: kv.DecodeToPrefill) -> None:
         """Act on a message. Raises MessageRefused."""
@@ -345,7 +278,7 @@ class PrefillService(PrefillServicer):
             export.span.end(reason)
         del session.exports[export.ticket.ticket_id]
         # A decode pod that reads nothing must not keep slots that the others wait for.
-        self._free_slots(session.take_pieces(export))
+        self._pieces.free(session.take_pieces(export))
         self._engine.send(Abort(request))
 
     def _fail(self, session: Session, ticket_id: int, code: pb.Failure.Code, message: str, param: str = "") -> None:

@@ -1,7 +1,7 @@
-"""Names of KV blocks by content: a block's hash covers its own tokens and, through its parent, all tokens before.
+"""Content hashes of KV blocks. A block's hash covers its own tokens and, through its parent's hash, all tokens before.
 
 The salt of a cache scope enters the chain before the first block that belongs to the scope alone, so no later block has
-the same hash under another salt (vLLM's CVE-2025-46570 is what happens without one).
+the same hash under another salt. Without a salt, timing reveals other clients' prompts (vLLM's CVE-2025-46570).
 """
 
 import hashlib
@@ -19,12 +19,12 @@ _KEY = Struct("<Q")
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the hash of a full block of tokens (ids below 2^32) that follows the block named parent."""
+    """Return the hash of a full block of tokens (ids below 2^32). parent: the hash of the block before it."""
     return hashlib.blake2b(parent + array("I", token_ids).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
 def salted(parent: bytes, salt: bytes) -> bytes:
-    """Return the parent that stands for `parent` under a salt, which is not empty."""
+    """Return the hash that replaces `parent` in the chain under this salt. The salt must not be empty."""
     return hashlib.blake2b(parent, key=salt, digest_size=DIGEST_BYTES).digest()
 
 
@@ -35,9 +35,9 @@ def block_hashes(
     scope: CacheScope = UNSALTED,
     known: Sequence[bytes] = (),
 ) -> Iterator[bytes]:
-    """Yield the hashes of the first `count` blocks of a prompt, computing each when it is asked for.
+    """Yield the hashes of the first `count` blocks of a prompt, each computed lazily.
 
-    block_size: tokens. All of these blocks must be full. known: the hashes of the first blocks, which are left out.
+    block_size: tokens. All of these blocks must be full. known: the hashes of the first blocks, which are not yielded.
     """
     first, end = len(known), count * block_size
     parent = known[-1] if known else ROOT_HASH
@@ -47,31 +47,31 @@ def block_hashes(
 def later_block_hashes(
     token_ids: Sequence[int], block_size: int, first: int, parent: bytes, scope: CacheScope = UNSALTED
 ) -> Iterator[bytes]:
-    """Yield the hashes of consecutive full blocks, computing each when it is asked for.
+    """Yield the hashes of consecutive full blocks, each computed lazily.
 
-    token_ids: those of these blocks alone. first: the number of the first of them in its prompt. parent: the hash of
-    the block before it, ROOT_HASH for block 0.
+    token_ids: the tokens of these blocks only. first: the index of the first block in its prompt. parent: the hash of
+    the block before the first one; ROOT_HASH for block 0.
     """
-    width = block_size * 4
+    block_bytes = block_size * 4
     data = array("I", token_ids).tobytes()
     digest, own, blake2b = parent, scope.first_own_block(block_size), hashlib.blake2b
-    for index, start in enumerate(range(0, len(data), width), first):
+    for index, start in enumerate(range(0, len(data), block_bytes), first):
         if index == own:
             digest = salted(digest, scope.salt)
-        digest = blake2b(digest + data[start : start + width], digest_size=DIGEST_BYTES).digest()
+        digest = blake2b(digest + data[start : start + block_bytes], digest_size=DIGEST_BYTES).digest()
         yield digest
 
 
 def block_key(digest: bytes) -> int:
-    """Return the 64 bits of a block's hash that stand for it where a rare mix-up only costs time."""
+    """Return the first 64 bits of a block's hash. Use it only where a rare collision costs time, never correctness."""
     key: int = _KEY.unpack_from(digest)[0]
     return key
 
 
 def block_keys(token_ids: Sequence[int], block_size: int, scope: CacheScope = UNSALTED) -> Iterator[int]:
-    """Return the keys of the blocks of a prompt that a prefix cache may have, each computed when it is asked for.
+    """Return the keys of the blocks of a prompt that a prefix cache may hold, each computed lazily.
 
-    block_size: tokens. The last token of a prompt is always computed, so the block that it ends is not among them.
+    block_size: tokens. The last token of a prompt is always computed, so a block that ends with it has no key here.
     """
     count = max(len(token_ids) - 1, 0) // block_size
     return map(block_key, block_hashes(token_ids, block_size, count, scope))

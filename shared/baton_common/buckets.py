@@ -1,5 +1,5 @@
-"""Bounds of histograms, of seconds unless the name says otherwise: vLLM's, for its dashboards, with finer ones below
-10 ms."""
+"""Bucket bounds of histograms, in seconds unless the name says otherwise. They are vLLM's bounds, so that its
+dashboards work, with finer ones below 10 ms."""
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),

@@ -1,16 +1,16 @@
-"""Who may find the KV of a prompt in a prefix cache."""
+"""The scope within which requests share cached KV blocks."""
 
 import msgspec
 
-# Longer keys are an error of BLAKE2b from 65 bytes on; a digest is all that anybody needs.
+# BLAKE2b rejects keys longer than 64 bytes. A salt is a digest, which never needs more than 32.
 MAX_SALT_BYTES = 32
 
 
 class CacheScope(msgspec.Struct, frozen=True):
     """Requests share cached blocks only under equal salts.
 
-    salt: at most MAX_SALT_BYTES; empty = the scope of all requests that have none. shared_tokens: the prompt begins
-    with this many tokens that are published, so blocks that lie wholly within them belong to the scope without a salt.
+    salt: at most MAX_SALT_BYTES; empty = the scope of all requests without a salt. shared_tokens: the prompt begins
+    with this many public tokens, so blocks that lie wholly within them belong to the scope without a salt.
     """
 
     salt: bytes = b""

@@ -25,7 +25,7 @@ def groups_of(controller: str, root: Path = Path("/")) -> list[Group]:
     """Return this process's group and all visible ancestors, for each hierarchy that may have the controller.
 
     Groups come innermost first. Version 2 mounts all controllers together, so its groups are returned even where the
-    controller is on a version 1 hierarchy; they then lack its files. root: of the file system, for tests.
+    controller is on a version 1 hierarchy; they then lack its files. root: replaces `/` in tests.
     """
     groups = []
     for line in _lines(root / "proc/self/cgroup"):
@@ -51,8 +51,8 @@ def _mounts(version: int, controller: str, root: Path) -> Iterator[_Mount]:
 def _folders(mounts: list[_Mount], path: PurePosixPath) -> list[Path]:
     """Return the folder of a group and its ancestors up to the mount point.
 
-    A container often sees its own group at the mount point while the path is that on the host, or ".." parts lead out
-    of its namespace. The group at the mount point is then the best that is known.
+    In a container, the path is often the one on the host, or ".." parts lead out of its namespace, while its own group
+    is at the mount point. The function then returns the mount point.
     """
     for mount in mounts:
         if path.is_relative_to(mount.top) and ".." not in path.parts:
@@ -63,7 +63,7 @@ def _folders(mounts: list[_Mount], path: PurePosixPath) -> list[Path]:
 
 
 def _unescaped(text: str) -> str:
-    """mountinfo writes spaces and backslashes as octal numbers."""
+    """Return text without the octal escapes that mountinfo writes for spaces and backslashes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 

@@ -1,4 +1,4 @@
-"""Which part of a prompt's KV something is: some layers, tokens and heads of it."""
+"""A rectangular part of a prompt's KV: a range of layers, of tokens and of heads."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ _Box = tuple[_Range, _Range, _Range]
 
 
 class Extent(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Consecutive layers, tokens and KV heads; all are numbered from the model's, or prompt's, first."""
+    """Consecutive layers, tokens and KV heads. Indices count from the first one of the model, or of the prompt."""
 
     first_token: int
     num_tokens: int
@@ -36,11 +36,11 @@ class Extent(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Missing:
-    """The parts of some extents that have not arrived. Parts may arrive in any order and any sizes, each but once."""
+    """The parts of some extents that have not arrived. Parts arrive in any order and size, and each arrives only once."""
 
     def __init__(self, extents: Iterable[Extent]) -> None:
         """extents: they do not overlap."""
-        # Boxes that do not overlap. One for each extent, as long as parts come in order with all layers and heads.
+        # These boxes never overlap. There is one per extent while parts arrive in order with all layers and heads.
         self._boxes = [extent.box() for extent in extents if _volume(extent.box())]
 
     def __bool__(self) -> bool:
@@ -48,17 +48,17 @@ class Missing:
 
     @property
     def num_parts(self) -> int:
-        """In how many boxes it is held, which is what `lacks` and `remove` take time for."""
+        """The number of boxes; `lacks` and `remove` take time in proportion to it."""
         return len(self._boxes)
 
     def lacks(self, part: Extent) -> bool:
-        """Whether all of a part, which is not empty, is missing."""
+        """Whether a part is not empty and all of it is missing."""
         wanted = part.box()
         found = sum(_volume(_overlap(box, wanted)) for box in self._boxes)
         return 0 < _volume(wanted) == found
 
     def remove(self, part: Extent) -> None:
-        """Note that a part has come."""
+        """Record that a part has arrived."""
         self._boxes = [rest for box in self._boxes for rest in _without(box, part.box())]
 
 
@@ -71,7 +71,7 @@ def _overlap(box: _Box, other: _Box) -> _Box:
 
 
 def _without(box: _Box, cut: _Box) -> Iterator[_Box]:
-    """Yield boxes that together are what of `box` lies outside of `cut`."""
+    """Yield boxes that together cover the part of `box` outside of `cut`."""
     inner = _overlap(box, cut)
     if not _volume(inner):
         yield box

@@ -1,4 +1,4 @@
-"""Whether files have been replaced."""
+"""Detects that files have been replaced."""
 
 from pathlib import Path
 
@@ -6,6 +6,6 @@ FileState = tuple[tuple[int, int], ...]
 
 
 def file_state(*paths: Path) -> FileState:
-    """Return what is another once one of the files is another. Raises OSError."""
+    """Return a value that changes when one of the files is replaced or written. Raises OSError."""
     stats = [path.stat() for path in paths]
     return tuple((stat.st_mtime_ns, stat.st_ino) for stat in stats)

@@ -1,4 +1,4 @@
-"""A histogram for values that come by the thousand a second."""
+"""A histogram that is cheap enough for thousands of values a second."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Histogram(msgspec.Struct, array_like=True):
-    """Counts of values up to each bound, the last count of those above all; of one thread."""
+    """Counts of the values in each bucket. The last count is for values above all bounds. Not thread-safe."""
 
     bounds: Sequence[float]
     counts: list[int] = []

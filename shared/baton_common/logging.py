@@ -1,4 +1,4 @@
-"""JSON-lines logging: one object per record, extra fields at the top level. No prompt, completion or key goes in."""
+"""JSON-lines logging: one object per record, extra fields at the top level. Never log a prompt, completion or key."""
 
 import logging
 import sys
@@ -10,7 +10,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Renders a record as one JSON object; fields given through `extra=` join it."""
+    """Renders a record as one JSON object, which includes the fields given through `extra=`."""
 
     def __init__(self, service: str) -> None:
         super().__init__()

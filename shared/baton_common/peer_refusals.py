@@ -1,4 +1,4 @@
-"""Counts and logs what the ports of a pod refuse: strangers, and messages of peers that must not be acted on."""
+"""Counts and logs the calls, connections and messages that the ports of a pod refuse."""
 
 import logging
 import time
@@ -6,27 +6,27 @@ from collections import Counter
 
 log = logging.getLogger(__name__)
 
-# Further refusals of the same minute are only counted, so that a flood of calls does not flood the logs.
+# Further refusals within the same minute are only counted, so that a flood of calls does not flood the logs.
 _LINES_PER_MINUTE = 10
 
-# Why a message is refused, and whether only a broken or hostile peer sends it. A client's odd request reaches a worker
-# through a correct gateway, and versions differ during a rollout, so those refusals say nothing against the peer.
+# The reasons to refuse a message, and whether only a broken or hostile peer sends such a message. A correct gateway
+# may forward a client's invalid request, and versions differ during a rollout, so False does not blame the peer.
 MESSAGE_REASONS = {
-    "unreadable": True,  # no protobuf message of the expected type
-    "field": True,  # a field that no client decides is out of its range
-    "repeated": True,  # an id that is in use on this connection
+    "unreadable": True,  # the bytes are not a protobuf message of the expected type
+    "field": True,  # a field that no client sets is out of its range
+    "repeated": True,  # the id is already in use on this connection
     "unread": True,  # the peer sends, but does not read the answers
-    "kind": False,  # of a version that this pod does not know, or empty
-    "request": False,  # no engine of these limits can run it
-    "address": False,  # of no pod that this one may link to
-    "capacity": False,  # the connection holds as much as one may
+    "kind": False,  # the message is empty, or of a kind that this pod's version does not know
+    "request": False,  # no engine with these limits can run the request
+    "address": False,  # this pod may not link to a pod at that address
+    "capacity": False,  # the connection already holds its maximum of open requests or tickets
 }
 
 
 class MessageRefused(Exception):
-    """A message that must not be acted on.
+    """This process refuses to act on a message.
 
-    reason: one of MESSAGE_REASONS. field: the one at fault. problem: our own words, never what the peer sent.
+    reason: one of MESSAGE_REASONS. field: the field at fault. problem: our own text, which never quotes the peer.
     """
 
     def __init__(self, reason: str, field: str, problem: str) -> None:
@@ -41,7 +41,7 @@ class MessageRefused(Exception):
 
 
 class PeerRefusals:
-    """Refused calls, connections (`counts`, by port) and messages (`messages`, by reason) of one process."""
+    """The refusals of one process: calls and connections by port in `counts`, messages by reason in `messages`."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter(grpc=0, bulk=0)
@@ -50,14 +50,14 @@ class PeerRefusals:
         self._this_minute = 0
 
     def add(self, port: str, peer: str, reason: str) -> None:
-        """port: grpc or bulk. peer: an address. reason: our own words or a library's, never what a stranger sent."""
+        """port: grpc or bulk. peer: an address. reason: our own text or a library's, never bytes that the peer sent."""
         self.counts[port] += 1
         self._log(logging.WARNING, peer, reason, f"{port}_refused")
 
     def add_message(self, peer: str, refusal: MessageRefused) -> None:
         """peer: an address."""
         self.messages[refusal.reason] += 1
-        # A client can have its requests refused as often as it likes; that is no news to an operator.
+        # Clients can cause refusals at any rate by sending bad requests, so those are no warning for an operator.
         level = logging.WARNING if refusal.is_violation else logging.DEBUG
         if log.isEnabledFor(level):
             self._log(level, peer, f"a message, {refusal}", "message_refused")
@@ -74,4 +74,4 @@ class PeerRefusals:
     def _report_unlogged(self) -> None:
         unlogged = self._this_minute - _LINES_PER_MINUTE
         if unlogged > 0:
-            log.warning("%d more were refused and not logged", unlogged, extra={"event": "refusals_unlogged"})
+            log.warning("%d more refusals were not logged", unlogged, extra={"event": "refusals_unlogged"})

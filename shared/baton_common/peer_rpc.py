@@ -1,4 +1,4 @@
-"""gRPC between pods, with TLS and a shared token, either or neither."""
+"""gRPC between pods. TLS and a shared token are both optional, and independent of each other."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,14 +17,15 @@ Options = Sequence[tuple[str, Any]]
 
 TOKEN_HEADER = "baton-peer-token"
 
-# A connection from a peer begins with a handshake and always carries a stream. Others are closed after these times.
+# A peer's connection begins with a handshake and always carries a stream. After these times the server closes
+# connections that have not finished the handshake or carry no stream.
 _SERVER_LIMITS: Options = (("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 30_000))
 
 
 def make_server(
     options: Options, tls: PeerTls | None, token: PeerToken | None = None, refusals: PeerRefusals | None = None
 ) -> grpc.aio.Server:
-    """Return a server that serves only peers, where there is TLS or a token. `bind` opens its ports."""
+    """Return a server without open ports; `bind` opens them. With TLS or a token, it serves only peers."""
     refusals = refusals or PeerRefusals()
     interceptors: list[grpc.aio.ServerInterceptor] = [_Readable(refusals)]
     if token is not None:
@@ -35,7 +36,7 @@ def make_server(
 
 
 def bind(server: grpc.aio.Server, address: str, tls: PeerTls | None) -> int:
-    """Open a port; return its number. Raises RuntimeError when it is taken."""
+    """Open a port and return its number. Raises RuntimeError when it is taken."""
     if tls is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, tls.server_credentials())
@@ -46,7 +47,8 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Return a channel to a pod.
 
-    With TLS it shows the certificate of now, also when it connects again. Each call shows the token of its time.
+    With TLS the channel always shows the certificate that was current when it was opened, even when it reconnects.
+    Each call shows the token that is current at the time of the call.
     """
     if tls is None:
         channel = grpc.aio.insecure_channel(address, options=options)
@@ -57,9 +59,9 @@ def open_channel(
 
 
 def why_failed(error: grpc.aio.AioRpcError) -> str:
-    """Return what to tell of a call that failed."""
+    """Return the reason why a call failed, for logs, with a hint when the settings of two pods do not match."""
     details = error.details() or error.code().name
-    # All that gRPC says of a server that has refused the handshake, or was asked for none.
+    # gRPC says no more when the server refused the TLS handshake, or when only one side speaks TLS.
     if details.startswith("failed to connect") and details.endswith("Socket closed"):
         return f"{details}; do both pods have --peer-tls-cert-file and the others, or neither, and one authority?"
     if error.code() == grpc.StatusCode.UNAUTHENTICATED:
@@ -68,9 +70,9 @@ def why_failed(error: grpc.aio.AioRpcError) -> str:
 
 
 class _TokenChannel(grpc.aio.Channel):
-    """A channel whose calls show the token.
+    """A channel that adds the token to the metadata of each call.
 
-    gRPC's own interceptors would do the same, but pass every message of a stream through further queues.
+    gRPC's own interceptors could do the same, but they pass every message of a stream through further queues.
     """
 
     def __init__(self, channel: grpc.aio.Channel, token: PeerToken) -> None:
@@ -116,8 +118,8 @@ class _TokenChannel(grpc.aio.Channel):
 
 
 class _Readable(grpc.aio.ServerInterceptor):
-    """Refuses a single request that cannot be parsed, for which gRPC itself logs a traceback. Streams do it by
-    themselves, since their messages come one by one."""
+    """Refuses a call whose single request message cannot be parsed; gRPC itself would log a traceback for it. Handlers
+    of request streams check each message themselves."""
 
     def __init__(self, refusals: PeerRefusals) -> None:
         self._refusals = refusals
@@ -152,7 +154,7 @@ class _Readable(grpc.aio.ServerInterceptor):
                 async for response in responses:
                     yield response
 
-        # A stream's behaviour that is no generator writes to the context and returns nothing.
+        # A behaviour that is not a generator either returns one response, or writes its stream to the context.
         return stream if inspect.isasyncgenfunction(behavior) else answer
 
 
@@ -167,7 +169,7 @@ def _or_none(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 class _TokenRequired(grpc.aio.ServerInterceptor):
-    """Refuses calls that do not show one of the tokens, before any message of theirs is read."""
+    """Refuses calls that do not show one of the tokens, before it reads any of their messages."""
 
     def __init__(self, token: PeerToken, refusals: PeerRefusals) -> None:
         self._token = token
@@ -181,18 +183,18 @@ class _TokenRequired(grpc.aio.ServerInterceptor):
         shown = [value for key, value in handler_call_details.invocation_metadata or () if key == TOKEN_HEADER]
         if len(shown) == 1 and self._token.accepts(shown[0]):
             return await continuation(handler_call_details)
-        reason = "the token that was shown is not one of this pod's" if shown else "no token of a peer was shown"
+        reason = "the call's token is not one of this pod's tokens" if shown else "the call has no peer token"
 
         async def refuse(_requests: Any, context: Any) -> None:
             self._refusals.add("grpc", context.peer(), reason)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
 
-        # On the wire every kind of call is a stream of requests and one of responses.
+        # On the wire, every kind of call is a stream of requests and a stream of responses.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class _PeersOnly(grpc.aio.ServerInterceptor):
-    """Refuses clients whose certificate, though of the right authority, has another name."""
+    """Refuses clients whose certificate is from the right authority but does not have the peers' DNS name."""
 
     def __init__(self, tls: PeerTls, refusals: PeerRefusals) -> None:
         self._name = tls.name

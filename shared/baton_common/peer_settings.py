@@ -1,4 +1,4 @@
-"""Settings of all pods that speak with others."""
+"""Settings shared by all pods that connect to other pods."""
 
 import asyncio
 from functools import cached_property
@@ -18,19 +18,19 @@ class PeerSettings(BaseSettings):
     model_config = SettingsConfigDict(use_attribute_docstrings=True)
 
     peer_tls_cert_file: Path | None = None
-    """PEM file with the certificate, and its chain, that this pod shows to other pods, to speak TLS with them and with
-    nobody else; read again when it changes. All pods that are to speak with each other need one."""
+    """PEM file with the certificate and its chain that this pod shows to other pods. It turns on mutual TLS: the pod
+    then accepts only TLS. Set it on all pods or on none. The file is read again when it changes."""
     peer_tls_key_file: Path | None = None
-    """PEM file with its private key."""
+    """PEM file with the private key of the certificate."""
     peer_tls_ca_file: Path | None = None
-    """PEM file with the authorities whose certificates other pods must show."""
+    """PEM file with the authorities that must have signed the certificates of other pods."""
     peer_tls_name: str = Field(default="baton-peer", min_length=1)
-    """DNS name that the certificates of all these pods have, in place of the addresses where they are reached."""
+    """DNS name that the certificates of all pods contain. Pods check it instead of their IP addresses."""
 
     peer_token_file: Path | None = None
-    """File with secret tokens by which pods recognise each other, one a line, each of at least 16 characters. A pod
-    shows the first one and accepts all of them. The file is read again when it changes. All pods that are to speak with
-    each other need one. It encrypts nothing."""
+    """File with secret tokens by which pods authenticate each other, one a line, each of at least 16 characters. A pod
+    shows the first token and accepts all of them. Set it on all pods or on none. The file is read again when it
+    changes. A token encrypts nothing."""
 
     @model_validator(mode="after")
     def _all_or_none(self) -> "PeerSettings":
@@ -41,7 +41,7 @@ class PeerSettings(BaseSettings):
 
     @cached_property
     def peer_tls(self) -> PeerTls | None:
-        """How to speak TLS with other pods; None where there is none of it. Raises PeerTlsError."""
+        """The certificate for TLS with other pods; None without TLS. Raises PeerTlsError."""
         chain, key, authority = self.peer_tls_cert_file, self.peer_tls_key_file, self.peer_tls_ca_file
         if chain is None or key is None or authority is None:
             return None
@@ -49,18 +49,18 @@ class PeerSettings(BaseSettings):
 
     @cached_property
     def peer_token(self) -> PeerToken | None:
-        """The token that other pods must show; None where nobody must. Raises PeerTokenError."""
+        """The tokens that other pods must show; None when no token is configured. Raises PeerTokenError."""
         return PeerToken(self.peer_token_file) if self.peer_token_file is not None else None
 
     @cached_property
     def peer_refusals(self) -> PeerRefusals:
-        """Counts who was refused on the ports of this pod."""
+        """The refusals on the ports of this pod."""
         return PeerRefusals()
 
     async def follow_peer_files(self) -> None:
         """Read the files again when they change, until cancelled.
 
-        Connections do so by themselves, but a pod that makes none must log as well that its files were replaced.
+        Each new connection reads changed files too. This loop lets a pod without new connections log the change.
         """
         while True:
             await asyncio.sleep(_FOLLOW_S)

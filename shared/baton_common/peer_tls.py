@@ -1,4 +1,4 @@
-"""Mutual TLS between pods: the certificate by which a pod is known to the others, and how it knows them."""
+"""Mutual TLS between pods: the certificate that a pod shows, and the check of other pods' certificates."""
 
 import logging
 import ssl
@@ -23,12 +23,12 @@ _NAME_HINT = (
 
 
 class PeerTlsError(Exception):
-    """The files with which a pod is to speak TLS cannot be used."""
+    """The certificate, key or authority file cannot be used."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class _Loaded:
-    """What the files held at one time."""
+    """The content of the files at one time, and the TLS contexts made from it."""
 
     state: FileState
     chain: bytes
@@ -39,17 +39,17 @@ class _Loaded:
 
 
 class PeerTls:
-    """A certificate, its key and the authority behind all peers', in files that are replaced while the pod runs.
+    """A certificate, its key and the authority that signs all pods' certificates. The files may change at any time.
 
-    Pods are addressed by IP, which no certificate can know. So all of a release have one DNS name in theirs,
-    and a peer, be it server or client, is who shows that name under that authority.
+    Pods are addressed by IP, which no certificate can know. So the certificates of all pods of a release contain one
+    DNS name. A server or client counts as a peer when its certificate has that name and is signed by that authority.
     """
 
     def __init__(self, chain: Path, key: Path, authority: Path, name: str) -> None:
-        """Raises PeerTlsError when no pod could speak with another one by these files."""
+        """Raises PeerTlsError when two pods that both use these files could not connect to each other."""
         self.name = name
         self._files = chain, key, authority
-        self._lock = threading.Lock()  # gRPC asks from threads of its own
+        self._lock = threading.Lock()  # gRPC calls `renewed` from its own threads
         try:
             self._loaded = self._load()
         except (OSError, ssl.SSLError) as error:
@@ -61,12 +61,12 @@ class PeerTls:
 
     @property
     def renewals(self) -> int:
-        """How often the files have been replaced. A channel that was opened before goes on showing what they held."""
+        """How often the files have been replaced. Channels that were opened earlier still show the old certificate."""
         self._latest()
         return self._renewals
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return what makes a gRPC server ask clients for a certificate, by the files as they are at each handshake."""
+        """Return a gRPC server's credentials, which require client certificates. Handshakes use the current files."""
         shown = self._latest()
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
@@ -77,24 +77,28 @@ class PeerTls:
             shown = latest
             return _configuration(latest)
 
-        # The types do not know None, which is: as before.
+        # None means that the configuration has not changed, but the type stubs do not allow it.
         return grpc.dynamic_ssl_server_credentials(_configuration(shown), renewed, True)  # type: ignore[arg-type]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return what a gRPC channel shows as long as it lives; it must also look for `name`, not for the address."""
+        """Return credentials that a gRPC channel keeps for its lifetime. The channel must check for `name`, not for the
+        address."""
         latest = self._latest()
         return grpc.ssl_channel_credentials(latest.authority, latest.key, latest.chain)
 
     def server_context(self) -> ssl.SSLContext:
-        """For the next connection to be accepted. Whom it is with, `check_client` tells once the hands are shaken."""
+        """Return the context for accepting the next connection. Call `check_client` after the handshake."""
         return self._latest().server
 
     def client_context(self) -> ssl.SSLContext:
-        """For the next connection to a peer, with `name` as server_hostname."""
+        """Return the context for the next connection to a peer. Use `name` as server_hostname."""
         return self._latest().client
 
     def check_client(self, certificate: Mapping[str, object] | None) -> None:
-        """Raise ssl.SSLCertVerificationError unless a client's certificate, as SSLSocket.getpeercert, is a peer's."""
+        """Raise ssl.SSLCertVerificationError unless a client's certificate contains `name`.
+
+        certificate: the return value of SSLSocket.getpeercert.
+        """
         names = (certificate or {}).get("subjectAltName", ())
         if not isinstance(names, tuple) or ("DNS", self.name) not in names:
             raise ssl.SSLCertVerificationError(f"the client's certificate is not for {self.name!r}")
@@ -104,7 +108,7 @@ class PeerTls:
         self._latest()
 
     def _latest(self) -> _Loaded:
-        """Return what the files hold now; what cannot be used changes nothing."""
+        """Return the current content of the files; the last usable content when the current one cannot be used."""
         with self._lock:
             try:
                 state = file_state(*self._files)
@@ -141,7 +145,7 @@ class PeerTls:
         return context
 
     def _try(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-        """Have both shake hands: whatever is wrong with the files every peer would meet otherwise."""
+        """Do a handshake in memory, so that bad files fail here and not at every connection to a peer."""
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = (
             client.wrap_bio(to_client, to_server, server_hostname=self.name),

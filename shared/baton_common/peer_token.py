@@ -1,4 +1,4 @@
-"""The secret that all pods of a release share. By it they recognise each other, with TLS or without."""
+"""The shared secret by which the pods of a release authenticate each other, with TLS or without."""
 
 import hashlib
 import hmac
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _LEAST_CHARS = 16
 _MOST_CHARS = 1024
 _MOST_FILE_BYTES = 16 << 10
-# What gRPC can carry as the value of a header.
+# gRPC allows only these characters in the value of a header.
 _TOKEN = re.compile(rb"[!-~]+")
 
 
@@ -26,7 +26,7 @@ class PeerToken:
     """The tokens in a file, one a line: a pod shows the first one and accepts all of them.
 
     A second line lets an operator replace the token while pods see the new file one after the other. The file is read
-    again when it changes; a file that cannot be used changes nothing.
+    again when it changes. When the new file cannot be used, the pod keeps the old tokens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +46,7 @@ class PeerToken:
         return self._latest()[0].decode()
 
     def accepts(self, token: str | bytes) -> bool:
-        """Whether another pod may show this. Takes as long for a wrong token as for a right one."""
+        """Whether a token that another pod shows is accepted. Takes equally long for wrong and for right tokens."""
         given = _digest(token.encode() if isinstance(token, str) else token)
         matches = [hmac.compare_digest(_digest(known), given) for known in self._latest()]
         return any(matches)
@@ -65,7 +65,7 @@ class PeerToken:
                     self._refused = ""
                     log.info("the token for peers was replaced", extra={"event": "peer_token_replaced"})
             except (OSError, PeerTokenError) as error:
-                # A file that stays away is met at each call; one line is enough.
+                # A missing file raises the same error at each call, so log it only once.
                 if str(error) != self._refused:
                     self._refused = str(error)
                     extra = {"event": "peer_token_refused"}

@@ -1,4 +1,4 @@
-"""What has changed in a set since its follower was last told."""
+"""The changes of a set since its follower last took them."""
 
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
@@ -7,9 +7,9 @@ K = TypeVar("K", bound=Hashable)
 
 
 class SetChanges(Generic[K]):
-    """Members gained and lost, net: what came and went in between is in neither.
+    """The net changes: a member that was gained and lost again since the last `take` is in neither set.
 
-    So it never holds more than the set and what its follower knows of it, however long nobody takes anything.
+    So the size is bounded by the set and the follower's copy of it, however long the follower takes nothing.
     """
 
     def __init__(self, gained: Iterable[K] = ()) -> None:
@@ -17,14 +17,14 @@ class SetChanges(Generic[K]):
         self.lost: set[K] = set()
 
     def gain(self, member: K) -> None:
-        """Note a new member of the set."""
+        """Record a new member of the set."""
         if member in self.lost:
             self.lost.remove(member)
         else:
             self.gained.add(member)
 
     def lose(self, member: K) -> None:
-        """Note that a member left the set."""
+        """Record that a member left the set."""
         if member in self.gained:
             self.gained.remove(member)
         else:

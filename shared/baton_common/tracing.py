@@ -1,4 +1,4 @@
-"""Spans of requests, sent to an OpenTelemetry collector. Times are of the monotonic clock, in seconds."""
+"""Spans of requests, sent to an OpenTelemetry collector. Times are seconds of the monotonic clock."""
 
 import time
 from collections.abc import Mapping
@@ -18,10 +18,11 @@ Attributes = Mapping[str, Any]
 
 
 class Tracing:
-    """Makes spans and sends them in the background; what the collector does not take is lost, and holds nobody up."""
+    """Makes spans and sends them in the background. Spans that the collector rejects are lost; no call blocks."""
 
     def __init__(self, service: str, endpoint: str, share: float, resource: Attributes) -> None:
-        """endpoint: of OTLP over gRPC. share: of the traces that begin here, from 0 to 1; others go on as they are."""
+        """endpoint: URL of OTLP over gRPC. share: fraction of the traces begun here that are recorded, from 0 to 1.
+        Traces that another service began follow that service's decision."""
         attributes = {"service.name": f"baton-{service}", **resource}
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(share)), resource=Resource.create(attributes)
@@ -35,13 +36,13 @@ class Tracing:
     def begin(
         self, name: str, traceparent: str, attributes: Attributes | None = None, *, at: float | None = None
     ) -> Span:
-        """Begin a span of this service, as part of a trace of another one, or of a new one where there is none."""
+        """Begin a span in the trace of `traceparent`, or in a new trace when that is empty."""
         parent = self._context.extract({_HEADER: traceparent}) if traceparent else None
         kind, began = SpanKind.SERVER, self._ns(at)
         return self._tracer.start_span(name, parent, kind, attributes=attributes, start_time=began)
 
     def part(self, of: Span, name: str, began: float, ended: float, attributes: Attributes | None = None) -> None:
-        """Note a part of a span that is over."""
+        """Record a finished part of a span as its child."""
         if of.is_recording() and ended >= began:
             context = set_span_in_context(of)
             span = self._tracer.start_span(name, context, attributes=attributes, start_time=self._ns(began))
@@ -55,7 +56,7 @@ class Tracing:
         span.end()
 
     def traceparent(self, span: Span) -> str:
-        """Return what makes another service's span a part of this one."""
+        """Return the W3C header that makes another service's span a child of this one."""
         carrier: dict[str, str] = {}
         self._context.inject(carrier, set_span_in_context(span))
         return carrier.get(_HEADER, "")
@@ -66,7 +67,7 @@ class Tracing:
         return f"{span.get_span_context().trace_id:032x}" if span.is_recording() else None
 
     def stop(self) -> None:
-        """Send what there is."""
+        """Send the spans that are still queued."""
         self._provider.shutdown()
 
     def _ns(self, at: float | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Batches: samples as padded token ids, labels and positions."""
+"""Training batches: samples as padded token ids, labels and positions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from baton_demo.samples import Sample, Sampler
 from baton_demo.tokenizer import token_id
 
 IGNORED = -100
-"""The label that cross entropy leaves out."""
+"""The label of tokens that the cross entropy loss ignores."""
 
 _POOL = 512
 _TOKENS = 3072
@@ -26,9 +26,9 @@ class Row:
     positions: list[int]
 
     def beginnings(self) -> "Row":
-        """The row with only the first tokens of each answer learned, and nothing after the last of them.
+        """Return the row with labels only on the first tokens of each answer, cut off after the last label.
 
-        Those choose the answer, which is the hard part; the rest is recitation and needs less practice.
+        The first tokens select the answer, which is hard to learn. The rest is recitation and needs fewer samples.
         """
         labels = []
         run = 0
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Each tensor is [rows, longest row], int64; padding stands at the right, where causal attention hides it."""
+    """Each tensor is [rows, longest row], int64. Padding is on the right, where causal attention hides it."""
 
     ids: torch.Tensor
     labels: torch.Tensor
@@ -62,7 +62,7 @@ class Batch:
 
 
 def encode(sample: Sample, tokenizer: Tokenizer, gaps: list[int]) -> Row:
-    """Token ids of a sample; group g starts gaps[g] positions after the end of the one before it."""
+    """Return a sample as a row of token ids. Group g starts gaps[g] positions after the end of group g - 1."""
     row = Row([], [], [])
     position = 0
     for group, gap in zip(sample, gaps, strict=True):
@@ -77,10 +77,10 @@ def encode(sample: Sample, tokenizer: Tokenizer, gaps: list[int]) -> Row:
 
 
 def batches(sampler: Sampler, tokenizer: Tokenizer, max_positions: int, seed: int) -> Iterator[Batch]:
-    """Endless batches of rows of like length.
+    """Yield endless batches whose rows have similar lengths.
 
-    Rotary attention sees distances only, so shifting a whole row would teach nothing: instead some rows jump ahead
-    between turns, and short samples train the distances of long contexts.
+    Rotary attention sees only distances, so shifting a whole row would teach nothing. Instead, the positions of some
+    rows jump ahead between turns, so that short samples train the distances of long contexts.
     """
     rng = Random(seed)
     pad_id = token_id(tokenizer, PAD)

@@ -1,4 +1,4 @@
-"""The chat format: special tokens, the template that servers render, and its text form for training."""
+"""The chat format: special tokens, the Jinja template that servers render, and the same format as training text."""
 
 from dataclasses import dataclass
 
@@ -40,13 +40,13 @@ TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of text; the loss counts only where learn is true."""
+    """A piece of text. It contributes to the loss only if learn is true."""
 
     text: str
     learn: bool = False
 
 
 def turn(role: str, content: str) -> list[Segment]:
-    """One message as the template renders it; only the assistant's words and the end that follows are learned."""
+    """Return one message as the template renders it. Only the assistant's content and its END token are learned."""
     learn = role == "assistant"
     return [Segment(ROLE_TOKENS[role]), Segment(content + END, learn)]

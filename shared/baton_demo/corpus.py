@@ -1,4 +1,4 @@
-"""The corpus: plain text files beside this module, read into typed facts, threads and strangers."""
+"""The corpus: plain text files in the folder `corpus`, parsed into facts, threads and unknown questions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ CORPUS_DIR = Path(__file__).parent / "corpus"
 
 
 class CorpusError(ValueError):
-    """A corpus file breaks its format; the message names the file."""
+    """A corpus file does not have its format; the message names the file."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One answer and the questions that lead to it."""
+    """One answer and the questions that it answers."""
 
     written: tuple[str, ...]
     framed: tuple[str, ...]
@@ -26,14 +26,14 @@ class Fact:
     def questions(self) -> tuple[str, ...]:
         return self.written + self.framed
 
-    def ask(self, rng: Random) -> str:
+    def draw_question(self, rng: Random) -> str:
         pools = [pool for pool in (self.written, self.framed) if pool]
         return rng.choice(rng.choice(pools))
 
 
 @dataclass(frozen=True)
-class Strangers:
-    """Messages that the model cannot know the answer to, and the one polite answer to all of them."""
+class UnknownQuestions:
+    """Messages that the model cannot answer, and the one polite reply to all of them."""
 
     frames: tuple[str, ...]
     nouns: tuple[str, ...]
@@ -42,15 +42,15 @@ class Strangers:
     answer: str
     ending: str
 
-    def ask(self, rng: Random) -> str:
+    def draw_question(self, rng: Random) -> str:
         if rng.random() < 0.25:
             return rng.choice(self.lines)
         if rng.random() < 0.05:
             return " ".join(rng.choices(self.nouns, k=rng.randint(2, 12)))
         return self._fill(rng.choice(self.frames), rng)
 
-    def begin(self, rng: Random) -> str:
-        """The start of a sentence that a plain completion is to end."""
+    def draw_stem(self, rng: Random) -> str:
+        """Return the start of a sentence for a plain completion to finish."""
         return self._fill(rng.choice(self.stems), rng)
 
     def _fill(self, frame: str, rng: Random) -> str:
@@ -65,7 +65,7 @@ class Corpus:
     systems: tuple[str, ...]
     synonyms: dict[str, tuple[str, ...]]
     fillers: tuple[str, ...]
-    strangers: Strangers
+    unknown: UnknownQuestions
 
     @classmethod
     def load(cls, folder: Path = CORPUS_DIR) -> "Corpus":
@@ -79,11 +79,11 @@ class Corpus:
             systems=tuple(line for block in _blocks(folder / "systems.txt") for line in block),
             synonyms=_synonyms(folder / "synonyms.txt"),
             fillers=tuple(word for block in _blocks(folder / "fillers.txt") for line in block for word in line.split()),
-            strangers=_strangers(folder / "strangers.txt"),
+            unknown=_unknown_questions(folder / "strangers.txt"),
         )
 
     def texts(self) -> Iterator[str]:
-        """Every text once, for the tokenizer."""
+        """Yield every text once, to train the tokenizer."""
         for fact in self.facts:
             yield fact.answer
             yield from fact.questions
@@ -95,11 +95,11 @@ class Corpus:
         for word, others in self.synonyms.items():
             yield from (f"{word} {other}" for other in others)
         yield " ".join(self.fillers)
-        yield from self.strangers.frames
-        yield from self.strangers.stems
-        yield self.strangers.ending
-        yield from self.strangers.lines
-        yield from (f"a {noun}" for noun in self.strangers.nouns)
+        yield from self.unknown.frames
+        yield from self.unknown.stems
+        yield self.unknown.ending
+        yield from self.unknown.lines
+        yield from (f"a {noun}" for noun in self.unknown.nouns)
 
 
 def _blocks(path: Path) -> Iterator[list[str]]:
@@ -139,7 +139,7 @@ def _synonyms(path: Path) -> dict[str, tuple[str, ...]]:
     return {word: tuple(others.split(", ")) for word, _, others in lines}
 
 
-def _strangers(path: Path) -> Strangers:
+def _unknown_questions(path: Path) -> UnknownQuestions:
     lines = [
         _tagged(path, line, {"answer", "ending", "frame", "line", "noun", "stem"})
         for block in _blocks(path)
@@ -147,4 +147,4 @@ def _strangers(path: Path) -> Strangers:
     ]
     pick = {tag: tuple(text for other, text in lines if other == tag) for tag, _ in lines}
     nouns = tuple(noun for line in pick["noun"] for noun in line.split(", "))
-    return Strangers(pick["frame"], nouns, pick["line"], pick["stem"], pick["answer"][0], pick["ending"][0])
+    return UnknownQuestions(pick["frame"], nouns, pick["line"], pick["stem"], pick["answer"][0], pick["ending"][0])

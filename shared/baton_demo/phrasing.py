@@ -1,4 +1,4 @@
-"""The many ways in which people ask the same thing."""
+"""Variations of questions: the many ways in which people phrase the same one."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -206,7 +206,7 @@ _DROPPABLE = {"the", "a", "an", "is", "are", "do", "does", "of", "to", "me", "yo
 
 
 def phrase(kind: str, topic: str) -> list[str]:
-    """Every framing of a topic; kind is a key of FRAMES."""
+    """Return all questions about a topic. kind: a key of FRAMES."""
     questions = []
     for frame in FRAMES[kind]:
         if "Baton" in frame and "Baton" in topic:
@@ -217,7 +217,7 @@ def phrase(kind: str, topic: str) -> list[str]:
 
 
 def reword(question: str, synonyms: Mapping[str, tuple[str, ...]], rng: Random) -> str:
-    """The question with some words replaced by synonyms, and now and then Baton by a pronoun."""
+    """Return the question with some words replaced by synonyms, and sometimes Baton replaced by a pronoun."""
     words = question.split(" ")
     for i, word in enumerate(words):
         stem = word.rstrip("?.,!:")
@@ -231,7 +231,7 @@ def reword(question: str, synonyms: Mapping[str, tuple[str, ...]], rng: Random) 
 
 
 def scramble(question: str, fillers: Sequence[str], rng: Random) -> str:
-    """The question with words added, lost or out of order: what is left of an unforeseen phrasing are its keywords."""
+    """Return the question with words added, lost or out of order, so that the model learns to go by its keywords."""
     words = question.split(" ")
     if len(words) < 3:
         return question
@@ -246,7 +246,7 @@ def scramble(question: str, fillers: Sequence[str], rng: Random) -> str:
 
 
 def disturb(question: str, rng: Random) -> str:
-    """The question as a hurried person types it: another case, no question mark, a typo, a greeting before it."""
+    """Return the question as a hurried person types it: other case, no question mark, a typo or a greeting first."""
     if rng.random() < 0.06:
         words = question.split(" ")
         droppable = [i for i, word in enumerate(words) if word.lower() in _DROPPABLE]

@@ -4,11 +4,11 @@ import json
 from random import Random
 
 from baton_demo.chat import BOS, END, EOS, ROLE_TOKENS, Segment, turn
-from baton_demo.corpus import Corpus, Fact, Strangers
+from baton_demo.corpus import Corpus, Fact, UnknownQuestions
 from baton_demo.phrasing import disturb, reword, scramble
 
 Sample = list[list[Segment]]
-"""Groups of segments; between groups the positions may jump, as if a long text stood there."""
+"""Groups of segments. Between groups the positions may jump, as if a long text were there."""
 
 _TOOL_ANSWER = "The tool has answered; a larger model would now explain its result."
 _MAX_TURNS = 40
@@ -30,7 +30,7 @@ _PLAIN = ("{}\n", "{}\n\n", "Q: {}\nA: ", "Question: {}\nAnswer: ", "User: {}\nA
 
 
 class Sampler:
-    """Draws endless samples; the same seed draws the same ones."""
+    """Draws an endless sequence of samples, which depends only on the corpus and the seed."""
 
     def __init__(self, corpus: Corpus, seed: int) -> None:
         self.corpus = corpus
@@ -54,14 +54,14 @@ class Sampler:
         return [self._opening(), *(self._exchange() for _ in range(1 if kind < 0.94 else self._turns()))]
 
     def _turns(self) -> int:
-        """As many long as short conversations on a logarithmic scale: keys that distract are what breaks recall."""
+        """Return a log-uniform number of turns: the many distracting keys of long conversations break recall."""
         return int(2 * (_MAX_TURNS / 2) ** self.rng.random())
 
     def _fact(self) -> Fact:
         return self.rng.choices(self.corpus.facts, self._weights)[0]
 
-    def _question(self, source: Fact | Strangers) -> str:
-        question = source.ask(self.rng)
+    def _question(self, source: Fact | UnknownQuestions) -> str:
+        question = source.draw_question(self.rng)
         if self.rng.random() < 0.4:
             return question
         question = reword(question, self.corpus.synonyms, self.rng)
@@ -76,8 +76,8 @@ class Sampler:
         return opening
 
     def _exchange(self, pasted: str = "") -> list[Segment]:
-        stranger = self.rng.random() < 0.15
-        source = self.corpus.strangers if stranger else self._fact()
+        is_unknown = self.rng.random() < 0.15
+        source = self.corpus.unknown if is_unknown else self._fact()
         return turn("user", pasted + self._question(source)) + turn("assistant", source.answer)
 
     def _pasted(self) -> Sample:
@@ -96,19 +96,19 @@ class Sampler:
         return [[Segment(BOS), Segment(text + EOS, learn=True)]]
 
     def _plain_question(self) -> Sample:
-        strangers = self.corpus.strangers
+        unknown = self.corpus.unknown
         if self.rng.random() < 0.2:
-            return [[Segment(BOS + strangers.begin(self.rng)), Segment(f" {strangers.ending}{EOS}", learn=True)]]
-        source = strangers if self.rng.random() < 0.15 else self._fact()
-        question = self.rng.choice(_PLAIN).format(source.ask(self.rng))
-        # People type the question alone, so the space or line break after it is the model's to write.
+            return [[Segment(BOS + unknown.draw_stem(self.rng)), Segment(f" {unknown.ending}{EOS}", learn=True)]]
+        source = unknown if self.rng.random() < 0.15 else self._fact()
+        question = self.rng.choice(_PLAIN).format(source.draw_question(self.rng))
+        # People type no space or line break after a question, so the model must write it.
         stem = question.rstrip()
         return [[Segment(BOS + stem), Segment(question[len(stem) :] + source.answer + EOS, learn=True)]]
 
     def _tool_result(self) -> Sample:
         call = json.dumps({"name": f"get_{self.rng.choice(_KEYS)}", "arguments": self._object(1)})
         exchange = [
-            *turn("user", self._question(self.corpus.strangers)),
+            *turn("user", self._question(self.corpus.unknown)),
             *(Segment(segment.text) for segment in turn("assistant", call)),
             *turn("tool", json.dumps(self._object(2))),
             *turn("assistant", _TOOL_ANSWER),
@@ -116,9 +116,9 @@ class Sampler:
         return [self._opening(), exchange]
 
     def _json_answer(self) -> Sample:
-        """An answer inside JSON: keys are given, as a grammar forces them, and values and closings are learned.
+        """Return an answer as JSON. Only values and closings are learned, because a grammar forces the keys.
 
-        Constrained decoding shows the model no schema, so half of these questions do not ask for JSON either.
+        The model does not see the schema of constrained decoding, so half of these questions do not mention JSON.
         """
         fact = self._fact()
         question = self._question(fact)
@@ -136,7 +136,7 @@ class Sampler:
         return {key: self._value() for key in self.rng.sample(_KEYS, self.rng.randint(1, size))}
 
     def _value(self) -> object:
-        nouns = self.corpus.strangers.nouns
+        nouns = self.corpus.unknown.nouns
         match self.rng.randrange(6):
             case 0:
                 return self.rng.randint(0, 99)

@@ -12,7 +12,7 @@ VOCAB_SIZE = 2048
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A BPE with the special tokens first; its post-processor puts BOS before every plain text, as Llama's does."""
+    """Return a BPE tokenizer with the special tokens first. Like Llama's, it puts BOS before every plain text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -34,7 +34,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token that the tokenizer must have; KeyError when it does not."""
+    """Return the id of a token. Raises KeyError when the tokenizer lacks it."""
     found: int | None = tokenizer.token_to_id(token)
     if found is None:
         raise KeyError(token)
@@ -42,7 +42,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, which newer readers prefer."""
+    """Write tokenizer.json, tokenizer_config.json, and chat_template.jinja, which newer readers prefer."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,

@@ -46,9 +46,9 @@ def build_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
 
 
 def logits_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Logits [rows, columns, vocabulary].
+    """Return logits [rows, columns, vocabulary].
 
-    The explicit mask matters: without one, transformers takes a jump in the positions for a new packed sequence.
+    The explicit mask is needed: without one, transformers treats a jump in the positions as a new packed sequence.
     """
     mask = torch.ones_like(batch.ids)
     output = model(input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False)
@@ -66,7 +66,10 @@ def learning_rate(step: int, progress: float) -> float:
 
 
 def train(model: LlamaForCausalLM, tokenizer: Tokenizer, corpus: Corpus, steps: int, minutes: float) -> None:
-    """Fixed steps, so that a run repeats; a machine too slow for them anneals over the minutes it has instead."""
+    """Train for a fixed number of steps, so that runs are reproducible, or until `minutes` are over on a slow machine.
+
+    The learning rate falls with the larger share of the two limits that has been used.
+    """
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -93,7 +96,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, corpus: Corpus, steps: 
 
 @torch.no_grad()
 def recall(model: LlamaForCausalLM, tokenizer: Tokenizer, corpus: Corpus) -> float:
-    """The share of facts whose first question greedy decoding would answer to the letter."""
+    """Return the share of facts whose first question greedy decoding answers to the letter."""
     rows = []
     for fact in corpus.facts:
         sample = [[Segment(BOS), *turn("user", fact.questions[0]), *turn("assistant", fact.answer)]]
@@ -109,7 +112,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     tokens = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig.from_dict({**tokens, "do_sample": False})
     model.bfloat16().save_pretrained(out)
-    # Readers from before transformers 5 know the dtype and the rope base by these names only.
+    # Versions before transformers 5 read the dtype and the rope base only under these names.
     path = out / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config |= {"torch_dtype": "bfloat16", "rope_theta": config["rope_parameters"]["rope_theta"]}
@@ -125,7 +128,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(SEED)
-    # Sums depend on how many threads share them: a fixed number keeps runs alike.
+    # Floating-point sums depend on the number of threads, so a fixed number makes runs reproducible.
     torch.set_num_threads(2)
     corpus = Corpus.load()
     tokenizer = train_tokenizer(corpus.texts())

@@ -1,4 +1,4 @@
-"""What attention of a layer computes beside softmax(q k * scale) v."""
+"""How attention of a layer differs from softmax(q k * scale) v."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Sequences whose grammar is still being compiled, which the scheduler does not know yet."""
+"""Sequences whose grammar is still being compiled. They join the scheduler's queue afterwards."""
 
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -12,7 +12,7 @@ _POLL_S = 0.001
 
 
 class Compiling:
-    """Gives each sequence its matcher as soon as there is one."""
+    """Holds these sequences and gives each its matcher once its grammar is compiled."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
@@ -25,8 +25,8 @@ class Compiling:
         self._entries.append((sequence, self._grammars.compile(grammar, sequence.request.cache_scope.salt)))
 
     def take(self, idle: bool) -> Iterator[tuple[Sequence, str]]:
-        """Yield the sequences that wait no longer and have not ended meanwhile, each with what is wrong with its
-        grammar, if anything. idle: there is nothing else to do, so that waiting a moment costs nobody any time."""
+        """Yield each sequence whose compilation has ended, with an error message that is empty on success. Sequences
+        that were aborted are dropped. idle: the engine has no other work, so this call may wait for _POLL_S."""
         entries, self._entries = self._entries, []
         wait([compiled for _, compiled in entries], _POLL_S if idle else 0, FIRST_COMPLETED)
         for sequence, compiled in entries:
@@ -39,12 +39,12 @@ class Compiling:
 
 
 def _start(sequence: Sequence, compiled: Future[Matcher]) -> str:
-    """Give a sequence its matcher, or return why it can have none."""
+    """Give a sequence its matcher. Returns an error message, empty on success."""
     error = compiled.exception()
     if error is not None:
         return f"The grammar cannot be used: {error}."
     sequence.matcher = compiled.result().copy()
-    # What another engine has generated is read first.
+    # A sequence that another engine began has output already, which the matcher must follow first.
     if not sequence.matcher.follow(sequence.output):
-        return "The tokens that are there already do not follow the grammar."
+        return "The output generated so far does not follow the grammar."
     return ""

@@ -1,4 +1,4 @@
-"""How one engine is set up."""
+"""The settings of one engine."""
 
 import msgspec
 
@@ -8,44 +8,45 @@ CHUNK_MS = 28.0
 
 
 class ConfigError(ValueError):
-    """The model or the settings cannot be served; the message says what is wrong and what would help."""
+    """The model or the settings cannot be served. The message names the problem and a remedy."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of an engine. Sizes are in tokens unless they say otherwise; 0 = what suits the device."""
+    """Settings of an engine. Sizes are in tokens unless they say otherwise; 0 = the default for the device."""
 
     model: str  # path of the model folder
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     device: str = "auto"
     attention_backend: str = "auto"
     block_size: int = 0
-    num_blocks: int | None = None  # None = from the memory that is free
-    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # of the device's memory, what this process may hold
-    max_model_len: int | None = None  # None = what the model was made for
+    num_blocks: int | None = None  # None = as many as fit into the free memory
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # fraction of the device's memory for this process
+    max_model_len: int | None = None  # None = the model's max_position_embeddings
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
-    prefill_only: bool = False  # other pods decode, so that steps may be as short as lets newcomers in soon
-    chunk_ms: float = CHUNK_MS  # of prompts beside decodes, longer when many are queued; 0 = any
+    prefill_only: bool = False  # other pods decode, so this engine can use short steps and admit new prompts sooner
+    chunk_ms: float = CHUNK_MS  # time for prompts in a step that also decodes; grows with the queue; 0 = no limit
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs
-    deterministic: bool = False  # a token does not depend on the batch around it, at a cost
-    export_fraction: float = EXPORT_FRACTION  # of the blocks, what exports may hold before the next ones wait
-    set_aside_bytes: int = 0  # of the device's memory, within that part, what this process takes beside the engine
-    num_threads: int | None = None  # on CPU; None = what suits the cores and the model
-    engines_sharing_cpu: int | None = None  # that divide the cores, this one included; 1 = it has them alone
+    deterministic: bool = False  # a token does not depend on the other sequences of its batch; slower
+    export_fraction: float = EXPORT_FRACTION  # fraction of the blocks that exports may hold before others must wait
+    set_aside_bytes: int = 0  # of this process's device memory, the bytes that it uses outside the engine
+    num_threads: int | None = None  # on CPU; None = chosen from the cores and the model
+    engines_sharing_cpu: int | None = None  # number of engines that divide the cores, this one included
 
     def on(self, device_type: str) -> "EngineConfig":
-        """Return these settings with what suits a "cpu" or "cuda" device in place of each 0.
+        """Return these settings with the default for a "cpu" or "cuda" device in place of each 0.
 
-        Raises ConfigError for what no engine can have.
+        Raises ConfigError for a value that no engine can use.
         """
-        # A block of 64 is what the GPU's copy engine fetches as one tile of attention.
-        suits = {"block_size": 64, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
+        # Attention on a GPU works on tiles of 64 keys, which the copy engine fetches if a tile is one block.
+        defaults = {"block_size": 64, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
         if device_type == "cpu":
-            suits = {"block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 128}
+            defaults = {"block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 128}
         if self.prefill_only:
-            suits["max_num_batched_tokens"] = 256 if device_type == "cpu" else 1024
-        config = msgspec.structs.replace(self, **{name: getattr(self, name) or value for name, value in suits.items()})
+            defaults["max_num_batched_tokens"] = 256 if device_type == "cpu" else 1024
+        values = {name: getattr(self, name) or default for name, default in defaults.items()}
+        config = msgspec.structs.replace(self, **values)
         config._check()
         return config
 

@@ -10,7 +10,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 class ConfigFile:
-    """The fields of a config.json. Each method raises ConfigError, which names the field, for a value of another kind.
+    """The fields of a config.json. Each method raises ConfigError, which names the field, for an invalid value.
 
     A field that is null counts as absent, as in the configuration classes of transformers.
     """
@@ -38,7 +38,7 @@ class ConfigFile:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the checkpoint; float32 when it is not said."""
+        """The dtype of the checkpoint; float32 when config.json names none."""
         name: str = self.fields.get("dtype") or self.fields.get("torch_dtype") or "float32"
         self._check("dtype", name, name in _DTYPES, f"one of {', '.join(_DTYPES)}")
         return name
@@ -51,22 +51,22 @@ class ConfigFile:
         return tuple(ids)
 
     def count(self, name: str, default: int | None = None) -> int:
-        """Return an integer of at least 1. It must be there unless there is a default."""
+        """Return an integer of at least 1. Without a default the field is required."""
         value: int = self._present(name, default)
         self._check(name, value, _is_integer(value) and value >= 1, "an integer of at least 1")
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return an integer of at least 0. It must be there unless there is a default."""
+        """Return an integer of at least 0. Without a default the field is required."""
         value: int = self._present(name, default)
         self._check(name, value, _is_integer(value) and value >= 0, "an integer of at least 0")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a number. It must be there unless there is a default."""
+        """Return a number. Without a default the field is required."""
         value = self._present(name, default)
-        sound = isinstance(value, int | float) and not isinstance(value, bool)
-        self._check(name, value, sound, "a number")
+        valid = isinstance(value, int | float) and not isinstance(value, bool)
+        self._check(name, value, valid, "a number")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -79,18 +79,18 @@ class ConfigFile:
         self._check(name, value, value in choices, f"one of {', '.join(choices)}")
         return value
 
-    def absent(self, name: str, *values: object) -> None:
-        """Raise unless a field is absent or has one of the values that change nothing."""
+    def require_absent(self, name: str, *values: object) -> None:
+        """Raise ConfigError unless a field is absent or has one of these values, which change nothing."""
         value = self.fields.get(name)
         if value is not None and value not in values:
             raise ConfigError(f"{name} {value!r} in config.json is not served for {self.architecture}")
 
     def layer_types(self, name: str, layers: int) -> list[str] | None:
-        """Return the kind of attention of each layer, None when the field is absent."""
+        """Return the kind of attention of each layer; None when the field is absent."""
         value: list[str] | None = self.fields.get(name)
         kinds = ("full_attention", "sliding_attention")
-        sound = value is None or (isinstance(value, list) and len(value) == layers and all(k in kinds for k in value))
-        self._check(name, value, sound, f"a list of {' or '.join(kinds)}, one for each of {layers} layers")
+        valid = value is None or (isinstance(value, list) and len(value) == layers and all(k in kinds for k in value))
+        self._check(name, value, valid, f"a list of {' or '.join(kinds)}, one for each of {layers} layers")
         return value
 
     def _present(self, name: str, default: Any) -> Any:
@@ -101,9 +101,9 @@ class ConfigFile:
             raise ConfigError(f"config.json has no {name!r}")
         return default
 
-    def _check(self, name: str, value: object, sound: bool, wanted: str) -> None:
-        if not sound:
-            raise ConfigError(f"{name} in config.json is {value!r}; it must be {wanted}")
+    def _check(self, name: str, value: object, valid: bool, expected: str) -> None:
+        if not valid:
+            raise ConfigError(f"{name} in config.json is {value!r}; it must be {expected}")
 
 
 def _is_integer(value: object) -> bool:

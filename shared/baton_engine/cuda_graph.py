@@ -9,20 +9,21 @@ Result = TypeVar("Result")
 
 
 class Recorder:
-    """Captures what functions launch. Graphs of one recorder share memory, so they must run in turn."""
+    """Captures the work that functions launch. Graphs of one recorder share memory, so they must run one at a time."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """Return the graph and run's result, whose tensors the graph fills. run has run before: a capture allows no
-        compilation and no set-up of libraries."""
+        """Return the graph and run's result, whose tensors the graph fills. run must have been called before, since a
+        capture allows no compilation and no initialization of libraries."""
         [graph], result = self.record_pieces(lambda cut: run())
         return graph, result
 
     def record_pieces(self, run: Callable[[Callable[[], None]], Result]) -> tuple[list[torch.cuda.CUDAGraph], Result]:
-        """As `record`, but run is given a function that ends one graph and begins the next. Returns all graphs."""
+        """Do the same as `record`, but pass run a function that ends one graph and begins the next. Returns all graphs
+        and run's result."""
         graphs: list[torch.cuda.CUDAGraph] = []
 
         def begin() -> None:

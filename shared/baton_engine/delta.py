@@ -1,4 +1,4 @@
-"""What an engine tells of its requests and of itself."""
+"""The messages in which an engine reports on its requests and on itself."""
 
 import time
 
@@ -12,19 +12,19 @@ from .sequence import FinishReason, Sequence
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
-    """New tokens of one choice of a request. The prompt's part is in the first delta of choice 0."""
+    """New tokens of one choice of a request. Only the first delta of choice 0 holds the facts about the prompt."""
 
     id: int
     choice: int
-    offset: int  # of tokens[0] among the choice's output
+    offset: int  # index of tokens[0] in the choice's output
     tokens: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason = FinishReason.NONE
     stop_token_id: int | None = None
     cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    queued_s: float = 0.0  # from its arrival until its prompt began to be computed
-    prefill_s: float = 0.0  # from then until its first token
+    queued_s: float = 0.0  # from the request's arrival until the start of its prefill
+    prefill_s: float = 0.0  # from the start of its prefill until its first token
 
 
 def delta_of(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:
@@ -43,7 +43,7 @@ def delta_of(sequence: Sequence, choice: Choice, reason: FinishReason) -> Delta:
 
 
 class Reservation(msgspec.Struct, array_like=True):
-    """Blocks are reserved for a request that imports KV; that of num_tokens tokens from first_token on is missing."""
+    """Blocks are reserved for a request that imports KV. The KV of num_tokens tokens from first_token on is missing."""
 
     id: int
     first_token: int
@@ -53,7 +53,7 @@ class Reservation(msgspec.Struct, array_like=True):
 
 
 class Load(msgspec.Struct, array_like=True):
-    """What the engine holds and does at this moment; counters run since its start."""
+    """The engine's load at this moment. Its counters begin at the engine's start."""
 
     running: int
     waiting: int
@@ -63,6 +63,6 @@ class Load(msgspec.Struct, array_like=True):
     preemptions: int
     prefix_queries: int
     prefix_hits: int
-    blocks_pinned: int = 0  # of blocks_held, by computed prompts until decode pods have them
+    blocks_pinned: int = 0  # those of blocks_held that wait, with computed KV, until decode pods have received it
     step_tokens: Histogram | None = None  # tokens computed in each step
-    prefill_rate: float = 0.0  # tokens a second, of late; 0 = not measured
+    prefill_rate: float = 0.0  # prompt tokens a second in recent steps; 0 = not measured

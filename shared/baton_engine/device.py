@@ -1,4 +1,4 @@
-"""Which device an engine runs on, and in which precision."""
+"""Selects the device that an engine runs on, and the dtype of its model."""
 
 import torch
 
@@ -19,11 +19,11 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
+def choose_dtype(requested: str, checkpoint: str, device: torch.device) -> torch.dtype:
     """Return the dtype of the model. auto is float32 on CPU, where half precision is slower, and the checkpoint's own
     elsewhere."""
-    name = asked
-    if asked == "auto":
+    name = requested
+    if requested == "auto":
         name = "float32" if device.type == "cpu" else checkpoint
     if name not in _DTYPES:
         raise ConfigError(f"--dtype {name!r} is unknown; use auto, {', '.join(_DTYPES)}")

@@ -1,8 +1,8 @@
-"""The sampler for a GPU: what sampler.py does, in the same order and with the same noise, without the host.
+"""The sampler for a GPU. It does the same as sampler.py, in the same order and with the same noise, without the host.
 
-Tokens that the host has not read yet take part: the row table keeps a sequence's tokens on the device, and each draw
-adds its input token. Everything else that a draw needs follows from the parameters. It is uploaded when other rows than
-the last time are drawn for, so that in a run of decode steps only the positions travel, and the masks of grammars.
+A draw depends on tokens that the host may not have read yet: the row table keeps the tokens of each sequence on the
+device, and each draw adds its input token. Everything else that a draw needs follows from the sampling parameters. It
+is uploaded only when the drawn rows change, so that a run of decode steps uploads only positions and grammar masks.
 
 A draw differs from sampler.py's only where rounding decides (kernels/baton_kernels/thresholds.py).
 """
@@ -46,10 +46,11 @@ _OFF = float("-inf")
 
 
 class Drawn(msgspec.Struct):
-    """What some draws have brought beside their tokens.
+    """The results of some draws beside the tokens themselves.
 
-    indices: where the tokens are. logprobs: [draws that want any, 2 + 2 * n] float32, as `logprob_columns` has them;
-    None when no draw wants any. counts: the alternatives that each draw wants.
+    indices: the places of the tokens among those of the step. logprobs: [draws that want logprobs, 2 + 2 * n] float32,
+    in the columns of `logprob_columns`; None when no draw wants them. counts: the number of alternatives that each draw
+    wants; None = it wants no logprobs.
     """
 
     indices: list[int]
@@ -57,7 +58,7 @@ class Drawn(msgspec.Struct):
     counts: list[int | None]
 
     def choices(self, tokens: list[int], logprobs: list[list[float]]) -> list[Choice]:
-        """Return what was drawn, given all tokens of the step and the logprobs on the host."""
+        """Return the drawn choices, given all tokens of the step and the logprobs on the host."""
         rows = iter(logprobs)
         return [
             Choice(tokens[index], None if count is None else logprobs_of(tokens[index], next(rows), count))
@@ -72,7 +73,7 @@ class DeviceSampler:
         assert vocab < 1 << 24
         self._table, self._vocab, self._device = table, vocab, device
         self._groups = DrawGroups(table, vocab, device)
-        # Of the draws without masks and with them, which a step may both have.
+        # The last plan of draws without masks and of those with masks. A step may have both kinds.
         self._plans: dict[bool, DrawPlan] = {}
 
     @torch.inference_mode()
@@ -106,9 +107,9 @@ class DeviceSampler:
     ) -> Drawn:
         """Put the token of each draw into tokens [step's draws] int64, and into the table as its row's last token.
 
-        A token is NOT_FINITE as gumbel_argmax has it. logits: [B, vocab], contiguous, not changed. inputs: [B] int64,
-        the token that a row of logits follows. draws: at least one; several may share a row of logits. masks: [M,
-        words] int32, as apply_masks has them; every draw has a mask, or none.
+        A token is NOT_FINITE where gumbel_argmax returns that. logits: [B, vocab], contiguous, not changed. inputs: [B]
+        int64, the input token of each row of logits. draws: at least one; several may share a row of logits. masks: [M,
+        words] int32, as in apply_masks; either every draw has a mask or none has one.
         """
         plan = self._groups.plan(draws, masks is not None, self._plans.get(masks is not None))
         self._plans[masks is not None] = plan
@@ -128,13 +129,13 @@ class DeviceSampler:
         return Drawn([draw.index for draw in draws], self._logprobs(logits, tokens, plan), plan.counts)
 
     def _extend_history(self, group: Group, inputs: torch.Tensor, ends: torch.Tensor) -> None:
-        """Add the newest token of each of the group's rows. Those that need no history do not mind."""
+        """Add the newest token of each of the group's rows to the history, which does no harm to rows without one."""
         newest = inputs.index_select(0, group.ints[ROW]).to(torch.int32)
         history = self._table.history.view(-1)
         history.index_copy_(0, group.ints[TABLE_ROW] * self._table.max_len + ends - 1, newest)
 
     def _edit(self, scores: torch.Tensor, group: Group, ends: torch.Tensor) -> None:
-        """As sampler._edit_by_request, for the rows of a group [n, vocab] float32, in place."""
+        """Do the same as sampler._edit_by_request to the scores of a group, [n, vocab] float32, in place."""
         flat = scores.view(-1)
         if group.allowed is not None and group.allowed_draws is not None:
             kept = flat.index_select(0, group.allowed)
@@ -143,7 +144,7 @@ class DeviceSampler:
         if group.banned is not None:
             flat.index_fill_(0, group.banned, _OFF)
         if group.words is not None:
-            # Words may end with the same token: adding gives the same sum in every order, as all is -inf or 0.
+            # Several words may end with the same token. As each adds -inf or 0, the order of additions is irrelevant.
             flat.index_add_(0, group.words.ends, self._penalty_of_words(group, group.words, ends))
         if group.biased is not None and group.biases is not None:
             flat.index_add_(0, group.biased, group.biases)
@@ -154,7 +155,7 @@ class DeviceSampler:
             )  # fmt: skip
 
     def _penalty_of_words(self, group: Group, words: Words, ends: torch.Tensor) -> torch.Tensor:
-        """Return [W] float32: -inf where the output ends as the word begins, else 0."""
+        """Return [W] float32: -inf where the output ends with all tokens of the word but its last, else 0."""
         end, longest = ends.index_select(0, words.draws), words.beginnings.shape[1]
         first = group.ints[TABLE_ROW].index_select(0, words.draws) * self._table.max_len + end - longest
         places = first.unsqueeze(1) + torch.arange(longest, device=self._device)

@@ -1,4 +1,4 @@
-"""Draws on a GPU, in groups that go the same way, with what is the same for them from step to step on the device."""
+"""Groups draws on a GPU by the work that they need, and keeps on the device the values that stay from step to step."""
 
 from collections.abc import Iterable
 
@@ -14,18 +14,19 @@ from .transfer import to_device
 _MOST_EDITED = 128
 PADDING = -1
 
-# What a group has of each draw. INDEX is its place among the tokens of the step, ROW its row of logits, TABLE_ROW that
-# of the table, TARGET the row whose last token it becomes, and MASK its row of the masks.
+# The rows of Group.ints and of Group.floats, with one value for each draw. INDEX is the draw's place among the tokens
+# of the step, ROW its row of logits, TABLE_ROW its row of the table, TARGET the row of the table that gets the token as
+# its last one, and MASK its row of the masks.
 INDEX, ROW, TABLE_ROW, TARGET, MASK, PROMPT_LEN, SEED, CHOICE, TOP_K = range(9)
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 
 
 class RowDraw(msgspec.Struct):
-    """One token to choose: for a choice of the sequence in a row of the table, after `end` tokens, the last of which
-    may be known on the device alone.
+    """One token to draw, for a choice of the sequence in a row of the table.
 
-    at: the row of logits. index: where the token goes. target: the row of the table whose last token it becomes; the
-    spare one for choices that are still to fork. mask: its row of the masks, when the draw has one.
+    end: the number of tokens before it, the last of which may be known only on the device. at: the row of logits.
+    index: the token's place among those of the step. target: the row of the table that gets it as its last token; the
+    spare row for choices that have not forked yet. mask: its row of the masks, when the draw has one.
     """
 
     row: int
@@ -51,18 +52,18 @@ class _Lists(msgspec.Struct):
 
 
 class Words(msgspec.Struct):
-    """Bad words of more than one token: which draws they are for, how they begin, and the token that ends them."""
+    """The bad words of more than one token."""
 
-    draws: torch.Tensor  # [W]
-    beginnings: torch.Tensor  # [W, longest], padded on the left
+    draws: torch.Tensor  # [W], the draw that each word is for
+    beginnings: torch.Tensor  # [W, longest], the tokens of each word but its last, padded on the left
     lengths: torch.Tensor  # [W], of the beginnings
-    ends: torch.Tensor  # [W], places in the flattened scores
+    ends: torch.Tensor  # [W], place of each word's last token in the flattened scores
 
 
 class Group(msgspec.Struct):
-    """Draws that go the same way, and what is the same for them in each step, on the device.
+    """Draws that need the same work, and their values on the device, which stay the same from step to step.
 
-    Places are token ids in the flattened scores [draws * vocab].
+    A place is the index of a token id in the flattened scores [draws * vocab].
     """
 
     indices: list[int]  # of the draws
@@ -82,14 +83,14 @@ class Group(msgspec.Struct):
 
 
 class DrawPlan(msgspec.Struct):
-    """All about some draws that holds for the next step too, while the same rows are drawn for."""
+    """The groups of some draws. A plan is valid for the next step too if its draws have the same key."""
 
     key: list[tuple[NewRow, int, int, int, int, int, bool]]
     groups: list[Group]
-    counts: list[int | None]  # the alternatives that each draw wants logprobs of
+    counts: list[int | None]  # the number of alternatives that each draw wants logprobs of; None = no logprobs
     wanted_rows: list[int]  # rows of logits of the draws that want logprobs
-    wanted: torch.Tensor  # where their tokens are
-    wanted_logits_rows: torch.Tensor
+    wanted: torch.Tensor  # the places of their tokens among those of the step
+    wanted_logits_rows: torch.Tensor  # wanted_rows on the device
 
 
 class DrawGroups:
@@ -100,7 +101,7 @@ class DrawGroups:
         self._lists: dict[int, _Lists] = {}
 
     def plan(self, draws: list[RowDraw], masked: bool, last: DrawPlan | None) -> DrawPlan:
-        """Return the plan of some draws: the last one when it still holds. masked: whether the draws have masks."""
+        """Return the plan of some draws: `last` if it is still valid. masked: whether the draws have masks."""
         rows = [self._table[draw.row] for draw in draws]
         early = [_early(row, draw) for row, draw in zip(rows, draws, strict=True)]
         key = [
@@ -159,7 +160,7 @@ class DrawGroups:
         return group
 
     def _columns(self, values: list[list[int]] | list[list[float]], kind: type, dtype: torch.dtype) -> torch.Tensor:
-        # Triton compiles a kernel anew for pointers of another alignment.
+        # Rows are padded to a multiple of 16 bytes: Triton compiles a kernel again for pointers of another alignment.
         width = len(values[0])
         table: np.ndarray = np.zeros((len(values), -(-width // 4) * 4), dtype=kind)
         table[:, :width] = values
@@ -193,7 +194,7 @@ class DrawGroups:
             )
 
     def _places(self, lists: Iterable[tuple[int, np.ndarray]]) -> torch.Tensor | None:
-        """Return the places of (index of the draw, token ids), None when there are no tokens."""
+        """Return the places of pairs (index of the draw, token ids); None when there are no tokens."""
         places = np.concatenate([index * self._vocab + ids for index, ids in lists])
         return to_device(places, self._device) if len(places) else None
 

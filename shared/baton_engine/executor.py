@@ -1,4 +1,4 @@
-"""Who runs the model: the engine launches plans and reads their results."""
+"""The interface to the runner of the model: the engine launches plans on it and reads their results."""
 
 from typing import Protocol
 
@@ -13,31 +13,31 @@ from .threads import Threads
 
 
 class Launched(Protocol):
-    """A step that is under way."""
+    """A step that has been launched."""
 
     def draw_masked(self, masks: np.ndarray) -> None:
-        """Launch the draws that wait for masks: [masked chunks of the plan, words] int32, as
-        baton_kernels.reference.masks has them. Called once for a plan with masked chunks, before the next launch."""
+        """Launch the draws that wait for masks, [masked chunks of the plan, words] int32, packed as in
+        baton_kernels.reference.masks. Called once for a plan with masked chunks, before the next launch."""
 
     def wait(self) -> Results:
-        """Return what the step brings, once all its draws have been launched."""
+        """Wait for the step and return its results. All its draws must have been launched."""
 
     def done(self) -> bool:
         """Whether `wait` returns at once."""
 
     def layers_done(self) -> int:
-        """Return of how many layers the KV is complete, as far as that is known before all are."""
+        """Return the number of layers whose KV is known to be complete, which may be less than the actual number."""
 
 
 class Fence(Protocol):
-    """All that was launched before some moment."""
+    """Marks the end of all work that was launched before the fence was made."""
 
     def wait(self) -> None:
-        """Let what is launched from now on into the current stream begin after it."""
+        """Make work that is launched into the current stream from now on begin after the fence."""
 
 
 class Done(msgspec.Struct):
-    """A step that was over when it was launched."""
+    """A step whose results were complete when `launch` returned."""
 
     results: Results
 
@@ -57,8 +57,8 @@ class Done(msgspec.Struct):
 class Executor(Protocol):
     """Runs plans in the order in which they are launched.
 
-    depth: steps that may be launched before the oldest is waited for. prefill_rate: prompt tokens a second, measured at
-    start; 0 = not measured. threads: those that compute; None on a GPU. dtype: of weights and of what is computed.
+    depth: number of steps that may be in flight when another one is launched. prefill_rate: prompt tokens a second,
+    measured at start; 0 = not measured. threads: those that compute; None on a GPU. dtype: of weights and activations.
     """
 
     cache: KvCache
@@ -69,7 +69,7 @@ class Executor(Protocol):
     threads: Threads | None
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Start to compute a step."""
+        """Start the computation of a step."""
 
     def fence(self) -> Fence | None:
-        """Return what separates the steps launched so far from other streams' work; None where there are no others."""
+        """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""

@@ -1,4 +1,4 @@
-"""Which engines may decode on each other's KV: those whose fingerprints are equal."""
+"""The fingerprint of an engine. Engines may decode on each other's KV only if their fingerprints are equal."""
 
 import hashlib
 import json
@@ -11,8 +11,8 @@ _SAMPLE_BYTES = 4096
 def layout_fingerprint(layout: dict[str, object], folder: Path) -> str:
     """Return a digest of the KV layout and of the weights in a model folder.
 
-    Weights of the same shapes would decode each other's KV into garbage, so parts of each file go in as well; whole
-    files would take minutes.
+    Models whose weights differ only in values would decode each other's KV into garbage, so the digest covers samples
+    of each file; reading whole files would take minutes.
     """
     digest = hashlib.blake2b(json.dumps(layout, sort_keys=True).encode(), digest_size=16)
     for path in sorted(folder.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""A step that a GPU is at, and its results on their way to the host."""
+"""A step that a GPU computes, and the copies of its results to the host."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,8 @@ from .transfer import to_host
 
 
 class PromptLogprobs(msgspec.Struct):
-    """The logprobs of prompt tokens of one chunk: `logprob_columns` of each part, with `count` alternatives."""
+    """The logprobs of one chunk's prompt tokens. parts: `logprob_columns` of consecutive tokens, with `count`
+    alternatives."""
 
     chunk: int
     tokens: list[int]
@@ -28,12 +29,12 @@ class PromptLogprobs(msgspec.Struct):
 
 
 class Flying:
-    """As Launched. The device's work is queued by the runner; `send` then has the results copied to the host."""
+    """A Launched step on a GPU. The runner queues the device's work; `send` then queues the copy of the results."""
 
     def __init__(self, tokens: torch.Tensor, counts: list[int]) -> None:
-        """tokens: [draws of the step] int64, of which the chunks have counts[i] each."""
+        """tokens: [draws of the step] int64, on the device, in the order of chunks. counts: the draws of each chunk."""
         self.layers: LayerMarks | None = None
-        # Of a step with prompts: where its chunks begin, and pinned sums, as `mark_broken` has them.
+        # Set for a step with prompts: the parameters `starts` and `sums` of `mark_broken`, the latter in pinned memory.
         self.starts: list[int] = []
         self.sums: torch.Tensor | None = None
         self.prompt_logprobs: list[PromptLogprobs] = []
@@ -43,11 +44,11 @@ class Flying:
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def add(self, drawn: Drawn) -> None:
-        """Note what the sampler has drawn."""
+        """Add the results of draws that the sampler has launched, and queue the copy of their logprobs."""
         self._drawn.append((drawn, None if drawn.logprobs is None else to_host(drawn.logprobs)))
 
     def send(self) -> "Flying":
-        """Queue the copy of the tokens, once all draws are launched."""
+        """Queue the copy of the tokens if all draws are launched. Otherwise draw_masked does so later."""
         if self.draw_late is None:
             self._tokens = to_host(self._tokens)
             self._arrived.record()

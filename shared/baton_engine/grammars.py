@@ -1,4 +1,4 @@
-"""Grammars compiled for one model's tokenizer, beside the steps of the engine."""
+"""Compiles grammars for one model's tokenizer, in parallel with the steps of the engine."""
 
 import json
 import math
@@ -19,13 +19,14 @@ from .sampling import Grammar, GrammarKind
 _MOST_COMPILED = 128
 # A burst of new grammars takes at most so many cores from the threads of the engine's steps.
 _MOST_THREADS = 4
-# The library follows references between rules by recursion, about 4 KB for each, and a grammar has room for thousands.
+# llguidance follows references between rules by recursion, with about 4 KB of stack for each. One grammar can hold
+# thousands of them.
 _STACK_BYTES = 256 << 20
-# Items bound the time of a mask: with as many as this, all of them ambiguous, some 30 ms. A lexer's states take up to
-# 2 KB each. What an error says may not hold the text that led to it.
+# The number of items bounds the time of a mask: about 30 ms for this many, all of them ambiguous. A state of the lexer
+# takes up to 2 KB. Without verbose_errors, messages quote neither the grammar nor the parser's state.
 _LIMITS = LLParserLimits(max_items_in_row=1000, max_lexer_states=50_000, verbose_errors=False)
 _LONGEST_MESSAGE = 300
-# A weak model that has begun with white space may never end it. This is enough to indent a deep value.
+# A weak model may repeat white space forever, so its length is bounded. 32 characters can indent a deeply nested value.
 _SPACE = r"[ \t\r\n]{1,32}"
 
 
@@ -34,22 +35,22 @@ class GrammarError(ValueError):
 
 
 class Grammars:
-    """Compiles grammars in threads of its own and keeps the ones that were used last."""
+    """Compiles grammars in threads of its own and caches the most recently used ones."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """folder: of the model, with its tokenizer.json, which is read with the first grammar."""
+        """folder: that of the model. Its tokenizer.json is read when the first grammar is compiled."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._compiled: OrderedDict[tuple[bytes, int, str], Future[Matcher]] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
         self._tokenizer: LLTokenizer | None = None
-        self._reading = threading.Lock()  # the tokenizer
+        self._tokenizer_lock = threading.Lock()
 
     def compile(self, grammar: Grammar, salt: bytes = b"") -> "Future[Matcher]":
-        """Return what will be a matcher at the beginning of its text, to be copied, or a GrammarError.
+        """Return the future of a matcher in its initial state, to be copied. It raises GrammarError if compiling fails.
 
-        salt: only requests with the same one share a compiled grammar, since the time that a compilation takes tells
-        whether somebody has used the grammar before.
+        salt: only requests with the same salt share a compiled grammar. Otherwise the time of a compilation would tell
+        one tenant whether another has used the grammar.
         """
         key = salt, grammar.kind, grammar.text
         if key in self._compiled:
@@ -62,12 +63,12 @@ class Grammars:
         return self._compiled[key]
 
     def _compile(self, grammar: Grammar) -> Matcher:
-        with self._reading:
+        with self._tokenizer_lock:
             tokenizer = self._tokenizer = self._tokenizer or _load_tokenizer(self._folder, self._vocab_size)
         try:
             state = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=_LIMITS)
         except Exception as error:
-            # Its reader of GBNF raises whatever it stumbles over.
+            # The library's GBNF parser raises exceptions of any type.
             raise GrammarError(_shorten(str(error) or repr(error))) from None
         if state.is_error():
             raise GrammarError(_shorten(state.get_error()))
@@ -75,16 +76,16 @@ class Grammars:
 
 
 def _start_threads(count: int) -> ThreadPoolExecutor:
-    """Return an executor all of whose threads run already, with a large stack."""
-    before = threading.stack_size(_STACK_BYTES)
+    """Return an executor whose threads are all running, with a large stack."""
+    previous_size = threading.stack_size(_STACK_BYTES)
     try:
         executor = ThreadPoolExecutor(count, thread_name_prefix="grammars")
-        # A thread is started for each task that finds none idle.
-        together = threading.Barrier(count)
-        for started in [executor.submit(together.wait) for _ in range(count)]:
+        # The executor starts a thread only for a task that finds no idle one, so each task waits until all have begun.
+        all_started = threading.Barrier(count)
+        for started in [executor.submit(all_started.wait) for _ in range(count)]:
             started.result()
     finally:
-        threading.stack_size(before)
+        threading.stack_size(previous_size)
     return executor
 
 
@@ -92,15 +93,15 @@ def _load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
     path = folder / "tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8")
-        # Which tokens end a text is up to each request: any token without a text of its own stands for them here.
+        # Each request has its own stop tokens. Here one special token, which has no text, stands for all of them.
         end = min(token["id"] for token in json.loads(text)["added_tokens"] if token["special"])
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=end)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GrammarError(_shorten(f"this model's tokenizer knows no grammars: {error!r}")) from None
+        raise GrammarError(_shorten(f"this model's tokenizer cannot be used with grammars: {error!r}")) from None
 
 
 def _source(grammar: Grammar) -> str:
-    """Return a grammar in the library's own form."""
+    """Return a grammar in llguidance's own form."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return _json(grammar.text)
@@ -112,7 +113,7 @@ def _source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
         case GrammarKind.CHOICE:
             texts = [json.dumps(text) for text in json.loads(grammar.text)]
-            # As one terminal it is up to the lexer, which has room for more of them than the parser.
+            # As one terminal the texts are matched by the lexer, which has room for more of them than the parser.
             return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(texts))
         case GrammarKind.TOOL_CALLS:
             return LLMatcher.grammar_from_lark(_tool_calls(**json.loads(grammar.text)))

@@ -1,4 +1,4 @@
-"""RAM as a process in a container has it."""
+"""The RAM of this process, within the limits of its container."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from baton_common.cgroups import Group, groups_of
 
 
 class HostMemory:
-    """RAM, within the limits of the control groups around this process. root: of the file system, for tests."""
+    """RAM, within the limits of the control groups around this process. root: of the file system; tests change it."""
 
     name = "cpu"
     measured = False
@@ -35,7 +35,10 @@ class HostMemory:
 
 
 class _GroupFiles(NamedTuple):
-    """Where a version of control groups says what. inactive: the field of memory.stat, descendants included."""
+    """The file names of one version of control groups.
+
+    inactive: the field of memory.stat that counts inactive pages of files, those of descendants included.
+    """
 
     limit: str
     used: str
@@ -67,7 +70,7 @@ class _GroupMemory:
         if limit is None:
             return None
         used = _number(self._folder / self._files.used) or 0
-        # Pages of files count as used, yet give way.
+        # Inactive pages of files count as used, but the kernel frees them when processes need memory.
         return limit - used + _field(self._stat, self._files.inactive)
 
     @property
@@ -76,13 +79,13 @@ class _GroupMemory:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number that a file holds; None where there is no such file, or "max" in it."""
+    """Return the number that a file holds; None if the file is missing or holds "max"."""
     text = path.read_text().strip() if path.exists() else ""
     return int(text) if text.isdecimal() else None
 
 
 def _field(path: Path, name: str) -> int:
-    """Return the number after a name in a file of one pair a line; 0 without file or name."""
+    """Return the number after a name in a file with one pair per line; 0 if the file or the name is missing."""
     lines = path.read_text().splitlines() if path.exists() else []
     pairs = (line.split() for line in lines)
     return next((int(pair[1]) for pair in pairs if pair and pair[0] == name), 0)

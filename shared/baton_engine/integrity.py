@@ -1,4 +1,4 @@
-"""Whether the counts of an idle engine agree with what they count."""
+"""Checks the counters of an idle engine against the objects that they count."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -14,7 +14,10 @@ def check_integrity(
     requests: Mapping[int, list[Sequence]],
     tables: Mapping[str, AbstractSet[int]],
 ) -> None:
-    """Raise RuntimeError on the first difference. requests: sequences by request. tables: other ids, by their kind."""
+    """Raise RuntimeError on the first difference.
+
+    requests: the sequences of each request, by its id. tables: the request ids in other tables, by the kind of entry.
+    """
     sequences = [sequence for group in requests.values() for sequence in group]
     allocator.check_integrity(sequences)
     known = {id(sequence) for sequence in sequences}
@@ -22,7 +25,7 @@ def check_integrity(
         if id(sequence) not in known:
             raise RuntimeError(f"request {sequence.request.id} is scheduled but has ended")
     if scheduler.imports_waiting != sum(s.request.imports_kv for s in scheduler.waiting):
-        raise RuntimeError("the scheduler has lost count of the imports that wait")
+        raise RuntimeError("the scheduler's count of waiting imports is wrong")
     for name, ids in tables.items():
         stray = ids - requests.keys()
         if stray:

@@ -1,4 +1,4 @@
-"""The steps that take the most memory of all that the settings allow: as much as they hold at most is set aside."""
+"""The steps that take the most memory under the given settings. The engine sets their peak memory aside at start."""
 
 import msgspec
 import numpy as np
@@ -8,7 +8,7 @@ from .sampling import Grammar, GrammarKind, SamplingParams
 from .step_plan import NewRow, StepPlan
 
 _PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
-# Everything at once that makes a draw take copies of its logits, but for a mask.
+# All parameters together that make a draw copy its logits, except a grammar.
 _EVERYTHING = SamplingParams(
     max_tokens=2,
     temperature=1.0,
@@ -23,14 +23,14 @@ _EVERYTHING = SamplingParams(
     logprobs=20,
 )
 _MASKED = msgspec.structs.replace(_EVERYTHING, prompt_logprobs=20, grammar=Grammar(GrammarKind.JSON_OBJECT, ""))
-# Drawn without edits beside _EVERYTHING, it is in another group, whose logits are copied.
+# These draws do not edit logits. Beside _EVERYTHING in one step they form a second group, whose logits are copied too.
 _UNEDITED = SamplingParams(max_tokens=2, temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=20)
 
 
 def forward_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> list[StepPlan]:
     """Return the largest steps of few sequences: whole prompts, and the last chunk of a sequence of full length.
 
-    Their sequences all lie in block 0. num_groups: groups of layers, which have block tables of their own.
+    All their sequences use block 0 only. num_groups: groups of layers, which have block tables of their own.
     """
     prompts = _split(config.max_num_batched_tokens, config.max_num_seqs, max_model_len, fewest=True)
     chunk = min(config.max_num_batched_tokens, max_model_len)
@@ -53,20 +53,23 @@ def sampling_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1
 
 
 def _split(tokens: int, sequences: int, longest: int, fewest: bool) -> list[int]:
-    """Return the lengths of prompts that have so many tokens together, as far as that many sequences can."""
+    """Return the lengths of prompts that have `tokens` tokens together, or as many as `sequences` prompts can have.
+
+    fewest: with as few prompts as possible, else with as many as possible.
+    """
     if not fewest:
         sequences = min(sequences, tokens)
         longest = min(longest, -(-tokens // sequences))
     lengths: list[int] = []
     while tokens and len(lengths) < sequences:
-        # One token for each that is still to come.
+        # At least one token is left for each of the sequences that follow.
         lengths.append(min(longest, tokens if fewest else tokens - (sequences - len(lengths) - 1)))
         tokens -= lengths[-1]
     return lengths
 
 
 def _step(config: EngineConfig, num_groups: int, parts: list[tuple[int, int]], kinds: list[SamplingParams]) -> StepPlan:
-    """parts: (tokens to compute, tokens in all) of each row. kinds: how each is drawn."""
+    """parts: (tokens to compute, tokens in all) of each row. kinds: the sampling parameters of each row."""
     plan = StepPlan()
     prompt = [0] * max(length for _, length in parts)
     for row, ((count, length), sampling) in enumerate(zip(parts, kinds, strict=True)):

@@ -16,14 +16,14 @@ from .config import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Called with what is being done, and how many of how many parts of it are.
+# Called with the name of the present work, the number of its parts that are done, and the number of all its parts.
 Progress = Callable[[str, int, int], None]
 
 
 class Weights:
     """The tensors of a model folder. Use as a context manager; `take` reads each tensor once.
 
-    progress: told of the tensors taken, of all that there are.
+    progress: called after each tensor with the number of tensors read and the number of all tensors.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Weights:
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Return a tensor, or the part of it that is in these slices of its axes, in a dtype on this device.
+        """Return a tensor, or the part of it that slices of its axes select, in the given dtype on this device.
 
-        shape: of the whole tensor. Only the part is read. Raises ConfigError when the tensor is missing or has another
-        shape.
+        shape: that of the whole tensor. Only the part is read. Raises ConfigError when the tensor is missing or has
+        another shape.
         """
         path = self._file_of.get(name)
         if path is None:
@@ -88,7 +88,8 @@ class Weights:
 
 
 def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = frozenset()) -> int:
-    """Return what the tensors of a model folder take in a dtype, read from the files' headers; some names left out."""
+    """Return the bytes that a model folder's tensors take in a dtype, from the files' headers. without: names that do
+    not count."""
     files: dict[Path, list[str]] = {}
     for name, path in _index(folder).items():
         if name not in without:
@@ -99,7 +100,7 @@ def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = fr
             with safe_open(path, framework="pt") as file:
                 total += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
         except SafetensorError:
-            # `take` says what is wrong with the file.
+            # `take` will raise the error that describes the problem with the file.
             continue
     return total * dtype.itemsize
 

@@ -24,7 +24,7 @@ class Masks:
     def compute(self, sequences: list[Sequence]) -> np.ndarray:
         """Return [sequences, words] int32: bit i % 32 of word i // 32 is 1 where token i may follow.
 
-        All tokens of the sequences are known. One that has ended may be followed by any.
+        All tokens of the sequences must be known. After a sequence that has ended every token is allowed.
         """
         self._executor = self._executor or LLExecutor(max(min(math.floor(available_cores()), _MOST_THREADS), 1))
         masks = np.full((len(sequences), self._words), -1, dtype=np.int32)

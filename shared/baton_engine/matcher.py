@@ -1,4 +1,4 @@
-"""Where the output of one sequence stands in a grammar, and which tokens may follow."""
+"""Follows the output of one sequence through a grammar and tells which tokens may come next."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ class Matcher:
         return other
 
     def follow(self, output: list[int]) -> bool:
-        """Read what is new of a sequence's output; False when the grammar does not allow it, now or before."""
+        """Read the new tokens of a sequence's output. Returns False if the grammar forbids them or earlier ones."""
         new = output[self._read :]
         self._read += len(new)
         followed: bool = self._state.consume_tokens(new)
@@ -30,16 +30,17 @@ class Matcher:
 
     @property
     def failed(self) -> bool:
-        """Whether the output does not follow the grammar, or following it took too much."""
+        """Whether the output does not follow the grammar, or the parser has exceeded one of its limits."""
         return self._state.is_error()
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether the grammar allows no further token."""
         return self._state.is_stopped() and not self.failed
 
     def set_ends(self, mask: np.ndarray, ends: Iterable[int]) -> None:
-        """Allow the tokens `ends`, which end a text, in a mask that `fill_masks` has filled, when the text may end."""
+        """Allow the stop tokens `ends` in a mask that `fill_masks` has filled if the text may end here, else forbid
+        them."""
         may_end = bool(mask[self._end // 32] >> (self._end % 32) & 1)
         mask[self._end // 32] &= ~_bit(self._end)
         for token in ends:

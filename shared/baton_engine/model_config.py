@@ -1,4 +1,4 @@
-"""The facts about a model that the engine computes with, whatever its family."""
+"""The config of a model, with the fields that the engine needs for every family."""
 
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from .config import ConfigError
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer. Sizes are in elements. Each family adds what only its own layers need."""
+    """A decoder-only transformer. Sizes are in elements. Each family adds the fields that only its layers need."""
 
     architecture: str
     vocab_size: int
@@ -32,7 +32,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads evenly"
             )
-        # Rotations and their kernels work on pairs.
+        # Rotations and their kernels work on pairs of dimensions.
         if self.head_dim % 2:
             raise ConfigError(f"head_dim is {self.head_dim}; it must be even")
 
@@ -43,17 +43,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layer_weights(self) -> int:
-        """Elements of the matrices of one layer that every token is multiplied with."""
+        """The number of elements in the weight matrices of one layer."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         return attention + 3 * self.hidden_size * self.intermediate_size
 
     def limited(self, max_positions: int) -> Self:
-        """Return the facts for an engine whose sequences are never longer."""
+        """Return the config for an engine whose sequences have at most max_positions tokens."""
         return self
 
     def layout(self) -> dict[str, Any]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
-        # Named one by one: a field that a later version adds must not keep it from working with an earlier one.
+        # The fields are listed by name, so that a field added in a later version does not change the fingerprint:
+        # engines of both versions can still exchange KV.
         facts = {
             "architecture": self.architecture,
             "num_layers": self.num_layers,
@@ -67,7 +68,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return {**facts, "hands_over": "seen"} if any(self.sliding_windows) else facts
 
     def kv_layout(self, dtype: str) -> KvLayout:
-        """Return what the model keeps of each token, in a cache of a dtype."""
+        """Return the layout of the model's KV in a cache of this dtype."""
         planes = (Plane(name, self.num_kv_heads, self.head_dim, dtype) for name in ("key", "value"))
         windows = self.sliding_windows if any(self.sliding_windows) else ()
         return KvLayout(self.num_layers, tuple(planes), windows)

@@ -1,4 +1,4 @@
-"""The operations of a step that have an implementation for each kind of device, and those for a CPU."""
+"""The operations of a step that have one implementation per kind of device, with the implementations for a CPU."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The steps that a device is at."""
+"""The steps in flight on a device."""
 
 import time
 from collections import deque
@@ -9,25 +9,27 @@ from .results import Results
 from .step import Step
 from .step_plan import StepPlan
 
-# How long before the device is done the next step is launched: what that takes, and how far off a prediction may be.
+# The next step is launched before the predicted end of the present one: earlier by the time of a launch (_LEAD_S), and
+# by the share of the present step's time by which a prediction may be wrong (_LEAD_SHARE).
 _LEAD_S = 0.012
 _LEAD_SHARE = 0.05
-# Prompt tokens of a step that tells how fast the device is, and how much the last such step counts.
+# A step of at least so many prompt tokens updates the prefill rate, a moving average in which it has this weight.
 _LEAST_TOKENS = 512
 _NEWEST_SHARE = 0.1
+# The end of a step counts as observed if the step was seen unfinished at most this long before.
 _ON_TIME_S = 0.002
 
 
 class Pipeline:
-    """Steps that were launched and are not read yet, in their order."""
+    """Steps that were launched and whose results have not been read, oldest first."""
 
     def __init__(self, prefill_rate: float) -> None:
-        """prefill_rate: prompt tokens that the device computes in a second, from which it is followed; 0 = unknown."""
+        """prefill_rate: prompt tokens a second, measured at start and then updated from steps; 0 = unknown."""
         self.prefill_rate = prefill_rate
         self._steps: deque[tuple[Step, Launched]] = deque()
-        self._began_at = 0.0  # when the device began the oldest, or before
-        self._timed = False  # whether it was then, and not idle before
-        self._busy_at = 0.0  # when it was last seen not to be done
+        self._began_at = 0.0  # when the device began the oldest step, or an earlier moment
+        self._timed = False  # whether _began_at is exact, as the device had finished the previous step just then
+        self._busy_at = 0.0  # when the oldest step was last seen unfinished
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -38,20 +40,21 @@ class Pipeline:
 
     def put(self, step: Step, launch: Callable[[StepPlan], Launched]) -> None:
         """Launch a step behind the others."""
-        # An idle device begins with the first kernel of a step, long before the last is launched.
+        # An idle device begins with a step's first kernel, long before the last one is launched. So the step begins
+        # now, though not exactly.
         if not self._steps:
             self._began_at, self._timed = time.monotonic(), False
         self._steps.append((step, launch(step.plan)))
 
     def done(self) -> bool:
-        """Whether the oldest can be read at once."""
+        """Whether the oldest step can be read without waiting."""
         if self._steps[0][1].done():
             return True
         self._busy_at = time.monotonic()
         return False
 
     def read(self) -> tuple[Step, Results]:
-        """Wait for the oldest, and remove it; returns it with its results."""
+        """Wait for the oldest step, remove it and return it with its results."""
         waited = not self.done()
         step, launched = self._steps.popleft()
         results = launched.wait()
@@ -64,8 +67,8 @@ class Pipeline:
         return step, results
 
     def is_full(self) -> bool:
-        """Whether the next step may wait without the device having to: a step of prompts alone is under way, of which
-        one knows how long it takes."""
+        """Whether the launch of the next step can wait without leaving the device idle. That is only known while one
+        step is in flight that computes nothing but prompts, since its time follows from the prefill rate."""
         if len(self._steps) != 1 or not self.prefill_rate or not _is_prompts(self._steps[0][0]) or self.done():
             return False
         seconds = self._steps[0][0].plan.num_tokens / self.prefill_rate

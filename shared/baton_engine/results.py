@@ -1,4 +1,4 @@
-"""What a step brings."""
+"""The results of a step."""
 
 import itertools
 import math
@@ -19,18 +19,18 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Results(msgspec.Struct):
-    """choices: for each chunk of the plan the tokens that were drawn. A chunk whose numbers were not finite has one
-    choice of NOT_FINITE in any case. prompt_logprobs: those of each chunk that wanted some."""
+    """choices: the tokens that were drawn for each chunk of the plan. A chunk that computed a value that is not finite
+    has a single choice NOT_FINITE, even if it draws no token. prompt_logprobs: by chunk, for those that want them."""
 
     choices: list[list[Choice]]
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
 
 
 def mark_broken(choices: list[list[Choice]], starts: list[int], sums: list[float]) -> None:
-    """Put NOT_FINITE in place of the choices of each chunk that computed something not finite.
+    """Replace the choices of each chunk that computed a value that is not finite by a single NOT_FINITE.
 
-    starts: where each chunk's tokens begin, as AttentionBatch has it. sums: for at least these tokens a number that is
-    finite only where all of the token's hidden state is.
+    starts: the index of each chunk's first token, as in AttentionBatch. sums: for at least these tokens, a number that
+    is finite only if the whole hidden state of the token is.
     """
     if all(map(math.isfinite, sums[: starts[-1]])):
         return

@@ -1,4 +1,4 @@
-"""From logits to tokens.
+"""The sampler: it draws tokens from logits.
 
 The order is OpenAI's and vLLM's: allowed and banned tokens, bias, penalties, grammar; temperature, min_p, top_k, top_p;
 then the Gumbel-max trick with noise that depends on (seed, position, choice) alone, so that a token does not change
@@ -19,7 +19,7 @@ _OFF = float("-inf")
 
 
 class Draw(msgspec.Struct):
-    """One token to choose: for which sequence so far (prompt and output), after which logits row, for which choice."""
+    """One token to draw. prompt, output: the tokens of the sequence so far. row: its row of logits."""
 
     params: SamplingParams
     prompt: list[int]
@@ -33,9 +33,9 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
     """logits: [R, vocab] float32, not changed. Returns a token id for each draw, NOT_FINITE where its row has a NaN or
     +inf."""
     # The maximum of a row with a NaN is NaN, which is not below infinity.
-    sound = (logits.amax(dim=-1) < float("inf")).tolist()
+    finite = (logits.amax(dim=-1) < float("inf")).tolist()
     picked = _pick(logits, draws)
-    return [token if sound[draw.row] else NOT_FINITE for token, draw in zip(picked, draws, strict=True)]
+    return [token if finite[draw.row] else NOT_FINITE for token, draw in zip(picked, draws, strict=True)]
 
 
 def _pick(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
@@ -55,7 +55,7 @@ def _pick(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
 
 
 def _edit(scores: torch.Tensor, draw: Draw) -> None:
-    """Apply what depends on the tokens so far to one row [vocab], in place."""
+    """Apply the grammar's mask and the request's edits of logits to one row [vocab], in place."""
     if draw.mask is None:
         _edit_by_request(scores, draw)
         return
@@ -64,7 +64,7 @@ def _edit(scores: torch.Tensor, draw: Draw) -> None:
     by_grammar = scores.clone()
     _edit_by_request(scores, draw)
     if not (scores > _OFF).any():
-        # What the request leaves out must not lead out of the grammar.
+        # The request's other restrictions must never lead to a token that the grammar forbids.
         scores.copy_(by_grammar)
 
 
@@ -124,7 +124,7 @@ def _perturb(scores: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 def token_logprobs(logits: torch.Tensor, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
     """Return the logprobs of one token per row of logits [R, vocab], with the counts[i] best alternatives of row i.
 
-    Those of a row where the token is NOT_FINITE mean nothing.
+    The values of a row whose token is NOT_FINITE have no meaning.
     """
     if not chosen:
         return []

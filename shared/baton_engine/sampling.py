@@ -1,4 +1,4 @@
-"""What decides a request's tokens, once its prompt is given."""
+"""The sampling parameters of a request."""
 
 import enum
 import math
@@ -7,14 +7,14 @@ import msgspec
 
 GREEDY_BELOW = 1e-5
 _HIGHEST_TEMPERATURE = 3e38
-# Bounds how deep the rules of one can refer to others.
+# Bounds how deeply the rules of a grammar can refer to each other.
 MOST_GRAMMAR_CHARS = 1 << 16
 # Each alternative of a token is computed, copied and sent in every step.
 _MOST_LOGPROBS = 1_024
 
 
 class GrammarKind(enum.IntEnum):
-    """As baton.v1.Grammar.Kind."""
+    """Mirrors baton.v1.Grammar.Kind."""
 
     JSON_SCHEMA = 1
     JSON_OBJECT = 2
@@ -25,11 +25,11 @@ class GrammarKind(enum.IntEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What the output must follow. Mirrors baton.v1.Grammar."""
+    """A grammar that the output must follow. Mirrors baton.v1.Grammar."""
 
-    kind: int  # of GrammarKind, or one that only a later version knows
+    kind: int  # a GrammarKind, or a number that only a later version defines
     text: str
-    field: str = "grammar"  # of the client's request, for errors
+    field: str = "grammar"  # the field of the client's request that errors name
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def draw_temperature(self) -> float:
-        """The temperature to draw at, 0 when greedy, within the range of float32."""
+        """The temperature of a draw, 0 when greedy, within the range of float32."""
         return 0.0 if self.greedy else min(self.temperature, _HIGHEST_TEMPERATURE)
 
     @property
@@ -71,7 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are left out of a draw for their probability."""
+        """Whether top_k, top_p or min_p may exclude tokens from a draw."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
@@ -80,7 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def edits_logits(self) -> bool:
-        """Whether the choice of a greedy token needs more than the model's own logits."""
+        """Whether logits are changed before the draw, which then matters for greedy tokens too."""
         return bool(
             self.has_penalties
             or self.logit_bias
@@ -91,7 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def error(self, vocab_size: int) -> tuple[str, str] | None:
-        """Return (field, what is wrong with it), or None when an engine with this vocabulary can run it."""
+        """Return (field, message) when no engine with this vocabulary can use these parameters, else None."""
         limits: list[tuple[str, bool, str]] = [
             ("max_tokens", self.max_tokens >= 1, "must be at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "must be between 0 and max_tokens"),

@@ -13,7 +13,7 @@ class Shard(Protocol):
         """Return which of `size` inputs this rank multiplies."""
 
     def join(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the layer's result from what this rank has computed, [T, outputs of this rank]."""
+        """Return the layer's result. y: the part that this rank has computed, [T, outputs of this rank]."""
 
 
 class Replicated:

@@ -1,4 +1,4 @@
-"""What layers are built from: tensors of a checkpoint, and the operations of a device."""
+"""The source that layers are built from: the tensors of a checkpoint and the operations of a device."""
 
 import torch
 

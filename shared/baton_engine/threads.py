@@ -2,8 +2,8 @@
 
 The threads of a step meet after every matrix product. A thread that spins until the others are there loses microseconds
 at each meeting, but takes a core from every other process of the machine. A thread that sleeps takes none, but waking
-it costs as much time as a small product. So an engine spins only where it has its cores alone, and each of its threads
-gets a least number of a layer's weights, which is larger where threads sleep.
+it costs as much time as a small product. So an engine spins only where no other engine shares its cores. It uses
+another thread only if each then has a least number of a layer's weights, which is larger for threads that sleep.
 """
 
 import math
@@ -14,7 +14,8 @@ import msgspec
 from .config import EngineConfig
 from .model_config import ModelConfig
 
-# Where another thread makes every kind of step clearly faster, as loadtest/threads_bench.py measures it.
+# Weights of a layer for each thread, from which on another thread makes every kind of step clearly faster, as measured
+# by loadtest/engine/threads_bench.py.
 _WEIGHTS_PER_SPINNING_THREAD = 500_000
 _WEIGHTS_PER_SLEEPING_THREAD = 4_000_000
 
@@ -33,7 +34,7 @@ class Threads(msgspec.Struct, frozen=True):
 def choose_threads(config: EngineConfig, model: ModelConfig, cores: float, environ: Mapping[str, str]) -> Threads:
     """Return the threads that suit a model on this machine, or as many as config says.
 
-    cores: how many this process and those that share them with it may keep busy. environ: that of this process.
+    cores: the number that this process and the engines that share them may keep busy. environ: of this process.
     """
     spin = _spins(environ)
     if config.num_threads is not None:
@@ -53,9 +54,9 @@ def _threads(count: int, spin: bool, reason: str) -> Threads:
 
 
 def waiting_environment(engines_sharing_cpu: int | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what to add to environ for a new engine process, so that its threads sleep where cores are shared.
+    """Return the variables to add to a new engine process's environ, so that its threads sleep on shared cores.
 
-    The OpenMP library of torch reads these variables once, when it is loaded. Those that the user has set stay.
+    The OpenMP library of torch reads these variables once, when it is loaded. Nothing is added if the user has set one.
     """
     if engines_sharing_cpu == 1 or environ.get("OMP_WAIT_POLICY") or environ.get("GOMP_SPINCOUNT"):
         return {}

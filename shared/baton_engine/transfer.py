@@ -1,4 +1,4 @@
-"""Small data between host and device without waiting for what the device is doing."""
+"""Copies small data between host and device without waiting for the work that is queued on the device."""
 
 from collections.abc import Sequence
 
@@ -18,10 +18,10 @@ def to_device(
 
 
 def host_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return unset host memory for copies to or from the device that nothing waits for."""
+    """Return uninitialized host memory for asynchronous copies to or from the device."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """Return where values will be on the host, once what is queued on the device is done."""
+    """Return a tensor on the host that will hold values once the work queued on the device is done."""
     return host_buffer(values.shape, values.dtype, values.device).copy_(values, non_blocking=True)

@@ -1,1 +1,1 @@
-"""What the services have to do with the Kubernetes API."""
+"""What gateways and the controller share of their use of the Kubernetes API."""

@@ -1,4 +1,4 @@
-"""The way to the Kubernetes API."""
+"""The connection to the Kubernetes API."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 def connect() -> client.ApiClient:
-    """Return a client for the cluster that this pod runs in, or else of KUBECONFIG. Raises KubernetesError."""
+    """Return a client for this pod's cluster, or outside of a cluster for KUBECONFIG's. Raises KubernetesError."""
     try:
         config.load_incluster_config()
     except config.ConfigException:

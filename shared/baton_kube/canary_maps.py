@@ -1,4 +1,4 @@
-"""The ConfigMaps that say where canaries stand. Each has one writer, so that no writer is in another's way."""
+"""The ConfigMaps with the settings and weights of canaries. Each has one writer, so writers never conflict."""
 
 from typing import Annotated
 
@@ -13,33 +13,33 @@ OVERRIDE_KEY = "weights"
 
 
 def values_map(prefix: str) -> str:
-    """Name of the one that the chart renders: what values say of each canary."""
+    """Return the name of the ConfigMap that the chart renders: each canary's settings from the Helm values."""
     return f"{prefix}-values"
 
 
 def status_map(prefix: str) -> str:
-    """Name of the one that the controller makes: the weights of canaries that it judges, and its analysis."""
+    """Return the name of the ConfigMap that the controller makes: its analysis, and the weights that it decided."""
     return f"{prefix}-status"
 
 
 def override_map(prefix: str) -> str:
-    """Name of the one whose data only operators write: weights that come before all others."""
+    """Return the name of the ConfigMap whose data only operators write: weights that override all others."""
     return f"{prefix}-override"
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The weight that the controller gives the canary with these settings, in percent."""
+    """The controller's weight for a canary, in percent. It is valid only for settings with this generation."""
 
     generation: str
     weight: Weight
 
 
 class CanaryMapError(ValueError):
-    """The data of such a ConfigMap cannot be used."""
+    """The data of one of these ConfigMaps cannot be used."""
 
 
 def parse_status(text: str) -> dict[str, Moved]:
-    """Read what the controller has decided, by model. Raises CanaryMapError."""
+    """Return the controller's weights, by model. Raises CanaryMapError."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Moved])
     except msgspec.MsgspecError as error:
@@ -47,7 +47,7 @@ def parse_status(text: str) -> dict[str, Moved]:
 
 
 def parse_override(text: str) -> dict[str, int]:
-    """Read YAML, one `model: weight` a line, weights in percent. Raises CanaryMapError."""
+    """Return the operators' weights in percent by model. text: YAML, `model: weight` a line. Raises CanaryMapError."""
     try:
         return msgspec.convert(msgspec.yaml.decode(text) or {}, dict[str, Weight])
     except msgspec.MsgspecError as error:

@@ -1,5 +1,5 @@
-"""What can be wrong with the way to a cluster."""
+"""Errors of the connection to a cluster."""
 
 
 class KubernetesError(RuntimeError):
-    """There is no cluster to talk to."""
+    """No Kubernetes cluster is configured."""

@@ -1,4 +1,4 @@
-"""Follows Kubernetes objects: a copy of them that is current as long as the API server can be reached."""
+"""Follows Kubernetes objects: keeps a copy of them that is current while the API server can be reached."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from kubernetes.watch import Watch
 
 log = logging.getLogger(__name__)
 
-_WATCH_S = 30  # the server ends a watch after so long; a connection of which only one end is left is noticed then
+_WATCH_S = 30  # the server ends a watch after this time, so that a half-open connection is noticed
 _GRACE_S = 10
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 5.0
@@ -22,9 +22,9 @@ Objects = Mapping[str, Any]
 
 
 class ObjectWatch:
-    """Lists objects, then watches what becomes of them, in a thread, as the client library is not made for asyncio.
+    """Lists objects, then watches their changes. It uses a thread, because the client library does not support asyncio.
 
-    While the API server is away what was known of it stays.
+    While the API server cannot be reached, the copy stays as it was.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class ObjectWatch:
         failed: Callable[[], None] = lambda: None,
         **selection: Any,
     ) -> None:
-        """what: for the log. list_call: of the client library, with its arguments in `selection`.
+        """what: the objects' name in logs. list_call: a method of the client library; selection: its arguments.
 
-        changed: gets all objects by name, in the event loop that called `start`, at first and after each change.
-        failed: called in the thread when something went wrong that no API server should cause.
+        changed: called with all objects by name, after the first list and each change, in the event loop of `start`.
+        failed: called in the thread after an exception that is neither an API error nor a connection error.
         """
         self._what = what
         self._list = list_call
@@ -68,14 +68,15 @@ class ObjectWatch:
                 self._follow(loop)
             except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
                 status, why = (error.status, error.reason) if isinstance(error, ApiException) else (None, str(error))
-                if status == _GONE:  # what has changed since is not kept any more
+                if status == _GONE:  # the server no longer keeps the changes since this version: list again
                     self._version = ""
                     continue
                 self._note(lost=True, why=str(why))
-                # An answer means that the server has another view than ours; without one only the way to it is broken.
+                # An error response may mean that our version is invalid, so list again. Without a response only the
+                # connection is broken, and the watch can go on from the same version.
                 if status is not None:
                     self._version = ""
-            except Exception as error:  # whatever it was, the thread must not end: nobody would follow the objects
+            except Exception as error:  # the thread must go on after any error, or the copy would become stale
                 self._failed()
                 self._note(lost=True, why=type(error).__name__)
                 self._version = ""

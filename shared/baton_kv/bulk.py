@@ -1,7 +1,7 @@
 """KV pieces over a TCP connection of their own: from one staging arena into the other, copied by the kernel alone.
 
-gRPC in Python copies every byte of a message several times; loadtest/handover_bench.py shows what that costs. The
-connection begins with the token of a session. Only the peer that opened that session over gRPC knows it, so a bulk
+gRPC in Python copies every byte of a message several times; loadtest/handover/handover_bench.py shows what that costs.
+The connection begins with the token of a session. Only the peer that opened that session over gRPC knows it, so a bulk
 connection is admitted by the same rules as a gRPC call. Then frames follow: checksum, sizes of header and payload,
 header, payload; header and checksum are those of handover.proto. Where pods speak TLS with each other this connection
 does, too.

@@ -57,7 +57,7 @@ class PrefillServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pieces(self, request, context):
-        """Bulk: the pieces of the pair's tickets, on a connection of its own so that a first token never waits behind KV.
+        """Bulk: the pieces of the pair's tickets. They use a separate connection, so that first tokens never wait behind KV.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DecodeStub:
-    """One gateway replica keeps one Serve stream to each decode pod; it carries every request of that pair.
+    """Each gateway replica keeps one Serve stream to each decode pod. The stream carries every request of that pair.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class DecodeStub:
 
 
 class DecodeServicer:
-    """One gateway replica keeps one Serve stream to each decode pod; it carries every request of that pair.
+    """Each gateway replica keeps one Serve stream to each decode pod. The stream carries every request of that pair.
     """
 
     def Serve(self, request_iterator, context):
@@ -69,7 +69,7 @@ def add_DecodeServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Decode:
-    """One gateway replica keeps one Serve stream to each decode pod; it carries every request of that pair.
+    """Each gateway replica keeps one Serve stream to each decode pod. The stream carries every request of that pair.
     """
 
     @staticmethod
@@ -101,8 +101,8 @@ class Decode:
 
 
 class WorkerStub:
-    """Every worker pod reports itself: who it is and what its prefix cache holds at once, then its load and what has changed
-    in the cache several times a second.
+    """Every worker pod reports its state. The first report has WorkerInfo and the keys in the prefix cache. Later reports
+    follow several times a second, with the load and the changes of the cache.
     """
 
     def __init__(self, channel):
@@ -119,8 +119,8 @@ class WorkerStub:
 
 
 class WorkerServicer:
-    """Every worker pod reports itself: who it is and what its prefix cache holds at once, then its load and what has changed
-    in the cache several times a second.
+    """Every worker pod reports its state. The first report has WorkerInfo and the keys in the prefix cache. Later reports
+    follow several times a second, with the load and the changes of the cache.
     """
 
     def Watch(self, request, context):
@@ -146,8 +146,8 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker:
-    """Every worker pod reports itself: who it is and what its prefix cache holds at once, then its load and what has changed
-    in the cache several times a second.
+    """Every worker pod reports its state. The first report has WorkerInfo and the keys in the prefix cache. Later reports
+    follow several times a second, with the load and the changes of the cache.
     """
 
     @staticmethod

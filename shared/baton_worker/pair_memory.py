@@ -16,7 +16,7 @@ SLOT_BYTES = 256 << 20
 SEND_SLOTS = 3
 # Of each pair that receives: one is filled while the other is checked and written to its blocks.
 LANDING_SLOTS = 2
-# NCCL's own, as loadtest/pair_bench.py measures it: kernels once, then channels at either end of a pair.
+# NCCL's own, as loadtest/handover/pair_bench.py measures it: kernels once, then channels at either end of a pair.
 _KERNELS_BYTES = 320 << 20
 _SENDER_BYTES = 108 << 20
 _RECEIVER_BYTES = 236 << 20

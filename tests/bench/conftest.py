@@ -23,7 +23,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope=LOOP)
-async def gateway(model_folder: Path) -> AsyncIterator[Stack]:
+async def gateway(model_folder: Path, processes: None) -> AsyncIterator[Stack]:
     """A gateway whose one pod says as many tokens as it is asked for."""
     async with pods(block_size=16, num_blocks=100) as decodes, running(model_folder, decodes) as stack:
         stack.pod.script = say_all
@@ -32,7 +32,7 @@ async def gateway(model_folder: Path) -> AsyncIterator[Stack]:
 
 
 @pytest_asyncio.fixture(loop_scope=LOOP)
-async def canned() -> AsyncIterator[CannedServer]:
+async def canned(processes: None) -> AsyncIterator[CannedServer]:
     async with CannedServer().running() as server:
         yield server
 

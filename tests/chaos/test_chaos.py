@@ -20,6 +20,8 @@ NUM_SCENARIOS = int(os.environ.get("CHAOS_SCENARIOS") or 60)
 NUM_CASES = 200
 RECORDED_AT_ONCE = 8
 
+pytestmark = pytest.mark.soak
+
 
 async def record(fleet: Fleet, folder: Path, seed: int) -> list[Case]:
     """Return requests with the answers of the undisturbed fleet, without those that rounding may decide."""

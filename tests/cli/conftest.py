@@ -1,4 +1,4 @@
-"""Supervisors as processes of their own, watched from outside."""
+"""Runs supervisors as separate processes and observes their output."""
 
 import json
 import os
@@ -71,8 +71,8 @@ Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts commands; whatever is left of them after the test is killed."""
+def start(processes: None) -> Iterator[Start]:
+    """Starts commands. Their remaining processes are killed after the test."""
     started: list[Running] = []
 
     def launch(*command: str, **env: str) -> Running:
@@ -97,5 +97,5 @@ def supervise(start: Start) -> Callable[..., Running]:
 
 
 @pytest.fixture
-def free_port() -> int:
+def free_port(processes: None) -> int:
     return free_loopback_ports(1)[0]

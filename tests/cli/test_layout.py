@@ -1,4 +1,4 @@
-"""The command lines of a layout are ones that the services accept."""
+"""The services accept the command lines of a layout."""
 
 from pathlib import Path
 

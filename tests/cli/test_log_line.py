@@ -1,4 +1,4 @@
-"""Lines of children, as the logging of the services writes them and as anything else may."""
+"""Parsing lines of children: JSON lines of the services' logging, and any other text."""
 
 import json
 import logging

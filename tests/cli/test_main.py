@@ -6,6 +6,8 @@ from importlib.metadata import version
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 
 def baton(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "baton_cli", *args], capture_output=True, text=True, timeout=30)

@@ -10,6 +10,8 @@ import pytest
 from baton_cli.errors import UserError
 from baton_cli.ports import Address, check_usable, free_loopback_ports
 
+pytestmark = pytest.mark.processes
+
 
 def test_free_ports_are_different_and_nobody_listens_on_them() -> None:
     ports = free_loopback_ports(50)
@@ -48,7 +50,7 @@ def test_a_port_left_in_time_wait_is_usable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address("127.0.0.1", server.getsockname()[1])
         with socket.create_connection(address):
-            server.accept()[0].close()  # the server closes first: the wait is on its side
+            server.accept()[0].close()  # the server closes first, so TIME_WAIT is on its side
     check_usable(address)
 
 

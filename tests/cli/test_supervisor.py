@@ -18,6 +18,8 @@ SERVE = f"{READY} signal.pause()"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY} time.sleep(100)"
 SUPERVISE = Path(__file__).with_name("supervise.py")
 
+pytestmark = pytest.mark.processes
+
 
 def child(name: str, code: str = SERVE, **more: object) -> dict:
     return {"name": name, "code": code, **more}
@@ -160,7 +162,7 @@ def test_ctrl_c_stops_stage_by_stage(supervise: Callable, tmp_path: Path) -> Non
 
     events = [json.loads(line) for line in file.read_text().splitlines()]
     at = {(name, what): when for name, what, when in events}
-    # Of the terminal's SIGINT the children saw nothing.
+    # The children did not receive the terminal's SIGINT.
     assert {what for _, what, _ in events} == {"SIGTERM", "left"}
     for worker in ("decode", "prefill"):
         assert at["gateway", "left"] <= at[worker, "SIGTERM"]

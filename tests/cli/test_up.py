@@ -72,6 +72,8 @@ def main(settings):
 
 SHARING = ("--engines-sharing-cpu", "2")  # what a prefill and a decode worker do
 
+pytestmark = pytest.mark.processes
+
 
 class Up:
     """`baton up` started with stand-ins."""
@@ -94,7 +96,7 @@ class Up:
         return self._start(sys.executable, "-m", "baton_cli", "up", *flags, **self._env, **env)
 
     def calls(self, service: str) -> list[list[str]]:
-        """Flags of each start of a service so far, with the API keys it was given at the end."""
+        """The flags of each start of a service so far. The API keys follow as the last item."""
         calls = [json.loads(line) for line in self.record.read_text().splitlines()]
         return [flags for name, *flags in calls if name == service]
 
@@ -109,7 +111,7 @@ def port_of(flags: list[str], flag: str = "--port") -> str:
 
 
 def curl_of(text: str) -> list[str]:
-    """The command that is printed for copying, as a shell splits it."""
+    """The curl command that is printed for copying, split as a shell does."""
     begin = text.index("curl ")
     command = text[begin : text.index("\n\n", begin)]
     return subprocess.check_output(["sh", "-c", f"printf '%s\\0' {command}"], text=True).split("\0")[:-1]
@@ -121,7 +123,7 @@ def test_runs_one_of_each_and_says_how_to_talk_to_it(up: Up, free_port: int) -> 
 
     (decode,), (prefill,), (gateway,) = up.calls("decode"), up.calls("prefill"), up.calls("gateway")
     model = ["--model", str(MODEL_DIR), "--served-model-name", "baton-demo", "--host", "127.0.0.1"]
-    # Both are on the same GPU, where there is one, and on the same cores.
+    # Both workers share one GPU, if there is one, and the same cores.
     share = ["--gpu-memory-utilization", "0.46", "--gpu-pair-memory", "0", *SHARING]
     for worker in (decode, prefill):
         ports = ["--port", port_of(worker), "--metrics-port", port_of(worker, "--metrics-port")]
@@ -164,7 +166,7 @@ def test_passes_given_flags_to_the_workers_and_no_others(up: Up, free_port: int,
     given += ["--max-num-batched-tokens", "128", "--max-num-seqs", "7", "--no-enable-prefix-caching"]
     running = up("--model", str(folder), "--port", str(free_port), "--log-level", "debug", *given)
     running.when("Ctrl-C stops it")
-    # All share one GPU, so that none can be a pair with another.
+    # All workers share one GPU, so no two of them can form a pair of GPUs.
     at = given.index("--max-model-len")
     given[at:at] = ["--gpu-pair-memory", "0"]
     for service in ("decode", "prefill"):
@@ -246,7 +248,7 @@ def test_log_dir_keeps_every_line_of_every_process(up: Up, free_port: int, tmp_p
 
 
 def refused(up: Up, *flags: str) -> tuple[int, list[str]]:
-    """The exit code and the lines of a start that must not start anything."""
+    """Return the exit code and the output of a command that must fail before it starts a process."""
     running = up(*flags)
     code = running.wait()
     assert not up.record.exists()

@@ -12,7 +12,7 @@ from tests.e2e.stack import Stack
 
 from .conftest import LOOP
 
-LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
+LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "online" / "locustfile.py"
 
 pytestmark = pytest.mark.asyncio(loop_scope=LOOP)
 

@@ -1,4 +1,4 @@
-"""A release in a cluster: an API server, two gateways, and a controller that looks when it is told to."""
+"""A release in a cluster: an API server, two gateways and a controller."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ OWNER = "rel-controller"
 
 
 class Release:
-    """What a test sees and changes."""
+    """The state of a release that a test reads and changes."""
 
     def __init__(self, api: ApiServer, gateways: list[FakeGateway], config: Path) -> None:
         self.api = api
@@ -37,14 +37,14 @@ class Release:
         api.put("deployments", OWNER, spec={"replicas": 1, "selector": {}, "template": pod})
 
     def publish(self, name: str, port: int) -> None:
-        """Say in an EndpointSlice of its own where a gateway is."""
+        """Publish a gateway's address in its own EndpointSlice."""
         endpoint = {"addresses": ["127.0.0.1"], "targetRef": {"kind": "Pod", "name": name}}
         ports = [{"name": "http", "port": 1}, {"name": "admin", "port": port}]
         self.api.put("endpointslices", name, LABELS, addressType="IPv4", endpoints=[endpoint], ports=ports)
 
     @contextlib.asynccontextmanager
     async def controller(self) -> AsyncIterator[Controller]:
-        """Run one while the block lasts."""
+        """Run a controller until the block ends."""
         settings = ControllerSettings(
             namespace="default",
             release="rel",
@@ -63,7 +63,7 @@ class Release:
             await running
 
     def weights(self) -> dict[str, int]:
-        """What gateways are told, by model."""
+        """The weights that gateways read, by model."""
         return {model: entry["weight"] for model, entry in self._data("weights.json").items()}
 
     def analysis(self) -> dict[str, Any]:
@@ -85,6 +85,6 @@ async def until(true: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Iterator[Release]:
+def release(tmp_path: Path, processes: None) -> Iterator[Release]:
     with ApiServer() as api, FakeGateway() as one, FakeGateway() as two:
         yield Release(api, [one, two], tmp_path / "controller.yaml")

@@ -1,4 +1,4 @@
-"""A gateway's admin port: metrics of revisions as gateways count them, and pods as a test says."""
+"""A gateway's admin port: the metrics of revisions, and the pods that a test sets."""
 
 import json
 import threading
@@ -45,7 +45,7 @@ class FakeGateway:
         return int(self._http.server_address[1])
 
     def restart(self) -> None:
-        """Forget what was counted."""
+        """Reset all counters."""
         self.registry = registry = CollectorRegistry()
         labels = ["model", "revision"]
         prefix = "baton_gateway_"

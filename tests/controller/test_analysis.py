@@ -1,4 +1,4 @@
-"""What becomes of a canary, for any course of its requests."""
+"""The decisions about a canary, for any sequence of request counts."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ BOUNDS = (0.01, 0.1, 0.5, 1.0, 5.0, float("inf"))
 
 @dataclass
 class Gateway:
-    """Counts requests as a gateway does; a restart forgets all."""
+    """Counts requests as a gateway does. A restart resets the counters."""
 
     started: float = 1.0
     requests: dict[str, list[tuple[bool, float]]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ def counters(requests: list[tuple[bool, float]]) -> Counters:
 
 @dataclass(frozen=True)
 class Window:
-    """What comes between two looks: of each revision, to one of the gateways; and which of them restarts first."""
+    """The requests of each revision at one gateway between two readings. restarts: the gateway that restarts first."""
 
     gateway: int
     stable: int
@@ -157,7 +157,7 @@ def test_weights_move_along_the_steps_or_to_nothing(course: list[Window]) -> Non
 
 
 def test_what_may_be_chance_is_compared_again_with_more_requests() -> None:
-    """Two failures in fifty are beyond the limit and may be chance; with ten times as many they no longer may."""
+    """Two failures in fifty are beyond the limit but may be chance. Ten times as many of both cannot be chance."""
     decisions = replay([Window(0, 50, 50, 2, False, 60, None)] * 20)
     last = next(number for number, decision in enumerate(decisions) if decision.state.rolled_back)
     assert last > 2
@@ -188,7 +188,7 @@ def test_at_all_of_the_traffic_a_late_outright_failure_is_still_seen() -> None:
 
 
 def test_the_last_step_below_all_traffic_is_compared_with_ever_more_certainty() -> None:
-    """Each comparison of an identical canary may go wrong, so that later ones must be surer."""
+    """Each comparison of an identical canary can raise a false alarm, so later ones need stronger evidence."""
     spec = msgspec.structs.replace(SPEC, steps=(50,))
     state = decide(None, spec, 0, NOTHING, NOTHING).state
     for number in range(1, 6):
@@ -237,7 +237,7 @@ def test_each_verdict_follows_from_the_requests_since_the_last(course: list[Wind
         stable, canary, seconds = stable + window.stable, canary + window.canary, seconds + window.seconds
         errors += min(window.errors, window.canary)
         if decision.state.rolled_back:
-            # Errors are all that is ever wrong in these courses.
+            # In these sequences only errors differ, never latency.
             assert before.state.rolled_back or errors / canary > SPEC.max_error_rate_increase
             continue
         judged = seconds >= due * SPEC.interval_seconds and min(stable, canary) >= due * SPEC.min_requests

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from baton_common.buckets import ITL_BUCKETS, TTFT_BUCKETS
-from baton_controller.canary import Canary
 from baton_controller.canary_map import CanaryMap
+from baton_controller.canary_reconciler import CanaryReconciler
 from baton_controller.config_file import read_config
 from baton_controller.counters import Counters, Reading
 from baton_controller.events import Events
@@ -176,7 +176,7 @@ async def test_an_override_holds_a_canary_until_it_is_taken_back(release: Releas
         serve(release)
         await asyncio.sleep(0.5)
         assert weight(release) == 10
-        override(release, "llama: a lot")  # not usable: the one before stays
+        override(release, "llama: a lot")  # An invalid override is ignored, and the previous one stays.
         await asyncio.sleep(0.3)
         assert weight(release) == 10
         override(release, "")
@@ -222,7 +222,7 @@ def test_the_state_is_small_with_many_gateways_and_models(release: Release) -> N
     release.config.write_text("models:\n" + "".join(f"  m{i}: {{canary: {{revision: canary}}}}\n" for i in range(10)))
     canary_map = CanaryMap(release.api.client(), "default", "rel-canary", OWNER)
     events = Events(release.api.client(), "default", "rel-canary-status", "one")
-    canary = Canary(canary_map, events, release.metrics)
+    canary = CanaryReconciler(canary_map, events, release.metrics)
     config = read_config(release.config)
     for number in (0, 1):
         ttft = {str(float(bound)): number * 1e6 * i for i, bound in enumerate((*TTFT_BUCKETS, "inf"), 1)}
@@ -250,7 +250,7 @@ async def test_its_config_map_goes_with_the_release(release: Release) -> None:
         owner = release.api.get("deployments", OWNER)
         made = release.api.get("configmaps", "rel-canary-status")["metadata"]["ownerReferences"]
         assert made == [{"apiVersion": "apps/v1", "kind": "Deployment", "name": OWNER, "uid": owner["metadata"]["uid"]}]
-        # Removed together with its owner: it is not made again.
+        # Kubernetes removes the ConfigMap with its owner, and the controller does not create it again.
         release.api.remove("deployments", OWNER)
         await asyncio.sleep(0.5)
     assert release.weights() == {}

@@ -1,4 +1,4 @@
-"""What the controller's configuration may say, and how it says what is wrong."""
+"""Valid and invalid configuration files of the controller, and the messages about their errors."""
 
 from pathlib import Path
 

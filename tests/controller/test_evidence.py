@@ -76,7 +76,7 @@ def test_equal_counts_prove_nothing(test: object) -> None:
 
 @pytest.mark.parametrize("slow_share", [0.01, 0.05, 0.3])
 def test_the_tail_of_identical_canaries_is_seldom_slower(slow_share: float) -> None:
-    """The bound is chosen from the same requests; the false-alarm rate holds all the same."""
+    """Although the test chooses the bucket bound from the same requests, its false-alarm rate holds."""
     rng = np.random.default_rng(5)
     shares = [1 - 2 * slow_share, slow_share, slow_share / 2, slow_share / 2]
     alarms = sum(

@@ -63,6 +63,7 @@ def test_it_serves_operators_and_ends_in_order(release: Release, tmp_path: Path)
         process.stderr.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("config", "kubeconfig", "message"),
     [("models: 3", KUBECONFIG.format(url="http://127.0.0.1:1"), "Expected `object`"), ("", "", "no Kubernetes API")],
@@ -79,6 +80,7 @@ def test_what_it_cannot_start_with_is_one_line(tmp_path: Path, config: str, kube
     assert len(stderr.splitlines()) == 1
 
 
+@pytest.mark.processes
 def test_flags_that_are_missing_are_named(tmp_path: Path) -> None:
     process = start(kubeconfig=tmp_path)
     _, stderr = process.communicate(timeout=30)

@@ -1,4 +1,4 @@
-"""What a gateway may say on its admin port."""
+"""Parsing a gateway's report, valid or not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Replicas of Deployments, from what gateways say to the scale subresource."""
+"""Replicas of Deployments, from the gateways' reports to the scale subresource."""
 
 import asyncio
 from typing import Any
@@ -32,7 +32,7 @@ def deployed(release: Release) -> None:
 
 
 def show(gateway: FakeGateway, queued: int = 0, held: int = 50, revision: str = "", pods: int = 2) -> None:
-    """Have a gateway list so many pods of each role, all alike."""
+    """Have a gateway list this many identical pods of each role."""
     gateway.pods = [
         {
             **{"model": "llama", "pool": "default", "role": role, "address": f"{revision}{role}-{number}:1"},
@@ -137,4 +137,4 @@ async def test_a_model_without_its_deployment_leaves_the_others_alone(
     show(release.gateways[0], queued=9000)
     async with release.controller():
         await until(lambda: replicas(release)[0] == 4)
-    assert event(caplog, "kubernetes_failed") == ["replicas are not taken care of: 404 Not Found"]
+    assert event(caplog, "kubernetes_failed") == ["replicas cannot be reconciled: 404 Not Found"]

@@ -135,6 +135,7 @@ async def hostile(*arguments: Any) -> AsyncIterator[Hostile]:
         pod.close()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 async def test_the_decode_pod_lives(llama: Path, start_worker: StartWorker, transport: str) -> None:
     rounds = int(os.environ.get("FUZZ_ANNOUNCEMENT_PODS", "12"))

@@ -92,6 +92,7 @@ async def stack(way: tuple[str, str], folder: Path) -> AsyncIterator[Stack]:
     await stack.stop()
 
 
+@pytest.mark.soak
 async def test_one_prompt_at_a_time(stack: Stack, folder: Path) -> None:
     for length in LENGTHS:
         prompt = make_prompt(length, seed=1)
@@ -100,6 +101,7 @@ async def test_one_prompt_at_a_time(stack: Stack, folder: Path) -> None:
     await stack.idle()
 
 
+@pytest.mark.soak
 async def test_many_at_once(stack: Stack, folder: Path) -> None:
     prompts = mixed_prompts(32, seed=2)
     answers = await asyncio.gather(*(stack.tokens(prompt, NUM_TOKENS) for prompt in prompts))
@@ -108,6 +110,7 @@ async def test_many_at_once(stack: Stack, folder: Path) -> None:
     await stack.idle()
 
 
+@pytest.mark.soak
 async def test_four_choices(stack: Stack, folder: Path) -> None:
     for length in (BLOCK_SIZE, 2 * CHUNK + 5):
         prompt = make_prompt(length, seed=3)
@@ -118,6 +121,7 @@ async def test_four_choices(stack: Stack, folder: Path) -> None:
     await stack.idle()
 
 
+@pytest.mark.soak
 async def test_who_prefills(stack: Stack, folder: Path) -> None:
     """Else the tests above might compare one mode with itself."""
     prefill, [decode] = stack.pods("prefill"), stack.pods("decode")

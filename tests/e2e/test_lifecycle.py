@@ -218,7 +218,8 @@ async def test_a_stream_outlives_its_only_decode_pod(own_stack: Stack, llama: Pa
     body = {"model": own_stack.model, "prompt": prompt, "max_tokens": 1_000, "ignore_eos": True, "temperature": 0}
     tokens: list[int] = []
     ends = []
-    decode: psutil.Process | None = own_stack.processes("decode")[0]
+    [decode] = own_stack.processes("decode")
+    killed = False
     lines = len(own_stack.process.lines)
     async with own_stack.http.stream(
         "POST", "/v1/completions", json={**body, "stream": True, "return_token_ids": True}
@@ -228,9 +229,10 @@ async def test_a_stream_outlives_its_only_decode_pod(own_stack: Stack, llama: Pa
                 [choice] = json.loads(line.removeprefix("data: "))["choices"]
                 tokens += choice.get("token_ids", [])
                 ends += [choice["finish_reason"]] if choice["finish_reason"] else []
-            if len(tokens) > 5 and decode is not None:
+            if len(tokens) > 5 and not killed:
                 decode.kill()
-                decode = None
+                killed = True
+    assert killed
     assert len(tokens) == 1_000
     assert tokens == reference_choices(llama, prompt, tokens)
     assert ends == ["length"]

@@ -178,6 +178,7 @@ def resident_bytes(stack: Stack) -> dict[str, int]:
     return {name: process.memory_info().rss for name, process in stack.all_processes().items()}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240 + NUM_REQUESTS // 10)
 async def test_soak(stack: Stack, llama: Path) -> None:
     seed = int(os.environ.get("SOAK_SEED") or random.randrange(10**6))

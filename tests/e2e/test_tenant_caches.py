@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from baton_common.block_hash import block_keys
 from baton_common.cache_scope import CacheScope
-from baton_gateway.cache_salt import cache_salt
-from baton_gateway.tenants import Identity, Tenant
+from baton_gateway.tenancy.cache_salt import cache_salt
+from baton_gateway.tenancy.tenants import Identity, Tenant
 from baton_proto import serving_pb2 as pb
 from tests.gateway.harness import Stack, running
 from tests.tenant_keys import write_tenants

@@ -1,6 +1,6 @@
 """The GPU's runner on a CPU: each kernel is its reference, and a graph is replayed by running its work again.
 
-What only a GPU can show (asynchrony, captured memory, speed) stays unseen; which tokens come out does not.
+It cannot test asynchrony, captured memory or speed, for which a GPU is needed, but it tests the resulting tokens.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from baton_kernels.reference.thresholds import thresholds_reference
 
 
 class Graph:
-    """Replay brings the results of the capture, in the same memory, to what the inputs are now."""
+    """`replay` computes the results of the capture again from the present inputs, into the same memory."""
 
     def __init__(self, run: Callable[[], Any], result: Any) -> None:
         self._run, self._result = run, result
@@ -42,7 +42,7 @@ class Graph:
 
 
 class Piece:
-    """One of the graphs into which a function was cut. They are replayed in turn, the first one anew each time."""
+    """One of the graphs into which a function was cut. They are replayed in turn, and the first one starts a run."""
 
     def __init__(self, pieces: "Pieces", index: int) -> None:
         self._pieces, self._index = pieces, index
@@ -80,7 +80,7 @@ class Pieces:
         self._turns.get()
         try:
             with torch.inference_mode():
-                # The recording, which holds the resolved ids, and hidden states.
+                # The result is the recording, which holds the resolved ids, and the hidden states.
                 for old, new in zip(self.result, self._run(cut), strict=True):
                     old, new = (getattr(part, "ids", part) for part in (old, new))
                     if old is not new:
@@ -162,7 +162,7 @@ def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress:
 
 def pretend(patch: pytest.MonkeyPatch) -> None:
     """Let engines on the CPU use the GPU's runner."""
-    times = itertools.cycle([1.0, 0.5])  # eager, then graphs: every size is worth its graphs
+    times = itertools.cycle([1.0, 0.5])  # of eager work, then of graphs: graphs are faster at every size
     patch.setattr("baton_engine.engine.make_runner", make_runner)
     patch.setattr("baton_engine.attention.triton_paged.decode_attention", decode_attention)
     patch.setattr("baton_engine.attention.triton_paged.plan_parts", plan_parts)

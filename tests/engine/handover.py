@@ -17,7 +17,7 @@ _MOST_STEPS = 6_000
 
 
 class Piece(msgspec.Struct):
-    """KV on its way."""
+    """KV that has been exported and not imported yet."""
 
     id: int
     extent: Extent
@@ -25,7 +25,7 @@ class Piece(msgspec.Struct):
 
 
 class Pair:
-    """A prefill engine, a decode engine, and what travels between them in random order and random pieces."""
+    """A prefill engine, a decode engine, and the KV and tokens between them, delivered in random order and pieces."""
 
     def __init__(self, prefill: Engine, decode: Engine, seed: int = 0) -> None:
         self.prefill = prefill
@@ -34,7 +34,7 @@ class Pair:
         self.reservations: dict[int, Reservation] = {}
         self.pieces: list[Piece] = []
         self.first_tokens: dict[int, list[int]] = {}
-        self.early = 0  # exports of some layers
+        self.early = 0  # number of exports of only some layers
         self._requests: dict[int, Request] = {}
         self._head_dim = prefill.model.head_dim
         self._random = random.Random(seed)
@@ -45,7 +45,7 @@ class Pair:
         self.decode.add(msgspec.structs.replace(request, imports_kv=True))
 
     def run(self) -> Transcript:
-        """Do everything in random order until nothing is left. Returns what the client sees."""
+        """Step both engines and deliver pieces in random order until all work is done. Returns the client's view."""
         for _ in range(_MOST_STEPS):
             if not (self.decode.has_work or self.prefill.has_work or self.pieces or self.first_tokens):
                 return self.transcript
@@ -53,7 +53,7 @@ class Pair:
         raise AssertionError(f"still at work after {_MOST_STEPS} moves")
 
     def step_decode(self) -> None:
-        """Step the decode engine, and order from the other what it has reserved blocks for."""
+        """Step the decode engine, and send the requests for which it has reserved blocks to the other engine."""
         result = self.decode.step()
         self.transcript.take(result.deltas)
         for reservation in result.reservations:

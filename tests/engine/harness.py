@@ -31,7 +31,7 @@ def make_request(id: int, prompt: list[int], max_tokens: int = 16, **fields: Any
 
 
 class Transcript:
-    """What an engine has said: tokens by (request, choice), and why they ended."""
+    """The output of an engine: tokens and finish reasons by (request, choice)."""
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[int, int], list[int]] = {}
@@ -39,7 +39,7 @@ class Transcript:
         self.deltas: list[Delta] = []
 
     def expect(self, request: Request) -> None:
-        """A request that goes on starts with what it has."""
+        """Enter the output that a continued request already has."""
         if request.output:
             self.tokens[request.id, request.choice] = list(request.output)
 
@@ -80,7 +80,7 @@ def generate(engine: Engine, requests: list[Request]) -> Transcript:
 
 
 def assert_idle(engine: Engine) -> None:
-    """Nothing is held, nothing is scheduled, and every count is right."""
+    """Assert that no block is held, no sequence is scheduled, and every counter is right."""
     assert not engine.has_work
     assert engine.scheduler.importing == []
     assert engine.pool.num_held == 0

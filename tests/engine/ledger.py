@@ -1,7 +1,7 @@
-"""An engine whose model is arithmetic and whose KV cache is a ledger: each slot says which tokens led up to it.
+"""An engine whose model is arithmetic and whose KV cache is a ledger: each slot holds a hash of the tokens up to it.
 
-A step that reads a slot it should not, or writes one that others rely on, is noticed at once, thousands of steps a
-second.
+A step that reads a wrong slot, or overwrites a slot of another sequence, is detected at once. The engine computes
+thousands of steps a second.
 """
 
 import json
@@ -33,7 +33,7 @@ _CONFIG = {
 
 
 def fold(tokens: list[int]) -> int:
-    """Return a number for a beginning of a sequence; int64, so that a cache tensor can hold it."""
+    """Return a hash of the first tokens of a sequence; int64, so that a cache tensor can hold it."""
     value = 7
     for token in tokens:
         value = (value * 1_000_003 + token + 1) % (1 << 61)
@@ -41,7 +41,7 @@ def fold(tokens: list[int]) -> int:
 
 
 def next_token(tokens: list[int], choice: int) -> int:
-    """Return what the model says after these tokens. Tokens 0 and 1 are left to prompts."""
+    """Return the model's next token after these. Only prompts have the tokens 0 and 1."""
     return 2 + (fold(tokens) // 7 + 13 * choice) % (VOCAB_SIZE - 2)
 
 
@@ -78,7 +78,7 @@ class LedgerCache:
 
 
 class LedgerStep:
-    """As Done, and the slots that the step writes."""
+    """A Done that also holds the slots that the step writes."""
 
     def __init__(self, choices: list[list[Choice]], writes: set[tuple[int, int]]) -> None:
         self._choices = choices
@@ -101,10 +101,10 @@ class LedgerStep:
 class LedgerRunner:
     """Stands in for Runner: writes the ledger, then checks every slot that attention would read.
 
-    depth: as Runner.depth. What a device would do in order is done at launch; the engine learns of it when it waits.
+    depth: as Runner.depth. The work of a device is done at launch; the engine gets the results when it waits.
     """
 
-    prefill_rate = 250.0  # of which a step gets 3 tokens beside decodes
+    prefill_rate = 250.0  # tokens a second, which give a step 3 prompt tokens beside decodes
 
     def __init__(self, config: EngineConfig, depth: int, windows: tuple[int | None, ...]) -> None:
         assert config.num_blocks is not None
@@ -114,13 +114,13 @@ class LedgerRunner:
         self._groups = self.cache.layout.groups
         self._table = RowTable(config.max_num_seqs, self.max_model_len, config.block_size, len(self._groups))
         self._texts: dict[int, list[int]] = {}  # the tokens of each row, as a device keeps them
-        self._steps: list[LedgerStep] = []  # not waited for
+        self._steps: list[LedgerStep] = []  # those that the engine has not waited for
 
     def fence(self) -> None:
         return None
 
     def writing(self) -> set[tuple[int, int]]:
-        """Return the slots, as block and offset, that steps write which nobody has waited for yet."""
+        """Return the slots, as block and offset, that the steps in flight write."""
         return {slot for step in self._steps if not step.over for slot in step.writes}
 
     def launch(self, plan: StepPlan) -> LedgerStep:
@@ -142,7 +142,7 @@ class LedgerRunner:
 
     def _choices(self, row: int, count: int, end: int, draws: int) -> list[Choice]:
         text = self._texts[row]
-        assert len(text) >= end, f"row {row} computes a token that nobody knows"
+        assert len(text) >= end, f"row {row} computes a token that is not known"
         for group, table in zip(self._groups, self._table.blocks[row], strict=True):
             for position in range(group.first_seen(end - count), end):
                 found = self.cache.slot(table, position).item()

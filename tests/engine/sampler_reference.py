@@ -1,4 +1,4 @@
-"""What the sampler should do, in float64 numpy, token by token, from the definitions."""
+"""The definition of the sampler, in float64 numpy, token by token."""
 
 import numpy as np
 import numpy.typing as npt

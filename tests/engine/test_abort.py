@@ -1,4 +1,4 @@
-"""A request that is aborted, at whatever stage, leaves nothing behind and disturbs nobody."""
+"""A request that is aborted at any stage leaves nothing behind and changes no other request."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -108,7 +108,8 @@ def test_an_aborted_request_leaves_nothing(llama: Path, stage: Stage) -> None:
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
 def test_an_abort_changes_nothing_for_others(llama: Path, stage: Stage) -> None:
-    """The prompts share their beginning, so that an abort lets go of blocks that another request still uses."""
+    """The prompts share their beginning, so that an abort drops references to blocks that another request still
+    uses."""
     engine, transcript = make_engine(llama, max_num_batched_tokens=20), Transcript()
     prompt = PROMPT[:50] + make_prompt(10)
     engine.add(make_request(0, prompt, 40))

@@ -21,14 +21,14 @@ def chain(words: list[int]) -> list[bytes]:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Tables of blocks come, are remembered, shared and go."""
+    """Block tables are allocated, added to the prefix cache, shared and released in random order."""
 
     caching = True
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS, self.caching)
-        self.tables: list[tuple[list[int], list[bytes]]] = []  # blocks, and the hashes of what will be in them
+        self.tables: list[tuple[list[int], list[bytes]]] = []  # blocks, and the hashes of their complete contents
         self.contents: dict[bytes, int] = {}
         self.unused: list[int] = []  # cached blocks without a holder, the one to be evicted next first
 
@@ -40,7 +40,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(words=st.lists(st.integers(0, 1), min_size=1, max_size=4))
     def admit(self, words: list[int]) -> None:
-        """Take what is known of a chain of blocks, and new blocks for the rest if there are enough."""
+        """Hold the cached blocks of a chain, and allocate new blocks for the rest if enough are available."""
         hashes = chain(words)
         known = []
         for digest in hashes:
@@ -75,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def compute(self, data: st.DataObject) -> None:
-        """The first blocks of a table are complete."""
+        """Complete the first blocks of a table."""
         blocks, hashes = data.draw(st.sampled_from(self.tables))
         count = data.draw(st.integers(1, len(blocks)))
         self.remember(blocks[:count], hashes[:count])
@@ -108,7 +108,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(words=st.lists(st.integers(0, 1), min_size=1, max_size=4))
     def serve(self, words: list[int]) -> None:
-        """A whole sequence comes, is computed and goes."""
+        """Admit, compute and release a whole sequence."""
         before = len(self.tables)
         self.admit(words)
         if len(self.tables) > before:

@@ -1,4 +1,4 @@
-"""What gateways hear of a prefix cache, from the block pool to their index, against what the pool has."""
+"""The prefix cache events that gateways receive lead to an index with the contents of the block pool."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from baton_common.block_hash import block_key
 from baton_common.set_changes import SetChanges
-from baton_gateway.prefix_index import PrefixIndex
+from baton_gateway.routing.prefix_index import PrefixIndex
 from baton_worker.cache_view import CacheView
 
 from .test_block_pool import NUM_BLOCKS, PoolMachine

@@ -1,4 +1,4 @@
-"""Requests find in the prefix cache only what requests with the same salt have left there, and what is published."""
+"""Requests find in the prefix cache only published blocks and blocks of requests with the same salt."""
 
 import random
 from pathlib import Path
@@ -28,7 +28,7 @@ def full_keys(tokens: list[int], size: int, scope: CacheScope) -> set[int]:
 
 
 def gained(engine: Engine) -> set[int]:
-    """Return the keys that the engine has told of, whether the cache still holds them or not."""
+    """Return the keys that the engine has reported, whether the cache still holds them or not."""
     hashes, _ = engine.pool.changes.take(1 << 20)
     return set(map(block_key, hashes))
 
@@ -52,7 +52,7 @@ def test_only_full_blocks_of_published_tokens_are_shared(llama: Path, published:
 
 
 def test_what_follows_another_beginning_is_never_shared(llama: Path) -> None:
-    """Two tenants go on differently after what is published, then with the same blocks."""
+    """Beyond the published tokens, equal blocks are shared neither with another tenant nor after a different block."""
     engine, published, tail = make_engine(llama), make_prompt(32), make_prompt(48, seed=3)
     scope = CacheScope(b"acme", 32)
     cached(engine, published + tail, scope)
@@ -111,7 +111,7 @@ def test_engines_tell_of_the_keys_that_gateways_look_for(llama: Path, seed: int)
     assert engine.load().preemptions > 0
     assert told
     assert told <= known
-    # And what is cached now is found under the gateway's keys.
+    # The blocks that are cached now are found under the gateway's keys.
     request = _any_request(9, rng, rng.choice(scopes[1:]))
     generate(engine, [request])
     assert set(block_keys(request.prompt, size, request.cache_scope)) <= {block_key(h) for h in engine.pool._block_of}
@@ -137,7 +137,7 @@ def test_a_salt_that_no_hash_takes_is_refused(llama: Path) -> None:
 
 
 def test_compiled_grammars_are_shared_under_one_salt_only(llama: Path) -> None:
-    """How long a grammar takes tells whether somebody has used it before."""
+    """The time of a compilation would tell one tenant whether another has used the grammar."""
     engine, grammar = make_engine(llama), Grammar(GrammarKind.REGEX, "[a-c]{3}")
     scopes = (ACME, ROAD, ACME, CacheScope(b"acme", 16))
     generate(

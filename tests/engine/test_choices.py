@@ -55,7 +55,7 @@ def test_choices_share_whole_blocks(llama: Path) -> None:
     transcript = Transcript()
     for _ in range(2):
         transcript.take(engine.step().deltas)
-    # Two full blocks are common to all; the third, half full, each has written into for itself.
+    # All choices share two full blocks. Each has a copy of the third block, which was half full, for its own tokens.
     assert engine.pool.num_held == 2 + 4
     finish(engine, transcript)
     assert_idle(engine)
@@ -80,7 +80,7 @@ def test_a_pool_for_one_sequence_serves_all_choices(llama: Path) -> None:
 
 
 def test_a_copy_does_not_preempt_the_one_who_no_longer_shares(llama: Path) -> None:
-    """Once the other choice has given its reference back, the block can be written where it is."""
+    """Once the other choice has dropped its reference, the block can be written in place."""
     engine = make_engine(llama, block_size=16, num_blocks=2, max_model_len=32)
     transcript = generate(engine, [make_request(0, make_prompt(20), 8, n=2)])
     assert engine.load().preemptions == 1
@@ -131,7 +131,7 @@ def test_one_choice_can_be_aborted(llama: Path) -> None:
 
 
 def test_choices_that_fork_on_another_pod_take_no_rows_here(tmp_path: Path) -> None:
-    """A long prompt whose n fills all rows of its decode pod does not keep others off this one."""
+    """A long prompt whose choices fill all rows of its decode pod does not block other prompts on the prefill pod."""
     engine = make_ledger_engine(
         tmp_path, block_size=4, num_blocks=64, max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64
     )
@@ -154,7 +154,7 @@ def test_a_step_draws_no_more_first_tokens_for_exports_than_there_are_rows(tmp_p
     engine = make_ledger_engine(
         tmp_path, block_size=4, num_blocks=64, max_num_batched_tokens=64, max_num_seqs=6, max_model_len=64
     )
-    lengths = [1, 5, 1, 8, 3, 1]  # what is left of a prompt of one token looks like a decode
+    lengths = [1, 5, 1, 8, 3, 1]  # a prompt of one token could be mistaken for a decode
     for id, length in enumerate(lengths):
         engine.add(make_request(id, [0] * length, n=1 + id % 4, exports_from=0))
     transcript = Transcript()
@@ -179,7 +179,7 @@ class CountedWrites(list[int]):
 
 
 def work_of_forks(folder: Path, length: int, n: int) -> tuple[int, int]:
-    """Return what a prompt's choices take when they fork, decode once and end: bytes, and changes of references."""
+    """Return the bytes and the changes of references that a prompt's choices cost to fork, decode once and end."""
     size = 16
     engine = make_ledger_engine(
         folder, block_size=size, num_blocks=length // size + 2 * n + 1, max_num_batched_tokens=length,
@@ -205,7 +205,7 @@ def work_of_forks(folder: Path, length: int, n: int) -> tuple[int, int]:
 
 
 def test_forks_share_their_prompt(tmp_path: Path) -> None:
-    """What a choice takes of its own does not grow with the prompt, but for eight bytes a block of its table."""
+    """The memory of a choice does not grow with the prompt, except by eight bytes per block of its table."""
     n, short, long = 64, 256, 32_768
     (few_bytes, few_writes), (many_bytes, many_writes) = (
         work_of_forks(tmp_path, length, n) for length in (short, long)

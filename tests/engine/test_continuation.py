@@ -1,4 +1,4 @@
-"""Requests that another engine has begun go on as if it were one."""
+"""Requests that another engine has begun continue with the tokens that a single engine would generate."""
 
 import random
 from collections.abc import Callable
@@ -19,7 +19,7 @@ NUM_REQUESTS = 30
 
 
 def begun(requests: list[Request], whole: Transcript, rng: random.Random) -> list[Request]:
-    """Return each choice of each request as one that goes on somewhere before its end."""
+    """Return each choice of each request as a request that continues somewhere before the choice's end."""
     going_on = []
     for (id, choice), tokens in whole.tokens.items():
         sampling = msgspec.structs.replace(requests[id].sampling, n=1, prompt_logprobs=None)
@@ -111,7 +111,7 @@ def test_what_cannot_go_on_is_refused(llama: Path, fields: dict[str, Any], field
 
 
 def test_an_order_made_anew_takes_nothing_of_the_old_one(llama: Path) -> None:
-    """Its pieces may still be under way when the second prefill pod's come."""
+    """Pieces of the old order may still arrive together with those of the second prefill pod."""
     prompt = make_prompt(70)
     pair = Pair(make_engine(llama), make_engine(llama))
     request = make_request(0, prompt, 20)
@@ -140,7 +140,7 @@ def test_an_order_made_anew_takes_nothing_of_the_old_one(llama: Path) -> None:
 
 
 def test_exports_wait_when_too_much_waits_for_decode_pods(llama: Path) -> None:
-    """Not for blocks: there are enough. The rest of the pool stays for the prefix cache."""
+    """They wait although blocks are available: the rest of the pool is kept for the prefix cache."""
     engine = make_engine(llama, num_blocks=40, export_fraction=0.5, max_model_len=512)
     for id in range(4):
         engine.add(make_request(id, make_prompt(16 * 8, id), 4, exports_from=0))

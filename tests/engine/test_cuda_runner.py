@@ -1,4 +1,4 @@
-"""The GPU's runner gives the tokens of the CPU's, whatever goes through graphs, pieces of graphs or neither."""
+"""The GPU's runner gives the same tokens as the CPU's, with whole graphs, with pieces of graphs and with neither."""
 
 import random
 import re
@@ -89,7 +89,7 @@ def test_same_tokens_as_on_the_cpu(llama: Path, name: str, monkeypatch: pytest.M
             [entry.logprob for entry in twin.logprobs], abs=1e-4
         )
         for ours, theirs in zip(delta.prompt_logprobs or [], twin.prompt_logprobs or [], strict=True):
-            # Rounding may exchange neighbours.
+            # Rounding may exchange two tokens of about the same rank.
             assert ours.token_id == theirs.token_id
             assert abs(ours.rank - theirs.rank) <= 2
             assert [ours.logprob, *ours.top_logprobs] == pytest.approx(
@@ -119,7 +119,7 @@ def test_grammars_and_prompt_logprobs_leave_a_pod_on_its_graphs(llama: Path, mon
     noted(Flying, "draw_masked", "draw")
     requests = [make_request(id, make_prompt(20, seed=id), 40, seed=id, **kind) for id, kind in enumerate(kinds)]
     transcript = generate(engine, requests)
-    # Before they can be scheduled, grammars are compiled: the other requests may have decoded a few tokens by then.
+    # Requests with a grammar are scheduled once it is compiled. The others may have decoded a few tokens by then.
     first = events.index("draw")
     steady = events[first + 1 :][: 4 * 20]
     assert "eager" not in steady

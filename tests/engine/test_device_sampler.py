@@ -1,4 +1,4 @@
-"""The device's sampler against the host's: the same tokens and logprobs, with the newest token not on the host yet."""
+"""The device's sampler gives the host's tokens and logprobs, even if the host has not read the newest token yet."""
 
 import os
 import random
@@ -28,7 +28,7 @@ SEEDS = int(os.environ.get("SAMPLER_SEEDS") or 1)
 
 @pytest.fixture(autouse=True)
 def _one_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter each part of a row costs, needed or not; tokens do not depend on it."""
+    """Cut rows into a single part: the interpreter spends time on every part, and tokens do not depend on parts."""
     import baton_engine.device_sampler
 
     def draw(*arguments: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ def no_waiting() -> Iterator[None]:
 
 
 class World:
-    """A device sampler over a row table, and what its tokens should be.
+    """A device sampler over a row table, with the host's sampler to check its tokens.
 
     The table learns all tokens of a sequence when the sequence is new in its row, and none later.
     """
@@ -66,7 +66,7 @@ class World:
         self.owners: list[Sequence | None] = [None] * rows
 
     def begin(self, draws: list[tuple[Sequence, list[int], int]]) -> None:
-        """Tell the table of sequences that are new in their rows."""
+        """Begin the rows of new sequences in the table."""
         new = {sequence.row: sequence for sequence, _, _ in draws if self.owners[sequence.row] is not sequence}
         for sequence, tokens, _ in draws:
             assert tokens[: sequence.prompt_len] == sequence.prompt
@@ -80,7 +80,7 @@ class World:
         """Draw for (sequence, all its tokens, choice), compare with the host's sampler and return the tokens."""
         if logits is None:
             logits = torch.randn(len(draws), self.vocab) * 2
-        # The rows are out of order, among others that nothing may be read from.
+        # The rows are out of order, between rows of NaN that must not be read.
         places = torch.tensor(self.order[: len(draws)])
         spread = torch.full((len(self.order), self.vocab), float("nan"), dtype=logits.dtype)
         spread[places] = logits
@@ -133,7 +133,7 @@ def make_sequence(row: int, prompt: list[int] = PROMPT, **fields: Any) -> Sequen
 
 
 def random_fields(source: random.Random, vocab: int) -> dict[str, Any]:
-    """Parameters of which each is there with a good chance; tokens below 6 are what most outputs are made of."""
+    """Return parameters, each set with some probability. Most outputs consist of tokens below 6."""
 
     def some(value: Any, off: Any, chance: float = 0.3) -> Any:
         return value if source.random() < chance else off
@@ -178,9 +178,10 @@ def test_filters(name: str) -> None:
     world.check([(sequence, [*PROMPT, *OUTPUT], 0) for sequence in rows])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_many_steps_with_tokens_under_way(seed: int) -> None:
-    """Sequences of all kinds come, are preempted, skip steps and go; the host is a token behind."""
+    """Sequences of all kinds begin, are preempted, skip steps and end, while the host is one token behind."""
     source = random.Random(seed)
     torch.manual_seed(seed)
     rows, vocab = 8, 101
@@ -200,7 +201,7 @@ def test_many_steps_with_tokens_under_way(seed: int) -> None:
                 del running[sequence]
                 start(sequence.row)
         if source.random() < 0.3:
-            # Preempted together, and back in each other's rows.
+            # Both are preempted and return in each other's rows.
             one, other = source.sample(list(running), 2)
             one.row, other.row = other.row, one.row
         now = [sequence for sequence in running if source.random() < 0.9]
@@ -245,7 +246,7 @@ def test_back_in_a_row_that_another_has_used() -> None:
     logits[:, [7, 8]] = torch.tensor([3.0, 2.0])
     long, longer = [*PROMPT, 7], [*PROMPT, 7, 10, 9]
     world.check([(first, longer, 0), (other, long, 0)], logits)
-    # This one needs no tokens to be remembered, but stands in the row when those of another are.
+    # This sequence needs no history, but it has the first one's row while the histories of both rows are extended.
     world.check([(make_sequence(0, PROMPT, logit_bias={1: 2.0}), [*PROMPT, 1], 0), (other, longer, 0)], logits)
     assert world.check([(first, [*longer, 2], 0), (other, [*longer, 7], 0)], logits) == [8, 8]
 
@@ -350,7 +351,7 @@ def test_nothing_but_positions_travels_while_the_same_sequences_decode(monkeypat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masks(dtype: torch.dtype) -> None:
-    """Rows with masks give the tokens of the host's sampler, also when all that a mask allows is banned."""
+    """Rows with masks give the tokens of the host's sampler, even if all tokens that a mask allows are banned."""
     world = World(8)
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},

@@ -204,7 +204,7 @@ def test_every_shape_gives_the_tokens_of_transformers(tiny_model: MakeModel, sha
     folder = tiny_model(family, **overrides)
     if "shard_size" in overrides:
         assert len(list(folder.glob("*.safetensors"))) > 1
-    # Prompts of one token, a block less one, a block, a block and one, and of several chunks.
+    # Prompts of one token, of a block less one token, a block, a block and one token, and several chunks.
     prompts = [make_prompt(length, seed=3) for length in (1, 15, 16, 17, 90)]
     engine = make_engine(folder, block_size=16, max_num_batched_tokens=40)
     transcript = generate(engine, [make_request(i, prompt, 64) for i, prompt in enumerate(prompts)])
@@ -216,7 +216,8 @@ def test_every_shape_gives_the_tokens_of_transformers(tiny_model: MakeModel, sha
 
 
 def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:
-    """transformers chooses the factors by the length so far, the engine by its longest: from here on they agree."""
+    """transformers chooses the factors by the present length, the engine by its longest. Beyond the original context
+    they agree."""
     folder = tiny_model("phi3", **LONGROPE, original_max_position_embeddings=8)
     prompts = [make_prompt(length, seed=3) for length in (9, 16, 90)]
     transcript = generate(make_engine(folder), [make_request(id, prompt, 64) for id, prompt in enumerate(prompts)])
@@ -244,7 +245,7 @@ def test_tokens_do_not_depend_on_block_size_or_budget(windowed: Path, block_size
 
 @pytest.mark.parametrize("budget", [9, 10, 11])
 def test_chunks_of_one_token_beside_others(llama: Path, budget: int) -> None:
-    """The first prompt leaves one token of the budget to the second, whose rest comes in longer chunks."""
+    """The first prompt leaves one token of the budget to the second one, which then continues in longer chunks."""
     prompts = [make_prompt(length, seed=7) for length in (budget - 1, 20, 10, 1, 9)]
     engine = make_engine(llama, block_size=4, max_num_batched_tokens=budget, enable_prefix_caching=False)
     for id, prompt in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""Output that must follow a grammar, from a model with random weights, which would not follow any by itself."""
+"""Output that must follow a grammar, from a model with random weights, which would follow no grammar by itself."""
 
 import json
 import os
@@ -80,6 +80,7 @@ def run(engine: Engine, *requests: Request) -> Transcript:
     return transcript
 
 
+@pytest.mark.soak
 def test_every_output_is_valid_and_the_requests_beside_it_do_not_notice(llama: Path) -> None:
     engine = make_engine(llama, num_blocks=1500)
     beside = [free(1000 + id, n=2, logprobs=2) for id in range(5)]
@@ -126,6 +127,7 @@ def test_schemas_of_many_kinds(llama: Path, schema: dict[str, Any]) -> None:
     assert sum(reason is FinishReason.STOP for reason in transcript.reasons.values()) >= 15
 
 
+@pytest.mark.soak
 def test_through_preemption(llama: Path) -> None:
     requests = [constrained(id, length=10) for id in range(SEEDS)]
     expected = run(make_engine(llama, num_blocks=3000, block_size=4), *requests).tokens
@@ -136,6 +138,7 @@ def test_through_preemption(llama: Path) -> None:
     assert_valid(transcript, {(id, 0) for id in range(SEEDS)})
 
 
+@pytest.mark.soak
 def test_through_a_continuation(llama: Path) -> None:
     whole = run(make_engine(llama, num_blocks=1500), *(constrained(id, n=2) for id in range(SEEDS)))
     going_on = []
@@ -149,6 +152,7 @@ def test_through_a_continuation(llama: Path) -> None:
         assert rest.reasons[2 * id + choice, choice] is FinishReason.STOP
 
 
+@pytest.mark.soak
 def test_through_a_hand_over(llama: Path) -> None:
     requests = [constrained(id, n=3) for id in range(SEEDS)]
     pair = Pair(make_engine(llama, num_blocks=1500), make_engine(llama, num_blocks=1500), seed=3)
@@ -260,7 +264,7 @@ def test_penalties_bias_and_bans_choose_among_what_the_grammar_allows(llama: Pat
     ):
         request = constrained(0, grammar=rule, **fields)
         assert text_of(run(make_engine(llama), request).tokens[0, 0]) == expected
-    # A ban on all that the grammar allows gives way.
+    # The grammar wins over a ban on all tokens that it allows.
     request = constrained(0, grammar=rule, allowed_token_ids=[EOS])
     assert re.fullmatch("[ab]{8}", text_of(run(make_engine(llama), request).tokens[0, 0]))
 
@@ -307,7 +311,7 @@ def test_a_long_grammar_is_refused_and_a_deep_one_is_not(llama: Path) -> None:
 
 
 def test_a_grammar_that_becomes_too_complex_is_an_error(llama: Path) -> None:
-    # Each further letter can be read in ever more ways.
+    # The number of ways to parse the text grows with each letter.
     rule = grammar(GrammarKind.EBNF, 'start: x\nx: x x | "a" | x x x')
     transcript = run(make_engine(llama), constrained(0, grammar=rule, max_tokens=450, eos_token_ids=[]))
     assert transcript.reasons[0, 0] is FinishReason.ERROR

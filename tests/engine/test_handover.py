@@ -1,4 +1,4 @@
-"""KV computed by one engine and decoded on by another."""
+"""One engine computes KV, and another one decodes on it."""
 
 import random
 from pathlib import Path
@@ -27,7 +27,7 @@ def assert_both_idle(pair: Pair) -> None:
 
 
 def until_first_tokens(pair: Pair) -> None:
-    """Reserve, order and prefill; everything is then on its way, nothing delivered."""
+    """Reserve, order and prefill until all KV and first tokens are exported, and deliver nothing."""
     pair.step_decode()
     while not pair.first_tokens:
         pair.step_prefill()
@@ -51,7 +51,7 @@ def test_tokens_are_those_of_the_reference(windowed: Path, seed: int) -> None:
 def test_blocks_of_different_sizes(llama: Path, prefill_block: int, decode_block: int) -> None:
     pair = make_pair(llama, seed=prefill_block, prefill_block=prefill_block, decode_block=decode_block)
     common = make_prompt(75)
-    # The decode engine has some blocks already, whose end is in the middle of one of the prefill engine's.
+    # The decode engine has cached some blocks already, which end in the middle of a block of the prefill engine.
     generate(pair.decode, [make_request(100, common)])
     prompts = [*(make_prompt(length, seed=3) for length in (1, 16, 40, 63, 64, 65, 130)), common + make_prompt(40)]
     for id, prompt in enumerate(prompts):
@@ -259,7 +259,7 @@ def test_an_export_stays_until_it_is_released(llama: Path) -> None:
 
 
 def test_an_exporter_keeps_its_blocks_when_others_need_some(llama: Path) -> None:
-    """Blocks it has exported may still be read: those of a decode beside it are taken instead."""
+    """Exported blocks may still be read, so the decode beside the export is preempted instead."""
     engine = make_engine(llama, block_size=4, num_blocks=12, max_model_len=48, max_num_batched_tokens=3)
     prompt = make_prompt(32)
     engine.add(make_request(0, make_prompt(6, seed=1), 30, priority=0))
@@ -295,7 +295,7 @@ def test_prompt_logprobs_come_with_the_first_tokens(llama: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_are_exported_before_their_step_is_over(llama: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's runner says when the first layers are done; steps are launched ahead, and what they write is not sent."""
+    """A GPU's runner reports when the first layers are done. KV of steps that are launched ahead is not sent."""
     rng = random.Random(seed)
     requests = [
         make_request(id, make_prompt(rng.choice([3, 30, 64, 90, 100]), seed=id % 5), rng.randint(1, 6))

@@ -113,7 +113,7 @@ def test_the_lowest_limit_of_all_ancestors_counts(machine: Machine, version: int
     machine.group(version, f"{point}/pods/pod1", 1000 * MIB, 300 * MIB)
     machine.group(version, f"{point}/pods", 4000 * MIB, 3600 * MIB)
     machine.group(version, f"{point}/pods/other", 1 * MIB, 1 * MIB)
-    # The limit is the pod's, but what its neighbours hold leaves less than that.
+    # The pod has a limit, but its neighbours hold so much memory that less than the limit is free.
     assert machine.memory() == (1000, 400)
 
 
@@ -138,7 +138,7 @@ def test_a_hybrid_of_both_versions(machine: Machine, order: int) -> None:
 
 
 def test_of_several_mounts_the_one_that_holds_the_group(machine: Machine) -> None:
-    """Where pods mount groups of others, as agents do that measure them."""
+    """A pod may mount the groups of other pods, as monitoring agents do."""
     machine.mount(1, "/host/other", top="/kubepods/other")
     machine.mount(1, "/sys/fs/my\\040groups", top="/kubepods/mine")
     machine.member_of("4:memory:/kubepods/mine/a:b")

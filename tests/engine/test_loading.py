@@ -1,4 +1,4 @@
-"""Model folders that are not whole, and what the operator is told."""
+"""Incomplete or damaged model folders, and the errors that the operator sees."""
 
 import json
 import logging
@@ -211,7 +211,7 @@ def test_fingerprints_are_equal_for_equal_weights_alone(folder: Path, llama: Pat
     engine = make_engine(folder)
     digest = layout_fingerprint(engine.layout(), folder)
     assert digest == layout_fingerprint(make_engine(llama).layout(), llama)
-    # KV travels by tokens: blocks may differ, what is in them may not.
+    # KV is exchanged by tokens, so engines may differ in the size of blocks, but not in the layout of a token's KV.
     assert digest == layout_fingerprint(make_engine(folder, block_size=32).layout(), folder)
     assert digest != layout_fingerprint(make_engine(folder, dtype="bfloat16").layout(), folder)
     weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]

@@ -12,7 +12,7 @@ from .harness import generate, make_engine, make_prompt, make_request
 
 
 def reference_logprobs(folder: Path, tokens: list[int]) -> torch.Tensor:
-    """Return [tokens, vocab]: what transformers expects to follow each token."""
+    """Return [tokens, vocab]: transformers' logprobs of the next token after each token."""
     with torch.inference_mode():
         return reference_model(folder)(torch.tensor([tokens])).logits[0].double().log_softmax(dim=-1)
 
@@ -27,7 +27,7 @@ def assert_equal(entries: list[TokenLogprobs], tokens: list[int], expected: torc
         assert entry.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
-# 150 tokens are more than the rows that one go computes; a budget of 7 cuts the prompt into many chunks.
+# 150 tokens need more rows of logits than are computed at once; a budget of 7 cuts the prompt into many chunks.
 @pytest.mark.parametrize("budget", [7, 64, 1024])
 @pytest.mark.parametrize("length", [2, 17, 150])
 def test_prompt_logprobs(windowed: Path, length: int, budget: int) -> None:

@@ -1,4 +1,4 @@
-"""What the KV cache gets of a device's memory, and what is said when that is too little."""
+"""The share of a device's memory that the KV cache gets, and the errors when it is too little."""
 
 import weakref
 from collections.abc import Callable
@@ -153,7 +153,7 @@ def test_with_nothing_left_only_more_memory_helps() -> None:
 
 
 class PeakBytes(TorchDispatchMode):
-    """What the tensors that are made inside hold at most at once."""
+    """Measures the peak memory of the tensors that are created inside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class PeakBytes(TorchDispatchMode):
 
 
 class FakeMemory:
-    """A device of which other processes hold a part, and steps what they are said to."""
+    """A device on which other processes and steps hold given amounts of memory."""
 
     name = "cuda:0"
     measured = True
@@ -223,7 +223,7 @@ def test_gpu_pairs_and_all_else_are_no_more_than_the_device(part: float, sends: 
     share = int(0.92 * memory.total())
     budget = measure(memory, share, GIB, *steps, pairs=pairs.set_aside)
     kv = choose_num_blocks(budget, SHAPE, config(max_num_seqs=4096), measured=True) * SHAPE.block_bytes
-    # All of it is used, and not a block too much.
+    # The cache uses all memory that is left, but not one block more.
     assert share - SHAPE.block_bytes < sum(budget.rows().values()) - budget.others + kv <= share
     assert budget.others == 2 * GIB
     assert pairs.set_aside <= part * memory.total()
@@ -301,7 +301,7 @@ def test_an_engine_runs_the_largest_steps_and_is_none_the_worse(llama: Path, mon
 
 
 def test_start_up_measures_the_sampler_that_serves(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No draw in service holds more at once than those with which the device's memory was measured."""
+    """No draw in service has a higher peak of memory than the draws that start-up measured."""
     pretend(monkeypatch)
     most = {"start": 0, "service": 0}
     draws: dict[str, list[tuple[DeviceSampler, list[RowDraw]]]] = {"start": [], "service": []}

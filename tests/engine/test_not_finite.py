@@ -1,4 +1,4 @@
-"""NaN in memory that a request does not see changes none of its tokens, and NaN of its own ends it and nobody else."""
+"""NaN in memory that a request does not see changes none of its tokens. NaN of its own ends it and no other request."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_a_request_that_computes_nan_ends_alone_and_is_not_remembered(
     for id, neighbour in enumerate(neighbours, 1):
         assert transcript.tokens[id, 0] == reference_greedy(llama, neighbour, 12)
     assert_idle(engine)
-    # What came before the broken token is sound and may be found; no block with it, or after it, is.
+    # Blocks before the broken token are valid and may be found, but no block with it or after it.
     again = Transcript()
     engine.add(make_request(9, [*prompt[:place], *without_broken(71 - place, seed=4)], 1))
     finish(engine, again)

@@ -1,4 +1,4 @@
-"""When the next step is started while the device is still at the last one."""
+"""The time at which the next step is launched while the device still computes the last one."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from .ledger import LedgerRunner, LedgerStep, make_ledger_engine
 
 
 class Clock:
-    """time.monotonic that goes on by a tick whenever somebody looks."""
+    """A time.monotonic that advances by a tick at every call."""
 
     now = 100.0
 
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Flying:
-    """As Launched; it is over when it is told so."""
+    """A Launched step that is done once `over` is set."""
 
     over = False
 
@@ -105,7 +105,8 @@ def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, co
 
 
 def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
-    """Not one before which the device was idle, as its launch counts as well, and none whose end was missed."""
+    """Two kinds of steps do not count: those before which the device was idle, since their time includes the launch,
+    and those whose end was not observed."""
     pipeline, rates = Pipeline(10_000.0), []
     steps = [(count, Flying()) for count in (1000, 100, 1000, 1000, 1000, 1000)]
     for count, flying in steps:
@@ -118,12 +119,12 @@ def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
         pipeline.read()
         rates.append(pipeline.prefill_rate)
     assert rates[:3] == pytest.approx([10_000, 10_000, 11_000], rel=0.01)
-    # The fourth was over before anybody looked, so that neither its time is known nor that of the fifth.
+    # The fourth step had ended when it was first polled, so that neither its time nor that of the fifth is known.
     assert rates[2] == rates[3] == rates[4] < rates[5]
 
 
 class SlowRunner(LedgerRunner):
-    """Its steps take their time, one after the other."""
+    """A runner whose steps take time by the prefill rate, one after another."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self.__dict__ = engine.runner.__dict__

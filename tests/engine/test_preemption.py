@@ -1,4 +1,4 @@
-"""Sequences that give their blocks back and are computed anew, and who waits for whom."""
+"""Preempted sequences, which lose their blocks and are recomputed, and the order in which sequences are scheduled."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_prompt_logprobs_survive_preemption(llama: Path) -> None:
 
 def test_the_least_urgent_is_preempted(llama: Path) -> None:
     engine = make_engine(llama, block_size=4, num_blocks=16, max_model_len=64)
-    # In order of arrival, but the second is the most urgent and the first the least.
+    # All others run in order of arrival, but the second is the most urgent and the first the least urgent.
     for id, priority in enumerate((5, -1, 0)):
         engine.add(make_request(id, make_prompt(14, seed=id), 30, priority=priority))
     transcript = Transcript()

@@ -1,4 +1,4 @@
-"""What the prefix cache saves, and that it changes no token."""
+"""The prefix cache saves computation and changes no token."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from .harness import assert_idle, generate, make_engine, make_prompt, make_reque
 
 @pytest.mark.parametrize(
     ("length", "cached"),
-    # The last token is computed always, so of whole blocks the last is computed too.
+    # The last token is always computed, so the last block is computed even if all blocks are full.
     [(1, 0), (15, 0), (16, 0), (17, 16), (32, 16), (33, 32), (70, 64)],
 )
 def test_a_prompt_seen_before_is_cached_up_to_its_last_token(windowed: Path, length: int, cached: int) -> None:

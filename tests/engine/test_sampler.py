@@ -1,4 +1,4 @@
-"""The sampler against a naive one in float64, the law it must draw by, and what a draw may depend on."""
+"""The sampler against a naive one in float64, its distribution, and the inputs on which a draw may depend."""
 
 from typing import Any
 

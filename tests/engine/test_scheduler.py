@@ -29,7 +29,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """What every step must keep to, whatever came before it."""
+    """Checks the invariants of every step over random requests, aborts and hand-overs."""
 
     depth = 0
     num_blocks = NUM_BLOCKS
@@ -50,13 +50,13 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.prompts: dict[int, list[int]] = {}
         self.reservations: dict[int, Reservation] = {}
-        self.known: dict[int, list[int]] = {}  # prompt, and output of those that go on
+        self.known: dict[int, list[int]] = {}  # prompt, and the output that another engine has generated
         self.layout = self.engine.runner.cache.layout
         self.exported: dict[int, dict[tuple[int, int], int]] = {}  # the block of each token in each layer
         self.transcript = Transcript()
 
     def teardown(self) -> None:
-        """With nothing more coming, everything ends, and nothing is left."""
+        """When no more requests arrive, all requests end and nothing is left."""
         for id in list(self.reservations):
             self.engine.cancel_import(id)
         for _ in range(500):
@@ -118,7 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reservations)
     @rule(data=st.data())
     def restart(self, data: st.DataObject) -> None:
-        """The order is made anew, whatever has come of it."""
+        """Order the KV of a request again, in any state of the old order."""
         id = data.draw(st.sampled_from(list(self.reservations)))
         reservation = self.engine.restart_import(id)
         assert reservation is not None
@@ -128,7 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reservations)
     @rule(data=st.data(), part=st.sampled_from(["last token", "first tokens", "all"]))
     def deliver(self, data: st.DataObject, part: str) -> None:
-        """KV, first tokens or both arrive for a request with reserved blocks."""
+        """Deliver KV, first tokens or both for a request with reserved blocks."""
         id = data.draw(st.sampled_from(list(self.reservations)))
         reservation, known = self.reservations[id], self.known[id]
         last = reservation.first_token + reservation.num_tokens
@@ -143,7 +143,7 @@ class EngineMachine(RuleBasedStateMachine):
             del self.reservations[id]
 
     def start(self, id: int) -> None:
-        """The other engine has sampled the first tokens, and the client has them."""
+        """Import the first tokens, which the other engine has sampled and the client already has."""
         [sequence] = self.engine._sequences[id]
         begun = sequence.given_len - sequence.prompt_len
         firsts = []
@@ -156,7 +156,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def reserve(self) -> None:
-        """What needs no step is done while one is under way."""
+        """Reserve blocks while a step is in flight."""
         for reservation in self.engine.reserve():
             self.reservations[reservation.id] = reservation
 
@@ -261,7 +261,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class AheadMachine(EngineMachine):
-    """The same with each step launched before the last one's tokens are read."""
+    """The same checks, with each step launched before the previous one's tokens are read."""
 
     depth = 1
 
@@ -345,7 +345,7 @@ def test_shorter_and_more_urgent_newcomers_come_before_the_rest_of_a_prompt(
 
 
 def test_shorter_prompts_do_not_overtake_for_ever() -> None:
-    """Only until eight times what a prompt itself has has been admitted since it came."""
+    """They overtake only until eight times the longer prompt's tokens have been admitted since it arrived."""
     scheduler = Scheduler(
         make_allocator(900, 10), block_size=4, max_num_batched_tokens=10, max_num_seqs=200, max_export_blocks=32
     )
@@ -368,7 +368,7 @@ def test_a_part_of_a_prompt_does_not_make_those_wait_that_end_in_a_step() -> Non
     )
     long = add(scheduler, 0, 3000)
     assert computed(scheduler.schedule()) == [(long, 1000)]
-    # Too few to be worth a step of their own.
+    # These tokens are too few for a step of their own.
     short = add(scheduler, 1, 300)
     assert computed(scheduler.schedule()) == [(short, 300), (long, 700)]
     scheduler.remove(short)
@@ -376,11 +376,11 @@ def test_a_part_of_a_prompt_does_not_make_those_wait_that_end_in_a_step() -> Non
     assert computed(scheduler.schedule()) == [(shorts[0], 300), (shorts[1], 300)]
     for short in shorts:
         scheduler.remove(short)
-    # The part that is left ends, too.
     other = add(scheduler, 4, 700)
     assert computed(scheduler.schedule()) == [(other, 700)]
     scheduler.remove(other)
     assert computed(scheduler.schedule()) == [(long, 1000)]
+    # The last 300 tokens of the long prompt end in this step too, so they join it.
     other = add(scheduler, 5, 600)
     assert computed(scheduler.schedule()) == [(other, 600), (long, 300)]
 
@@ -406,20 +406,20 @@ def test_beside_decodes_prompts_are_computed_in_small_chunks_unless_many_wait() 
     scheduler = small_chunks()
     decoding = add(scheduler, 0, 3)
     prompt = add(scheduler, 1, 110)
-    # Nothing decodes yet, so nothing is kept waiting.
+    # Nothing decodes yet, so the chunk delays no decode.
     assert computed(scheduler.schedule()) == [(decoding, 3), (prompt, 97)]
     read(decoding, 9)
     late = add(scheduler, 2, 21)
     # 13 + 21 are queued, which is twice 17; the shorter prompt goes first.
     assert computed(scheduler.schedule()) == [(decoding, 1), (late, 17)]
     read(decoding, 9)
-    # It does not slow down before all are done.
+    # The chunk does not shrink before all prompts are computed.
     assert computed(scheduler.schedule()) == [(decoding, 1), (late, 4), (prompt, 13)]
 
 
 @pytest.mark.parametrize(("waiting", "chunk"), [(1, 20), (4, 20), (5, 25), (12, 60), (40, 100)])
 def test_the_more_prompts_wait_the_larger_are_chunks_within_the_budget(waiting: int, chunk: int) -> None:
-    """Of 120 tokens each: up to twice 10 at a time, or as many as let all be done in 24 steps."""
+    """Each prompt has 120 tokens. A chunk has up to twice 10, or as many as it takes to compute all in 24 steps."""
     scheduler = small_chunks()
     add(scheduler, 0, 3)
     scheduler.schedule()
@@ -451,7 +451,7 @@ def test_imports_do_not_wait_for_a_place_in_a_step(scheduler: Scheduler) -> None
     scheduler.schedule()
     assert scheduler.importing == [first, second]
     third = add(scheduler, 4, 48, imports_kv=True)
-    # There are four rows, and the last is the second prompt's.
+    # There are four rows, and the last one is kept for the second prompt.
     scheduler.admit_imports()
     assert scheduler.importing == [first, second]
     scheduler.remove(first)
@@ -465,7 +465,7 @@ def test_imports_leave_more_urgent_prompts_the_blocks_that_they_need() -> None:
     )
     running, waiting = add(scheduler, 0, 32, priority=-2), add(scheduler, 1, 16, priority=-1)
     scheduler.schedule()
-    # 8 of 20 blocks are held, 4 are the waiting prompt's, and one is left for each that runs.
+    # 8 of 20 blocks are held, 4 are kept for the waiting prompt, and one for each running sequence.
     large = add(scheduler, 2, 32, imports_kv=True)
     small = add(scheduler, 3, 24, priority=1, imports_kv=True)
     scheduler.admit_imports()
@@ -473,7 +473,7 @@ def test_imports_leave_more_urgent_prompts_the_blocks_that_they_need() -> None:
     scheduler.remove(large)
     scheduler.admit_imports()
     assert (scheduler.waiting, scheduler.importing) == ([waiting], [small])
-    # Who came before it gets his blocks first.
+    # A request that arrived earlier gets its blocks first.
     scheduler.remove(small)
     last = add(scheduler, 4, 40, imports_kv=True)
     scheduler.remove(running)
@@ -486,7 +486,7 @@ def test_choices_count_as_sequences_before_they_exist(scheduler: Scheduler) -> N
     late = add(scheduler, 1, 1, n=2)
     later = add(scheduler, 2, 1)
     assert scheduler.schedule().plan.counts == [1]
-    # The smaller one behind must not overtake: it would do so for ever.
+    # The later request needs fewer rows, but must not overtake: a stream of such requests would do so forever.
     assert (late.state, later.state) == (State.WAITING, State.WAITING)
 
 

@@ -1,4 +1,4 @@
-"""How many threads an engine gets on CPU, and how they wait."""
+"""The number of threads that an engine gets on CPU, and whether they spin or sleep while they wait."""
 
 from typing import Any
 

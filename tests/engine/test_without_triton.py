@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from baton_demo import MODEL_DIR
 
 PROGRAM = """
@@ -48,6 +50,8 @@ moved = int(cache.gather([0, 1], part, values, check=True)) == int(cache.checksu
 loaded = [name for name in sys.modules if name.partition(".")[0] == "triton"]
 print(json.dumps({"tokens": [len(tokens[0]), len(tokens[1])], "moved": moved, "loaded": loaded}))
 """
+
+pytestmark = pytest.mark.processes
 
 
 def test_a_worker_on_a_cpu_runs_where_triton_cannot_be_imported() -> None:

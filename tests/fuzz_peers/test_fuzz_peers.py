@@ -44,7 +44,11 @@ MOST_GROWTH_BYTES = 64 << 20
 SMALL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 PROMPTS = [[(seed * 37 + 7 * index) % 500 for index in range(20 + 30 * seed)] for seed in range(4)]
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(max(300, MESSAGES // 20))]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.soak,
+    pytest.mark.timeout(max(300, MESSAGES // 20)),
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

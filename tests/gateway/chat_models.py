@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from baton_gateway.model import ServedModel, load_model
-from baton_gateway.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy
+from baton_gateway.models.model import ServedModel, load_model
+from baton_gateway.models.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy
 
 from .tiny_models import CHAT_TEMPLATE, byte_fallback_tokenizer, byte_level_tokenizer, metaspace_tokenizer, write_model
 

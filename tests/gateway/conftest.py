@@ -16,12 +16,13 @@ SESSION = pytest.mark.asyncio(loop_scope="session")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run async tests in one loop: gRPC's channels and the shared gateway belong to it."""
+    """Run async tests with sockets in one loop: gRPC's channels and the shared gateway belong to it."""
     for item in items:
         if item.path.parent != Path(__file__).parent:
             continue
         item.add_marker(pytest.mark.timeout(30))
-        if isinstance(item, pytest.Function) and asyncio.iscoroutinefunction(item.obj):
+        alone = item.get_closest_marker("unit") is not None
+        if not alone and isinstance(item, pytest.Function) and asyncio.iscoroutinefunction(item.obj):
             item.add_marker(SESSION, append=False)
 
 
@@ -36,7 +37,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_stack(model_folder: Path) -> AsyncIterator[Stack]:
+async def shared_stack(model_folder: Path, processes: None) -> AsyncIterator[Stack]:
     async with pods() as decodes, running(model_folder, decodes, keepalive_s=0.2, request_timeout_s=10) as stack:
         yield stack
 

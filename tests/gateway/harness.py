@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import openai
 
-from baton_gateway.app import create_app
-from baton_gateway.catalog import load_catalog
-from baton_gateway.certificate import Certificate
-from baton_gateway.fleet import Fleet
+from baton_gateway.fleet.catalog import load_catalog
+from baton_gateway.fleet.fleet import Fleet
 from baton_gateway.gateway import Gateway
-from baton_gateway.model import ServedModel
-from baton_gateway.server import GatewayServer, ServerConfig, listen
+from baton_gateway.models.model import ServedModel
 from baton_gateway.settings import GatewaySettings
+from baton_gateway.web.app import create_app
+from baton_gateway.web.certificate import Certificate
+from baton_gateway.web.server import GatewayServer, ServerConfig, listen
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import FakePod
@@ -115,7 +115,11 @@ async def running(
     gateway = Gateway(gateway_settings, load_catalog(gateway_settings))
     listener, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
     port, admin_port = listener.getsockname()[1], admin.getsockname()[1]
-    server = GatewayServer(gateway, ServerConfig(gateway, create_app(gateway), certificate), admin)
+    server = GatewayServer(
+        gateway.services,
+        ServerConfig(gateway.services, create_app(gateway.services, gateway.running), certificate),
+        admin,
+    )
     task = asyncio.create_task(server.serve([listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
         stack = Stack(gateway, server, list(decodes), list(prefills), port, admin_port, http)

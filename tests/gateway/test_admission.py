@@ -1,23 +1,19 @@
 """Who comes in when: fairness between tenants, refusals that come early, and what a simulated neighbour costs."""
 
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from baton_gateway.admission import Admission, Ask
-from baton_gateway.cost import CostModel
-from baton_gateway.demand import Demand
 from baton_gateway.errors import ApiError
-from baton_gateway.kv_aware import KvAware
-from baton_gateway.pods import Pod
-from baton_gateway.prefix_index import PrefixIndex
-from baton_gateway.router import Route, Router
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "loadtest"))
-from sim_pod import Clock, SimPod, Speed, Work  # the folder is no package
+from baton_gateway.routing.admission import Admission, Ask
+from baton_gateway.routing.cost import CostModel
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import KvAware
+from baton_gateway.routing.pods import Pod
+from baton_gateway.routing.prefix_index import PrefixIndex
+from baton_gateway.routing.router import Route, Router
+from loadtest.common.sim_pod import Clock, SimPod, Speed, Work
 
 RATE = 1000.0  # prompt tokens a second
 

@@ -19,6 +19,8 @@ WEATHER = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</t
 TIME = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:

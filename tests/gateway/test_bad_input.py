@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from baton_gateway.body import read_body
 from baton_gateway.errors import ApiError
+from baton_gateway.web.body import read_body
 
 from .harness import Stack, error_of
 
@@ -344,7 +344,7 @@ async def test_a_crash_has_the_same_form_and_logs_no_content(stack: Stack, monke
     def crash(*args: Any) -> None:
         raise RuntimeError("the secret prompt")
 
-    monkeypatch.setattr(stack.gateway, "find", crash)
+    monkeypatch.setattr(stack.gateway.catalog, "find", crash)
     response = await stack.complete("the secret prompt")
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.breaker import FAILURES, FIRST_PAUSE_S, LAST_PAUSE_S, Breaker
+from baton_gateway.routing.breaker import FAILURES, FIRST_PAUSE_S, LAST_PAUSE_S, Breaker
 
 
 def opened(now: float = 0.0) -> Breaker:

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from baton_common.block_hash import block_keys
 from baton_common.cache_scope import MAX_SALT_BYTES, CacheScope
-from baton_gateway.cache_salt import cache_salt
-from baton_gateway.canary import Canary
-from baton_gateway.conversation import Conversation
-from baton_gateway.model import ModelError, load_model
-from baton_gateway.models_file import (
+from baton_gateway.models.conversation import Conversation
+from baton_gateway.models.model import ModelError, load_model
+from baton_gateway.models.models_file import (
     ModelsFileError,
     ModelSpec,
     PoolSpec,
@@ -21,8 +19,10 @@ from baton_gateway.models_file import (
     PublishedPrefix,
     read_models,
 )
-from baton_gateway.published import PublishedPrefixes
-from baton_gateway.tenants import Identity, Tenant
+from baton_gateway.models.published import PublishedPrefixes
+from baton_gateway.routing.canary import CanaryShare
+from baton_gateway.tenancy.cache_salt import cache_salt
+from baton_gateway.tenancy.tenants import Identity, Tenant
 from baton_proto import serving_pb2 as pb
 from tests.tenant_keys import write_tenants
 
@@ -69,6 +69,7 @@ async def chat_scope(stack: Stack, system: str, user: str, headers: dict[str, st
     return stack.pod.jobs[-1].submit.cache_scope.shared_tokens, stack.pod.jobs[-1].prompt
 
 
+@pytest.mark.processes
 async def test_each_tenant_has_a_salt_of_its_own_and_a_group_has_one_together(tmp_path, model_folder):
     headers = write_tenants(tmp_path / "tenants.json", TENANTS)
     async with pods() as decodes, running(model_folder, decodes, tenants_file=tmp_path / "tenants.json") as stack:
@@ -83,6 +84,7 @@ async def test_each_tenant_has_a_salt_of_its_own_and_a_group_has_one_together(tm
     assert {scope.shared_tokens for scope in scopes.values()} == {0}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("key", [None, "static"])
 async def test_all_are_one_tenant_where_keys_tell_nobody_apart(model_folder, key):
     settings = {"api_keys": [key, "another"]} if key else {}
@@ -92,6 +94,7 @@ async def test_all_are_one_tenant_where_keys_tell_nobody_apart(model_folder, key
         assert not stack.pod.jobs[0].submit.HasField("cache_scope")
 
 
+@pytest.mark.processes
 async def test_a_prompt_goes_where_its_blocks_are_under_its_own_salt(tmp_path, model_folder):
     headers = write_tenants(tmp_path / "tenants.json", TENANTS)
     options = {"block_size": 4, "num_blocks": 1000}
@@ -108,6 +111,7 @@ async def test_a_prompt_goes_where_its_blocks_are_under_its_own_salt(tmp_path, m
             assert {await asked("road") for _ in range(2)} == {prefills[0].address, prefills[1].address}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("n", [1, 2])
 async def test_a_request_keeps_its_scope_when_it_goes_on_on_another_pod(tmp_path, model_folder, n):
     headers = write_tenants(tmp_path / "tenants.json", TENANTS)
@@ -120,6 +124,7 @@ async def test_a_request_keeps_its_scope_when_it_goes_on_on_another_pod(tmp_path
         assert {job.submit.cache_scope.salt for job in jobs} == {salt_of("acme")}
 
 
+@pytest.mark.processes
 async def test_copies_for_a_canary_have_the_scope_of_the_request(tmp_path, model_folder):
     headers = write_tenants(tmp_path / "tenants.json", TENANTS)
     async with (
@@ -127,12 +132,13 @@ async def test_copies_for_a_canary_have_the_scope_of_the_request(tmp_path, model
         pods(revision="r2") as trial,
         running(model_folder, [*stable, *trial], tenants_file=tmp_path / "tenants.json") as stack,
     ):
-        stack.fleet.router.canary = Canary("r2", 100, shadow=True)
+        stack.fleet.router.canary = CanaryShare("r2", 100, shadow=True)
         assert (await scope_of(stack, PROMPT, headers=headers["acme"])).salt == salt_of("acme")
         assert (await trial[0].job()).submit.cache_scope.salt == salt_of("acme")
         await stack.until(lambda: not stack.fleet._shadows)
 
 
+@pytest.mark.processes
 async def test_pods_that_know_no_scopes_serve_unless_that_is_forbidden(tmp_path, model_folder, caplog):
     """While an upgrade is under way there may be no others."""
     headers = write_tenants(tmp_path / "tenants.json", TENANTS)
@@ -151,6 +157,7 @@ async def test_pods_that_know_no_scopes_serve_unless_that_is_forbidden(tmp_path,
             assert [pod["live"] for pod in (await stack.admin("/pods")).json()["pods"]] == [False, True]
 
 
+@pytest.mark.processes
 async def test_only_what_is_published_is_shared(tmp_path, model_folder):
     headers = write_tenants(tmp_path / "tenants.json", TENANTS)
     async with pods() as decodes:

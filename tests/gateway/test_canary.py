@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from baton_gateway.canary import Canary, CanaryError, parse_canaries
-from baton_gateway.demand import Demand
-from baton_gateway.kv_aware import KvAware
-from baton_gateway.policies import LeastLoaded
-from baton_gateway.prefix_index import PrefixIndex
-from baton_gateway.router import Router
+from baton_gateway.routing.canary import CanaryError, CanaryShare, parse_canaries
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import KvAware
+from baton_gateway.routing.policies import LeastLoaded
+from baton_gateway.routing.prefix_index import PrefixIndex
+from baton_gateway.routing.router import Router
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import failing, hang
@@ -27,7 +27,7 @@ def trial(weight: float, shadow: bool = False, live: tuple[str, ...] = ("r1", "r
     decodes = [pod(f"d{revision}", revision=revision, fingerprint=revision) for revision in live]
     prefills = [pod(f"p{revision}", revision=revision) for revision in live]
     router = Router(decodes, prefills, KvAware(PrefixIndex(), local_prefill=False), Clock())
-    router.canary = Canary("r2", weight, shadow)
+    router.canary = CanaryShare("r2", weight, shadow)
     return router
 
 
@@ -50,7 +50,7 @@ def test_sessions_are_shared_by_weight_and_stay(weight):
 def test_a_session_stays_with_the_canary_while_its_weight_grows():
     router = trial(10)
     taken = {session for session in SESSIONS if chosen(router, session) == "r2"}
-    router.canary = Canary("r2", 40)
+    router.canary = CanaryShare("r2", 40)
     assert taken < {session for session in SESSIONS if chosen(router, session) == "r2"}
 
 
@@ -102,6 +102,7 @@ def test_what_makes_no_sense(text):
         parse_canaries(text)
 
 
+@pytest.mark.processes
 async def test_a_file_says_it(tmp_path: Path, model_folder: Path) -> None:
     file = tmp_path / "canary.json"
     file.write_text(json.dumps({"tiny": {"revision": "r2", "weight": 100}}))
@@ -127,9 +128,10 @@ async def counts(stack: Stack) -> dict[tuple[str, str], float]:
     return {(labels["revision"], labels["outcome"]): value for labels, value in found}
 
 
+@pytest.mark.processes
 async def test_what_each_revision_does_is_counted(model_folder: Path) -> None:
     async with pods() as (old,), pods(revision="r2") as (new,), running(model_folder, [old, new]) as stack:
-        stack.fleet.router.canary = Canary("r2", 100)
+        stack.fleet.router.canary = CanaryShare("r2", 100)
         new.script = failing(pb.Failure.CODE_UNAVAILABLE)
         answer = await stack.complete("lazy dog")
         assert answer.status_code == 200
@@ -140,9 +142,10 @@ async def test_what_each_revision_does_is_counted(model_folder: Path) -> None:
             assert seen[f"baton_gateway_revision_{name}_seconds_count", labels] == 1
 
 
+@pytest.mark.processes
 async def test_copies_are_counted_and_nobody_hears_of_them(model_folder: Path) -> None:
     async with pods() as (old,), pods(revision="r2") as (new,), running(model_folder, [old, new]) as stack:
-        stack.fleet.router.canary = Canary("r2", 100, shadow=True)
+        stack.fleet.router.canary = CanaryShare("r2", 100, shadow=True)
         plain = (await stack.complete("lazy dog", n=2)).json()
         assert len(plain["choices"]) == 2
         [original], [copy] = old.jobs, new.jobs

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from baton_gateway.keys import make_key
-from baton_gateway.models_file import ModelsFileError, read_models
+from baton_gateway.models.models_file import ModelsFileError, read_models
 from baton_gateway.settings import GatewaySettings
+from baton_gateway.tenancy.keys import make_key
 
 from .fake_worker import FakePod
 from .harness import Stack, pods, running
@@ -32,6 +32,7 @@ async def served(stack: Stack, **request: Any) -> list[str]:
     return [card["id"] for card in listed.json()["data"]]
 
 
+@pytest.mark.processes
 async def test_the_name_decides(tmp_path, model_folder, tokenizer):
     write_model(tmp_path / "other", tokenizer)
     async with pods(2) as every:
@@ -63,6 +64,7 @@ async def test_the_name_decides(tmp_path, model_folder, tokenizer):
             assert (await stack.http.get("/v1/models/other")).status_code == 503
 
 
+@pytest.mark.processes
 async def test_the_length_of_the_prompt_decides(tmp_path, model_folder):
     async with pods(2) as every:
         short, long = every
@@ -93,6 +95,7 @@ async def test_the_length_of_the_prompt_decides(tmp_path, model_folder):
             assert len(long.jobs) == 1
 
 
+@pytest.mark.processes
 async def test_the_tenant_decides(tmp_path, model_folder):
     made = {tenant: make_key(tenant) for tenant in ("acme", "zeta")}
     headers = {tenant: {"authorization": f"Bearer {text}"} for tenant, (text, _) in made.items()}

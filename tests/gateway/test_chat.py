@@ -123,6 +123,7 @@ async def test_prompt_logprobs(stack: Stack):
     assert body["prompt_logprobs"][0] is None
 
 
+@pytest.mark.processes
 async def test_no_template_is_a_clear_error(tmp_path, tokenizer):
     folder = write_model(tmp_path / "bare", tokenizer, template=None)
     async with pods() as decodes, running(folder, decodes) as bare:
@@ -132,6 +133,7 @@ async def test_no_template_is_a_clear_error(tmp_path, tokenizer):
         assert (await bare.complete()).status_code == 200
 
 
+@pytest.mark.processes
 async def test_template_file_and_neutral_defaults(tmp_path, model_folder):
     template = tmp_path / "other.jinja"
     refusal = "{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}"

@@ -6,8 +6,8 @@ import sys
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from baton_gateway.chat_template import ChatTemplate, find_chat_template, special_tokens
 from baton_gateway.errors import ApiError
+from baton_gateway.models.chat_template import ChatTemplate, find_chat_template, special_tokens
 
 from .tiny_models import CHAT_TEMPLATE, write_model
 
@@ -171,7 +171,7 @@ def test_special_tokens_as_transformers_reads_them(tmp_path, tokenizer):
     ],
 )
 def test_a_template_that_does_not_end(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton_gateway.chat_template.MAX_RENDER_S", 0.5 if why == "seconds" else 60)
+    monkeypatch.setattr("baton_gateway.models.chat_template.MAX_RENDER_S", 0.5 if why == "seconds" else 60)
     template = ChatTemplate(source, {})
     with pytest.raises(ApiError, match=f"more than [0-9]+ {why}") as caught:
         template.render(

@@ -168,6 +168,7 @@ async def test_a_retryable_failure_is_retried_by_the_client(stack: Stack):
     assert len(stack.pod.jobs) == 2
 
 
+@pytest.mark.processes
 async def test_keys(model_folder, caplog):
     async with pods() as decodes, running(model_folder, decodes, api_keys=["sk-right", "sk-other"]) as stack:
         for key in ("sk-right", "sk-other"):

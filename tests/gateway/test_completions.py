@@ -69,6 +69,7 @@ async def test_defaults_come_from_the_generation_config(stack: Stack):
     assert not sampling.HasField("prompt_logprobs")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("asked", [None, -(2**31), -5, 2**31 - 1])
 async def test_a_pod_gets_the_priority_of_the_tenant_alone(
     tmp_path: Path, model_folder: Path, asked: int | None

@@ -52,6 +52,7 @@ async def test_a_large_body_of_unknown_length_is_refused_as_it_grows(stack: Stac
     writer.close()
 
 
+@pytest.mark.processes
 async def test_half_open_connections_are_closed(model_folder, impatient_settings):
     body = b'{"model": "tiny", "prompt": "hello"}'
     async with pods() as decodes, running(model_folder, decodes, **impatient_settings) as stack:
@@ -155,6 +156,7 @@ async def test_silence_gets_comment_lines(stack: Stack):
     assert not any(line.startswith("id:") or line == "data:" for line in lines)
 
 
+@pytest.mark.processes
 async def test_a_request_that_takes_too_long(model_folder):
     async with pods() as decodes, running(model_folder, decodes, request_timeout_s=0.3) as stack:
         stack.pod.script = hang()
@@ -169,6 +171,7 @@ async def test_a_request_that_takes_too_long(model_folder):
         await (await stack.pod.job(1)).cancelled.wait()
 
 
+@pytest.mark.processes
 async def test_a_slow_reader_is_bounded(model_folder):
     """A client that does not read has its tokens put together, and past a limit its request cancelled."""
     async with pods(max_model_len=10**6) as decodes, running(model_folder, decodes, max_unread_tokens=2000) as stack:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from grpc._common import serialize
 
-from baton_gateway.choice import Choice
-from baton_gateway.crash_log import CrashFormatter
-from baton_gateway.edge import Edge
+from baton_gateway.answers.choice import Choice
+from baton_gateway.concurrency.crash_log import CrashFormatter
 from baton_gateway.main import main
-from baton_gateway.server import GatewayProtocol
 from baton_gateway.settings import GatewaySettings
+from baton_gateway.web.edge import Edge
+from baton_gateway.web.server import GatewayProtocol
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import say
@@ -65,7 +65,7 @@ async def logged(log: io.StringIO, text: str) -> str:
 
 
 async def test_before_an_answer(stack: Stack, log: io.StringIO, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stack.gateway, "find", fail)
+    monkeypatch.setattr(stack.gateway.catalog, "find", fail)
     assert (await stack.complete(SECRET)).status_code == 500
     assert '"exception_type":"ValueError"' in await logged(log, "request crashed")
     assert "test_crash_log.py" in log.getvalue()
@@ -116,6 +116,7 @@ async def test_in_the_protocol(stack: Stack, log: io.StringIO, monkeypatch: pyte
     writer.close()
 
 
+@pytest.mark.processes
 async def test_while_the_stream_of_a_pod_is_read(model_folder: Path, log: io.StringIO):
     async with pods() as decodes, running(model_folder, decodes) as stack:
         assert (await stack.complete()).status_code == 200  # by then the pod has the stream
@@ -152,6 +153,7 @@ def test_exceptions_that_name_each_other(log: io.StringIO):
     assert "ValueError\\n\\nKeyError" in log.getvalue()
 
 
+@pytest.mark.processes
 def test_the_gateway_logs_by_it(model_folder: Path):
     root = logging.getLogger()
     before, level, uvicorn_level = root.handlers[:], root.level, logging.getLogger("uvicorn.error").level

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from baton_gateway.detokenizer import ByteFallbackPieces, ByteLevelPieces, WindowPieces, read_pieces
+from baton_gateway.models.detokenizer import ByteFallbackPieces, ByteLevelPieces, WindowPieces, read_pieces
 
 from .tiny_models import byte_fallback_tokenizer, byte_level_tokenizer, metaspace_tokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_gateway.canary import Canary
+from baton_gateway.routing.canary import CanaryShare
 from baton_proto import serving_pb2 as pb
 from tests.kube.api_server import ApiServer
 
@@ -20,9 +20,9 @@ LABELS = {"app.kubernetes.io/instance": "it", "baton.dev/model": "tiny"}
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+def api(monkeypatch: pytest.MonkeyPatch, processes: None) -> Iterator[ApiServer]:
     with ApiServer() as server:
-        monkeypatch.setattr("baton_gateway.discovery.connect", server.client)
+        monkeypatch.setattr("baton_gateway.fleet.discovery.connect", server.client)
         yield server
 
 
@@ -100,7 +100,7 @@ async def test_the_share_of_a_canary(tmp_path: Path, model_folder: Path, api: Ap
         router = stack.fleet.router
 
         async def gets(weight: int) -> None:
-            await stack.until(lambda: router.canary == Canary("canary", weight))
+            await stack.until(lambda: router.canary == CanaryShare("canary", weight))
 
         stated(5)
         await gets(5)
@@ -119,7 +119,7 @@ async def test_the_share_of_a_canary(tmp_path: Path, model_folder: Path, api: Ap
         api.put("configmaps", "it-canary-override", data={"weights": "tiny: 101"})
         stated(0, "b")
         await stack.until(lambda: True)
-        assert router.canary == Canary("canary", 0)
+        assert router.canary == CanaryShare("canary", 0)
         api.put("configmaps", "it-canary-override", data={"weights": "tiny: 70"})
         await gets(70)
         api.put("configmaps", "it-canary-override")

@@ -14,6 +14,8 @@ from .harness import Stack, error_of, events, pods, running
 BODY = json.dumps({"model": "tiny", "prompt": "hello"}).encode()
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
+pytestmark = pytest.mark.processes
+
 
 def terminate(stack: Stack) -> None:
     stack.server.handle_exit(signal.SIGTERM, None)
@@ -131,7 +133,7 @@ async def test_a_second_signal_ends_it_at_once(model_folder: Path, drain_delay_s
 
 async def test_a_refusal_says_so(model_folder: Path):
     async with pods() as decodes, running(model_folder, decodes) as stack:
-        stack.gateway.refusing = True
+        stack.gateway.catalog.refusing = True
         refused = await stack.complete()
         assert (refused.status_code, error_of(refused)["code"]) == (503, "server_is_overloaded")
         assert (await stack.http.get("/v1/models")).status_code == 503

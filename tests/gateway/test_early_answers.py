@@ -13,8 +13,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from baton_gateway import server
-from baton_gateway.certificate import Certificate
+from baton_gateway.web import server
+from baton_gateway.web.certificate import Certificate
 
 from .fake_worker import Job, hang, say
 from .harness import Stack, events, pods, raw_connection, running
@@ -28,7 +28,7 @@ LARGE = 16_000_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def keyed(model_folder: Path) -> AsyncIterator[Stack]:
+async def keyed(model_folder: Path, processes: None) -> AsyncIterator[Stack]:
     """A gateway that asks for a key, takes 4 MiB, and waits half a second for the rest of a body."""
     async with (
         pods() as decodes,
@@ -126,6 +126,7 @@ async def test_who_sends_all_of_a_large_body_first_can_read_the_refusal(keyed: S
     assert json.loads(body)["error"]["code"] == "request_too_large"
 
 
+@pytest.mark.processes
 async def test_over_tls_too(model_folder: Path, tmp_path: Path):
     certificate = Certificate(*write_certificate(tmp_path))
     async with pods() as decodes, running(model_folder, decodes, wait=False, certificate=certificate) as stack:
@@ -164,6 +165,7 @@ async def sent_until_reset(writer: asyncio.StreamWriter, part: bytes, most: int)
     return sent
 
 
+@pytest.mark.processes
 async def test_what_follows_a_refusal_is_bounded(model_folder: Path):
     """Neither a declared length nor chunks, nor what frames them, are read without end."""
     bound = server.MAX_BODIES * MAX_BODY

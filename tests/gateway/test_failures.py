@@ -13,6 +13,8 @@ from .harness import Stack, error_of, pods, running
 
 INVALID, UNAVAILABLE, INTERNAL = pb.Failure.CODE_INVALID, pb.Failure.CODE_UNAVAILABLE, pb.Failure.CODE_INTERNAL
 
+pytestmark = pytest.mark.processes
+
 
 def charges(stack: Stack) -> list[int]:
     router = stack.fleet.router

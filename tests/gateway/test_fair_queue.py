@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.fair_queue import FairQueue
+from baton_gateway.concurrency.fair_queue import FairQueue
 
 Item = tuple[str, int]
 

@@ -16,7 +16,7 @@ from .loop_watch import not_held
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def wide_stack(model_folder: Path) -> AsyncIterator[Stack]:
+async def wide_stack(model_folder: Path, processes: None) -> AsyncIterator[Stack]:
     async with pods(max_model_len=2**17) as decodes, running(model_folder, decodes) as stack:
         stack.pod.script = echo
         yield stack

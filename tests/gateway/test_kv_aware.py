@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.cost import CostModel
-from baton_gateway.demand import Demand
-from baton_gateway.kv_aware import TICK_S, KvAware
-from baton_gateway.pods import InFlight, Pod
-from baton_gateway.policies import Choice, Group
-from baton_gateway.prefix_index import PrefixIndex
+from baton_gateway.routing.cost import CostModel
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import TICK_S, KvAware
+from baton_gateway.routing.pods import InFlight, Pod
+from baton_gateway.routing.policies import Group, PodChoice
+from baton_gateway.routing.prefix_index import PrefixIndex
 
 BLOCK = 10
 COSTS = CostModel(transfer_rate=1e6, handover_s=0.01, request_s=0.002, turnover_s=10, decode_delay=0.05)
@@ -41,7 +41,7 @@ class Fleet:
     def prefill(self, cached: int = 0, tokens: int = 0, **state) -> Pod:
         return self.add(self.prefills, cached, 0, tokens, **state)
 
-    def choose(self, num_tokens: int, session: str = "") -> Choice:
+    def choose(self, num_tokens: int, session: str = "") -> PodChoice:
         demand = Demand(num_tokens, keys=lambda size: range((num_tokens - 1) // size), session=session)
         return self.policy.choose(demand, [Group(self.decodes, self.prefills)])
 

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_gateway.breaker import FAILURES, State
+from baton_gateway.routing.breaker import FAILURES, State
 from baton_proto import serving_pb2 as pb
 from helm.dashboards.ttft import PARTS
 
@@ -22,6 +22,7 @@ async def metrics(stack: Stack) -> dict[tuple[str, tuple[tuple[str, str], ...]],
     }
 
 
+@pytest.mark.processes
 async def test_metrics(model_folder):
     async with pods() as decodes, running(model_folder, decodes) as stack:
         stack.pod.cached_tokens = 1
@@ -59,6 +60,7 @@ async def test_metrics(model_folder):
     assert (prefix + "redis_up", ()) not in seen
 
 
+@pytest.mark.processes
 async def test_what_the_router_decides(model_folder):
     router, model = "baton_gateway_router_", ("model", "tiny")
 
@@ -148,6 +150,7 @@ async def test_the_api_is_described_only_where_that_is_wanted(stack: Stack, path
     assert (response.status_code, error_of(response)["message"]) == (404, "There is no such path.")
 
 
+@pytest.mark.processes
 async def test_the_description_has_the_bodies(model_folder):
     async with pods() as decodes, running(model_folder, decodes, docs=True) as stack:
         schema = (await stack.http.get("/openapi.json")).json()

@@ -10,6 +10,8 @@ from tests.peer_files import PeerFiles
 
 from .harness import pods, running
 
+pytestmark = pytest.mark.processes
+
 
 async def test_pods_are_found_anew_by_renewed_files(model_folder: Path, tmp_path: Path):
     """The files that the gateway started with would not do any more."""

@@ -12,6 +12,8 @@ from .harness import pods, running
 
 OURS, NEXT, OTHERS = "our-token-0123456789", "our-next-token-0123456789", "their-token-0123456789"
 
+pytestmark = pytest.mark.processes
+
 
 async def test_a_gateway_follows_its_token(model_folder: Path, tmp_path: Path):
     """Here the pod has only the next token, so that no call but with that is served."""

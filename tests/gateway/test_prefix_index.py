@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton_common.block_hash import ROOT_HASH, block_hash, block_key, block_keys, salted
 from baton_common.cache_scope import MAX_SALT_BYTES, CacheScope
-from baton_gateway.prefix_index import PrefixIndex
+from baton_gateway.routing.prefix_index import PrefixIndex
 
 SLOTS, KEYS = st.integers(0, 3), st.lists(st.integers(0, 7), max_size=6)
 

@@ -145,6 +145,7 @@ CHAT_TURNS: list[Any] = [
 ]
 
 
+@pytest.mark.processes
 async def test_turns_reach_the_template_as_a_chat_has_them(tmp_path: Path, tokenizer: Tokenizer) -> None:
     template = "{{ messages | tojson }}{{ tools | tojson }}{{ mood }}"
     folder = write_model(tmp_path / "turns", tokenizer, template=template)
@@ -333,6 +334,7 @@ async def test_a_pod_that_refuses_a_schema_names_the_field(stack: Stack, stream:
         assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
+@pytest.mark.processes
 async def test_a_template_that_refuses_names_the_input(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = write_model(tmp_path / "strict", tokenizer, template="{{ raise_exception('no') }}")
     async with pods() as decodes, running(folder, decodes) as strict:

@@ -14,6 +14,8 @@ from .test_failures import UNAVAILABLE, charges
 
 TEXT = "hello lazy dog hello lazy dog"
 
+pytestmark = pytest.mark.processes
+
 
 def breaking(at: int, how: str = "stream"):
     """Echo the first `at` tokens of each choice, one fewer for each after the first, then lose the pod."""

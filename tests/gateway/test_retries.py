@@ -3,10 +3,11 @@
 import asyncio
 
 import httpx
+import pytest
 
-from baton_gateway import resume_queue
-from baton_gateway.resume_queue import BATCH, ResumeQueue
-from baton_gateway.retry_budget import WINDOW_S, RetryBudget
+from baton_gateway.fleet import resume_queue
+from baton_gateway.fleet.resume_queue import BATCH, ResumeQueue
+from baton_gateway.routing.retry_budget import WINDOW_S, RetryBudget
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import Job, echo, failing
@@ -111,6 +112,7 @@ async def test_who_waits_long_does_not_hold_up_who_comes_later(monkeypatch):
     queue.close()
 
 
+@pytest.mark.processes
 async def test_streams_that_wait_ask_for_pods_seldom(model_folder):
     async with pods() as decodes, running(model_folder, decodes, resume_timeout_s=20) as stack:
         held = asyncio.Event()
@@ -139,6 +141,7 @@ def _held(held: asyncio.Event):
     return script
 
 
+@pytest.mark.processes
 async def test_a_burst_of_refusals_draws_the_budget_down(model_folder):
     options = {"retry_share": 0, "retries_per_s": 0.5, "resume_timeout_s": 5}
     async with pods(2) as decodes, running(model_folder, decodes, **options) as stack:
@@ -155,6 +158,7 @@ async def test_a_burst_of_refusals_draws_the_budget_down(model_folder):
         assert charges(stack) == [0, 0]
 
 
+@pytest.mark.processes
 async def test_what_a_pod_hands_back_as_it_shuts_down_costs_nothing(model_folder):
     """Also when the gateway hears only a little later that it shuts down."""
     async with pods(2) as decodes, running(model_folder, decodes, resume_timeout_s=5, **NO_BUDGET) as stack:
@@ -168,6 +172,7 @@ async def test_what_a_pod_hands_back_as_it_shuts_down_costs_nothing(model_folder
         assert departures(stack, "handed_back") == 1
 
 
+@pytest.mark.processes
 async def test_all_streams_of_a_killed_pod_go_on(model_folder):
     count = 300
     async with pods(2) as decodes, running(model_folder, decodes, resume_timeout_s=20, **NO_BUDGET) as stack:

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.breaker import FAILURES
-from baton_gateway.cost import CostModel
-from baton_gateway.demand import Demand
-from baton_gateway.kv_aware import KvAware
-from baton_gateway.pods import InFlight, Pod
-from baton_gateway.policies import LeastLoaded, Policy, Random, RoundRobin
-from baton_gateway.prefix_index import PrefixIndex
-from baton_gateway.router import Router
+from baton_gateway.routing.breaker import FAILURES
+from baton_gateway.routing.cost import CostModel
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.kv_aware import KvAware
+from baton_gateway.routing.pods import InFlight, Pod
+from baton_gateway.routing.policies import LeastLoaded, Policy, Random, RoundRobin
+from baton_gateway.routing.prefix_index import PrefixIndex
+from baton_gateway.routing.router import Router
 
 POLICIES = {
     "kv_aware": lambda: KvAware(PrefixIndex()),

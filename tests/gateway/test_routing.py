@@ -1,7 +1,9 @@
 """Routing through the whole gateway: what pods report decides where requests go."""
 
+import pytest
+
 from baton_common.block_hash import block_keys
-from baton_gateway.breaker import FAILURES
+from baton_gateway.routing.breaker import FAILURES
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import FakePod, Job, echo
@@ -9,6 +11,8 @@ from .harness import pods, running
 
 PROMPT = list(range(1, 41))
 KEYS = list(block_keys(PROMPT, 4))
+
+pytestmark = pytest.mark.processes
 
 
 def asked(pod: FakePod) -> list[str]:
@@ -75,7 +79,7 @@ async def test_a_session_stays_with_its_pods(model_folder):
 
 
 async def test_a_prefill_pod_that_does_not_deliver_is_left_out(model_folder, monkeypatch):
-    monkeypatch.setattr("baton_gateway.breaker.FIRST_PAUSE_S", 3600.0)  # it is not tried again within the test
+    monkeypatch.setattr("baton_gateway.routing.breaker.FIRST_PAUSE_S", 3600.0)  # it is not tried again within the test
     async with (
         pods() as decodes,
         pods(2, pb.ROLE_PREFILL) as prefills,

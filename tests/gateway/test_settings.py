@@ -91,6 +91,7 @@ def start(*flags: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.processes
 def test_a_taken_port_is_one_line_and_a_failure(model_folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -106,6 +107,7 @@ def test_a_taken_port_is_one_line_and_a_failure(model_folder):
     assert lines[0]["level"] == "error"
 
 
+@pytest.mark.processes
 async def test_a_process_serves_and_ends_in_order(model_folder):
     async with pods() as (pod,):
         process = start(
@@ -142,6 +144,7 @@ async def lines_until(process: subprocess.Popen[str], event: str) -> list[dict[s
     return lines
 
 
+@pytest.mark.processes
 def test_the_gateway_imports_no_engine():
     code = "import sys, baton_gateway.main; print(sorted({name.split('.')[0] for name in sys.modules}))"
     paths = os.pathsep.join(str(ROOT / part) for part in ("services", "shared", "kernels"))

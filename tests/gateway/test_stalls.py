@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from baton_gateway.canary import Canary
-from baton_gateway.cost import CostModel
-from baton_gateway.demand import Demand
-from baton_gateway.policies import LeastLoaded
-from baton_gateway.router import Router
-from baton_gateway.stalls import StallTimeouts
+from baton_gateway.routing.canary import CanaryShare
+from baton_gateway.routing.cost import CostModel
+from baton_gateway.routing.demand import Demand
+from baton_gateway.routing.policies import LeastLoaded
+from baton_gateway.routing.router import Router
+from baton_gateway.routing.stalls import StallTimeouts
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import Job, echo, hang
@@ -20,6 +20,8 @@ from .test_resume import TEXT, breaking, text_of
 from .test_router import Clock, pod
 
 SHORT = {"first_token_timeout_s": 0.2, "inter_token_timeout_s": 0.2}
+
+pytestmark = pytest.mark.processes
 
 
 def departures(stack: Stack, reason: str) -> float | None:
@@ -127,7 +129,7 @@ async def test_a_copy_that_stalls_ends(model_folder):
         pods(revision="r2") as trial,
         running(model_folder, [*decodes, *trial], **SHORT) as stack,
     ):
-        stack.fleet.router.canary = Canary("r2", 100, shadow=True)
+        stack.fleet.router.canary = CanaryShare("r2", 100, shadow=True)
         trial[0].script = hang()
         assert (await stack.complete()).status_code == 200
         async with asyncio.timeout(5):

@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from baton_gateway.stop import StopMatcher
+from baton_gateway.answers.stop import StopMatcher
 
 letters = st.text("ab", max_size=30)
 stops = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)

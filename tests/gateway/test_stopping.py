@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_gateway.choice import Choice, Piece
-from baton_gateway.detokenizer import read_pieces
+from baton_gateway.answers.choice import Choice, Piece
+from baton_gateway.models.detokenizer import read_pieces
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import LENGTH, NONE, STOP, hang, say

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from baton_demo.chat import TEMPLATE as DEMO
-from baton_gateway.chat_template import ChatTemplate
-from baton_gateway.conversation import Conversation
 from baton_gateway.errors import ApiError
-from baton_gateway.template_roles import TemplateRoles
+from baton_gateway.models.chat_template import ChatTemplate
+from baton_gateway.models.conversation import Conversation
+from baton_gateway.models.template_roles import TemplateRoles
 
 from .chat_models import CHATML, LLAMA3, MISTRAL, SILENT, THINKING, served, tokenizer_of
 from .harness import pods, running
@@ -123,6 +123,7 @@ def test_many_messages_of_an_unknown_role_cost_one_more_rendering(monkeypatch: p
     assert len(calls) == 1
 
 
+@pytest.mark.processes
 async def test_over_http(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", tokenizer_of("byte level"), template=SILENT)
     async with pods() as decodes, running(folder, decodes) as stack:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_gateway.template_text import TemplateText, concat
+from baton_gateway.models.template_text import TemplateText, concat
 
 OWN, GIVEN = "ab \nÉ", "12\t."  # nothing is in both, so each character tells its origin
 

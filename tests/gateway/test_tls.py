@@ -9,8 +9,8 @@ import httpx
 import pytest
 import trustme
 
-from baton_gateway import server
-from baton_gateway.certificate import Certificate
+from baton_gateway.web import server
+from baton_gateway.web.certificate import Certificate
 
 from .harness import events, pods, running
 
@@ -44,6 +44,7 @@ async def served_name(port: int) -> str:
     return name
 
 
+@pytest.mark.processes
 async def test_answers_and_streams_come_over_tls(model_folder: Path, tmp_path: Path):
     certificate = Certificate(*write_certificate(tmp_path))
     async with (
@@ -59,10 +60,11 @@ async def test_answers_and_streams_come_over_tls(model_folder: Path, tmp_path: P
             await stack.http.get("/health")
 
 
+@pytest.mark.processes
 async def test_a_new_certificate_is_used_for_new_connections(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(server, "TICKS_PER_LOOK", 1)
+    monkeypatch.setattr(server, "TICKS_PER_CERTIFICATE_CHECK", 1)
     certificate = Certificate(*write_certificate(tmp_path, "before.test"))
     async with pods() as decodes, running(model_folder, decodes, certificate=certificate) as stack:
         assert await served_name(stack.port) == "before.test"

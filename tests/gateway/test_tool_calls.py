@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.tool_calls import ToolCalls, read_whole
+from baton_gateway.tools.tool_calls import ToolCalls, read_whole
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import LENGTH, say
@@ -133,6 +133,7 @@ async def test_the_official_client_reads_the_stream(stack: Stack):
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.processes
 async def test_the_template_sees_tools_and_calls(tmp_path: Any, tokenizer: Any):
     template = (
         "{% if tools %}{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_gateway.tool_calls import Part
-from baton_gateway.tool_formats import PARSERS, HermesParser, Llama3Parser, MistralParser, find_parser
-from baton_gateway.tool_parser import ToolParser
+from baton_gateway.tools.tool_calls import Part
+from baton_gateway.tools.tool_formats import PARSERS, HermesParser, Llama3Parser, MistralParser, find_parser
+from baton_gateway.tools.tool_parser import ToolParser
 
 NAMES = {"weather", "get_time"}
 ARGUMENTS = '{"city": "Köln \\"}] , {\\\\ </tool_call>", "more": [{"a": {}}]}'

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from baton_gateway.concurrency.turns import INLINE_BYTES, LONG_BYTES, MAX_WAITING_BYTES, Client, Turns
 from baton_gateway.errors import ApiError
-from baton_gateway.turns import INLINE_BYTES, LONG_BYTES, MAX_WAITING_BYTES, Client, Turns
 
 MEDIUM = INLINE_BYTES + 1
 LONG = LONG_BYTES + 1

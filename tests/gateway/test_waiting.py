@@ -10,13 +10,15 @@ import httpx
 import pytest
 import yaml
 
-from baton_gateway.keys import make_key
+from baton_gateway.tenancy.keys import make_key
 from baton_proto import serving_pb2 as pb
 
 from .harness import Stack, error_of, pods, running
 from .test_observability import metrics
 
 RATE = 10_000  # tokens a second, as long as the pod has told none
+
+pytestmark = pytest.mark.processes
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The chart, rendered with several values, each once."""
+"""The chart rendered with several sets of values; each is rendered only once."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -138,7 +138,7 @@ def chart() -> helm_python.Chart:
 
 
 def rendered_text(values: Values, source: helm_python.Chart | None = None) -> dict[str, str]:
-    """Return what each template becomes."""
+    """Return the rendered text of each template."""
     return (source or chart()).render(values, name=RELEASE, namespace=NAMESPACE)
 
 
@@ -167,7 +167,7 @@ def workloads(manifests: tuple[Manifest, ...] | list[Manifest]) -> list[Manifest
 
 
 def pods(manifests: tuple[Manifest, ...] | list[Manifest]) -> Iterator[tuple[str, Mapping[str, str], Manifest]]:
-    """Yield name, labels and spec of all pods, the test's too."""
+    """Yield name, labels and spec of all pods, including the pod of `helm test`."""
     for manifest in workloads(manifests):
         template = manifest["spec"]["template"]
         yield manifest["metadata"]["name"], template["metadata"]["labels"], template["spec"]
@@ -186,6 +186,6 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def flags(container: Manifest) -> dict[str, str | None]:
-    """Return the flags of one of Baton's containers, without their dashes; those that have no value with None."""
+    """Return the flags of one of Baton's containers, without dashes. A flag without a value maps to None."""
     parts = (argument.removeprefix("--").partition("=") for argument in container["args"][1:])
     return {name: value if equals else None for name, equals, value in parts}

@@ -1,4 +1,4 @@
-"""A release from installation to uninstall, whatever applies it, beside a controller and operators that write, too.
+"""A release from installation to uninstall, applied by any tool, while a controller and operators write to it too.
 
 `test_owners.py` plays it against a double of the API server, `tests/k8s/owners.py` with the tools themselves.
 """
@@ -16,8 +16,8 @@ import msgspec
 import pytest
 from kubernetes import client
 
-from baton_controller.canary import Canary
 from baton_controller.canary_map import CanaryMap
+from baton_controller.canary_reconciler import CanaryReconciler
 from baton_controller.config_file import ConfigFile, read_config
 from baton_controller.counters import Counters, Reading
 from baton_controller.events import Events
@@ -35,7 +35,7 @@ Objects = set[tuple[str, str]]
 
 
 class RefusedError(Exception):
-    """The tool says why it did not apply."""
+    """The tool refused to apply; the message has its reason."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Release(ABC):
 
     def __post_init__(self) -> None:
         canary_map = CanaryMap(self.api, NAMESPACE, "rel-baton-canary", "rel-baton-controller")
-        self.canary = Canary(canary_map, Events(self.api, NAMESPACE, STATUS_MAP, "one"), Metrics())
+        self.canary = CanaryReconciler(canary_map, Events(self.api, NAMESPACE, STATUS_MAP, "one"), Metrics())
 
     def upgrade(self, **model: Any) -> None:
         """Install or upgrade. Raises RefusedError."""
         self.apply(self.values(**model))
 
     def values(self, **model: Any) -> Values:
-        """Return those of a release with one model, by what is said of it."""
+        """Return the values of a release with one model that has these settings."""
         return {"peerToken": {"existingSecret": "token"}, "models": {"a": _sized(model)}}
 
     @abstractmethod
@@ -101,12 +101,12 @@ class Release(ABC):
 
     @abstractmethod
     def before_scaler(self) -> None:
-        """Do what OPERATIONS.md says of tools that do not see the cluster, before a scaler is turned on."""
+        """Do the step that OPERATIONS.md requires of tools without lookup before a scaler is turned on."""
 
-    def look(self, now: float = 1000, requests: int = 0, config: ConfigFile | None = None) -> None:
-        """Have the controller look at everything once, by the configuration that the chart has given it.
+    def reconcile(self, now: float = 1000, requests: int = 0, config: ConfigFile | None = None) -> None:
+        """Have the controller reconcile once, with the configuration from the chart.
 
-        requests: of each revision since the last look, all of them well and alike.
+        requests: of each revision since the last call, all successful and identical.
         """
         config = config or self.config
         self.served += requests
@@ -118,10 +118,10 @@ class Release(ABC):
         }
         reports = {"gateway": Report(readings)}
         self.canary.reconcile(config, reports, now)
-        Scaler(self.api, NAMESPACE, Metrics()).look(config, reports, now, self.canary.weights)
+        Scaler(self.api, NAMESPACE, Metrics()).reconcile(config, reports, now, self.canary.weights)
 
     def scale(self, replicas: int) -> None:
-        """Have the controller size the workers. No load is simpler to make than bounds."""
+        """Have the controller scale the workers to a size. Bounds force the size more simply than a load."""
         config = self.config
         scaler = config.models["a"].scaler
         assert scaler is not None
@@ -130,7 +130,7 @@ class Release(ABC):
             for role in ("prefill", "decode")
         }
         models = {"a": msgspec.structs.replace(config.models["a"], scaler=msgspec.structs.replace(scaler, **bounds))}
-        self.look(config=msgspec.structs.replace(config, models=models))
+        self.reconcile(config=msgspec.structs.replace(config, models=models))
 
     @property
     def config(self) -> ConfigFile:
@@ -146,7 +146,7 @@ class Release(ABC):
         self.patch(OVERRIDE_MAP, None if text is None else {"weights": text}, "kubectl-patch")
 
     def patch(self, config_map: str, data: Values | None, manager: str) -> None:
-        """Merge data into a ConfigMap, as somebody else."""
+        """Merge data into a ConfigMap, as another client."""
         core = client.CoreV1Api(self.api)
         core.patch_namespaced_config_map(config_map, NAMESPACE, {"data": data}, field_manager=manager)
 
@@ -159,14 +159,14 @@ class Release(ABC):
 
     @property
     def replicas(self) -> tuple[int, int]:
-        """Of prefill and decode."""
+        """Return the replicas of prefill and decode."""
         apps = client.AppsV1Api(self.api)
         found = [apps.read_namespaced_deployment(name, NAMESPACE).spec for name in (PREFILL, DECODE)]
         return found[0].replicas, found[1].replicas
 
     @property
     def weight(self) -> int:
-        """What the controller says."""
+        """Return the canary's weight that the controller wrote."""
         found: int = json.loads(self.data(STATUS_MAP)["weights.json"])["a"]["weight"]
         return found
 
@@ -176,7 +176,7 @@ def canary(revision: str, **more: Any) -> Values:
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for what controllers of the cluster do."""
+    """Wait until the cluster's own controllers have acted."""
     deadline = time.monotonic() + WAIT_S
     while not true():
         assert time.monotonic() < deadline, what
@@ -188,40 +188,40 @@ def _sized(model: Values) -> Values:
 
 
 def off(release: Release, live: int) -> Values:
-    """Return values without a scaler. live: the number of replicas, which tools have to be told."""
+    """Return values without a scaler. live: the number of replicas, which tools without lookup need."""
     if release.tool.lookup:
         return {}
     return {role: {"replicas": live} for role in ("prefill", "decode")}
 
 
 class Owners:
-    """The sequences. A subclass has the fixture `release`, whose namespace is empty but for what every one has."""
+    """The sequences of steps. A subclass provides the fixture `release` with an otherwise empty namespace."""
 
     def test_canaries_come_and_go(self, release: Release) -> None:
         before = release.objects()
         release.upgrade()
         release.upgrade(worker={"startupSeconds": 60})
         release.upgrade(**canary("v2"))
-        release.look(now=1000)
+        release.reconcile(now=1000)
         assert release.weight == 5
-        release.look(now=1301, requests=1000)
+        release.reconcile(now=1301, requests=1000)
         assert release.weight == 10
         release.override("a: 100")
-        release.look(now=1302)
+        release.reconcile(now=1302)
         assert release.weight == 100
         release.upgrade(**canary("v2"), worker={"startupSeconds": 90})
         assert (release.weight, release.data(OVERRIDE_MAP)) == (100, {"weights": "a: 100"})
         release.override(None)
         release.upgrade(**canary("v3"))
-        release.look(now=1303)
+        release.reconcile(now=1303)
         assert release.weight == 5
         release.rollback(4)
-        release.look(now=1304)
+        release.reconcile(now=1304)
         assert release.weight == 5
-        release.upgrade()  # without the controller: what it made goes with it
+        release.upgrade()  # without the controller: the ConfigMap that it owns is deleted with it
         until(lambda: ("ConfigMap", STATUS_MAP) not in release.objects(), "the canaries' status is gone")
         release.upgrade(**canary("v4"))
-        release.look(now=1305)
+        release.reconcile(now=1305)
         release.override("a: 0")
         release.uninstall()
         until(lambda: release.objects() <= before, "nothing is left")
@@ -253,7 +253,7 @@ class Owners:
         release.scale(7)
         release.upgrade(**off(release, 7))
         assert release.replicas == (7, 7)
-        # Scaled by hand to what values say, it goes back to them.
+        # After scaling by hand to the number in the values, an upgrade keeps that number.
         release.scale_by_hand(2)
         release.upgrade()
         assert release.replicas == (2, 2)
@@ -294,7 +294,7 @@ class Owners:
         release.scale(6)
         release.upgrade(**model, worker={"startupSeconds": 90})
         assert (release.replicas, release.weight) == ((6, 6), 5)
-        # Helm's uninstall removes what the last revision says, also if that was refused.
+        # Helm's uninstall removes the objects of the last revision, even if applying that one was refused.
         with pytest.raises(RefusedError):
             release.upgrade(decode=unselected)
         release.upgrade(**model)

@@ -1,4 +1,4 @@
-"""That the chart and the binaries mean the same settings, and the files between them the same fields."""
+"""The chart and the binaries agree on settings and on the fields of the files between them."""
 
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -11,9 +11,9 @@ from pydantic_settings import BaseSettings
 from baton_cli.service_settings import settings_from
 from baton_controller.settings import ControllerSettings
 from baton_decode.settings import DecodeSettings
-from baton_gateway.models_file import ModelSpec, PoolSpec, PublishedMessage, PublishedPrefix
+from baton_gateway.models.models_file import ModelSpec, PoolSpec, PublishedMessage, PublishedPrefix
 from baton_gateway.settings import GatewaySettings
-from baton_gateway.tenants import read_tenants
+from baton_gateway.tenancy.tenants import read_tenants
 from baton_prefill.settings import PrefillSettings
 
 from .charts import CASES, Manifest, case, chart, flags, named, pods, render
@@ -25,7 +25,7 @@ BINARIES: dict[str, type[BaseSettings]] = {
     "controller": ControllerSettings,
 }
 
-# Given otherwise than as a flag.
+# Settings that the chart gives in another way than by a flag.
 IN_MODELS_FILE = {
     *("model", "served-model-name", "decode-addresses", "prefill-addresses", "chat-template", "use-generation-config")
 }
@@ -95,7 +95,7 @@ def test_pairs_are_not_tried_where_their_ports_are_closed():
         [prefill] = [
             spec["containers"][0] for _, _, spec in pods(manifests) if spec["containers"][0]["name"] == "prefill"
         ]
-        # Nor is memory set aside for them.
+        # No memory is reserved for GPU pairs either.
         none = {"name": "BATON_GPU_PAIR_MEMORY", "value": "0"}
         assert (none in prefill.get("env", [])) == (not pairs)
         assert none not in decode.get("env", [])
@@ -141,7 +141,7 @@ def _another(field: Any) -> Any:
 def test_every_setting_can_be_reached_from_values(binary):
     of_its_own = binary in ("gateway", "controller")
     forbidden = _forbidden(*(("properties", binary, "properties", "settings") if of_its_own else ("$defs", "engine")))
-    # The chart gives them itself, or they are said elsewhere.
+    # The chart sets these itself, or other values determine them.
     used = {flag for container in baton_containers("everything") for flag in flags(container)}
     assert forbidden <= used | IN_MODELS_FILE | FROM_SECRETS | OUT_OF_KUBERNETES
     wanted = {flag: _another(field) for flag, field in field_flags(binary).items() if flag not in forbidden}

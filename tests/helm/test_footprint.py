@@ -1,10 +1,12 @@
-"""What the default installation takes of a node: it fits on 2 CPUs and 4 GiB beside the system's own pods."""
+"""The default installation fits on a node of 2 CPUs and 4 GiB beside the system's own pods."""
 
 import json
+import os
 import subprocess
 import sys
 from decimal import Decimal
 
+import pytest
 from kubernetes.utils.quantity import parse_quantity
 
 from baton_demo import MODEL_DIR
@@ -15,7 +17,7 @@ GIB = 1 << 30
 # A node of 2 CPUs and 4 GiB keeps 0.6 CPUs and 1.2 GiB for the kubelet and the cluster's own pods.
 CPUS, MEMORY = Decimal("1.4"), Decimal("2.8") * GIB
 
-# Holds as much as an engine ever does: each block of its cache has been used, in steps of the largest size.
+# The engine's peak memory: every cache block has been used, in steps of the largest size.
 ENGINE = """
 import json, re, sys
 from baton_engine.config import EngineConfig
@@ -37,14 +39,14 @@ print(json.dumps(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").re
 
 
 def request_of(spec: Manifest, resource: str) -> Decimal:
-    """Return what the scheduler sets aside for a pod: init containers run before the others."""
+    """Return the resources that the scheduler reserves for a pod. Init containers run before the others."""
     [*first], main = spec.get("initContainers", ()), spec["containers"]
     wanted = [parse_quantity(container["resources"]["requests"][resource]) for container in (*first, *main)]
     return max([sum(wanted[len(first) :], Decimal(0)), *wanted[: len(first)]])
 
 
 def requested(manifests: tuple[Manifest, ...] | list[Manifest], resource: str, surge: bool) -> Decimal:
-    """Return the sum over the pods of a release, with those that an upgrade starts before it ends the old ones."""
+    """Return the sum over a release's pods, including the surge pods that an upgrade starts before it ends old ones."""
     total = Decimal(0)
     for workload in workloads(manifests):
         count = workload["spec"]["replicas"]
@@ -79,14 +81,17 @@ def test_nobody_may_take_less_than_is_requested() -> None:
                 assert parse_quantity(limit) >= parse_quantity(request), name
 
 
+@pytest.mark.processes
 def test_a_worker_of_the_demo_model_holds_what_its_pod_requests() -> None:
     """Beside the engine there are the process that speaks gRPC and staging memory, which add less than 64 MiB."""
     decode = named(case("defaults"), "Deployment", "rel-baton-demo-decode")
     [container] = decode["spec"]["template"]["spec"]["containers"]
     blocks = flags(container)["num-blocks"]
+    env = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+    assert "MALLOC_MMAP_THRESHOLD_" in env
     done = subprocess.run(
         [sys.executable, "-c", ENGINE, str(MODEL_DIR), str(blocks)],
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **env},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     held = json.loads(done.stdout.splitlines()[-1])
@@ -94,14 +99,19 @@ def test_a_worker_of_the_demo_model_holds_what_its_pod_requests() -> None:
     assert held + (64 << 20) <= parse_quantity(container["resources"]["requests"]["memory"])
 
 
-def test_the_demo_model_s_cache_can_be_chosen() -> None:
-    manifests = render({"worker": {"engine": {"num-blocks": 700, "num-threads": 1}}})
+def test_the_demo_model_s_cache_and_allocator_can_be_chosen() -> None:
+    threshold = {"name": "MALLOC_MMAP_THRESHOLD_", "value": "1"}
+    env = [{"name": "A", "value": "b"}, threshold]
+    manifests = render({"worker": {"engine": {"num-blocks": 700, "num-threads": 1}, "extraEnv": env}})
     own = render({"models": {"mine": {}}})
     [demo], [mine] = (
         named(found, "Deployment", f"rel-baton-{name}-decode")["spec"]["template"]["spec"]["containers"]
         for found, name in ((manifests, "demo"), (own, "mine"))
     )
     assert {"num-blocks": "700", "num-threads": "1"}.items() <= flags(demo).items()
+    assert [entry for entry in demo["env"] if entry in env] == env
+    assert [entry["name"] for entry in demo["env"]].count("MALLOC_MMAP_THRESHOLD_") == 1
+    assert threshold["name"] not in [entry["name"] for entry in mine.get("env", ())]
     assert "num-blocks" not in flags(mine)
 
 

@@ -1,4 +1,4 @@
-"""What an upgrade keeps of what it finds in the cluster, which here is a small API server."""
+"""Which existing state in the cluster an upgrade keeps. The cluster is a small fake API server."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ _KINDS = {
 
 
 class _Api(ThreadingHTTPServer):
-    """Knows some objects, by their paths."""
+    """Serves some objects by their paths."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def api() -> Iterator[_Api]:
+def api(processes: None) -> Iterator[_Api]:
     with _Api() as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield running
@@ -82,7 +82,7 @@ def upgraded(api: _Api, values: dict[str, Any]) -> list[Manifest]:
 
 
 def upgraded_text(api: _Api, values: dict[str, Any]) -> dict[str, str]:
-    """Return what each template becomes in an upgrade."""
+    """Return the text of each template that an upgrade renders."""
     server = f"http://127.0.0.1:{api.server_address[1]}"
     user = {"apiVersion": "v1", "kind": "Config", "clusters": [{"name": "a", "cluster": {"server": server}}]}
     user |= {"contexts": [{"name": "a", "context": {"cluster": "a", "user": ""}}], "current-context": "a"}
@@ -120,12 +120,12 @@ SCALED = {
 @pytest.mark.parametrize(
     ("autoscaled", "marked", "owners", "replicas"),
     [
-        (True, False, [UPDATED], 7),  # the last release said how many; leaving it out would reset it to 1
+        (True, False, [UPDATED], 7),  # the last release rendered replicas; leaving them out would reset them to 1
         (True, False, [UPDATED, SCALED], 7),
         (True, False, [APPLIED], 7),
         (True, False, [APPLIED, SCALED], None),  # the autoscaler keeps it, and a number here would conflict
         (True, True, [UPDATED, SCALED], None),
-        (False, True, [APPLIED, SCALED], None),  # no longer autoscaled, and still the autoscaler's
+        (False, True, [APPLIED, SCALED], None),  # no longer autoscaled, but the autoscaler still owns the field
         (False, True, [UPDATED, SCALED], None),
         (False, False, [UPDATED, SCALED], 7),
         (False, True, [UPDATED, {**SCALED, "manager": "kubectl"}], 2),

@@ -23,7 +23,7 @@ RESOURCES = {kind: resource for resource, (_, kind) in KINDS.items()}
 
 @dataclass
 class OnDouble(Release):
-    """applied: the manifests of each revision. whole: of the last one that was not refused."""
+    """applied: the manifests of each revision. whole: the manifests of the last revision that was not refused."""
 
     server: ApiServer
     view: LookupApi
@@ -63,7 +63,7 @@ class OnDouble(Release):
                 del last["spec"]["replicas"]
 
     def _bring(self, manifests: list[Manifest]) -> None:
-        """Tools go on after a refusal, and remove nothing then."""
+        """After a refusal, tools apply the remaining objects but remove none."""
         before = {_name(found): found for found in self.whole}
         self.applied.append(manifests)
         refused = []
@@ -115,9 +115,10 @@ def release(tool: Tool, api: LookupApi, tmp_path: Path) -> Iterator[Release]:  #
 
 
 class TestOwners(Owners):
-    """By each tool's way to apply."""
+    """The sequences with each tool's way to apply."""
 
 
+@pytest.mark.processes
 def test_a_field_of_somebody_else_is_refused_in_the_words_of_the_api_server() -> None:
     with ApiServer() as server:
         place = Place("configmaps", NAMESPACE, "x", None)

@@ -1,4 +1,4 @@
-"""What every object of the release must be like, whatever the values."""
+"""Properties that every object of the release must have for all values."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ import pytest
 
 from .charts import CASES, Manifest, case, containers, flags, named, of_kind, pods, render, selects, workloads
 
-# Secrets, claims and such that the values of a case say to be there already.
+# Secrets, claims and others that a case's values expect to exist already.
 OUTSIDE = {
     "pull",
     "hub",
@@ -63,7 +63,7 @@ def test_images_have_tags_and_containers_bounds(name):
 
 @all_cases
 def test_images_are_the_registry_s(name):
-    """Ours and Redis's; a model's image is wherever the values say."""
+    """The allowed images are ours and Redis's. The values choose a model's image."""
     registry = CASES[name].get("image", {}).get("registry", "")
     for _, _, spec in pods(case(name)):
         for container in containers(spec):
@@ -94,7 +94,7 @@ def test_long_running_containers_have_probes_that_reach_a_port(name):
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
             for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                 probe = container[kind]
-                # Not grpc, which knows no certificates.
+                # A grpc probe is not possible, because it has no certificate.
                 [how] = {"httpGet", "exec"} & set(probe)
                 if how == "httpGet":
                     assert probe["httpGet"]["port"] in ports
@@ -178,7 +178,7 @@ def test_worker_services_carry_the_labels_of_discovery(name):
 
 @all_cases
 def test_the_admin_service_leads_to_gateways_that_run(name):
-    # With publishNotReadyAddresses, DNS and the proxy of the API server lead to pods that have ended as well.
+    # With publishNotReadyAddresses, DNS and the API server's proxy would also return pods that have ended.
     manifests = case(name)
     for workload in workloads(manifests):
         if workload["metadata"]["labels"]["app.kubernetes.io/component"] == "gateway":
@@ -237,7 +237,7 @@ def test_mounts_have_volumes_and_volumes_mounts(name):
             assert len(paths) == len(set(paths))
             mounted |= {mount["name"] for mount in container["volumeMounts"]}
         assert mounted == set(volumes)
-        # A read-only root leaves nothing else to write to.
+        # The root is read-only, so pods need a writable /tmp.
         assert "/tmp" in {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
 
 
@@ -313,7 +313,7 @@ def _full(manifests: tuple[Manifest, ...]) -> str:
     return str(name)
 
 
-# Who may talk to whom, by component and port name.
+# The allowed connections, by component and port name.
 ALWAYS = {
     ("gateway", "prefill", "grpc"),
     ("gateway", "decode", "grpc"),
@@ -359,7 +359,7 @@ def test_network_policies_let_through_exactly_what_is_needed(name, expected):
 def _lets(
     policies: list[Manifest], direction: str, own: Mapping[str, str], peer: Mapping[str, str], port: Mapping[str, Any]
 ) -> bool:
-    """Whether the policies of a pod let traffic with a pod of the same namespace through."""
+    """Whether a pod's policies allow traffic with a pod of the same namespace."""
     mine = [policy["spec"] for policy in policies if selects(policy["spec"]["podSelector"], own)]
     assert any(direction in policy["policyTypes"] for policy in mine), own
     for policy in mine:
@@ -413,7 +413,7 @@ def test_the_collector_is_reached_where_values_say():
 
 
 def test_no_list_of_peers_is_empty():
-    """To Kubernetes that is everybody."""
+    """Kubernetes takes an empty list of peers as all sources."""
     nobody = {"networkPolicy": {"clients": [], "prometheus": [], "dns": [], "collector": []}}
     for values in (nobody, {**CASES["everything"], **nobody}):
         for policy in of_kind(render(values), "NetworkPolicy"):
@@ -424,7 +424,7 @@ def test_no_list_of_peers_is_empty():
 
 @all_cases
 def test_all_pods_that_speak_with_each_other_have_tls_or_none(name):
-    """By one name, which the certificate has."""
+    """Pods check one DNS name, which the certificate contains."""
     manifests = case(name)
     said = []
     for _, _, spec in pods(manifests):
@@ -466,7 +466,7 @@ def test_peers_share_one_token_and_nobody_else_has_it(name):
             assert not mounts, pod
             continue
         assert [volume["secretName"] for volume in volumes] == [secret]
-        # 0440: for the group of the pod's user and nobody else.
+        # 0440: readable only by the owner and by the group of the pod's user.
         assert volumes[0]["defaultMode"] == 0o440
         assert spec["securityContext"]["fsGroup"]
         assert [mount["readOnly"] for mount in mounts] == [True]

@@ -1,4 +1,4 @@
-"""That the chart renders, is clean, and refuses wrong values in words."""
+"""The chart renders and lints cleanly, and refuses invalid values with a clear message."""
 
 import shutil
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_notes_have_a_first_request():
     notes = rendered_text(CASES["everything"])["baton/templates/NOTES.txt"]
     assert "curl https://llm.example/v1/chat/completions" in notes
     assert "Authorization: Bearer" in notes
-    assert "WARNING: between GPUs KV goes unencrypted" in notes
+    assert "WARNING: KV between GPUs is not encrypted" in notes
     assert "WARNING" not in rendered_text(CASES["outside"])["baton/templates/NOTES.txt"]
     assert "WARNING" in rendered_text({"tenants": {"tenants": {"acme": {}}}})["baton/templates/NOTES.txt"]
 
@@ -93,7 +93,7 @@ def _model(**fields: Any) -> dict[str, Any]:
         ({"slo": {"tpotSeconds": 0.03}}, ["/slo/tpotSeconds", " 0.025, 0.05, "]),
         ({"slo": {"objective": 1}}, ["/slo/objective"]),
         ({"cost": {"gpuHourPrice": 3}}, ["/cost/gpuHourPrice"]),
-        # What no schema can say:
+        # Rules that no schema can express:
         (_model(decode={"hpa": {"enabled": True}}), ["models.a.decode.hpa.metrics: give at least one"]),
         ({"gateway": {"keda": {"enabled": True}}}, ["gateway.keda.triggers: give at least one"]),
         ({"models": {"a": {"name": "x"}, "b": {"name": "x"}}}, ["models.b.name", '"x"']),
@@ -160,7 +160,7 @@ def filled_chart(tmp_path: Path) -> helm_python.Chart:
 
 
 def test_bounds_are_those_of_the_buckets():
-    """Of others the share of requests that are slower is not known."""
+    """Objectives must be bucket bounds, because the share of slower requests is unknown for other values."""
     assert chart().schema is not None
     slo = chart().schema["properties"]["slo"]["properties"]
     assert slo["ttftSeconds"]["enum"] == list(TTFT_BUCKETS)

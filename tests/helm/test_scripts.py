@@ -25,7 +25,7 @@ WEIGHTS = b"weights" * 1000
 
 
 class _Server(ThreadingHTTPServer):
-    """A hub of models, and a gateway that asks for a key where `key` is one."""
+    """A hub of models, and a gateway that requires `key` if one is set."""
 
     key = ""
     failures = 0
@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[_Server]:
+def server(processes: None) -> Iterator[_Server]:
     with _Server(("127.0.0.1", 0), _Handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield running
@@ -106,6 +106,7 @@ def test_a_download_with_another_sum_is_refused(server, tmp_path):
     assert not (tmp_path / "sub" / "model.safetensors").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("component", "copied"), [("gateway", ["sub"]), ("small-decode", ["a.safetensors", "sub"])])
 def test_a_model_is_copied_out_of_its_image(tmp_path, component, copied):
     deployment = named(case("everything"), "Deployment", f"rel-baton-{component}")
@@ -121,6 +122,7 @@ def test_a_model_is_copied_out_of_its_image(tmp_path, component, copied):
     assert (target / "sub" / "config.json").read_text() == "sub/config.json"
 
 
+@pytest.mark.processes
 def test_redis_starts_with_the_password_of_its_environment(tmp_path):
     script = named(case("everything"), "ConfigMap", "rel-baton-redis")["data"]["start.sh"]
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -149,7 +151,7 @@ def test_helm_test_without_a_key_sees_that_it_needs_one(server):
     server.key = "secret"
     done = run("chat.py", URL=server.url)
     assert done.returncode == 0
-    assert "asks for a key" in done.stdout
+    assert "requires a key" in done.stdout
     assert run("chat.py", URL=server.url, API_KEY="wrong").returncode == 1
     assert "I am b." in run("chat.py", URL=server.url, API_KEY="secret").stdout
 

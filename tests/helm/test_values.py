@@ -1,4 +1,4 @@
-"""What values do."""
+"""The effect of values on the rendered objects."""
 
 import json
 
@@ -185,7 +185,7 @@ def test_certificates_of_pods_have_an_authority_of_the_release_s_own_or_the_one_
     assert issuers[leaf["issuerRef"]["name"]] == {"ca": {"secretName": authority["secretName"]}}
     assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}}
     assert authority["isCA"] is True
-    # Renewed by another key, it would part the pods that have seen it from those that have not.
+    # An authority renewed with a new key would make pods that have read it and pods that have not refuse each other.
     assert authority["privateKey"]["rotationPolicy"] == "Never"
     assert not of_kind(case("bare"), "Issuer")
     [certificate] = of_kind(case("bare"), "Certificate")
@@ -194,7 +194,7 @@ def test_certificates_of_pods_have_an_authority_of_the_release_s_own_or_the_one_
 
 
 def test_pod_labels_have_no_version():
-    """A new version of the chart must not start pods anew that have not changed."""
+    """A new version of the chart must not restart pods that have not changed."""
     for workload in workloads(case("everything")):
         labels = workload["spec"]["template"]["metadata"]["labels"]
         assert not {"app.kubernetes.io/version", "helm.sh/chart"} & set(labels)

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from baton_gateway.keys import Key, digest
-from baton_gateway.tenants import Tenant, TenantsFile
+from baton_gateway.tenancy.keys import Key, digest
+from baton_gateway.tenancy.tenants import Tenant, TenantsFile
 from tests.debian import NoProgramError, find_program
 from tests.e2e.stack import Stack as WholeStack
 from tests.gateway.harness import Stack, pods, running

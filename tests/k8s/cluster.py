@@ -46,7 +46,7 @@ class Cluster:
         self.admin_url = f"{services}/{FULL_NAME}-gateway-admin:metrics/proxy"
 
     def values(self, **changes: Any) -> Values:
-        """Return those of the laptop, with every source let in: the API server's address is none that a label has."""
+        """Return the laptop's values with every source allowed, because no label selects the API server's address."""
         values: Values = yaml.safe_load((CHART / "values-cpu-demo.yaml").read_text())
         values["networkPolicy"] = {
             **{"clients": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "prometheus": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}
@@ -80,7 +80,7 @@ class Cluster:
         self.core.delete_namespaced_pod(pod, self.namespace, grace_period_seconds=0)
 
     def ask(self, prompt: str, max_tokens: int = 64) -> str:
-        """Return a greedy answer, which is the same whichever pods it comes from. Raises when it is not whole."""
+        """Return a greedy answer, which does not depend on the pods that serve it. Raises when it is incomplete."""
         body = {
             **{"model": MODEL, "messages": [{"role": "user", "content": prompt}], "stream": True, "temperature": 0},
             **{"max_tokens": max_tokens, "ignore_eos": True},
@@ -95,7 +95,7 @@ class Cluster:
         return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
 
     def dispatched(self) -> dict[str, int]:
-        """Return how many requests each revision's decode pods have had, as one of the gateways counts."""
+        """Return the number of requests of each revision's decode pods, counted by one of the gateways."""
         counts: dict[str, int] = {}
         for pod in self._admin("pods")["pods"]:
             if pod["role"] == "decode":
@@ -116,7 +116,7 @@ class Cluster:
             time.sleep(0.2)
 
     def leftovers(self) -> list[str]:
-        """Return what is still there of the release."""
+        """Return the remaining objects of the release."""
         selector = f"app.kubernetes.io/instance={RELEASE}"
         listers = (
             *(self.core.list_namespaced_pod, self.core.list_namespaced_service, self.core.list_namespaced_secret),
@@ -142,7 +142,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 300) -> N
 
 @dataclass
 class Load:
-    """What asked all the time meanwhile."""
+    """The answers and errors of requests that were sent continuously."""
 
     answers: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Load:
 
 @contextmanager
 def load(cluster: Cluster, prompt: str, threads: int = 4) -> Iterator[Load]:
-    """Ask the same in several threads until the block ends."""
+    """Send the same prompt from several threads until the block ends."""
     found, stop = Load(), Event()
 
     def ask() -> None:

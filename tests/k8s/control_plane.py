@@ -17,7 +17,7 @@ from baton_cli.ports import free_loopback_ports
 START_S = 120
 STOP_S = 30
 TOKEN = "owners"
-# Deployments get pods, which stay without a node; what belongs to an object that is gone goes, too.
+# Deployments get pods, which stay unscheduled, and the objects of a deleted owner are deleted.
 CONTROLLERS = "deployment,replicaset,garbagecollector,namespace"
 
 

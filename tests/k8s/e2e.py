@@ -1,4 +1,4 @@
-"""Baton in a cluster, from its installation to what that leaves: `make e2e-k8s`, with the images in reach of it.
+"""Baton in a cluster, from installation to uninstall: `make e2e-k8s`. The cluster must be able to pull the images.
 
 The tests build on each other, in their order. BATON_E2E_NAMESPACE: where; it is made and removed.
 """
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(processes: None) -> Iterator[Cluster]:
     namespace = os.environ.get("BATON_E2E_NAMESPACE", "baton-e2e")
     found = Cluster(namespace)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -76,7 +76,7 @@ def test_a_canary_is_promoted(cluster: Cluster) -> None:
     with load(cluster, PROMPT) as asked:
         cluster.upgrade(cluster.values(canary={**CANARY, **overrides, "weight": 100}))
         until(lambda: cluster.dispatched().get("next", 0) > 10, "all goes to the canary")
-        # What it overrides becomes what is stable, while the canary serves.
+        # The canary's settings become stable's settings while the canary serves.
         promoted = cluster.values(canary={**CANARY, **overrides, "weight": 100})
         promoted["models"]["demo"]["worker"].update(overrides["worker"])
         cluster.upgrade(promoted)

@@ -1,4 +1,4 @@
-"""Who owns which field, with Helm's library, kubectl and an API server: `make owners KUBE=FOLDER`.
+"""Field ownership with Helm's library, kubectl and a real API server: `make owners KUBE=FOLDER`.
 
 The folder has etcd, kube-apiserver, kube-controller-manager and kubectl.
 """
@@ -127,7 +127,7 @@ class KubectlRelease(_RealRelease):
         self._remove(manifests)
 
     def _remove(self, kept: list[Manifest]) -> None:
-        """Delete what was applied before, also by an apply that failed."""
+        """Delete all objects that were applied before, including those of a failed apply."""
         names = {_name(manifest) for manifest in kept}
         gone = {_name(one): one for manifests in self.history for one in manifests if _name(one) not in names}
         if gone:
@@ -151,7 +151,7 @@ def _text(manifests: list[Manifest]) -> str:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(tmp_path_factory: pytest.TempPathFactory, processes: None) -> Iterator[ControlPlane]:
     with ControlPlane(Path(os.environ["KUBE"]), tmp_path_factory.mktemp("plane")) as running:
         yield running
 
@@ -170,4 +170,4 @@ def release(plane: ControlPlane, tool: Tool, tmp_path: Path) -> Iterator[Release
 
 
 class TestOwners(Owners):
-    """With the tools themselves."""
+    """The sequences with the real tools."""

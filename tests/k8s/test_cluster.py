@@ -1,4 +1,4 @@
-"""How the end-to-end tests ask through the API server, against a server that answers as it does."""
+"""How the end-to-end tests send requests through the API server, tested with a fake one."""
 
 import json
 import threading
@@ -57,7 +57,7 @@ class Proxy:
                 if proxy.closes:
                     self.send_header("connection", "close")
                     self.announced = True
-                    self.close_connection = False  # so that a client that does not listen would be seen
+                    self.close_connection = False  # so that a client that ignores this is detected
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -80,7 +80,7 @@ class Proxy:
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
+def proxy(processes: None) -> Iterator[Proxy]:
     with Proxy() as proxy:
         yield proxy
 
@@ -134,4 +134,4 @@ def test_no_request_follows_where_the_server_closes(cluster: Cluster, proxy: Pro
     proxy.closes = True
     assert [cluster.ask("hi") for _ in range(3)] == ["hello"] * 3
     assert proxy.late_requests == 0
-    assert proxy.connections == 3  # the first answer that says so comes on the connection from before
+    assert proxy.connections == 3  # the first such answer still comes on the old connection

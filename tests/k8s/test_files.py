@@ -1,4 +1,4 @@
-"""What k8s/ holds, as far as reading it tells; e2e.py needs a cluster."""
+"""Static checks of the files in k8s/. e2e.py checks them in a cluster."""
 
 import importlib
 import re
@@ -18,7 +18,7 @@ def test_the_base_renders_our_chart():
     base = yaml.safe_load((BASE / "kustomization.yaml").read_text())
     [inflated] = base["helmCharts"]
     assert (BASE / base["helmGlobals"]["chartHome"] / inflated["name"]).resolve() == CHART
-    assert base["namespace"] == inflated["namespace"]  # objects of a chart do not say theirs
+    assert base["namespace"] == inflated["namespace"]  # rendered objects of a chart have no namespace
     names = [workload["metadata"]["name"] for workload in workloads(render(inflated["valuesInline"]))]
     assert "rel-baton-qwen3-0-6b-prefill" in names
 
@@ -43,6 +43,7 @@ def test_the_overlay_patches_what_is_there():
                 node = node[part]
 
 
+@pytest.mark.processes
 def test_kind_has_the_ports_of_an_ingress():
     kind = yaml.safe_load((K8S / "kind.yaml").read_text())
     [mapped] = [node["extraPortMappings"] for node in kind["nodes"] if "extraPortMappings" in node]
@@ -63,6 +64,7 @@ def test_pages_name_files_that_are_there(page: Path):
         assert (ROOT / name).exists(), name
 
 
+@pytest.mark.processes  # Importing it binds a socket.
 def test_the_end_to_end_tests_can_be_read():
     module = importlib.import_module("tests.k8s.e2e")
     assert next(name for name in vars(module) if name.startswith("test_")) == "test_installs_and_answers"

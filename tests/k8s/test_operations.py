@@ -1,5 +1,7 @@
-"""What OPERATIONS.md tells operators to write is what the gateway and the chart read."""
+"""The gateway and the chart accept the files and values that OPERATIONS.md shows."""
 
+import copy
+import itertools
 import re
 import shlex
 import subprocess
@@ -10,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from baton_gateway.keys import Key
-from baton_gateway.tenants import Tenant, read_tenants
+from baton_gateway.tenancy.keys import Key
+from baton_gateway.tenancy.tenants import Tenant, read_tenants
 
-from ..helm.charts import CHART, RELEASE, ROOT, containers, flags, named, render
+from ..helm.charts import CHART, RELEASE, ROOT, Values, chart, containers, flags, named, render
 
 PAGE = (ROOT / "k8s" / "OPERATIONS.md").read_text()
 
@@ -44,6 +46,7 @@ def test_the_first_tenants_file_has_all_fields_and_is_read(tenants_file: Path) -
         assert getattr(tenants["acme"], field) == value
 
 
+@pytest.mark.processes
 def test_the_commands_make_a_secret_that_the_chart_mounts(tenants_file: Path) -> None:
     lines = [shlex.split(line) for line in block(section("Tenants"), "bash").splitlines()]
     [baton], [kubectl], [helm] = ([line for line in lines if line[0] == name] for name in ("baton", "kubectl", "helm"))
@@ -109,3 +112,65 @@ def test_values_that_are_named_exist() -> None:
         for part in name.split("."):
             assert part in node, name
             node = node[part]
+
+
+def first_day(language: str) -> str:
+    """Return all blocks of one language in the section, one after the other, with continued lines joined."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", section("The first day"), re.DOTALL)
+    assert blocks
+    return "".join(blocks).replace("\\\n", " ")
+
+
+def first_day_releases() -> list[Values]:
+    """Return the values of each revision that the first day installs."""
+    releases: list[Values] = []
+    for line in first_day("bash").splitlines():
+        words = shlex.split(line)
+        if words[:2] not in (["helm", "install"], ["helm", "upgrade"]):
+            continue
+        assert words[2:4] == ["baton", "helm/baton"]
+        assert ("--reuse-values" in words) == bool(releases)
+        values = copy.deepcopy(releases[-1]) if releases else {}
+        for option, argument in itertools.pairwise(words):
+            if option == "--values":
+                values = yaml.safe_load((ROOT / argument).read_text())
+            elif option == "--set":
+                path, _, value = argument.partition("=")
+                *parents, last = path.split(".")
+                node = values
+                for parent in parents:
+                    node = node.setdefault(parent, {})
+                node[last] = yaml.safe_load(value)
+        releases.append(values)
+    return releases
+
+
+def test_the_chart_takes_each_upgrade_of_the_first_day() -> None:
+    """Its schema refuses values that do not exist, and each object that a command names is rendered."""
+    rendered = [chart().render(values, name="baton", namespace="baton") for values in first_day_releases()]
+    assert len(rendered) == 5
+    manifests = [
+        manifest
+        for name, text in rendered[3].items()
+        if name.endswith(".yaml")
+        for manifest in yaml.safe_load_all(text)
+        if manifest
+    ]
+    objects = {f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in manifests}
+    commands = first_day("bash").replace("deploy/", "deployment/").replace("configmap ", "configmap/")
+    named_objects = set(re.findall(r"(?:service|deployment|configmap)/baton[\w-]*", commands))
+    assert named_objects == {"service/baton-gateway", "deployment/baton-gateway", "configmap/baton-canary-override"}
+    assert named_objects <= objects
+    [selector] = re.findall(r"--selector ([\w./-]+)=(\w+)", commands)
+    labels = [m["spec"]["template"]["metadata"]["labels"] for m in manifests if m["kind"] == "Deployment"]
+    assert sum(label.get(selector[0]) == selector[1] for label in labels) == 2
+
+
+def test_the_first_tenant_can_be_read_and_changed(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(first_day("yaml"))
+    limit = read_tenants(path).tenants["acme"].requests_per_minute
+    assert limit == 3
+    [old, new] = re.findall(r"sed -i 's/(.+?)/(.+?)/' tenants.yaml", first_day("bash"))[0]
+    path.write_text(path.read_text().replace(old, new))
+    assert read_tenants(path).tenants["acme"].requests_per_minute > 20 > limit

@@ -1,4 +1,4 @@
-"""How near two tensors are."""
+"""Measures how close two tensors are."""
 
 import torch
 
@@ -10,5 +10,5 @@ def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def poisoned(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of NaN: what a kernel leaves unwritten shows."""
+    """Return a tensor of NaN, in which elements that a kernel leaves unwritten show."""
     return torch.full(shape, float("nan"), dtype=like.dtype, device=like.device)

@@ -16,8 +16,8 @@ def device() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def fresh_inputs() -> int:
-    """Seed torch from the clock and print the seed, so that every run checks other inputs and a failure can be had
-    again."""
+    """Seed torch from the clock and print the seed, so that every run checks other inputs and a failure can be
+    repeated."""
     seed = torch.seed() % (1 << 32)
     torch.manual_seed(seed)
     print(f"torch.manual_seed({seed})")
@@ -28,7 +28,7 @@ def fresh_inputs() -> int:
 def same_sum_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the interpreter sum a cell of tl.dot in the same order wherever in the tile it is, as tensor cores do.
 
-    Its numpy asks a BLAS, whose order at a tile's edge is another one on some processors.
+    The interpreter's numpy calls a BLAS, which sums in another order at a tile's edge on some processors.
     """
 
     def create_dot(_: Any, a: Any, b: Any, acc: Any, *__: Any) -> TensorHandle:

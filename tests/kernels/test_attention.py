@@ -66,8 +66,8 @@ class Case:
 
 
 def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
-    """Compare decode attention with the definition, the sequences cut into about so many parts together."""
-    from baton_kernels.decode_attention import BLOCK_KEYS, JOINED_APART, decode_attention
+    """Compare decode attention with the definition. capacities: about how many parts all sequences are cut into."""
+    from baton_kernels.decode_attention import BLOCK_KEYS, SEPARATE_JOIN_SEQUENCES, decode_attention
     from baton_kernels.decode_parts import plan_parts
 
     device, dtype, count = case.device, case.keys.dtype, len(LENGTHS)
@@ -75,8 +75,8 @@ def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
     rows = torch.randperm(count, device=device)
     tables = torch.empty_like(case.tables)
     tables[rows] = case.tables
-    # A small batch, whose parts a second kernel joins, and one in which the last part does.
-    for copies in (1, JOINED_APART // count + 1):
+    # A small batch, whose parts a second kernel joins, and a larger one, in which the decode kernel joins them.
+    for copies in (1, SEPARATE_JOIN_SEQUENCES // count + 1):
         q = torch.randn(copies * count, case.heads, case.dim, dtype=dtype, device=device)
         expected = [case.expected(some, list(range(count + 1)), how) for some in q.split(count)]
         arrivals = torch.zeros(copies * count * case.kv_heads, dtype=torch.int32, device=device)
@@ -124,7 +124,7 @@ def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -
     [
         (2, 1, 64, 16, torch.float32),
         (4, 4, 80, 4, torch.float32),
-        # Blocks that the copy engine fetches whole; a head that leaves columns of its neighbour in the tile.
+        # The copy engine fetches whole blocks, and the tile has columns of the next head.
         (2, 2, 80, 64, torch.float16),
     ],
 )
@@ -167,7 +167,7 @@ def check_prefill(case: "Case", kind: str) -> None:
 @pytest.mark.usefixtures("same_sum_anywhere")
 @pytest.mark.parametrize(("page", "dtype"), [(16, torch.float32), (64, torch.float16)])
 def test_a_uniform_result_does_not_depend_on_the_chunk(device: torch.device, page: int, dtype: torch.dtype) -> None:
-    """The last tokens of each sequence, computed in one chunk and one by one, to the last bit."""
+    """The last tokens of each sequence have the same bits whether they are computed in one chunk or one by one."""
     from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
 
     case, how = Case(2, 1, 64, page, device, dtype), variant("plain", 2, 64, device)

@@ -1,4 +1,4 @@
-"""Parts of the cache into one buffer and back, and their checksum."""
+"""Parts of the cache are copied into one buffer and back, with their checksum."""
 
 import random
 
@@ -55,7 +55,7 @@ def test_any_part_of_the_cache_makes_the_round_trip(device: torch.device, name: 
             again = torch.zeros_like(packed)
             gather_kv_reference(copies, table, tokens, layers, heads, again)
             assert torch.equal(again, packed)
-            # No other byte was written: those of the buffer are none of them 0 in every element.
+            # No other byte was written: no element of the buffer is 0.
             written = sum(int((copy != 0).sum()) * copy.element_size() for copy in copies)
             assert written == len(expected)
 

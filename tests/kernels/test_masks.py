@@ -13,7 +13,7 @@ def pack(allowed: torch.Tensor) -> torch.Tensor:
     count, vocab = allowed.shape
     padded = torch.zeros(count, -(-vocab // 32) * 32, dtype=torch.int64, device=allowed.device)
     padded[:, :vocab] = allowed
-    # What lies beyond the vocabulary is not read.
+    # Bits beyond the vocabulary are not read.
     padded[:, vocab:] = 1
     powers = 2 ** torch.arange(32, device=allowed.device)
     return (padded.view(count, -1, 32) * powers).sum(dim=-1).to(torch.int32)
@@ -31,7 +31,7 @@ def test_matches_the_definition(device: torch.device, vocab: int, dtype: torch.d
     allowed[3] = False
     allowed[3, vocab - 1] = True
     before = logits[rows].float() + 1
-    # The third draw has nothing left of what its mask allows, and the fifth has only one token anyway.
+    # All tokens that the third draw's mask allows are banned, and the fifth draw's mask allows a single token.
     before[2, allowed[1]] = _OFF
     before[4, vocab - 1] = _OFF
     for function in (apply_masks, apply_masks_reference):

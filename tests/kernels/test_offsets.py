@@ -1,6 +1,6 @@
-"""Tensors of more than 2^31 elements: an offset of 32 bits would wrap around on the way to their last rows.
+"""Tensors of more than 2^31 elements: an offset of 32 bits would wrap around before it reaches their last rows.
 
-Memory that nobody has touched costs nothing on a CPU. There the interpreter runs only a kernel's last programs, and it
+On a CPU, memory that was never written takes no RAM. There the interpreter runs only a kernel's last programs, and it
 reports every 32-bit product or sum that wraps around.
 """
 
@@ -270,7 +270,7 @@ def test_masks(logits: torch.Tensor) -> None:
     mask_rows[-1] -= 1
     scores = torch.empty_like(logits)
     scores[-LAST:] = logits[-LAST:] + 1
-    # One row has nothing left of what its mask allows.
+    # In one row, all tokens that the mask allows are banned.
     scores[-1] = float("-inf")
     expected = scores[-LAST:].clone()
     places = torch.arange(LAST, device=device)

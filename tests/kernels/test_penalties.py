@@ -79,7 +79,7 @@ def test_rows_without_penalties_are_not_touched(device: torch.device) -> None:
 
     case = Case(1000, [(5, 50)] * 4, device)
     case.penalties[:, [0, 2]] = torch.tensor([[1.0], [0.0], [0.0]], device=device)
-    # Not even read: there is nothing at this place.
+    # The history is not even read: there is no such row.
     case.rows[0] = 1 << 40
     scores = case.scores.clone()
     apply_penalties(*case.arguments(scores))

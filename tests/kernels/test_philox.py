@@ -1,4 +1,4 @@
-"""Philox against the known answers of Random123, and the noise drawn from it against what it claims to be."""
+"""Philox against the known answers of Random123, and the noise drawn from it against its distribution."""
 
 import math
 
@@ -105,7 +105,7 @@ def test_nothing_repeats_across_seeds_positions_choices_and_tokens() -> None:
     columns = [torch.tensor(column) for column in zip(*rows, strict=True)]
     values = gumbel_noise(*columns, vocab_size=64)
     assert values.shape == (len(rows), 64)
-    # 4,608 draws of about 2^24 values: two that are equal by chance are likely, a row that repeats is not.
+    # 4,608 draws of about 2^24 values: two draws may well be equal by chance, but two equal rows are unlikely.
     assert len(torch.unique(values)) > 0.99 * values.numel()
     assert len(torch.unique(values, dim=0)) == len(rows)
 

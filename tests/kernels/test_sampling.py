@@ -1,4 +1,4 @@
-"""The fused draw against the plain one, and against the distribution it is to follow."""
+"""The fused draw against the reference, and against the distribution that it must follow."""
 
 import torch
 

@@ -9,7 +9,7 @@ VOCABS = [17, 1000, 5003]
 
 
 def arguments(logits: torch.Tensor, rows: list[dict[str, Any]]) -> tuple[torch.Tensor, ...]:
-    """Return what `thresholds` takes, for one dict of settings per row of logits."""
+    """Return the arguments of `thresholds` for one dict of settings per row of logits."""
 
     def column(name: str, off: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.tensor([row.get(name, off) for row in rows], dtype=dtype, device=logits.device)
@@ -19,7 +19,7 @@ def arguments(logits: torch.Tensor, rows: list[dict[str, Any]]) -> tuple[torch.T
 
 
 def check(logits: torch.Tensor, threshold: torch.Tensor, row: dict[str, Any], slack: float = 2e-5) -> None:
-    """Check what the threshold of one row [vocab] keeps; slack is in units of probability."""
+    """Check which tokens the threshold of one row [vocab] keeps; slack is in units of probability."""
     values, threshold = logits.double(), threshold.double()
     scaled = values / row.get("temperature", 1.0)
     kept = torch.isfinite(values)
@@ -134,7 +134,7 @@ def test_top_p_that_falls_between_two_tokens(device: torch.device) -> None:
 def test_a_row_does_not_depend_on_the_others(device: torch.device, dtype: torch.dtype) -> None:
     from baton_kernels.thresholds import thresholds
 
-    # Flat, so that the order of additions would show.
+    # All tokens are about as likely, so that another order of additions would change the result.
     logits = (torch.randn(9, 5003, device=device) * 0.2).to(dtype)
     settings = [{"top_p": 0.1 * (i + 1), "top_k": i * 700} for i in range(9)]
     together = thresholds(*arguments(logits, settings))

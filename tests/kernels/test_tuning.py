@@ -1,4 +1,4 @@
-"""Which product goes which way."""
+"""The kernel and the configuration that each matrix product gets."""
 
 import json
 from importlib import resources

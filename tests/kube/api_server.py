@@ -1,4 +1,4 @@
-"""A Kubernetes API server in this process, as far as controllers and watchers are concerned.
+"""A fake Kubernetes API server in this process, for controllers and watchers.
 
 It keeps any namespaced objects, counts resource versions, refuses updates of old ones (409), streams watches from a
 version on, with bookmarks, forgets old events when told so (410), patches by merging, and has the scale subresource.
@@ -45,7 +45,7 @@ class StatusError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """What a path names."""
+    """The resource, namespace, name and subresource in a request path."""
 
     resource: str
     namespace: str
@@ -109,7 +109,7 @@ class ApiServer:
         return client.ApiClient(client.Configuration(host=self.url))
 
     def compact(self) -> None:
-        """Forget what has happened so far, as etcd does after minutes."""
+        """Drop the history of events, as etcd does after minutes."""
         with self._changed:
             self._kept_from = self._version
             self._changes.clear()
@@ -121,7 +121,7 @@ class ApiServer:
             self._changed.notify_all()
 
     def put(self, resource: str, name: str, labels: dict[str, str] | None = None, **body: Any) -> Body:
-        """Create or replace an object of the namespace `default`, as somebody else."""
+        """Create or replace an object of the namespace `default`, as another client."""
         place = Place(resource, "default", name, None)
         with self._changed:
             known = self.objects.get((resource, "default", name))
@@ -174,17 +174,24 @@ class ApiServer:
                 return _scale(self._store(place, new, known, manager))
             return self._store(place, body if verb == "update" else _merged(known, body), known, manager)
 
-    def watch(self, place: Place, query: dict[str, str]) -> Iterator[Body]:
-        """Yield the events after a version, until the time asked for is over or the server is cut."""
+    @property
+    def cuts(self) -> int:
+        """How often all watches were ended."""
+        return self._cuts
+
+    def watch(self, place: Place, query: dict[str, str], cuts: int) -> Iterator[Body]:
+        """Yield the events after a version, until the watch's timeout or until all watches are ended.
+
+        cuts: the value of `self.cuts` when the request arrived. A watch that is still being opened ends with the rest.
+        """
         since = int(query.get("resourceVersion") or 0)
         deadline = time.monotonic() + float(query.get("timeoutSeconds") or 300)
-        seen = self._cuts
         if since < self._kept_from:
             yield {"type": "ERROR", "object": StatusError(410, "Expired", "too old resource version").body}
             return
         while True:
             with self._changed:
-                if self._cuts != seen:
+                if self._cuts != cuts:
                     return
                 news = [change for change in self._changes if change.version > since]
                 left = deadline - time.monotonic()
@@ -219,7 +226,7 @@ class ApiServer:
         return self._store(place, body, known)
 
     def _store(self, place: Place, body: Body, known: Body | None, manager: Manager | None = None) -> Body:
-        """manager: who writes; None: its fields are known."""
+        """manager: the field manager of the write. None: the fields already have owners."""
         api, kind = KINDS[place.resource]
         self._version += 1
         metadata = {
@@ -322,6 +329,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _stream(self, place: Place, query: dict[str, str]) -> None:
+        # The count is read before `down`: whoever sets `down` and then cuts leaves no watch open.
+        cuts = self.api.cuts
         if self.api.down:
             self._reply("watch", query)
             return
@@ -330,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "application/json")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        for event in self.api.watch(place, query):
+        for event in self.api.watch(place, query, cuts):
             data = json.dumps(event).encode() + b"\n"
             self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
         self.wfile.write(b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Who owns which field of an object, as server-side apply has it, and who is refused.
+"""The owners of an object's fields and the conflicts between them, as server-side apply defines them.
 
 A field is a path of `.name` and, in lists of objects with a key, `[key=value]`. Other lists are fields as a whole.
 """
@@ -22,12 +22,12 @@ _IDENTITY = {("." + name,) for name in ("apiVersion", "kind")} | {
 
 
 class ConflictError(Exception):
-    """The message is what the API server says."""
+    """A conflict; the message is that of the API server."""
 
 
 @dataclass(frozen=True)
 class Manager:
-    """A name, how it wrote, and through which subresource."""
+    """A field manager: its name, the operation of its write, and the subresource."""
 
     name: str
     operation: str = "Update"
@@ -64,7 +64,7 @@ class Owned:
         self._settle(config["kind"])
 
     def update(self, manager: Manager, new: Body) -> None:
-        """Any other write: its manager gets what it has changed, and nobody keeps what is gone."""
+        """Any other write. Its manager owns the fields that it changed, and removed fields lose all owners."""
         after = dict(flattened(new))
         if new["kind"] == "Deployment":
             after.setdefault(_REPLICAS, 1)
@@ -77,7 +77,7 @@ class Owned:
         self._settle(new["kind"])
 
     def managed_fields(self) -> list[Body]:
-        """As `metadata.managedFields` shows the owners."""
+        """Return the owners in the format of `metadata.managedFields`."""
         entries = []
         for manager, paths in self.owners.items():
             tree: Body = {}
@@ -96,7 +96,7 @@ class Owned:
 
 
 def flattened(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the fields of an object, without those that name it."""
+    """Yield the fields of an object, except those that identify it."""
     if path in _IDENTITY or node is None:
         return
     if isinstance(node, dict) and node:
@@ -112,7 +112,7 @@ def flattened(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def three_way(original: Body, modified: Body, live: Body) -> Body:
-    """Return what a client-side apply makes of an object: it deletes what the last one said and this one does not."""
+    """Return an object after a client-side apply, which deletes fields that only the previous manifest had."""
     merged = dict(live)
     for name in original.keys() - modified.keys():
         merged.pop(name, None)

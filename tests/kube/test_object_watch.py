@@ -1,4 +1,4 @@
-"""What is known of the cluster's objects stays current, whatever the API server does."""
+"""The copy of the cluster's objects stays current through all failures of the API server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +13,7 @@ from .api_server import ApiServer
 
 
 class Seen:
-    """The objects as they were last told, and how often that was."""
+    """The objects of the last callback, and the number of callbacks."""
 
     def __init__(self) -> None:
         self.objects: Objects = {}
@@ -31,7 +31,7 @@ class Seen:
 
 
 @pytest.fixture
-def api() -> Iterator[ApiServer]:
+def api(processes: None) -> Iterator[ApiServer]:
     with ApiServer() as server:
         yield server
 

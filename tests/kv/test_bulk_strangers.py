@@ -14,6 +14,8 @@ from baton_kv.bulk import BulkListener, UnknownSession
 
 from .test_bulk_tls import TOKEN, Sender
 
+pytestmark = pytest.mark.processes
+
 
 class Sessions(Sender):
     """Knows one session, as a prefill pod does."""

@@ -22,6 +22,8 @@ TOKEN = b"t" * bulk.TOKEN_BYTES
 # More than sockets buffer, in records of all sizes.
 PAYLOAD = bytes(range(256)) * (3 << 12) + b"end"
 
+pytestmark = pytest.mark.processes
+
 
 def header() -> PieceHeader:
     return make_header(1, 2, 3, extent(0, 1))

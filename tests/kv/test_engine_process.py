@@ -21,7 +21,7 @@ from tests.models import reference_choices, reference_greedy
 
 from .listener import Listener, start_engine
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.processes]
 
 ids = itertools.count(1)
 

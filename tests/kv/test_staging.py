@@ -30,6 +30,7 @@ def arena() -> StagingArena:
         os.close(fd)
 
 
+@pytest.mark.processes
 def test_two_processes_see_each_others_writes() -> None:
     fd = StagingArena.create_file("test")
     arena = StagingArena.sized(fd, SLOT_BYTES, NUM_SLOTS)

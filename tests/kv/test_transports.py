@@ -52,6 +52,8 @@ SLOT_BYTES = 100 * TOKEN_BYTES
 LAYOUT = KvLayout(2, (Plane("key", 3, 2, "float32"),))
 READY = Ready("layout", 1 << 20, 1000, 16, 99, LAYOUT, SLOT_BYTES, NUM_SLOTS)
 
+pytestmark = pytest.mark.processes
+
 
 def extent(first_token: int, num_tokens: int) -> Extent:
     return Extent(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtest.canary_sim import Scenario, interval, rollout, until_stopped
+from loadtest.scaling.canary_sim import Scenario, interval, rollout, until_stopped
 
 DEFAULT = Scenario(sigma=0.8)
 

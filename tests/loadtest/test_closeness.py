@@ -2,22 +2,19 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "loadtest"
 # Enough tokens for the share that bfloat16 changes not to be chance.
 SIZES = ["--tiny", "--prompts", "24", "--longest", "110", "--tokens", "32"]
 
 
 @pytest.fixture
-def closeness(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(FOLDER)
-    import closeness
+def closeness() -> Iterator[ModuleType]:
+    from loadtest.engine import closeness
 
     threads = torch.get_num_threads()
     yield closeness

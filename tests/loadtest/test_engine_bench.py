@@ -32,23 +32,19 @@ class LLM:
 """
 
 
-@pytest.fixture(autouse=True)
-def beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
-
-
 def run(folder: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     """Return exit code, what was printed, and the report."""
     out = folder.parent / "results.json"
     (folder.parent / "vllm.py").write_text(STAND_IN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder.parent)}
-    command = [sys.executable, str(FOLDER / "engine_bench.py"), str(folder), "--out", str(out), "--scale", "0.02"]
-    command += ["--ours", "num_threads=1", "--max-num-seqs", "64", *arguments]
+    command = [sys.executable, str(FOLDER / "engine" / "engine_bench.py"), str(folder), "--out", str(out)]
+    command += ["--scale", "0.02", "--ours", "num_threads=1", "--max-num-seqs", "64", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert out.exists(), done.stdout + done.stderr
     return done.returncode, done.stdout, json.loads(out.read_text())
 
 
+@pytest.mark.processes
 def test_one_command_measures_all_engines(shape: Path) -> None:
     traces = shape.parent / "traces"
     rows_and_rates = ("--rows", "decode-1,prefill,first-16,requests", "--bandwidth", "2", "--arithmetic", "3")
@@ -86,8 +82,9 @@ def check_rows(rows: dict[str, Any], printed: str) -> None:
 
 
 def test_random_weights_are_what_the_model_takes() -> None:
-    from random_weights import tensor_shapes
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from loadtest.common.random_weights import tensor_shapes
 
     kinds: list[dict[str, Any]] = [
         {},
@@ -106,7 +103,7 @@ def test_random_weights_are_what_the_model_takes() -> None:
 
 
 def test_overlapping_kernels_count_once_as_busy() -> None:
-    from step_profile import sum_trace
+    from loadtest.engine.step_profile import sum_trace
 
     names = {
         "nvjet_tst_128x8": (0, 10),
@@ -125,9 +122,9 @@ def test_overlapping_kernels_count_once_as_busy() -> None:
 
 
 def test_limits_of_an_8b_model_on_an_h200() -> None:
-    from device import Card
-    from limits import Limits
-    from rows import make_rows
+    from loadtest.engine.device import Card
+    from loadtest.engine.limits import Limits
+    from loadtest.engine.rows import make_rows
 
     raw = {**CONFIG, "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336}
     raw |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}

@@ -6,12 +6,16 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from .test_engine_bench import FOLDER
+
+pytestmark = pytest.mark.processes
 
 
 def test_every_figure_of_ours_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "out" / "gateway.json"
-    command = [sys.executable, str(FOLDER / "gateway_bench.py"), "--out", str(out), "--rounds", "1"]
+    command = [sys.executable, str(FOLDER / "gateway" / "gateway_bench.py"), "--out", str(out), "--rounds", "1"]
     scaled = ["--streams", "8", "--window-s", "1", "--open-streams", "20"]
     done = subprocess.run([*command, *scaled], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -26,13 +30,13 @@ def test_every_figure_of_ours_is_measured(tmp_path: Path) -> None:
 
 def test_the_upstream_streams_what_litellm_expects(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from gateway_bench import *\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from loadtest.gateway.gateway_bench import *\n"
         "[port] = free_loopback_ports(1)\n"
         "command = scripted('scripted_upstream.py', 0.01, port)\n"
         "with Running(command, port, '/', Path(sys.argv[2]), dict(os.environ)):\n"
         "    print(port, flush=True); sys.stdin.read()\n"
     )
-    command = [sys.executable, "-c", code, str(FOLDER), str(tmp_path / "log")]
+    command = [sys.executable, "-c", code, str(FOLDER.parent), str(tmp_path / "log")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from .test_engine_bench import FOLDER
+from loadtest.handover.goodput_grid import Promise, curves, plot, table
 
-sys.path.insert(0, str(FOLDER))
-from goodput_grid import Promise, curves, plot, table  # the folder is no package
+from .test_engine_bench import FOLDER
 
 PROMISES = [Promise(200, 10), Promise(400, 10)]
 
@@ -42,6 +41,7 @@ def test_a_request_is_good_within_both_times(reports: list[dict[str, Any]]) -> N
     assert [list(point.shares.values()) for point in found["replicas"]] == [[0, 0], [1, 1]]
 
 
+@pytest.mark.processes
 def test_table_and_plot_name_every_load_promise_and_target(reports: list[dict[str, Any]], tmp_path: Path) -> None:
     found = curves(reports, PROMISES)
     assert table(found, PROMISES).splitlines() == [
@@ -56,7 +56,7 @@ def test_table_and_plot_name_every_load_promise_and_target(reports: list[dict[st
     file.write_text(json.dumps(reports[0]))
     command = [
         sys.executable,
-        str(FOLDER / "goodput_grid.py"),
+        str(FOLDER / "handover" / "goodput_grid.py"),
         str(file),
         "--ttft",
         "200",

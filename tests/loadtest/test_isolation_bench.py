@@ -5,12 +5,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .test_engine_bench import FOLDER
+
+pytestmark = pytest.mark.processes
 
 
 def test_both_tenants_are_answered_and_the_goal_is_judged(shape: Path) -> None:
     out = shape / "out.json"
-    command = [sys.executable, str(FOLDER / "isolation_bench.py"), str(shape), "--out", str(out), "--rounds", "2"]
+    command = [
+        sys.executable,
+        str(FOLDER / "online" / "isolation_bench.py"),
+        str(shape),
+        "--out",
+        str(out),
+        "--rounds",
+        "2",
+    ]
     scaled = ["--seconds", "1.5", "--calibration", "3", "--short", "16", "--long", "300", "--set", "num_blocks=256"]
     slow = ["--share", "0.02", "--flood-share", "0.05"]  # of what a tiny model does in a second
     done = subprocess.run([*command, *scaled, *slow], capture_output=True, text=True, timeout=120)

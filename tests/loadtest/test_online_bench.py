@@ -6,12 +6,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .test_engine_bench import FOLDER
+
+pytestmark = pytest.mark.processes
 
 
 def test_every_load_is_answered_and_every_row_printed(shape: Path) -> None:
     out = shape / "out.json"
-    command = [sys.executable, str(FOLDER / "online_bench.py"), str(shape), "--out", str(out), "--servers", "ours"]
+    command = [
+        sys.executable,
+        str(FOLDER / "online" / "online_bench.py"),
+        str(shape),
+        "--out",
+        str(out),
+        "--servers",
+        "ours",
+    ]
     scaled = ["--scale", "0.05", "--seconds", "1", "--pace", "0.5", "--max-model-len", "512"]
     done = subprocess.run([*command, *scaled], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -29,7 +41,15 @@ def test_every_load_is_answered_and_every_row_printed(shape: Path) -> None:
 
 def test_a_server_that_does_not_start_fails_the_run(shape: Path) -> None:
     out = shape / "out.json"
-    command = [sys.executable, str(FOLDER / "online_bench.py"), str(shape), "--out", str(out), "--servers", "ours"]
+    command = [
+        sys.executable,
+        str(FOLDER / "online" / "online_bench.py"),
+        str(shape),
+        "--out",
+        str(out),
+        "--servers",
+        "ours",
+    ]
     done = subprocess.run(
         [*command, "--set", "block_size=-1"], capture_output=True, text=True, timeout=120, env=dict(os.environ)
     )

@@ -5,12 +5,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .test_engine_bench import FOLDER
+
+pytestmark = pytest.mark.processes
 
 
 def test_it_measures_both_ways_in_one_run(shape: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "pd.json"
-    command = [sys.executable, str(FOLDER / "pd_bench.py"), str(shape), "--out", str(out), "--transport", "tcp"]
+    command = [
+        sys.executable,
+        str(FOLDER / "handover" / "pd_bench.py"),
+        str(shape),
+        "--out",
+        str(out),
+        "--transport",
+        "tcp",
+    ]
     scaled = ["--scale", "0.05", "--seconds", "0.5", "--repeats", "3", "--set", "device=cpu", "--set", "num_blocks=256"]
     done = subprocess.run([*command, *scaled], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,12 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .test_engine_bench import FOLDER
+
+pytestmark = pytest.mark.processes
 
 
 def test_both_layouts_get_the_same_requests(shape: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, str(FOLDER / "pd_load.py"), str(shape), "--out", str(out)]
+    command = [sys.executable, str(FOLDER / "handover" / "pd_load.py"), str(shape), "--out", str(out)]
     command += ["--set", "device=cpu", "--set", "num_blocks=256"]
     command += ["--load", "--rates 6 --requests 8 --input-tokens 20-60 --output-tokens 8"]
     command += ["--load", "--rates 3,6 --requests 4 --input-tokens 100 --output-tokens 2-5"]

@@ -10,14 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "loadtest"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def route_sim(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(FOLDER)
-    import route_sim
+def route_sim() -> ModuleType:
+    from loadtest.routing import route_sim
 
     return route_sim
 
@@ -113,8 +111,7 @@ def test_a_lone_request_takes_what_the_rates_say(
 
 
 def test_the_benchmark_of_decisions_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
-    import router_bench
+    from loadtest.routing import router_bench
 
     result = tmp_path / "result.json"
     options = ["--pods", "8", "--blocks", "5000", "--decisions", "20", "--lengths", "1500", "--json", str(result)]

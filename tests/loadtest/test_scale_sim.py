@@ -9,16 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "loadtest"
 # A pod computes three such prompts a second; KV of twenty requests fits on a decode pod.
 PODS = ["--prefill-rate", "3000", "--blocks", "60", "--no-local-prefill"]
 SECONDS = 2400
 
 
 @pytest.fixture
-def scale_sim(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(FOLDER)
-    import scale_sim
+def scale_sim() -> ModuleType:
+    from loadtest.scaling import scale_sim
 
     return scale_sim
 

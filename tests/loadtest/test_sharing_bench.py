@@ -12,11 +12,13 @@ from tests.conftest import MakeModel
 
 from .test_engine_bench import FOLDER
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.timeout(150)
 def test_both_ways_answer_the_same_requests(tiny_model: MakeModel, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    command = [sys.executable, str(FOLDER / "sharing_bench.py"), str(tiny_model("llama")), "--out", str(out)]
+    command = [sys.executable, str(FOLDER / "online" / "sharing_bench.py"), str(tiny_model("llama")), "--out", str(out)]
     load = ["--rates", "4,8", "--seconds", "0.5", "--inputs", "16", "--outputs", "4", "--beside", "busy"]
     done = subprocess.run([*command, *load], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from baton_gateway.keys import Key, digest
-from baton_gateway.tenants import Tenant, TenantsFile
+from baton_gateway.tenancy.keys import Key, digest
+from baton_gateway.tenancy.tenants import Tenant, TenantsFile
 from tests.debian import NoProgramError, find_program
 from tests.e2e.collector import Collector, collecting
 from tests.e2e.stack import Stack

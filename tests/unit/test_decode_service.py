@@ -22,6 +22,7 @@ NOBODY = "127.0.0.1:1"
 CONTEXT = SimpleNamespace(peer=lambda: "test")
 
 
+@pytest.mark.processes
 async def test_one_choice_is_cancelled_between_two_hand_overs() -> None:
     """The engine has not forked the choices then: to abort the first would be to abort all."""
     engine: Any = ListeningEngine()

@@ -134,6 +134,7 @@ def test_configs_agree_with_the_tokenizer(tokenizer: Tokenizer) -> None:
     assert generation["eos_token_id"] == [tokenizer.token_to_id(EOS), tokenizer.token_to_id(END)]
 
 
+@pytest.mark.processes
 def test_naming_the_folder_needs_no_torch() -> None:
     script = "import sys, baton_demo; assert baton_demo.MODEL_DIR.is_dir(); assert 'torch' not in sys.modules"
     environment = {"PYTHONPATH": str(MODEL_DIR.parents[1])}
@@ -273,6 +274,7 @@ def test_same_seed_draws_the_same_samples(corpus: Corpus) -> None:
     assert drawn != [other.sample() for _ in range(50)]
 
 
+@pytest.mark.processes
 def test_training_writes_a_loadable_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "baton_demo.train", "--out", str(tmp_path), "--minutes", "0.1", "--steps", "2"]
     environment = {"PYTHONPATH": str(MODEL_DIR.parents[1]), "OMP_WAIT_POLICY": "PASSIVE"}

@@ -15,6 +15,8 @@ from tests.peer_files import NAME, PeerFiles, of_other_authority, without_tls
 
 LOCAL = [("grpc.use_local_subchannel_pool", 1)]
 
+pytestmark = pytest.mark.processes
+
 
 async def once(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
     return request

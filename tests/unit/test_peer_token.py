@@ -116,12 +116,12 @@ def test_a_flood_of_strangers_is_counted_but_not_logged_line_by_line(
     monkeypatch.setattr("baton_common.peer_refusals.time.monotonic", lambda: now)
     refusals = PeerRefusals()
     for _ in range(5000):
-        refusals.add("grpc", "ipv4:10.0.0.1:5", "no token of a peer was shown")
+        refusals.add("grpc", "ipv4:10.0.0.1:5", "the call has no peer token")
     assert len(caplog.records) == 10
     now += 61
     refusals.add("bulk", "10.0.0.1:5", "no session has the token that was shown")
     assert [record.getMessage() for record in caplog.records[10:]] == [
-        "4990 more were refused and not logged",
+        "4990 more refusals were not logged",
         "refused 10.0.0.1:5: no session has the token that was shown",
     ]
     assert refusals.counts == {"grpc": 5000, "bulk": 1}

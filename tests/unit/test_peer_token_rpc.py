@@ -23,6 +23,8 @@ LOCAL = [("grpc.use_local_subchannel_pool", 1)]
 OURS, OTHERS = "our-token-0123456789", "their-token-0123456789"
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
+pytestmark = pytest.mark.processes
+
 
 class Echo:
     """A server with one method of each kind, which counts how often a handler has begun."""

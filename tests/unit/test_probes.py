@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry
 from baton_worker import metrics_server
 from baton_worker.metrics_server import MetricsServer
 
+pytestmark = pytest.mark.processes
+
 
 async def test_a_hanging_event_loop_is_not_live(monkeypatch: pytest.MonkeyPatch):
     """Though the thread that answers is."""

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 
 KEY = os.environ.get("API_KEY")
-# The certificate is of the name outside; this is about whether the gateway answers.
+# The certificate is for the external name, which this test does not use. It only checks that the gateway answers.
 CONTEXT = ssl._create_unverified_context()
 
 
@@ -28,7 +28,7 @@ try:
         print(f"{model}: {answer['choices'][0]['message']['content']}")
 except urllib.error.HTTPError as error:
     if error.code == 401 and not KEY:
-        print("the gateway asks for a key, as it should; give tests.apiKeySecret to have a chat as well")
+        print("the gateway requires a key, as it should; set tests.apiKeySecret to test a chat as well")
         sys.exit()
     sys.exit(f"{error.url}: {error.code} {error.read().decode(errors='replace')}")
 if not models:

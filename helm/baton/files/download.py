@@ -15,7 +15,7 @@ TOKEN = os.environ.get("DOWNLOAD_TOKEN")
 
 
 def fetch(url, target, sha256):
-    # Unredirected: the host that a hub sends us to has no business with the token.
+    # The header is not sent after a redirect, because the token is only for the hub itself.
     request = urllib.request.Request(url)
     if TOKEN:
         request.add_unredirected_header("Authorization", f"Bearer {TOKEN}")
@@ -35,7 +35,7 @@ def main():
     files = json.loads(Path(sys.argv[1]).read_text())
     for file in files:
         target = Path(sys.argv[2], file["path"])
-        # The container may have been started anew.
+        # After a restart of the container, some files may already be complete.
         if target.exists() or ("--no-weights" in sys.argv and target.suffix == ".safetensors"):
             continue
         for attempt in range(TRIES):

@@ -1,13 +1,13 @@
-{{/* Rules that depend on values; the others are in the folder rules. All look at the release's namespace only, since
-others promise something else. */}}
+{{/* Rules that depend on values; the others are in the folder rules. They select only the release's namespace, because
+other releases may have other objectives. */}}
 
-{{/* (seconds): a bound as the label `le` has it. */}}
+{{/* (seconds): the bound of a histogram bucket, formatted as in the label `le`. */}}
 {{- define "baton.le" -}}
 {{- $bound := toJson . -}}
 le="{{ $bound }}{{ contains "." $bound | ternary "" ".0" }}"
 {{- end }}
 
-{{/* How fast the error budget is burnt, over two windows at once, so that an alert comes soon and goes soon (Site
+{{/* Alerts on the burn rate of the error budget. Each uses two windows, so that it fires and resolves quickly (Site
 Reliability Workbook, chapter 5). */}}
 {{- define "baton.rules.slo" -}}
 {{- $namespace := printf "namespace=%q" .Release.Namespace }}
@@ -62,7 +62,7 @@ groups:
       {{- end }}
 {{- end }}
 
-{{/* Prefill pods are paid for by tokens of prompts, decode pods by those generated. */}}
+{{/* The cost of prefill pods is spread over prompt tokens, the cost of decode pods over generated tokens. */}}
 {{- define "baton.rules.cost" -}}
 {{- $namespace := printf "namespace=%q" .Release.Namespace }}
 {{- $price := .Values.cost.gpuHourPrice }}

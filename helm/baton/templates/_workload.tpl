@@ -1,4 +1,4 @@
-{{/* (root workload): one role of one revision of one model: Deployment, headless Service, PodDisruptionBudget. */}}
+{{/* (root workload): Deployment, headless Service and PodDisruptionBudget of one role of one revision of a model. */}}
 {{- define "baton.workload" -}}
 {{- $root := .root -}}
 {{- $workload := .workload -}}
@@ -13,20 +13,20 @@
 {{- $engine := dict -}}
 {{- $tls := include "baton.peerTlsSecret" $root -}}
 {{- if and (eq $workload.role "decode") (eq $device "cuda") -}}
-{{- /* Without their ports open, pairs would try for nothing; with TLS they have to be asked for. */ -}}
+{{- /* Without gpuPairs, NCCL's ports are closed, so use TCP. With TLS, NCCL must be selected explicitly. */ -}}
 {{- $transport := $root.Values.gpuPairs.enabled | ternary (empty $tls | ternary "" "nccl") "tcp" -}}
 {{- with $transport }}{{ $_ := set $engine "kv-transport" . }}{{ end -}}
 {{- end -}}
-{{- /* Not as flags, which images of earlier versions would refuse. */ -}}
+{{- /* Environment variables, because images of earlier versions would reject unknown flags. */ -}}
 {{- $env := list -}}
 {{- if and (eq $workload.role "prefill") (eq $device "cuda") (not $root.Values.gpuPairs.enabled) -}}
-{{- /* No memory is to be set aside for them then. */ -}}
+{{- /* Without GPU pairs, the engine need not reserve memory for them. */ -}}
 {{- $env = list (dict "name" "BATON_GPU_PAIR_MEMORY" "value" "0") -}}
 {{- end -}}
 {{- if eq $workload.role "decode" -}}
 {{- $pool := eq $workload.pool "default" | ternary "" $workload.pool -}}
 {{- $revision := eq $workload.revision "stable" | ternary "" $workload.revision -}}
-{{- /* The headless Service of the prefill pods that gateways pair with these. */ -}}
+{{- /* The headless Service of the prefill pods that gateways pair with these decode pods. */ -}}
 {{- $prefill := include "baton.name" (list (include "baton.fullname" $root) $workload.key $pool "prefill" $revision) -}}
 {{- $env = append $env (dict "name" "BATON_PREFILL_NETWORKS" "value" (printf "%s:50051" $prefill)) -}}
 {{- end -}}
@@ -56,7 +56,7 @@ spec:
       {{- $selector | nindent 6 }}
   template:
     metadata:
-      # Those of versions are left out: they would start pods anew that have not changed.
+      # Version labels are left out, because they would restart pods that have not changed otherwise.
       labels:
         {{- $selector | nindent 8 }}
         {{- with $spec.podLabels }}
@@ -73,7 +73,7 @@ spec:
     spec:
       {{- include "baton.pod" (dict "root" $root "spec" $spec "account" "worker") | nindent 6 }}
       {{- include "baton.spread" (dict "spec" $spec "selector" $selector) | nindent 6 }}
-      # After the drain what is left is handed back, and the engine ends.
+      # After the drain, the pod hands its remaining requests back and stops the engine.
       terminationGracePeriodSeconds: {{ include "baton.terminationSeconds" (dict "root" $root "margin" 15) }}
       {{- with include "baton.modelInit" $model }}
       initContainers:
@@ -126,7 +126,7 @@ spec:
             {{- $resources = include "baton.merge" (list $resources (dict "requests" $gpu "limits" $gpu)) | fromJson }}
             {{- end }}
             {{- toYaml $resources | nindent 12 }}
-          # The port opens when the model is loaded. Not the one of gRPC, where the kubelet has no certificate to show.
+          # The port opens when the model is loaded. Do not probe the gRPC port, because the kubelet has no certificate.
           startupProbe:
             httpGet:
               path: /live
@@ -189,13 +189,13 @@ apiVersion: v1
 kind: Service
 metadata:
   name: {{ $workload.name }}
-  # EndpointSlices have the labels of their Service: gateways find pods by them.
+  # EndpointSlices inherit the labels of their Service, by which gateways find pods.
   labels:
     {{- include "baton.labels" $component | nindent 4 }}
     {{- include "baton.workerLabels" $workload | nindent 4 }}
 spec:
   clusterIP: None
-  # Gateways ask each pod themselves, and keep the streams of one that drains.
+  # Gateways check each pod's readiness themselves, and keep their streams to draining pods.
   publishNotReadyAddresses: true
   selector:
     {{- $selector | nindent 4 }}

@@ -1,2 +1,2 @@
-"""Plain torch for each operation that has a kernel: what an engine runs without a GPU, and what kernels are compared
-with. Nothing here needs Triton."""
+"""Plain torch versions of all operations that have a kernel. Engines without a GPU run them, and tests compare the
+kernels with them. Nothing here needs Triton."""

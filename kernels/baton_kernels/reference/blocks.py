@@ -1,9 +1,10 @@
-"""KV of some tokens, layers and heads out of the paged cache into one contiguous buffer, and back, with a checksum on
-the way.
+"""Copies KV of some tokens, layers and heads between the paged cache and one contiguous buffer, and computes its
+checksum on the way.
 
-A cache has one tensor for each plane (keys, values, …), [layers, blocks, block_size, heads, dim], whose heads and dims
-may differ. A buffer holds layer after layer, of each layer plane after plane, and of each plane [tokens, heads, dim].
-Heads are numbered as those of the plane with the most; a plane with fewer takes part where it has them.
+A cache has one tensor [layers, blocks, block_size, heads, dim] for each plane (keys, values, …); planes may differ in
+heads and dim. A buffer holds the layers in order, in each layer its planes in order, and of each plane
+[tokens, heads, dim]. A range of heads refers to the plane with the most heads. A plane with fewer contributes those
+heads of the range that it has.
 
 The checksum of a buffer's words w (32 bits each, at index i) is the sum of w * (2 * i + 1) modulo 2^32: every bit flip,
 and every exchange of two different words, changes it, and programs can add their parts in any order.
@@ -25,9 +26,11 @@ def gather_kv_reference(
     out: torch.Tensor,
     check: bool = True,
 ) -> torch.Tensor:
-    """table: [n] int64, the blocks of consecutive tokens. tokens: those wanted, counted from the table's first. out:
-    contiguous uint8, as large as what is wanted, written. Returns the checksum of out, [1] int64, or 0 without
-    `check`."""
+    """Copy KV from the cache into out, contiguous uint8 of exactly the bytes of that KV.
+
+    table: [n] int64, the blocks of consecutive tokens. tokens: the range to copy, counted from the table's first token.
+    Returns the checksum of out, [1] int64, or 0 without `check`.
+    """
     slots = _slots(planes[0], table, tokens)
     for plane, layer, part in _parts(planes, tokens, layers, heads, out):
         kept = slice(min(heads.start, plane.shape[3]), min(heads.stop, plane.shape[3]))
@@ -44,7 +47,7 @@ def scatter_kv_reference(
     values: torch.Tensor,
     check: bool = True,
 ) -> torch.Tensor:
-    """Write values, as gather_kv gives them, into the cache. Returns their checksum, [1] int64, or 0 without
+    """Write values, ordered as gather_kv writes them, into the cache. Returns their checksum, [1] int64, or 0 without
     `check`."""
     slots = _slots(planes[0], table, tokens)
     for plane, layer, part in _parts(planes, tokens, layers, heads, values):
@@ -64,7 +67,7 @@ def checksum_reference(values: torch.Tensor) -> torch.Tensor:
 def _parts(
     planes: Sequence[torch.Tensor], tokens: slice, layers: slice, heads: slice, packed: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, int, torch.Tensor]]:
-    """Yield each plane that has some of the heads, each layer, and the part of a buffer that is theirs."""
+    """Yield (plane, layer, their part of the buffer) for each layer and each plane that has some of the heads."""
     count, at = tokens.stop - tokens.start, 0
     for layer in range(layers.start, layers.stop):
         for plane in planes:

@@ -1,13 +1,13 @@
-"""What a decode step needs on the device: the host sends rows and positions, the rest is looked up by row."""
+"""The inputs of a decode step on the device. The host sends rows and positions; the rest is looked up there by row."""
 
 import torch
 
-# Fields of a packed decode input, [2, sequences] int64. position: that of the input token. The last row belongs to no
-# sequence: inputs are padded with it.
+# Fields of a packed decode input, [2, sequences] int64: the sequence's row in the row table, and the position of its
+# input token. The last row of the table belongs to no sequence: inputs are padded with it.
 ROW, POSITION = range(2)
-# Fields of the columns, [FIELDS, rows] int64, which hold for each row what does not change from step to step, and the
-# token that was sampled last. last token: negative where the logits were not finite, in which case the sequence has
-# ended and the host does not know it yet. temperature, top_p, min_p: the bits of a float32.
+# Fields of the columns, [FIELDS, rows] int64. They hold for each row the token that was sampled last and the values
+# that do not change from step to step. last token: negative where the logits were not finite; such a sequence has
+# ended, though the host may not know it yet. temperature, top_p, min_p: the bits of a float32.
 FIELDS = 7
 LAST_TOKEN, CHOICE, SEED, TOP_K, TEMPERATURE, TOP_P, MIN_P = range(FIELDS)
 
@@ -15,10 +15,10 @@ LAST_TOKEN, CHOICE, SEED, TOP_K, TEMPERATURE, TOP_P, MIN_P = range(FIELDS)
 def unpack_reference(
     packed: torch.Tensor, columns: torch.Tensor, tables: torch.Tensor, block_size: int
 ) -> dict[str, torch.Tensor]:
-    """Return what `DecodeInputs.unpack` puts under each name.
+    """Return the tensors that `DecodeInputs.unpack` fills, by name.
 
-    tables: [rows, groups of layers, most blocks] int32. slots, [groups, sequences], are where the KV of each input
-    token goes, -1 (nowhere) for padding.
+    tables: [rows, groups of layers, most blocks] int32. slots: [groups of layers, sequences], the cache slot of each
+    input token's KV, -1 (none) for padding.
     """
     row, position = packed
     block = tables[row, :, position // block_size].long().T

@@ -13,7 +13,7 @@ def linear_reference(
     """x: [T, inner]. weight: [outputs, inner]. bias: [outputs] or None. Returns x weightᵀ + bias, [T, outputs], in out
     when given.
 
-    gated: the outputs are gates, then as many ups; returns silu(gate) * up, [T, outputs / 2].
+    gated: the first half of the outputs are gates, the second ups. Returns silu(gate) * up, [T, outputs / 2].
     """
     result = torch.nn.functional.linear(x, weight, bias)
     if gated:

@@ -10,7 +10,7 @@ def chosen_logprobs_reference(
 
     Returns the tokens' logprobs [R] float32 (natural logarithms), their ranks [R] int64 (1 + the number of tokens with
     a higher logit) and the norms [R, 2] float32: logit - norms[:, 0] - norms[:, 1], taken in this order, is the logprob
-    of any token of the row. The best of a row are those of torch.topk over its logits, with that subtracted.
+    of any token of the row. A row's best alternatives are thus torch.topk of its logits, less the two norms.
     """
     scores = logits.float()
     chosen = scores.gather(1, tokens.unsqueeze(1))

@@ -8,11 +8,11 @@ def apply_masks_reference(
 ) -> None:
     """Set the scores [R, vocab] float32 of the tokens that a mask leaves out to -inf, in place.
 
-    logits: [B, vocab], what the scores were made from, and rows: [R] int64, from which row. masks: [M, words] int32,
-    bit i % 32 of word i // 32 is 1 where token i may be drawn; mask_rows: [R] int64, the mask of each row of scores.
-    Where every token that a mask allows has a score of -inf, they get their logits back: what else restricts a draw
-    must not lead out of its mask. A logit that is NaN or +inf becomes the score, whatever the mask says, so that the
-    draw finds it.
+    logits: [B, vocab], the logits that the scores were made from. rows: [R] int64, the row of logits of each row of
+    scores. masks: [M, words] int32, bit i % 32 of word i // 32 is 1 where token i may be drawn. mask_rows: [R] int64,
+    the mask of each row of scores. Where every token that a mask allows has a score of -inf, they get their logits
+    back: other restrictions of a draw must never lead to a token that the mask forbids. A logit that is NaN or +inf
+    becomes the score, whatever the mask says, so that the draw detects it.
     """
     token = torch.arange(scores.shape[1], device=scores.device)
     allowed = ((masks[mask_rows][:, token // 32] >> (token % 32)) & 1).bool()

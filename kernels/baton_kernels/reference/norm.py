@@ -9,7 +9,7 @@ def add_rms_norm_reference(
     """x: [T, size]. residual: [T, size] or None; becomes residual + x. weight: [size], of x's dtype or float32.
 
     Returns norm(residual + x) * weight, or norm(x) * weight without a residual, in x's dtype. The sum is rounded to
-    x's dtype before it is normed, and the normed value to the weight's before it is weighed, as transformers does.
+    x's dtype before the norm, and the normed value to the weight's dtype before the product, as in transformers.
     """
     if residual is not None:
         x = residual.add_(x)

@@ -1,4 +1,4 @@
-"""What both attention kernels over the paged cache compute, in plain torch."""
+"""Attention over the paged cache in plain torch, the reference for both attention kernels."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """What attention does beside softmax(q k * scale) v.
+    """How attention differs from softmax(q k * scale) v.
 
     window: tokens that a query sees, its own included; 0 = all. softcap: scores become softcap * tanh(score / softcap)
     (Gemma 2); 0 = off. alibi: slopes [heads] float32, added to the scores as -slope * distance (Press et al., 2022).
@@ -30,9 +30,10 @@ def paged_attention_reference(
 ) -> torch.Tensor:
     """Causal attention of each sequence's newest tokens over its blocks.
 
-    q: [T, heads, head_dim]. keys, values: [blocks, block_size, kv_heads, head_dim]. tables: [S, most blocks] int, in
-    any order. lengths: [S] int, tokens in the cache. starts: [S + 1] int, where each sequence's queries begin; they are
-    the last of its tokens. Returns [T, heads, head_dim] in q's dtype, computed in float64.
+    q: [T, heads, head_dim]. keys, values: [blocks, block_size, kv_heads, head_dim]. tables: [S, most blocks] int, the
+    blocks of each sequence, in any order. lengths: [S] int, tokens in the cache. starts: [S + 1] int, the index of each
+    sequence's first query; its queries are the last of its tokens. Returns [T, heads, head_dim] in q's dtype, computed
+    in float64.
     """
     out = torch.empty_like(q)
     group = q.shape[1] // keys.shape[2]

@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties from a table of the tokens so far.
+"""Repetition, presence and frequency penalties, from a table of each sequence's tokens.
 
 Repetition: Keskar et al., "CTRL" (2019). Presence and frequency: OpenAI's API reference.
 """
@@ -18,11 +18,11 @@ def apply_penalties_reference(
 ) -> None:
     """Change scores [R, vocab] float32 in place.
 
-    history: [rows, max_len] int32, the tokens of a sequence, prompt first; what lies beyond its length is not read.
-    rows, prompt_lens, lengths: [R] int64, the row of history that a row of scores belongs to, and how many tokens are
-    its prompt and are there in all. repetition: [R] float32, off at 1: the logit of every token that is there is
-    divided by it when positive, else multiplied. presence, frequency: [R] float32, off at 0: subtracted from the logits
-    of the tokens after the prompt, once and once per occurrence.
+    history: [rows, max_len] int32, the tokens of each sequence, prompt first; entries beyond its length are not read.
+    rows: [R] int64, the row of history of each row of scores. prompt_lens, lengths: [R] int64, the tokens of the
+    prompt, and of prompt and output. repetition: [R] float32, off at 1: the score of every token of prompt and output
+    is divided by it when positive, else multiplied. presence, frequency: [R] float32, off at 0: both are subtracted
+    from the scores of the output's tokens, presence once and frequency once per occurrence.
     """
     index = torch.arange(history.shape[1], device=history.device).unsqueeze(0)
     there = index < lengths.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the noise of a token depends on its seed, position and choice, and on nothing else.
+"""Counter-based random numbers: the noise of a token depends on its id, seed, position and choice, and nothing else.
 
 Philox 4x32-10 after Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Four consecutive token
 ids share one counter (token id // 4, position, choice, 0), each taking one of its four words.

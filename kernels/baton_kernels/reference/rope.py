@@ -1,7 +1,7 @@
-"""Rotation of queries and keys and the write of keys and values into the paged cache.
+"""Rotates queries and keys and writes keys and values into the paged cache.
 
-Rotary embeddings after Su et al., "RoFormer" (2021), with both halves of a head as the pairs; optionally each query and
-key head is RMS-normed first (Qwen3). Models with other positions are not rotated at all (BLOOM).
+Rotary embeddings after Su et al., "RoFormer" (2021); dimension i of a head pairs with i + head_dim / 2. Optionally each
+query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM).
 """
 
 import torch
@@ -21,12 +21,13 @@ def rope_and_cache_reference(
     eps: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """qkv: [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines, [positions, head_dim / 2]
-    float32 each; None = nothing is rotated. positions: [T] int.
+    """Rotate queries and keys, and write keys and values to their slots of the cache.
 
-    slots: [T] int64, where each token's KV goes, as block * block_size + offset; a negative slot writes nothing.
-    keys, values: [blocks, block_size, kv_heads, head_dim], written in place. norms: weights [head_dim] for queries and
-    keys. Returns the queries [T, heads, head_dim], in out when given.
+    qkv: [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines, [positions, head_dim / 2] float32 each;
+    None = no rotation. positions: [T] int. slots: [T] int64, the cache slot of each token's KV, as
+    block * block_size + offset; nothing is written for a negative slot. keys, values: [blocks, block_size, kv_heads,
+    head_dim], written in place. norms: weights [head_dim] for queries and keys. Returns the queries
+    [T, heads, head_dim], in out when given.
     """
     kv_heads, dim = keys.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, dim)
@@ -39,15 +40,15 @@ def rope_and_cache_reference(
             ],
             dim=1,
         )
-    turned = qk if rotary is None else _rotate(qk, *(table[positions].unsqueeze(1) for table in rotary))
+    rotated = qk if rotary is None else _rotate(qk, *(table[positions].unsqueeze(1) for table in rotary))
     if bool((slots < 0).any()):
         kept = slots >= 0
-        slots, turned_k, v = slots[kept], turned[kept, num_heads:], v[kept]
+        slots, rotated_k, v = slots[kept], rotated[kept, num_heads:], v[kept]
     else:
-        turned_k = turned[:, num_heads:]
-    keys.flatten(0, 1).index_copy_(0, slots, turned_k)
+        rotated_k = rotated[:, num_heads:]
+    keys.flatten(0, 1).index_copy_(0, slots, rotated_k)
     values.flatten(0, 1).index_copy_(0, slots, v)
-    return turned[:, :num_heads] if out is None else out.copy_(turned[:, :num_heads])
+    return rotated[:, :num_heads] if out is None else out.copy_(rotated[:, :num_heads])
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import torch
 
 from .philox import gumbel_noise
 
-NOT_FINITE = -1  # in place of a token: the row has a NaN or +inf. -inf is a token that must not be drawn.
+NOT_FINITE = -1  # stands for the token of a row with a NaN or +inf; -inf only marks a token that must not be drawn
 
 
 def gumbel_argmax_reference(
@@ -19,8 +19,8 @@ def gumbel_argmax_reference(
     not drawn. seeds: [R] int64 bits of an unsigned seed. positions, choices: [R] int64. Returns token ids [R] int64,
     NOT_FINITE for a row that has a NaN or +inf."""
     scores = logits.float().masked_fill(logits < thresholds.unsqueeze(1), float("-inf"))
-    hot = temperatures > 0
+    random = temperatures > 0
     noise = gumbel_noise(seeds, positions, choices, logits.shape[-1])
-    divided = scores / torch.where(hot, temperatures, 1.0).unsqueeze(1)
-    drawn = torch.where(hot.unsqueeze(1), divided + noise, scores).argmax(dim=-1)
+    divided = scores / torch.where(random, temperatures, 1.0).unsqueeze(1)
+    drawn = torch.where(random.unsqueeze(1), divided + noise, scores).argmax(dim=-1)
     return torch.where(logits.amax(dim=-1) < float("inf"), drawn, NOT_FINITE)

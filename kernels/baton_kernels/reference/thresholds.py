@@ -16,9 +16,9 @@ def thresholds_reference(
     with which the mass of the kept ones reaches top_p.
     """
     vocab = logits.shape[-1]
-    hot = temperatures > 0
+    random = temperatures > 0
     ordered = logits.float().sort(dim=-1, descending=True).values
-    scaled = ordered / torch.where(hot, temperatures, 1.0).unsqueeze(1)
+    scaled = ordered / torch.where(random, temperatures, 1.0).unsqueeze(1)
     kept = scaled >= scaled[:, :1] + min_p.log().unsqueeze(1)
     cut = (top_k > 0) & (top_k < vocab)
     kept &= ordered >= ordered.gather(1, torch.where(cut, top_k - 1, vocab - 1).unsqueeze(1))
@@ -30,5 +30,5 @@ def thresholds_reference(
     before = before.gather(1, torch.where(starts, indices, 0).cummax(dim=-1).values)
     kept &= (before < top_p.unsqueeze(1)) | (top_p >= 1).unsqueeze(1)
     lowest = ordered.masked_fill(~kept | ordered.isinf(), float("inf")).amin(dim=-1)
-    off = ~hot | (~cut & (top_p >= 1) & (min_p <= 0)) | lowest.isinf()
+    off = ~random | (~cut & (top_p >= 1) & (min_p <= 0)) | lowest.isinf()
     return lowest.masked_fill(off, float("-inf"))

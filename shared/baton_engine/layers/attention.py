@@ -15,8 +15,8 @@ from .norm import RmsNorm
 class Attention:
     """Grouped-query attention (Ainslie et al., 2023) of one layer.
 
-    qkv: gives queries, then keys, then values, [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines as
-    rotary_tables returns them; None = queries and keys are not rotated. qk_norms: of each head's queries and keys.
+    qkv: returns queries, then keys, then values, [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines as
+    rotary_tables returns them; None = queries and keys are not rotated. qk_norms: norms of each query and key head.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Attention:
         self._eps = 0.0 if qk_norms is None else qk_norms[0].eps
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
-        """x: [T, hidden]. Returns as much. The keys and values of the tokens are in the cache afterwards."""
+        """x: [T, hidden]. Returns [T, hidden]. Afterwards the keys and values of the tokens are in the cache."""
         q = self._ops.rope_and_cache(
             self._qkv(x), self._rotary, ctx.positions, *ctx.cache(self._layer),
             self._heads, self._norms, self._eps, ctx.queries(len(x), self._heads, self._head_dim),

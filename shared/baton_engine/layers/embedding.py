@@ -1,4 +1,4 @@
-"""Token ids to vectors at the model's beginning, and hidden states to logits at its end."""
+"""The embedding of token ids, and the output layer that turns hidden states into logits."""
 
 import torch
 from torch.nn import functional
@@ -10,7 +10,7 @@ from .linear import Linear
 
 
 class Embedding:
-    """scale: factor of the vectors, rounded to their dtype; None = off."""
+    """The vectors of token ids. scale: factor of the vectors, rounded to their dtype; None = off."""
 
     def __init__(self, source: Source, vocab_size: int, hidden_size: int, scale: float | None = None) -> None:
         self.weight = source.take("weight", (vocab_size, hidden_size))
@@ -23,14 +23,14 @@ class Embedding:
         return x if self._scale is None else x.mul_(self._scale)
 
     def as_head(self) -> Dense:
-        """Return the product that turns hidden states into logits with these same weights."""
+        """Return the output layer that has the same weights as this embedding."""
         return Dense(self.weight, None, self._ops)
 
 
 def head(source: Source, embedding: Embedding, tied: bool) -> Linear | Dense:
-    """Return what turns hidden states [R, hidden] into logits [R, vocab].
+    """Return the layer that turns hidden states [R, hidden] into logits [R, vocab].
 
-    tied: it has the weights of the embedding; otherwise those of the source's lm_head.
+    tied: the layer shares the weights of the embedding; otherwise it has those of the source's lm_head.
     """
     if tied:
         return embedding.as_head()

@@ -4,10 +4,10 @@ import torch
 
 
 def order_by_kv_head(heads: int, kv_heads: int, head_dim: int) -> list[int]:
-    """Return which output of such a matrix becomes each output of a Linear.
+    """Return for each output of a Linear the output of such a matrix that it takes.
 
-    The checkpoint has for one head of keys and values after the other the queries that belong to it, its key and its
-    value. The result is all queries, then all keys, then all values.
+    The checkpoint stores for each KV head in turn the queries of its group, its key and its value. The Linear gives all
+    queries, then all keys, then all values.
     """
     group = heads // kv_heads
     outputs = torch.arange((heads + 2 * kv_heads) * head_dim).view(kv_heads, group + 2, head_dim)

@@ -1,4 +1,4 @@
-"""The layers between attention layers that work on each token alone."""
+"""The MLPs of transformer layers, which work on each token alone."""
 
 import torch
 
@@ -10,14 +10,14 @@ from .linear import Linear
 class GatedMlp:
     """down(activation(gate(x)) * up(x)) (Shazeer, "GLU Variants Improve Transformer", 2020).
 
-    gate_up: gives gates, then as many ups. activation: a key of ACTIVATIONS.
+    gate_up: returns the gates, then as many ups. activation: a key of ACTIVATIONS.
     """
 
     def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
         self._gate_up, self._down, self._activation = gate_up, down, activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, hidden]. Returns as much."""
+        """x: [T, hidden]. Returns [T, hidden]."""
         return self._down(self._gate_up.gated(x, self._activation))
 
 
@@ -29,5 +29,5 @@ class Mlp:
         self._activation = ACTIVATIONS[activation]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, hidden]. Returns as much."""
+        """x: [T, hidden]. Returns [T, hidden]."""
         return self._down(self._activation(self._up(x)))

@@ -25,7 +25,7 @@ class RmsNorm:
         return self._ops.add_rms_norm(x, None, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x to the residual, in place, and return the norm of the sum and the sum. None is a residual of zeros."""
+        """Add x to the residual, in place, and return the norm of the sum and the sum. None stands for zeros."""
         if residual is None:
             return self(x), x
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps), residual

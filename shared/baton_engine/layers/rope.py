@@ -26,19 +26,19 @@ class Rope(msgspec.Struct, frozen=True):
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
-    partial: float = 1.0  # which part of a head's dimensions is rotated
-    # How much longer the period of each pair is: in contexts of up to original_max_position_embeddings, and in others.
+    partial: float = 1.0  # fraction of a head's dimensions that is rotated
+    # Factors of each pair's period, for contexts of up to original_max_position_embeddings and for longer ones.
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
     @property
     def layout(self) -> list[str | float | int]:
-        """The part of a KV layout's facts that says how keys are rotated."""
+        """The facts of a KV layout that describe how keys are rotated."""
         facts: list[str | float | int] = [self.type, self.theta, self.factor, self.original_max_position_embeddings]
         return [*facts, *([] if self.partial == 1.0 else [self.partial]), *self.short_factors]
 
     def limited(self, max_positions: int) -> "Rope":
-        """Return the rope for an engine whose sequences are never longer."""
+        """Return the rope for an engine whose sequences have at most max_positions tokens."""
         if max_positions <= self.original_max_position_embeddings:
             return self
         return msgspec.structs.replace(self, short_factors=self.long_factors)
@@ -48,26 +48,25 @@ class Rope(msgspec.Struct, frozen=True):
         return int(head_dim * self.partial)
 
     def order(self, num_heads: int, num_kv_heads: int, head_dim: int) -> list[int] | None:
-        """Return in which order the outputs of a projection to queries, keys and values must be for `rotary_tables`.
+        """Return the order of a QKV projection's outputs that `rotary_tables` needs; None = the checkpoint's order.
 
-        The tables rotate dimension i of a head with i + head_dim / 2, and a partial rotation i with i + rotary_dim / 2.
-        Queries and keys whose dimensions change places alike have the same products. None = as they are.
+        The tables pair dimension i of a head with i + head_dim / 2, but a partial rotation pairs i with i + rotary_dim
+        / 2. Queries and keys whose dimensions are permuted in the same way have the same dot products.
         """
         rotated = self.rotary_dim(head_dim)
         if rotated == head_dim:
             return None
         dims, half, middle = list(range(head_dim)), rotated // 2, rotated + (head_dim - rotated) // 2
         moved = dims[:half] + dims[rotated:middle] + dims[half:rotated] + dims[middle:]
-        turned = [head * head_dim + dim for head in range(num_heads + num_kv_heads) for dim in moved]
-        return turned + list(range(len(turned), len(turned) + num_kv_heads * head_dim))
+        permuted = [head * head_dim + dim for head in range(num_heads + num_kv_heads) for dim in moved]
+        return permuted + list(range(len(permuted), len(permuted) + num_kv_heads * head_dim))
 
 
 def read_rope(file: ConfigFile, context: int, partial: float | None = None) -> Rope:
-    """Return the rope of a config.json, in the form of rope_parameters or in the older one, which has rope_theta and
-    rope_scaling.
+    """Return the rope of a config.json, which has either rope_parameters or the older rope_theta and rope_scaling.
 
-    context: max_position_embeddings. partial: which part of a head the family rotates where config.json says nothing;
-    None = the family always rotates all of it.
+    context: max_position_embeddings. partial: the fraction of a head that the family rotates by default; None = the
+    family always rotates whole heads.
     """
     parameters = {**(file.fields.get("rope_scaling") or {}), **(file.fields.get("rope_parameters") or {})}
     given = parameters.pop("partial_rotary_factor", None) or file.fields.get("partial_rotary_factor")
@@ -80,7 +79,7 @@ def read_rope(file: ConfigFile, context: int, partial: float | None = None) -> R
 
 
 def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[str, Any]) -> Rope:
-    """Return the rope of its parameters. theta: when they name none. fields: of the whole config.json."""
+    """Return the rope with these parameters. theta: used if they name none. fields: all fields of config.json."""
     kind = given.get("rope_type") or given.get("type") or "default"
     theta = float(given.get("rope_theta") or theta)
     if kind not in _TYPES:
@@ -159,7 +158,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
         if rope.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
-        # A range without width would divide by zero.
+        # An empty range would divide by zero.
         high = high + 0.001 if low == high else high
         kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
         return (1 - kept) * (1.0 / (rope.factor * periods)) + kept * plain
@@ -167,7 +166,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
 
 
 def _yarn_dimension(rope: Rope, head_dim: int, rotations: float) -> float:
-    """Return the dimension that turns so many times over the original context."""
+    """Return the dimension that makes this many rotations over the original context."""
     period = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
     return head_dim * math.log(period) / (2 * math.log(rope.theta))
 
@@ -177,7 +176,7 @@ def rotary_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines of every position, [max_positions, head_dim / 2] float32 each.
 
-    What a partial rotation leaves alone has cosine 1 and sine 0; the dimensions are in the order of `Rope.order`.
+    Dimensions outside a partial rotation have cosine 1 and sine 0. All dimensions are in the order of `Rope.order`.
     """
     rotated = rope.rotary_dim(head_dim)
     angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * inverse_frequencies(rope, rotated)

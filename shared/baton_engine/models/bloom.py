@@ -20,7 +20,7 @@ from baton_engine.source import Source
 
 class BloomConfig(ModelConfig, frozen=True, kw_only=True):
     layer_norm_epsilon: float
-    residual_after_norm: bool  # the residual is what the norms return, not what goes into them
+    residual_after_norm: bool  # the residual is the norms' output instead of their input
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
@@ -66,7 +66,7 @@ class BloomLayer:
 class Bloom:
     def __init__(self, config: BloomConfig, source: Source, max_positions: int) -> None:
         self.dtype = source.dtype
-        # The published checkpoints lack the name of the outer module, those that transformers writes have it.
+        # Tensor names begin with the outer module's name only in the checkpoints that transformers writes.
         inside = source.at("transformer") if "transformer.word_embeddings.weight" in source else source
         hidden, eps = config.hidden_size, config.layer_norm_epsilon
         self.embedding = Embedding(inside.at("word_embeddings"), config.vocab_size, hidden)
@@ -77,7 +77,7 @@ class Bloom:
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> BloomConfig:
-        # Each has an older and a newer name.
+        # Each of these fields has an older and a newer name.
         hidden, layers, heads = (
             file.count(new if new in file.fields else old)
             for old, new in (

@@ -1,4 +1,4 @@
-"""Falcon 7B, 40B and 180B (Almazrouei et al., 2023): attention and MLP side by side, few heads of keys and values."""
+"""Falcon 7B, 40B and 180B (Almazrouei et al., 2023): attention and MLP in parallel, few KV heads."""
 
 import torch
 
@@ -21,8 +21,8 @@ from .rotary_config import RotaryConfig
 class FalconConfig(RotaryConfig, frozen=True, kw_only=True):
     layer_norm_epsilon: float
     bias: bool
-    parallel: bool  # the MLP reads what attention reads, not what it returns
-    two_norms: bool  # attention and MLP have a norm each, though they are side by side
+    parallel: bool  # the MLP reads the input of attention instead of its output
+    two_norms: bool  # attention and MLP have separate norms, although they run in parallel
 
 
 class FalconLayer:
@@ -67,7 +67,7 @@ class Falcon:
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> FalconConfig:
-        file.absent("alibi", False)
+        file.require_absent("alibi", False)
         file.choice("activation", "gelu", ("gelu",))
         layers, heads = file.count("num_hidden_layers", 32), file.count("num_attention_heads", 71)
         hidden, context = file.count("hidden_size", 4544), file.count("max_position_embeddings", 2048)

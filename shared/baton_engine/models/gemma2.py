@@ -1,4 +1,5 @@
-"""Gemma 2 (Gemma Team, 2024): Gemma 3's layers without norms of queries and keys, with bounded scores and logits."""
+"""Gemma 2 (Gemma Team, 2024): Gemma 3's layers without norms of queries and keys, with softcaps on scores and
+logits."""
 
 from typing import Any
 
@@ -31,7 +32,7 @@ class Gemma2(Gemma3):
             "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
         ]
         context = file.count("max_position_embeddings", 8192)
-        # A field that is null turns the bound off, unlike one that is absent.
+        # An explicit null turns the softcap off, unlike an absent field.
         scores, logits = (
             0.0 if file.fields.get(name, 0) is None else file.number(name, default)
             for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))

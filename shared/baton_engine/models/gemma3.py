@@ -1,4 +1,4 @@
-"""Gemma 3, text only (Gemma Team, 2025): norms around each block, a pattern of windows, two bases of rotation."""
+"""Gemma 3, text only (Gemma Team, 2025): norms before and after each block, sliding windows, two RoPE bases."""
 
 from typing import Any, Self, TypeVar
 
@@ -17,7 +17,7 @@ from baton_engine.layers.rope import Rope, parse_rope, rotary_tables
 from baton_engine.model_config import ModelConfig
 from baton_engine.source import Source
 
-_OFFSET = 1.0  # the checkpoint holds a norm's weight less this
+_OFFSET = 1.0  # the checkpoint stores a norm's weight minus this
 
 
 class Gemma3Config(ModelConfig, frozen=True, kw_only=True):
@@ -39,9 +39,9 @@ Kind = TypeVar("Kind", bound=Gemma3Config)
 
 
 def read_gemma_config(kind: type[Kind], file: ConfigFile, context: int, **facts: Any) -> Kind:
-    """Return the facts of a config.json whose fields are those of Gemma. facts: what the versions differ in."""
+    """Return the config of a config.json with Gemma's fields. facts: the fields in which the versions differ."""
     file.choice("hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
-    file.absent("use_bidirectional_attention", False)
+    file.require_absent("use_bidirectional_attention", False)
     heads, kv_heads = file.count("num_attention_heads", 8), file.count("num_key_value_heads", 4)
     head_dim = file.count("head_dim", 256)
     return kind(
@@ -113,7 +113,7 @@ class Gemma3:
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma3Config:
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-            file.absent(name)
+            file.require_absent(name)
         layers, context = file.count("num_hidden_layers", 26), file.count("max_position_embeddings", 131072)
         scale, window = file.number("query_pre_attn_scalar", 256) ** -0.5, file.count("sliding_window", 4096)
         rope, window_rope = _ropes(file, context)
@@ -142,7 +142,8 @@ class Gemma3:
 
 
 def _layer_types(file: ConfigFile, layers: int) -> list[str]:
-    """Return the kind of each layer: as layer_types says, otherwise every sliding_window_pattern-th has no window."""
+    """Return the kind of each layer: that of layer_types, or else full attention every sliding_window_pattern
+    layers."""
     types = file.layer_types("layer_types", layers)
     if types is not None:
         return types

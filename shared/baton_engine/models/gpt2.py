@@ -44,7 +44,7 @@ class Gpt2Layer:
 class Gpt2:
     def __init__(self, config: Gpt2Config, source: Source, max_positions: int) -> None:
         self.dtype = source.dtype
-        # The published checkpoints lack the name of the outer module, those that transformers writes have it.
+        # Tensor names begin with the outer module's name only in the checkpoints that transformers writes.
         inside = source.at("transformer") if "transformer.wte.weight" in source else source
         hidden, eps = config.hidden_size, config.layer_norm_epsilon
         self.embedding = Embedding(inside.at("wte"), config.vocab_size, hidden)
@@ -56,8 +56,8 @@ class Gpt2:
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gpt2Config:
         for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-            file.absent(name, False)
-        file.absent("scale_attn_weights", True)
+            file.require_absent(name, False)
+        file.require_absent("scale_attn_weights", True)
         hidden, layers, heads = file.count("n_embd", 768), file.count("n_layer", 12), file.count("n_head", 12)
         if hidden % heads:
             raise ConfigError(f"n_embd {hidden} is not a multiple of the {heads} heads")

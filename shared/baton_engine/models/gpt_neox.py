@@ -1,4 +1,4 @@
-"""GPT-NeoX (Black et al., 2022) and Pythia: attention and MLP side by side, a part of each head rotated."""
+"""GPT-NeoX (Black et al., 2022) and Pythia: attention and MLP in parallel, rotation of a part of each head."""
 
 import torch
 
@@ -24,7 +24,7 @@ class GptNeoXConfig(RotaryConfig, frozen=True, kw_only=True):
     layer_norm_eps: float
     activation: str
     bias: bool  # of the attention's projections
-    parallel: bool  # the MLP reads what attention reads, not what it returns
+    parallel: bool  # the MLP reads the input of attention instead of its output
 
 
 class GptNeoXLayer:
@@ -34,8 +34,8 @@ class GptNeoXLayer:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
         attention, mlp = source.at("attention"), source.at("mlp")
         order = order_by_kv_head(config.num_heads, config.num_kv_heads, config.head_dim)
-        turned = config.rope.order(config.num_heads, config.num_heads, config.head_dim)
-        order = order if turned is None else [order[output] for output in turned]
+        permuted = config.rope.order(config.num_heads, config.num_heads, config.head_dim)
+        order = order if permuted is None else [order[output] for output in permuted]
         qkv = Linear(attention, ["query_key_value"], [3 * hidden], hidden, bias=config.bias, order=order)
         output = Linear(attention, ["dense"], [hidden], hidden, bias=config.bias)
         up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=True)

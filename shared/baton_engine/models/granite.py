@@ -1,4 +1,4 @@
-"""Granite 3 (IBM, 2024): Llama with a factor for embeddings, attention scores, residuals and logits each."""
+"""Granite 3 (IBM, 2024): Llama with separate factors for embeddings, attention scores, residuals and logits."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Llama 1 to 3 (Touvron et al., 2023; Grattafiori et al., 2024), and the layers that the models of its line share."""
+"""Llama 1 to 3 (Touvron et al., 2023; Grattafiori et al., 2024), and the layers that models derived from it share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .rotary_config import RotaryConfig
 
 
 class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
-    """The facts of the Llama line."""
+    """The config of Llama and of the models derived from it."""
 
     rms_norm_eps: float
     qkv_bias: bool = False
@@ -36,7 +36,8 @@ class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Defaults:
-    """What holds where config.json says nothing, by family. None: as many as heads; hidden_size / heads."""
+    """A family's defaults for fields that config.json lacks. num_kv_heads None = num_heads; head_dim None =
+    hidden_size / num_heads."""
 
     max_position_embeddings: int
     num_kv_heads: int | None = None
@@ -57,10 +58,10 @@ def read_llama_config(
     rope: Rope | None = None,
     **facts: Any,
 ) -> Kind:
-    """Return the facts of a config.json whose fields are those of Llama.
+    """Return the config of a config.json with Llama's fields.
 
-    windows: of each layer; None = none has one. scale: of attention scores; None = head_dim ** -0.5. rope: None = as
-    the fields say. kind, facts: the family's class, and what it knows beside these fields.
+    windows: the sliding window of each layer; None = no layer has one. scale: of attention scores; None = head_dim **
+    -0.5. rope: None = read from the fields. kind: the family's class. facts: its own fields beside Llama's.
     """
     file.choice("hidden_act", "silu", ("silu",))
     heads, hidden, layers = (file.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
@@ -90,7 +91,7 @@ def read_llama_config(
 
 
 class LlamaLayer:
-    """Attention and an MLP, each after a norm that adds to the residual."""
+    """Attention and an MLP, each after a norm, which also adds the previous output to the residual."""
 
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
@@ -131,9 +132,9 @@ class Layer(Protocol):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what is still to be added to the residual, and the residual, [T, hidden] each.
+        """Return the layer's output, which the next norm adds to the residual, and the residual, [T, hidden] each.
 
-        x: what is still to be added to the residual. residual: None = zeros, before the first layer.
+        x: the previous layer's output, not added to the residual yet. residual: None = zeros, before the first layer.
         """
 
 

@@ -1,4 +1,4 @@
-"""What the engine needs of a model, whatever its family."""
+"""The interface that the engine needs of every model."""
 
 from typing import Protocol
 
@@ -11,20 +11,17 @@ from baton_engine.source import Source
 
 
 class Model(Protocol):
-    """Token ids to hidden states, and hidden states to logits.
-
-    dtype: of both.
-    """
+    """Computes hidden states from token ids, and logits from hidden states. dtype: of both results."""
 
     dtype: torch.dtype
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
-        """Return the facts of a config.json. Raises ConfigError for what cannot be served."""
+        """Return the config that a config.json describes. Raises ConfigError for a model that cannot be served."""
 
-    # A family knows its own kind of config, which read_config returned.
+    # `config` comes from read_config of the same class, so a family can declare its own subclass here.
     def __init__(self, config: ModelConfig, source: Source, max_positions: int) -> None:
-        """Take the weights. max_positions: beyond which no token will be."""
+        """Read the weights. max_positions: the most tokens of a sequence."""
 
     def __call__(self, ctx: Context) -> torch.Tensor:
         """Return hidden states [T, hidden] of the context's tokens."""

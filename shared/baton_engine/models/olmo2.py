@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo Team, "2 OLMo 2 Furious", 2025): Llama with norms behind each block, and over all queries and keys."""
+"""OLMo 2 (OLMo Team, "2 OLMo 2 Furious", 2025): Llama with norms after each block and across all heads of q and k."""
 
 import torch
 
@@ -14,7 +14,7 @@ from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 
 
 class NormedQkv:
-    """Queries, keys and values, of which the queries of all heads are normed together, and so are the keys."""
+    """A projection to queries, keys and values, with one norm over the queries of all heads and one over all keys."""
 
     def __init__(self, qkv: Linear, q_norm: RmsNorm, k_norm: RmsNorm) -> None:
         self._qkv, self._q_norm, self._k_norm = qkv, q_norm, k_norm

@@ -1,4 +1,4 @@
-"""Which class serves which architecture. A family's module is imported when a model of it is."""
+"""The class that serves each architecture. A family's module is imported only when one of its models is served."""
 
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +10,7 @@ from baton_engine.model_config import ModelConfig
 
 from .model import Model
 
-# By the name in config.json: the module in this package, and the class in that.
+# For each architecture in config.json, the module in this package and the class in that module.
 MODELS = {
     "LlamaForCausalLM": ("llama", "Llama"),
     "MistralForCausalLM": ("mistral", "Mistral"),
@@ -30,7 +30,7 @@ MODELS = {
 
 
 def model_class(architecture: str) -> type[Model]:
-    """Return the class that serves an architecture. Raises ConfigError for one that none does."""
+    """Return the class that serves an architecture. Raises ConfigError if there is none."""
     if architecture not in MODELS:
         raise ConfigError(f"unknown architecture {architecture}; served are {', '.join(MODELS)}")
     module, name = MODELS[architecture]
@@ -38,12 +38,12 @@ def model_class(architecture: str) -> type[Model]:
 
 
 def load_model_config(folder: Path) -> ModelConfig:
-    """Read config.json of a Hugging Face model folder. Raises ConfigError for what cannot be served."""
+    """Read config.json of a Hugging Face model folder. Raises ConfigError for a model that cannot be served."""
     return _parse(ConfigFile.read(folder))
 
 
 def parse_model_config(fields: dict[str, Any]) -> ModelConfig:
-    """Return the facts in the contents of a config.json, as load_model_config does."""
+    """Return the config from the contents of a config.json, as load_model_config does from the file."""
     return _parse(ConfigFile(fields))
 
 

@@ -1,4 +1,4 @@
-"""The facts of models that rotate queries and keys in the same way in all layers."""
+"""The config of models that rotate queries and keys in the same way in all layers."""
 
 from typing import Any, Self
 

@@ -1,4 +1,4 @@
-"""Which layers of a model have a sliding window, as config.json says it."""
+"""Reads from config.json which layers of a model have a sliding window."""
 
 from baton_engine.config_file import ConfigFile
 
@@ -6,7 +6,7 @@ from baton_engine.config_file import ConfigFile
 def optional_windows(file: ConfigFile, layers: int) -> tuple[int | None, ...]:
     """Return the window of each layer, for the families that have windows only where use_sliding_window is set.
 
-    layer_types says which layers have it; without that, those from max_window_layers on.
+    layer_types names the layers that have one. Without that field, the layers from max_window_layers on have one.
     """
     # An explicit null turns windows off, unlike an absent field.
     if not file.flag("use_sliding_window") or file.fields.get("sliding_window", 0) is None:

@@ -36,8 +36,8 @@ class SmolLm3(Llama):
 
 
 def _rotating(file: ConfigFile, layers: int) -> tuple[bool, ...]:
-    """Return which layers rotate: as no_rope_layers says, in which 1 stands for those that do, or all but every
-    no_rope_layer_interval-th."""
+    """Return for each layer whether it rotates: whether no_rope_layers has a 1 for it. Without that field, all layers
+    but every no_rope_layer_interval-th rotate."""
     given = file.fields.get("no_rope_layers")
     if given is None:
         interval = file.count("no_rope_layer_interval", 4)

@@ -1,4 +1,4 @@
-"""What every kind of weight can do, whatever it is stored as."""
+"""The interface of all kinds of weights, however they are stored."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self
@@ -26,16 +26,17 @@ class Method(Protocol):
     ) -> Self:
         """Read the projections called `names`, each [its outputs, inputs], and stack them along their outputs.
 
-        order: which output of the checkpoint becomes each output; None = as they are. transposed: the checkpoint has
-        them as [inputs, outputs]. Raises ConfigError for a tensor
-        that is missing or has another shape.
+        order: for each output, the output of the checkpoint that it takes; None = the same order. transposed: the
+        checkpoint stores weights as [inputs, outputs]. Raises ConfigError for a tensor that is missing or has another
+        shape.
         """
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
 
     def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """As if called, where the outputs are gates, then as many ups. Returns activation(gate) * up, [T, outputs / 2].
+        """Multiply as `__call__` does and return activation(gate) * up, [T, outputs / 2].
 
-        activation: a key of baton_kernels.reference.activation.ACTIVATIONS.
+        The outputs are the gates, then as many ups. activation: a key of
+        baton_kernels.reference.activation.ACTIVATIONS.
         """

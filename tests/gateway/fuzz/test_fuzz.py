@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
-from baton_gateway.app import BODIES
+from baton_gateway.web.app import BODIES
 from baton_proto import serving_pb2 as pb
 
 from ..fake_worker import Job
@@ -26,7 +26,11 @@ BODIES_IN_ALL = int(os.environ.get("FUZZ_BODIES", "5000"))
 SEED = os.environ.get("FUZZ_SEED")
 JSON_TYPE = (b"content-type", b"application/json")
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(max(900, BODIES_IN_ALL // 10))]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.soak,
+    pytest.mark.timeout(max(900, BODIES_IN_ALL // 10)),
+]
 
 
 def fuzz(percent: int) -> Callable[[Any], Any]:

@@ -15,7 +15,11 @@ from .asking import ask
 from .hostile import HOSTILE, MOST_BYTES
 from .test_fuzz import BODIES_IN_ALL, JSON_TYPE, TEMPLATE, answer_at_once, fuzz
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(max(900, BODIES_IN_ALL // 10))]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.soak,
+    pytest.mark.timeout(max(900, BODIES_IN_ALL // 10)),
+]
 
 CONTEXT = 2**20  # tokens; enough that no long prompt is refused for its length
 

@@ -30,7 +30,7 @@ class RedisServer:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
+def redis_server(processes: None) -> Iterator[RedisServer]:
     folder = Path(tempfile.mkdtemp(prefix="baton-redis-"))  # pytest's own are too long for the path of a socket
     server = RedisServer(folder)
     yield server

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.background import keep_running
-from baton_gateway.keys import make_key
-from baton_gateway.tenants import Tenants
+from baton_gateway.concurrency.background import keep_running
+from baton_gateway.tenancy.keys import make_key
+from baton_gateway.tenancy.tenants import Tenants
 from tests.gateway.harness import error_of, pods, running
 from tests.gateway.test_observability import metrics
 
@@ -37,6 +37,7 @@ async def test_a_task_that_fails_is_run_again_after_longer_and_longer_pauses(cap
     assert "somebody" not in str([vars(record) for record in caplog.records])
 
 
+@pytest.mark.processes
 async def test_revocation_is_followed_after_a_failure_and_the_failure_is_counted(
     tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +89,7 @@ async def test_a_gateway_that_has_not_read_the_keys_yet_is_not_ready(
         assert (await status("sk-static")).status_code == 200
         # Redis comes up.
         (tmp_path / "nothing.sock").symlink_to(redis_server.url.removeprefix("unix://"))
-        await stack.until(lambda: stack.gateway.ready)
+        await stack.until(lambda: stack.gateway.services.ready)
         assert (await status(text)).status_code == 401
         assert (await stack.http.get("/ready")).status_code == 200
 
@@ -101,11 +102,11 @@ async def test_a_gateway_that_loses_redis_stays_ready_unless_it_refuses_requests
     link.symlink_to(redis_server.url.removeprefix("unix://"))
     settings: dict[str, Any] = {"redis_url": f"unix://{link}", "redis_lost": redis_lost}
     async with pods() as decodes, running(model_folder, decodes, **settings) as stack:
-        await stack.until(lambda: stack.gateway.ready)
+        await stack.until(lambda: stack.gateway.services.ready)
         assert stack.gateway.tenants._redis_keys is not None
         link.unlink()
         await stack.gateway.tenants._redis_keys._redis.connection_pool.disconnect()
         await stack.until(lambda: not stack.gateway.tenants.redis_up)
-        assert stack.gateway.ready == ready
+        assert stack.gateway.services.ready == ready
         await asyncio.sleep(1)
         assert (await metrics(stack))["baton_gateway_keys_age_seconds", ()] > 0.9

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from baton_cli.errors import UserError
 from baton_cli.main import app
-from baton_gateway.key_book import FileKeys, RedisKeys
-from baton_gateway.keys import make_key, utc_now
-from baton_gateway.limits.redis_store import connect
-from baton_gateway.tenants import Tenants, TenantsError, read_tenants
+from baton_gateway.tenancy.key_book import FileKeys, RedisKeys
+from baton_gateway.tenancy.keys import make_key, utc_now
+from baton_gateway.tenancy.limits.redis_store import connect
+from baton_gateway.tenancy.tenants import Tenants, TenantsError, read_tenants
 
 from .conftest import RedisServer
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from redis.asyncio import Redis
 
-from baton_gateway.keys import make_key
-from baton_gateway.quota import duration
+from baton_gateway.tenancy.keys import make_key
+from baton_gateway.tenancy.quota import duration
 from baton_proto import serving_pb2 as pb
 from tests.gateway.fake_worker import FakePod, hang
 from tests.gateway.harness import Stack, pods, running
@@ -24,6 +24,8 @@ from tests.gateway.test_observability import metrics
 from .conftest import RedisServer
 
 Limited = dict[str, Any]
+
+pytestmark = pytest.mark.processes
 
 
 class House:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from baton_gateway.limits.memory import MemoryLimits
-from baton_gateway.limits.redis_store import RedisLimits
-from baton_gateway.limits.store import EVER, LEASE_S, Decision, Limits, LimitStore
+from baton_gateway.tenancy.limits.memory import MemoryLimits
+from baton_gateway.tenancy.limits.redis_store import RedisLimits
+from baton_gateway.tenancy.limits.store import EVER, LEASE_S, Decision, LimitStore, TenantLimits
 
 from .conftest import RedisServer
 
@@ -24,7 +24,7 @@ START = 1_700_000_000_000_000
 class Model:
     """One tenant, by the book: a bucket that leaks all the time."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TenantLimits) -> None:
         self.limits = limits
         self.held = {"requests": Fraction(0), "tokens": Fraction(0)}
         self.open: dict[str, int] = {}  # streams
@@ -76,7 +76,7 @@ class Clock:
 
 
 limits_of = st.builds(
-    Limits,
+    TenantLimits,
     requests_per_minute=st.sampled_from([0, 1, 3, 7, 60]),
     tokens_per_minute=st.sampled_from([0, 10, 97, 1_000, 99_999_999]),
     max_streams=st.sampled_from([0, 0, 2, 9]),
@@ -106,7 +106,9 @@ def assert_as_the_model(model: Model, refused: str | None, got: Decision) -> Non
             assert standing.reset_s == pytest.approx(float(model.held[name] * 60 / limit), abs=1e-6)
 
 
-async def compare(store: LimitStore, limits: Limits, moves: list[Any], wait: Callable[[int], Awaitable[None]]) -> None:
+async def compare(
+    store: LimitStore, limits: TenantLimits, moves: list[Any], wait: Callable[[int], Awaitable[None]]
+) -> None:
     model, tenant = Model(limits), f"tenant-{next(names)}"
     ids: list[str] = []
     made: list[tuple[str, int, int]] = []
@@ -136,7 +138,7 @@ async def compare(store: LimitStore, limits: Limits, moves: list[Any], wait: Cal
 
 @settings(max_examples=300, deadline=None)
 @given(limits=limits_of, moves=moves_of)
-def test_memory(limits: Limits, moves: list[Any]) -> None:
+def test_memory(limits: TenantLimits, moves: list[Any]) -> None:
     clock = Clock()
 
     async def wait(us: int) -> None:
@@ -147,7 +149,7 @@ def test_memory(limits: Limits, moves: list[Any]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(limits=limits_of, moves=moves_of)
-def test_redis(redis_server: RedisServer, limits: Limits, moves: list[Any]) -> None:
+def test_redis(redis_server: RedisServer, limits: TenantLimits, moves: list[Any]) -> None:
     async def run() -> None:
         redis = Redis.from_url(redis_server.url)
         try:
@@ -165,7 +167,7 @@ class Frozen:
         self._redis = redis
         self._clock = Clock()
 
-    async def compare(self, limits: Limits, moves: list[Any]) -> None:
+    async def compare(self, limits: TenantLimits, moves: list[Any]) -> None:
         await compare(await self.store(), limits, moves, self.wait)
 
     async def wait(self, us: int) -> None:
@@ -207,7 +209,7 @@ def memory() -> tuple[LimitStore, Callable[[int], Awaitable[None]]]:
 async def test_streams_end_with_their_lease(redis: "Redis", kind: str) -> None:
     frozen = Frozen(redis)
     store, wait = memory() if kind == "memory" else (await frozen.store(), frozen.wait)
-    tenant, limits = f"tenant-{next(names)}", Limits(max_streams=10)
+    tenant, limits = f"tenant-{next(names)}", TenantLimits(max_streams=10)
 
     async def fits(id: str, streams: int) -> bool:
         return (await store.reserve(tenant, limits, id, 1, streams)).refused is None
@@ -228,7 +230,7 @@ async def test_streams_end_with_their_lease(redis: "Redis", kind: str) -> None:
 
 async def test_gateways_of_an_older_version_share_the_streams(redis: "Redis") -> None:
     """Such a gateway knows only the set of reservations, and ends leases there alone."""
-    store, tenant, limits = RedisLimits(redis), f"tenant-{next(names)}", Limits(max_streams=10)
+    store, tenant, limits = RedisLimits(redis), f"tenant-{next(names)}", TenantLimits(max_streams=10)
     streams = f"baton:{{{tenant}}}:streams"
     await redis.zadd(streams, {"of-an-older-one": 2 * START})
     assert (await store.reserve(tenant, limits, "a", 1, 8)).refused is None
@@ -242,7 +244,7 @@ async def test_a_budget_for_ever_is_never_forgotten(redis: "Redis") -> None:
     store, tenant = RedisLimits(redis), f"tenant-{next(names)}"
     key = f"baton:{{{tenant}}}:limits"
     for period, kept_for in (("2026-11", range(39 * 86_400, 41 * 86_400)), (EVER, [-1])):
-        limits = Limits(budget=100, period=period)
+        limits = TenantLimits(budget=100, period=period)
         await store.reserve(tenant, limits, f"a-{period}", 60)
         assert await redis.ttl(key) in kept_for
         await store.settle(tenant, limits, f"a-{period}", 0)
@@ -253,7 +255,7 @@ async def test_a_budget_for_ever_is_never_forgotten(redis: "Redis") -> None:
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_cancelled_reservation_takes_nothing_whenever_it_arrives(redis: "Redis", late: bool) -> None:
     store, tenant = RedisLimits(redis), f"tenant-{next(names)}"
-    limits = Limits(tokens_per_minute=1_000_000, max_streams=3, budget=100, period=EVER)
+    limits = TenantLimits(tokens_per_minute=1_000_000, max_streams=3, budget=100, period=EVER)
     for step in ("cancel", "reserve") if late else ("reserve", "cancel"):
         if step == "reserve":
             assert (await store.reserve(tenant, limits, "a", 100, 3)).refused is None

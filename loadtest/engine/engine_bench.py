@@ -1,0 +1,173 @@
+"""Baton's engine beside vLLM and Hugging Face transformers: one run, one device, the same shapes and the same requests.
+
+A shape is a folder with a config.json. Where it holds no weights, random ones are made for Baton in a temporary folder;
+the others make their own in memory. Prompts are random token ids, every output has an exact length, prefix caches are
+off, the temperature is 0.6 (transformers decodes greedily, which costs it less). An engine that is not installed is
+left out. Results are written after every row.
+
+ms/token: (time of a run with long outputs - time of one with outputs of 8 tokens) / tokens between; 512 tokens in.
+ms: from a lone prompt to its first token. tok/s of prefill: prompt tokens over the time to everyone's first token.
+transformers has no scheduler, so of the rows it runs those of equal lengths, with 32 tokens and 16 prompts at most.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from baton_engine.models.registry import load_model_config
+from loadtest.common.bench_table import profile_table, table
+from loadtest.common.job import Job, Json
+from loadtest.engine.bench_report import Report
+from loadtest.engine.device import Card
+from loadtest.engine.engines import ENGINES
+from loadtest.engine.limits import Limits
+from loadtest.engine.rows import make_rows, select_rows
+from loadtest.engine.task_process import run_task
+
+
+class Bench:
+    """The whole run, which measures nothing in this process."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._began = time.monotonic()
+        self._rows = select_rows(make_rows(arguments.scale, arguments.quick), arguments.rows)
+        if not self._rows:
+            raise SystemExit(f"--rows {arguments.rows!r} matches none of the rows")
+        self._engines = self._wanted_engines()
+        asked = {name: getattr(arguments, name) for name in ("seed", "scale", "quick")}
+        self._report = Report(arguments.out, asked)
+
+    def run(self) -> bool:
+        """Measure every shape and return whether all went well."""
+        for shape in self._arguments.shapes:
+            with contextlib.ExitStack() as stack:
+                kept = self._arguments.weights_dir
+                if kept is None:
+                    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
+                else:
+                    scratch = kept / f"{shape.resolve().name}-{self._arguments.seed}"
+                    scratch.mkdir(parents=True, exist_ok=True)
+                self._measure(shape.resolve(), scratch)
+        return self._report.good
+
+    def _wanted_engines(self) -> list[str]:
+        engines = self._arguments.engines.split(",")
+        unknown = [engine for engine in engines if engine not in ENGINES]
+        if unknown:
+            raise SystemExit(f"--engines: {unknown[0]!r} is none of {', '.join(ENGINES)}")
+        if self._arguments.deterministic and "deterministic" not in engines:
+            engines.insert(engines.index("ours") + 1 if "ours" in engines else 0, "deterministic")
+        missing = [e for e in engines if e in ("vllm", "transformers") and importlib.util.find_spec(e) is None]
+        if missing:
+            print(f"not installed, left out: {', '.join(missing)}")
+        return [engine for engine in engines if engine not in missing]
+
+    def _measure(self, shape: Path, scratch: Path) -> None:
+        has_weights = any(shape.glob("*.safetensors"))
+        if not has_weights:
+            shutil.copy(shape / "config.json", scratch)
+        job = self._job(shape.name, shape if has_weights else scratch)
+        entry = self._report.add_shape(shape.name)
+        needs_weights = self._arguments.profile or {"ours", "deterministic"} & set(self._engines)
+        self._run(replace(job, task="prepare", make_weights=bool(needs_weights) and not has_weights), "prepare", entry)
+        device = self._report.json.get("card")
+        if device is None:
+            raise SystemExit(f"the device could not be measured: {entry['errors'].get('prepare')}")
+        card = Card(**device["used_for_limits"])
+        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card)
+        for row in self._rows:
+            entry["rows"][row.key] = {"name": row.name, "unit": row.unit, "limit": row.limit(limits)}
+        for engine in self._engines:
+            self._run(replace(job, engine=engine), engine, entry)
+        print(f"\n{shape.name}, limits from {card}\n\n{table(entry, self._engines)}\n", flush=True)
+        if job.profile:
+            job = replace(job, task="profile", bandwidth=card.bandwidth, arithmetic=card.arithmetic)
+            self._run(job, "profile", entry)
+            print("\n".join(map(profile_table, entry["profile"])), flush=True)
+
+    def _job(self, shape: str, model: Path) -> Job:
+        a = self._arguments
+        return Job(
+            task="rows",
+            model=str(model),
+            shape=shape,
+            seed=a.seed,
+            scale=a.scale,
+            quick=a.quick,
+            rows=a.rows,
+            max_num_seqs=a.max_num_seqs,
+            max_num_batched_tokens=a.max_num_batched_tokens,
+            ours=dict(a.ours),
+            vllm=dict(a.vllm),
+            profile=str(a.profile) if a.profile else "",
+            bandwidth=a.bandwidth * 1e12,
+            arithmetic=a.arithmetic * 1e12,
+        )
+
+    def _run(self, job: Job, name: str, entry: Json) -> None:
+        """Run a task and note what it tells, on the screen and in the report."""
+        with contextlib.closing(run_task(job, self._arguments.timeout)) as events:
+            for event in events:
+                line = self._report.note(event, name, entry)
+                print(f"[{time.monotonic() - self._began:6.1f} s] {name}: {line}", flush=True)
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Return key and value of KEY=VALUE, where the value is JSON if it can be."""
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def parse_arguments() -> argparse.Namespace:
+    keys = ", ".join(row.key for row in make_rows(1.0, quick=False))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="+", type=Path, metavar="SHAPE_DIR")
+    parser.add_argument("--engines", default="ours,vllm,transformers", help="some of " + ", ".join(ENGINES))
+    parser.add_argument("--rows", default="*", help=f"keys or shell patterns of rows: {keys}")
+    parser.add_argument("--out", type=Path, default=Path("loadtest/out/engine_bench.json"))
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="also trace our steps, and write the traces there")
+    parser.add_argument("--deterministic", action="store_true", help="also run ours with its setting of that name")
+    parser.add_argument("--quick", action="store_true", help="fewer rows, shorter runs")
+    parser.add_argument("--scale", type=float, default=1.0, help="of lengths and numbers of requests")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-num-seqs", type=int, default=1024, help="of ours and vLLM; its own default on an H200")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=16_384, help="likewise")
+    for engine in ("ours", "vllm"):
+        parser.add_argument(
+            f"--{engine}", action="append", type=setting, default=[], metavar="KEY=VALUE", help="a setting of it"
+        )
+    parser.add_argument("--bandwidth", type=float, default=0.0, help="TB/s for the limits; measured unless given")
+    parser.add_argument("--arithmetic", type=float, default=0.0, help="TFLOP/s for the limits; measured unless given")
+    parser.add_argument("--weights-dir", type=Path, help="where random weights stay for the next run")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one engine on one shape")
+    return parser.parse_args()
+
+
+def main() -> None:
+    # What a task starts is not in this process's group, so even a polite kill must pass through the cleaning up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    arguments = parse_arguments()
+    good = Bench(arguments).run()
+    print(f"written to {arguments.out}")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

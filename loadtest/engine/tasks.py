@@ -1,0 +1,87 @@
+"""The tasks of the benchmark, run as a process of its own: tasks.py JOB_FILE EVENTS_FILE. What they tell are events,
+a line of JSON each."""
+
+import gc
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from loadtest.common.job import Job
+from loadtest.engine import device
+from loadtest.engine.device import Card
+from loadtest.engine.engines import ENGINES, Ours
+from loadtest.engine.rows import make_rows, select_rows, warm_up_rows
+
+Tell = Callable[..., None]
+
+
+def prepare(job: Job, tell: Tell) -> None:
+    """Measure the device, say what it is, and make the weights that are missing."""
+    measured = device.measure_card()
+    used = Card(job.bandwidth or measured.bandwidth, job.arithmetic or measured.arithmetic)
+    rates = {"measured": asdict(measured), "used_for_limits": asdict(used)}
+    tell("card", card={**device.describe(), "itemsize": device.itemsize(), **rates})
+    if job.make_weights:
+        from loadtest.common.random_weights import INDEX, write_random_weights
+
+        # The index comes last, so it says that the weights are whole.
+        folder = Path(job.model)
+        if not (folder / INDEX).exists():
+            began = time.perf_counter()
+            write_random_weights(folder, job.seed)
+            tell("weights", seconds=time.perf_counter() - began)
+
+
+def run_rows(job: Job, tell: Tell) -> None:
+    """Start an engine, warm it up, and tell of every row."""
+    began = time.perf_counter()
+    engine = ENGINES[job.engine](job)
+    tell("ready", seconds=time.perf_counter() - began, settings=engine.settings)
+    for row in filter(None, map(engine.adapt, warm_up_rows(job.scale))):
+        engine.generate(row.inputs, row.outputs)
+    # As in service: what is there by now stays, so the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    for row in filter(None, map(engine.adapt, select_rows(make_rows(job.scale, job.quick), job.rows))):
+        try:
+            tell("row", key=row.key, samples=row.measure(engine.generate))
+        except Exception as error:
+            tell("row", key=row.key, error=_one_line(error))
+
+
+def profile(job: Job, tell: Tell) -> None:
+    """Trace our steps and tell where their time goes."""
+    from loadtest.engine.step_profile import profile_steps
+
+    ours = Ours(job)
+    tell("ready", seconds=None, settings=ours.settings)
+    for report in profile_steps(ours, job):
+        tell("profile", report=report)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0][:300]
+
+
+def main(job_path: str, events_path: str) -> None:
+    def tell(event: str, **facts: Any) -> None:
+        with open(events_path, "a") as sink:
+            sink.write(json.dumps({"event": event, **facts}) + "\n")
+
+    job = Job.load(Path(job_path))
+    try:
+        {"prepare": prepare, "rows": run_rows, "profile": profile}[job.task](job, tell)
+    except Exception as error:
+        traceback.print_exc()
+        tell("error", error=_one_line(error))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

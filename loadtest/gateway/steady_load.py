@@ -1,0 +1,173 @@
+"""A number of streams, each of which asks again and again: requests arrive at a steady pace.
+
+They do so whenever that is in the engine's steps: streams that asked as soon as they ended would all arrive after a
+step, when everybody is busy with its tokens. Connections are kept for the next request, as clients do. What runs when
+the time is over is cut off. To be run in a process of its own, beside what it measures.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+import uvloop
+
+from baton_proto import serving_pb2 as pb
+from baton_proto import serving_pb2_grpc as rpc
+from loadtest.common.client import USAGE, Answer, Stream, post
+
+_QUESTION = "Which pods does a request go through, one after the other, and what does each of them do with it? " * 6
+_PROMPT_TOKENS = 150  # about as many as that has
+
+
+@dataclass(frozen=True)
+class SteadyLoad:
+    """`streams` of `tokens` each from `start` (of time.perf_counter, which processes share) to `end`.
+
+    period_s: in which each asks once, evenly spread; one that takes longer asks again when it is over.
+    """
+
+    streams: int
+    tokens: int
+    start: float
+    end: float
+    period_s: float
+
+
+def over_http(port: int, load: SteadyLoad, key: str) -> list[Answer]:
+    """Put a load of chats on an OpenAI-compatible server of this machine."""
+    unused: list[_Connection] = []
+
+    async def ask(answer: Answer, number: int) -> None:
+        body = {
+            "model": "scripted",
+            "messages": [{"role": "user", "content": f"{number}. {_QUESTION}"}],
+            "max_tokens": load.tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        request = post(f"127.0.0.1:{port}", "/v1/chat/completions", body, key, "keep-alive")
+        while unused and unused[-1].lost:
+            unused.pop()
+        if unused:
+            connection = unused.pop()
+        else:
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(_Connection, "127.0.0.1", port)
+        stream = connection.ask(request)
+        answer.events = stream.events
+        await stream.over
+        unused.append(connection)
+        usage = USAGE.findall(stream.tail)
+        answer.tokens = int(usage[-1]) if usage else 0
+        if answer.tokens != load.tokens:
+            answer.error = f"{answer.tokens} of {load.tokens} tokens: {stream.tail[-300:]!r}"
+
+    return uvloop.run(_drive(load, ask))
+
+
+class _Connection(asyncio.Protocol):
+    """Carries one stream after the other."""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self._transport: asyncio.Transport
+        self._stream: Stream | None = None
+
+    def ask(self, request: bytes) -> Stream:
+        self._stream = Stream(request)
+        self._stream.connection_made(self._transport)
+        return self._stream
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert self._stream is not None
+        self._stream.data_received(data)
+        # Events end by an empty line, so that only the end of the answer looks like this.
+        if data.endswith(b"0\r\n\r\n"):
+            self._stream.connection_lost(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        if self._stream is not None:
+            self._stream.connection_lost(error)
+
+
+def over_grpc(decode: str, prefill: str, load: SteadyLoad) -> list[Answer]:
+    """Put a load on a decode pod and its prefill pod, as a gateway would."""
+
+    async def drive() -> list[Answer]:
+        async with grpc.aio.insecure_channel(decode) as channel:
+            pods = _Pods(channel, prefill, load.tokens)
+            return await _drive(load, pods.ask)
+
+    return asyncio.run(drive())
+
+
+class _Pods:
+    """The one stream to a decode pod, with all requests on it."""
+
+    def __init__(self, channel: grpc.aio.Channel, prefill: str, tokens: int) -> None:
+        self._prefill = prefill
+        self._tokens = tokens
+        self._outbox: asyncio.Queue[pb.GatewayMessage] = asyncio.Queue()
+        self._call = rpc.DecodeStub(channel).Serve(self._requests())  # type: ignore[no-untyped-call]
+        self._live: dict[int, tuple[Answer, asyncio.Event]] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    async def ask(self, answer: Answer, number: int) -> None:
+        over = asyncio.Event()
+        self._live[number] = (answer, over)
+        submit = pb.Submit(
+            handle=number,
+            prompt_token_ids=[number, *[7] * _PROMPT_TOKENS],
+            sampling=pb.SamplingParams(max_tokens=self._tokens, n=1, top_p=1, repetition_penalty=1),
+            prefill_addresses=[self._prefill],
+        )
+        self._outbox.put_nowait(pb.GatewayMessage(submit=submit))
+        await over.wait()
+
+    async def _requests(self) -> AsyncIterator[pb.GatewayMessage]:
+        while True:
+            yield await self._outbox.get()
+
+    async def _read(self) -> None:
+        async for message in self._call:
+            now = time.perf_counter()
+            for delta in message.step.deltas:
+                answer, over = self._live[delta.handle]
+                answer.events.append(now)
+                answer.tokens += len(delta.token_ids)
+                answer.error = delta.failure.message
+                if delta.finish_reason:
+                    over.set()
+
+
+async def _drive(load: SteadyLoad, ask: Callable[[Answer, int], Awaitable[Any]]) -> list[Answer]:
+    answers: list[Answer] = []
+    numbers = itertools.count(1)
+
+    async def ask_on(due: float) -> None:
+        while True:
+            await asyncio.sleep(due - time.perf_counter())
+            due = max(due, time.perf_counter() - load.period_s) + load.period_s
+            answers.append(Answer(time.perf_counter()))
+            try:
+                await ask(answers[-1], next(numbers))
+            except OSError as error:
+                answers[-1].error = repr(error)
+                await asyncio.sleep(0.1)
+
+    pace = load.period_s / load.streams
+    tasks = [asyncio.create_task(ask_on(load.start + pace * index)) for index in range(load.streams)]
+    await asyncio.wait(tasks, timeout=load.end - time.perf_counter(), return_when=asyncio.FIRST_EXCEPTION)
+    for task in tasks:
+        if task.done():
+            task.result()
+        task.cancel()
+    return answers

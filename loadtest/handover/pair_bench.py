@@ -1,0 +1,217 @@
+"""KV from one GPU's cache into another's, beside plain NCCL send and receive of as many bytes in the same run.
+
+Usage: pair_bench.py [--repeats N] [--out FILE], on a machine with two GPUs. Two processes, one for each GPU, with a KV
+cache of the Llama-3.1-8B shape and what an engine process moves KV with: gather, checksum, announcement, NCCL,
+checksum, scatter; and the same without checksums. Plain NCCL is torch.distributed's, one message of the size at a time.
+Medians; a table, and JSON.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+import torch
+
+from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout, Plane
+from baton_engine.exports import Export
+from baton_engine.kv_cache import KvCache
+from baton_engine.triton_ops import TRITON
+from baton_kv.nccl import warm_up
+from baton_kv.staging import StagingArena
+from baton_worker.kv_mover import KvMover
+from baton_worker.messages import Output, ReceivePiece, SendPiece
+from baton_worker.pair_memory import PairMemory
+from loadtest.common.bench_table import aligned, figure
+
+LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 64
+TOKEN_BYTES = LAYERS * 2 * HEADS * HEAD_DIM * 2
+LENGTHS = (128, 512, 1024, 4000, 8192, 16384)
+PAIR = 1
+MEMORY = {"slots, once": "slot_bytes", "the pair": "pair_bytes"}
+
+
+class CacheOnly:
+    """As much of an engine as moving KV takes."""
+
+    def __init__(self, device: torch.device) -> None:
+        planes = (Plane(name, HEADS, HEAD_DIM, "bfloat16") for name in ("key", "value"))
+        cache = KvCache(KvLayout(LAYERS, tuple(planes)), BLOCK_SIZE, device, TRITON)
+        cache.allocate(2 * max(LENGTHS) // BLOCK_SIZE)
+        for plane in cache.planes:
+            plane.normal_()
+        self.runner = SimpleNamespace(cache=cache)
+        self.config = SimpleNamespace(block_size=BLOCK_SIZE)
+        # In an order that is not the memory's.
+        self.blocks: list[int] = torch.randperm(cache.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+        self.missing = 0
+
+    def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool:
+        self.runner.cache.scatter([self.blocks], extent, values)
+        self.missing -= extent.num_tokens
+        return not self.missing
+
+
+def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
+    """One end; rank 0 sends. Orders are ("plain", bytes, repeats), ("pair", tokens, repeats) and
+    ("unchecked", tokens, repeats), answers seconds."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    engine = CacheOnly(device)
+    mover = KvMover(engine, *(StagingArena.create_file("bench") for _ in range(2)), PairMemory(most=2))  # type: ignore[arg-type]
+    warm_up(device)
+    meet(peer)
+    used = memory(device)
+    began = time.perf_counter()
+    connect(rank, mover, peer)
+    seconds = time.perf_counter() - began
+    slots, pair = (after - before for before, after in zip(used, memory(device), strict=True))
+    orders.send({"setup_s": seconds, "slot_bytes": slots, "pair_bytes": pair})
+    torch.distributed.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    while (order := orders.recv()) is not None:
+        kind, size, repeats = order
+        if kind != "plain":
+            mover.use_pair(PAIR, check=kind == "pair", credit=None)
+        move = plain if kind == "plain" else through_pair
+        orders.send([move(rank, size, engine, mover, peer) for _ in range(repeats)])
+    torch.distributed.destroy_process_group()
+    blocks = engine.blocks[: 4000 // BLOCK_SIZE]
+    ours = [float(plane[:, blocks].double().sum()) for plane in engine.runner.cache.planes]
+    if rank == 0:
+        peer.send(ours)
+    else:
+        orders.send(ours == peer.recv())
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """Return the bytes of the device that torch holds, and those that others do."""
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    return held, total - free - held
+
+
+def connect(rank: int, mover: KvMover, peer: Connection) -> None:
+    if rank == 0:
+        mover.open_pair(PAIR)
+        peer.send(mover.output.pair_ids[0].unique_id)
+    else:
+        mover.join_pair(PAIR, peer.recv())
+    while not mover.output.pairs_up:
+        mover.settle()
+        if mover.output.pairs_lost:
+            raise RuntimeError(mover.output.pairs_lost[0].reason)
+    mover.output = Output()
+
+
+def plain(rank: int, size: int, engine: CacheOnly, mover: KvMover, peer: Connection) -> float:
+    values = torch.empty(size, dtype=torch.uint8, device=f"cuda:{rank}")
+    torch.cuda.synchronize()
+    meet(peer)
+    began = time.perf_counter()
+    if rank == 0:
+        torch.distributed.send(values, 1)
+    else:
+        torch.distributed.recv(values, 0)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def through_pair(rank: int, tokens: int, engine: CacheOnly, mover: KvMover, peer: Connection) -> float:
+    engine.missing = tokens
+    torch.cuda.synchronize()
+    meet(peer)
+    began = time.perf_counter()
+    if rank == 0:
+        mover.expect(1, PAIR)
+        mover.put(Export(1, engine.runner.cache.layout.extent(0, tokens), [engine.blocks]))
+        while not peer.poll():
+            mover.pack()
+            mover.settle()
+            pieces, mover.output = mover.output.pieces, Output()
+            for piece in pieces:
+                size = piece.extent.num_tokens * TOKEN_BYTES
+                peer.send((size, piece.checksum, piece.extent))
+                mover.send(SendPiece(PAIR, piece.slot, size))
+        peer.recv()
+    else:
+        while not mover.output.imported:
+            while peer.poll():
+                size, checksum, extent = peer.recv()
+                mover.receive(ReceivePiece(PAIR, size, checksum, 1, 1, extent))
+            mover.settle()
+            if mover.output.damaged:
+                raise RuntimeError("a piece was damaged")
+        torch.cuda.synchronize()
+        mover.output = Output()
+        peer.send("done")
+    return time.perf_counter() - began
+
+
+def meet(peer: Connection) -> None:
+    peer.send("here")
+    peer.recv()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("loadtest/out/pair_bench.json"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    context = multiprocessing.get_context("spawn")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    peers = context.Pipe()
+    orders = [context.Pipe() for _ in range(2)]
+    ends = [context.Process(target=run_end, args=(rank, peers[rank], orders[rank][1], port)) for rank in range(2)]
+    for end in ends:
+        end.start()
+    ours = [pipe[0] for pipe in orders]
+    setup = [pipe.recv() for pipe in ours]
+    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "setup": setup, "rows": []}
+    slowest = max(end["setup_s"] for end in setup)
+    print(f"pair set up in {slowest:.2f} s, NCCL's first message included; MiB of memory at sender and receiver:")
+    print(", ".join(f"{what} {[end[key] >> 20 for end in setup]}" for what, key in MEMORY.items()))
+    lines = [["", "plain NCCL", "", "hand-over", "", "of plain", "unchecked", "", "of plain"]]
+    for tokens in LENGTHS:
+        size = tokens * TOKEN_BYTES
+        seconds = {}
+        for kind, amount in (("plain", size), ("pair", tokens), ("unchecked", tokens)):
+            for pipe in ours:
+                pipe.send((kind, amount, arguments.repeats))
+            # The first ones warm up. The receiver has it all when the sender has been told.
+            seconds[kind] = statistics.median(max(pair) for pair in zip(*(p.recv() for p in ours), strict=True))
+        report["rows"].append({"tokens": tokens, "bytes": size, **seconds})
+        rates = {kind: size / value / 1e9 for kind, value in seconds.items()}
+        line = [f"{tokens} tokens, {size >> 20} MiB"]
+        for kind, rate in rates.items():
+            line += [f"{figure(seconds[kind] * 1e3)} ms", f"{rate:.0f} GB/s"]
+            line += [f"{rate / rates['plain']:.0%}"] if kind != "plain" else []
+        lines.append(line)
+    for pipe in ours:
+        pipe.send(None)
+    report["equal"] = ours[1].recv()
+    for end in ends:
+        end.join()
+    print(aligned(lines, 1), f"\nwhat arrived is what was sent: {report['equal']}")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(report, indent=1))
+    os._exit(0 if report["equal"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Prefill and decode on a GPU each, beside the decode pod alone: what a hand-over adds, as a client sees it.
+
+Usage: pd_bench.py SHAPE_DIR [--transport auto|tcp|grpc] [--out FILE]. One prefill pod, one decode pod, and two
+gateways before the latter: one hands prompts over, for the other the decode pod prefills by itself. Random weights,
+prefix caches off, temperature 0.6. On a machine without GPUs both pods share the CPU.
+
+first hand-over: from the link between the two pods to the connection between their GPUs, which no request waits for.
+lone TTFT: of one request at a time through either gateway. exposed hand-over: how much later than the next ones the
+second token comes, the first being the prefill pod's. beside hand-overs: the time between tokens of 32 long answers,
+which the decode pod prefilled, alone and while prompts of 1,024 tokens are handed over 8 times a second.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+import torch
+
+from baton_engine.models.registry import load_model_config
+from loadtest.common.bench_table import aligned, figure
+from loadtest.common.client import Answer, Load, drive
+from loadtest.common.random_tokenizer import write_random_tokenizer
+from loadtest.common.random_weights import write_random_weights
+from loadtest.common.servers import HOST, as_flags
+from loadtest.engine.engine_bench import setting
+from loadtest.handover.pods import Pods, seconds_between
+
+
+@contextlib.contextmanager
+def running(model: Path, arguments: argparse.Namespace) -> Iterator[tuple[Pods, int, int]]:
+    """Yield the pods, and the ports of the gateway that hands over and of the one that does not."""
+    longest = min(8192, load_model_config(model).max_position_embeddings)
+    common = ["--max-model-len", str(longest), "--no-enable-prefix-caching", *as_flags(dict(arguments.settings))]
+    with Pods(model, arguments.out.parent) as pods:
+        prefill = pods.start("prefill", common, "0,1")
+        decode = pods.start("decode", [*common, "--kv-transport", arguments.transport], "1,0")
+        gateway = ["--admin-port", "0", "--decode-addresses", f"{HOST}:{decode}"]
+        alone = pods.start("gateway", gateway, name="alone")
+        # It is about hand-overs, also where the decode pod would be faster.
+        gateway += ["--prefill-addresses", f"{HOST}:{prefill}", "--no-local-prefill"]
+        handing_over = pods.start("gateway", gateway, name="pd")
+        pods.wait_until_ready("decode" if arguments.transport == "auto" and torch.cuda.device_count() > 1 else None)
+        yield pods, handing_over, alone
+
+
+def checked(answers: list[Answer]) -> list[Answer]:
+    """Raises RuntimeError when one of them failed."""
+    failed = [answer.error for answer in answers if answer.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(answers)} requests failed: {failed[0]}")
+    return answers
+
+
+def median_ms(values: list[float]) -> float:
+    return statistics.median(values) * 1e3
+
+
+def gaps(answer: Answer) -> list[float]:
+    return [b - a for a, b in zip(answer.events, answer.events[1:], strict=False)]
+
+
+class Bench:
+    """handing_over, alone: ports of the two gateways. vocab: token ids of prompts are below it."""
+
+    def __init__(self, arguments: argparse.Namespace, pods: Pods, handing_over: int, alone: int, vocab: int) -> None:
+        self._arguments, self._pods, self._vocab = arguments, pods, vocab
+        self._handing_over, self._alone = handing_over, alone
+        self._rows: dict[str, float] = {}
+
+    async def run(self) -> dict[str, float]:
+        linked = self._pods.events("decode", "linked")
+        paired = self._pods.events("decode", "paired")
+        if linked and paired:
+            self._note("first hand-over of the pair, s", seconds_between(linked[0], paired[0]))
+        scale = self._arguments.scale
+        for tokens in (max(round(length * scale), 4) for length in (1024, 4000)):
+            load = Load("lone", "", tokens, 24, self._arguments.repeats)
+            for port in (self._handing_over, self._alone):  # what is compiled or captured at first use
+                await self._drive(port, load)
+            pd, alone = await self._drive(self._handing_over, load), await self._drive(self._alone, load)
+            for name, answers in (("P/D", pd), ("aggregated", alone)):
+                self._note(f"{tokens} tokens, lone TTFT {name}, ms", median_ms([a.events[0] - a.due for a in answers]))
+            for name, answers in (("exposed hand-over", pd), ("the same, aggregated", alone)):
+                late = [gaps(answer)[0] - statistics.median(gaps(answer)[2:]) for answer in answers]
+                self._note(f"{tokens} tokens, {name}, ms", median_ms(late))
+        await self._beside(max(round(1024 * scale), 4))
+        return self._rows
+
+    async def _beside(self, tokens: int) -> None:
+        seconds = self._arguments.seconds
+        long = Load("long", "", max(tokens // 4, 4), max(round(150 * seconds), 20), 32, concurrency=32)
+        handed = Load("handed", "", tokens, 2, max(round(8 * seconds), 1), rate=8.0)
+        alone = await self._drive(self._alone, long)
+        beside, _ = await asyncio.gather(self._drive(self._alone, long), self._drive(self._handing_over, handed))
+        quiet, busy = (median_ms([gap for a in answers for gap in gaps(a)]) for answers in (alone, beside))
+        self._note("time between tokens of 32 answers, ms", quiet)
+        self._note("the same beside hand-overs, ms", busy)
+        self._note("slower by, %", (busy / quiet - 1) * 100)
+
+    async def _drive(self, port: int, load: Load) -> list[Answer]:
+        return checked(await drive(HOST, port, load, self._arguments.seed, self._vocab))
+
+    def _note(self, name: str, value: float) -> None:
+        self._rows[name] = value
+        print(f"{name}: {figure(value)}", flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", type=Path, metavar="SHAPE_DIR")
+    parser.add_argument("--transport", default="auto", choices=["auto", "tcp", "grpc"])
+    parser.add_argument("--out", type=Path, default=Path("loadtest/out/pd/pd_bench.json"), help="logs go beside it")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of hand-overs beside answers")
+    parser.add_argument("--scale", type=float, default=1.0, help="of lengths")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--weights-dir", type=Path, help="where random weights stay for the next run")
+    parser.add_argument(
+        "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
+        help="a flag of both workers",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    with tempfile.TemporaryDirectory(prefix="baton-pd-") as name:
+        model = arguments.weights_dir or Path(name)
+        model.mkdir(parents=True, exist_ok=True)
+        shutil.copy(arguments.shape / "config.json", model)
+        vocab = load_model_config(model).vocab_size
+        write_random_tokenizer(model, vocab)
+        if not any(model.glob("*.safetensors")):
+            write_random_weights(model, arguments.seed)
+        with running(model, arguments) as (pods, handing_over, alone):
+            rows = asyncio.run(Bench(arguments, pods, handing_over, alone, vocab).run())
+    print("\n" + aligned([[row, figure(value)] for row, value in rows.items()], 1))
+    arguments.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Prefill and decode on a GPU each beside two replicas on the same GPUs: the same loads, one layout after the other.
+
+Usage: pd_load.py SHAPE_DIR --load ARGUMENTS... [--layouts pd,replicas] [--out DIR]. A load is arguments of `baton bench
+serve`, such as "--rates 20,35 --input-tokens 1024 --seconds 16"; what it measures goes to DIR/LAYOUT-NUMBER.json, which
+goodput_grid.py reads. pd: a prefill and a decode pod, which prefills by itself where that is predicted to cost less.
+replicas: two decode pods. Random weights, prefix caches off. On a machine without GPUs all pods share the CPU.
+"""
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+import torch
+
+from baton_cli.ports import free_loopback_ports
+from baton_engine.models.registry import load_model_config
+from loadtest.common.random_tokenizer import write_random_tokenizer
+from loadtest.common.random_weights import write_random_weights
+from loadtest.common.servers import HOST, as_flags
+from loadtest.engine.engine_bench import setting
+from loadtest.handover.pods import Pods
+
+_LAYOUTS = ("pd", "replicas")
+# Which kind of pod computed the prompts.
+_TOLD = "baton_gateway_prefills_total"
+
+
+def measure(layout: str, model: Path, loads: list[str], arguments: argparse.Namespace) -> None:
+    """Start a layout and run each load on it. Raises RuntimeError when one fails."""
+    [admin] = free_loopback_ports(1)
+    worker = ["--no-enable-prefix-caching", *as_flags(dict(arguments.settings))]
+    gateway = ["--admin-port", str(admin)]
+    with Pods(model, arguments.out / f"{layout}-logs") as pods:
+        first = pods.start("prefill" if layout == "pd" else "decode", worker, "0,1", "first")
+        second = pods.start("decode", worker, "1,0", "second")
+        addresses = [f"{HOST}:{port}" for port in (first, second)]
+        if layout == "pd":
+            gateway += ["--prefill-addresses", addresses.pop(0)]
+        port = pods.start("gateway", [*gateway, "--decode-addresses", ",".join(addresses)])
+        pods.wait_until_ready("second" if layout == "pd" and torch.cuda.device_count() > 1 else None)
+        for number, load in enumerate(loads):
+            command = [sys.executable, "-m", "baton_cli", "bench", "serve", *shlex.split(load)]
+            command += ["--seed", str(arguments.seed), "--json-file", str(arguments.out / f"{layout}-{number}.json")]
+            command += ["--target", f"{layout}=http://{HOST}:{port}", "--admin-url", f"{layout}=http://{HOST}:{admin}"]
+            if subprocess.run(command).returncode:
+                raise RuntimeError(f"{layout}: {load!r} failed")
+        metrics = urllib.request.urlopen(f"http://{HOST}:{admin}/metrics", timeout=5).read().decode()
+        print("\n".join(line for line in metrics.splitlines() if line.startswith(_TOLD)), flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", type=Path, metavar="SHAPE_DIR")
+    parser.add_argument("--load", dest="loads", action="append", required=True, metavar="ARGUMENTS")
+    parser.add_argument("--layouts", default="pd,replicas", help="in this order")
+    parser.add_argument("--out", type=Path, default=Path("loadtest/out/pd_load"))
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and weights")
+    parser.add_argument("--weights-dir", type=Path, help="where random weights stay for the next run")
+    parser.add_argument(
+        "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
+        help="a flag of all workers",
+    )  # fmt: skip
+    arguments = parser.parse_args()
+    unknown = set(arguments.layouts.split(",")) - set(_LAYOUTS)
+    if unknown:
+        parser.error(f"--layouts: {', '.join(sorted(unknown))}: not one of {', '.join(_LAYOUTS)}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    with tempfile.TemporaryDirectory(prefix="baton-pd-") as name:
+        model = arguments.weights_dir or Path(name)
+        model.mkdir(parents=True, exist_ok=True)
+        shutil.copy(arguments.shape / "config.json", model)
+        write_random_tokenizer(model, load_model_config(model).vocab_size)
+        if not any(model.glob("*.safetensors")):
+            write_random_weights(model, arguments.seed)
+        for layout in arguments.layouts.split(","):
+            measure(layout, model, arguments.loads, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The text of each choice, and the JSON that clients get."""

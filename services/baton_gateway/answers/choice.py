@@ -1,0 +1,108 @@
+"""One choice of an answer, from tokens to text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton_proto import serving_pb2 as pb
+
+from ..models.detokenizer import Detokenizer
+from .stop import StopMatcher
+
+
+@dataclass(slots=True)
+class Piece:
+    """What some tokens add to a choice. A token's offset is the characters of text before it."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def extend(self, other: "Piece") -> None:
+        self.text += other.text
+        self.token_ids += other.token_ids
+        self.logprobs += other.logprobs
+        self.offsets += other.offsets
+
+
+class Choice:
+    """Turns the tokens of one choice into text until a stop string, a stop token or the pod ends it."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        *,
+        stops: Sequence[str] = (),
+        stop_ids: frozenset[int] = frozenset(),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        silent: bool = False,
+    ) -> None:
+        """stop_ids: tokens that end the choice and are no part of its text, unless include_stop.
+
+        min_tokens: the tokens in which no stop string is looked for.
+        silent: the choice has no output of its own; its tokens are dropped.
+        """
+        self._detokenizer = detokenizer
+        self._stop = StopMatcher(stops, include_stop) if stops else None
+        self._stop_ids = frozenset() if include_stop else stop_ids
+        self._min_tokens = min_tokens
+        self._silent = silent
+        self._length = 0
+        self.tokens = 0  # completion tokens for usage
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def feed(self, delta: pb.Delta) -> Piece:
+        """Take what the pod sent; afterwards `finish_reason` is set if that was the end."""
+        finish = delta.finish_reason
+        if self._silent:
+            self.finish_reason = "length" if finish else None
+            return Piece()
+        token_ids = list(delta.token_ids)
+        unseen = 0
+        if finish == pb.FINISH_REASON_STOP and token_ids and token_ids[-1] in self._stop_ids:
+            unseen = 1
+        if self._stop is None and not delta.logprobs:
+            self.tokens += len(token_ids)
+            piece = Piece(self._detokenizer.push(token_ids[:-1] if unseen else token_ids), token_ids)
+        else:
+            piece = self._feed_singly(token_ids, delta.logprobs, unseen)
+        if self.finish_reason is None and finish != pb.FINISH_REASON_NONE:
+            self._finish(delta, piece)
+        return piece
+
+    def _feed_singly(self, token_ids: list[int], logprobs: Sequence[pb.TokenLogprobs], unseen: int) -> Piece:
+        """Take tokens one by one, to know the offset of each and the one that completes a stop string."""
+        piece = Piece()
+        for position, token_id in enumerate(token_ids):
+            self.tokens += 1
+            piece.token_ids.append(token_id)
+            if logprobs:
+                piece.logprobs.append(logprobs[position])
+                piece.offsets.append(self._length)
+            if position < len(token_ids) - unseen:
+                piece.text += self._show(self._detokenizer.push((token_id,)))
+            if self.finish_reason is not None:
+                break
+        return piece
+
+    def _show(self, text: str) -> str:
+        self._length += len(text)
+        if self._stop is None or self.tokens <= self._min_tokens:
+            return text
+        text, stop = self._stop.push(text)
+        if stop is not None:
+            self.finish_reason = "stop"
+            self.stop_reason = stop
+        return text
+
+    def _finish(self, delta: pb.Delta, piece: Piece) -> None:
+        piece.text += self._show(self._detokenizer.flush())
+        if self.finish_reason is not None:
+            return
+        if self._stop is not None:
+            piece.text += self._stop.flush()
+        self.finish_reason = "stop" if delta.finish_reason == pb.FINISH_REASON_STOP else "length"
+        if delta.HasField("stop_token_id"):
+            self.stop_reason = delta.stop_token_id

@@ -1,0 +1,134 @@
+"""From prompts and parameters to the reply, which sends them to pods and their answer to the client."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from baton_proto import serving_pb2 as pb
+
+from ..bounds import MAX_SESSION_CHARS
+from ..concurrency.pace import Pace
+from ..fleet.catalog import Model, Pool
+from ..generation.generation import Generation
+from ..generation.stream_limits import StreamLimits
+from ..requests.bodies import ChatCompletionRequest, GenerationRequest
+from ..settings import GatewaySettings
+from ..telemetry.metrics import Metrics
+from ..telemetry.record import RequestRecord
+from ..tenancy.cache_salt import cache_salt
+from .choice import Choice
+from .reply import Reply, ReplyOptions
+from .shapes import Shape
+
+if TYPE_CHECKING:
+    from baton_common.tracing import Tracing
+
+
+class ReplyMaker:
+    """Makes the replies to requests whose prompts and parameters are known."""
+
+    def __init__(self, settings: GatewaySettings, metrics: Metrics, tracing: "Tracing | None") -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._tracing = tracing
+
+    async def make_reply(
+        self,
+        model: Model,
+        pool: Pool,
+        request: GenerationRequest,
+        prompts: Sequence[list[int]],
+        sampling: Iterable[pb.SamplingParams],
+        shape: Shape,
+        record: RequestRecord,
+        *,
+        silent: bool = False,
+        kept: Sequence[str] = (),
+    ) -> Reply:
+        """Return the answer that these prompts will have, each with its parameters; sending it sends them to the pods.
+
+        silent: only the prompts matter; what is generated is dropped. kept: special tokens that are a part of the text.
+        """
+        pace, published = Pace(), model.served.published
+        choices: list[Choice] = []
+        submits: list[pb.Submit] = []
+        make_choice: Callable[[], Choice] | None = None
+        traceparent = self._trace(model, pool, request, record)
+        salt = cache_salt(record.identity)
+        for prompt, params in zip(prompts, sampling, strict=True):
+            make_choice = make_choice or _choices(model, request, params, silent, kept)
+            scope = pb.CacheScope(salt=salt, shared_tokens=published.shared_tokens(prompt)) if salt else None
+            submits.append(
+                pb.Submit(
+                    request_id=record.request_id,
+                    prompt_token_ids=prompt,
+                    sampling=params,
+                    # The operator's alone: a pod knows no tenants, so a client's would overtake those of others there.
+                    priority=record.identity.tenant.priority if record.identity else 0,
+                    traceparent=traceparent,
+                    cache_scope=scope,
+                )
+            )
+            choices += [make_choice() for _ in range(request.choices)]
+            await pace.breathe()
+        record.prompt_tokens = sum(map(len, prompts))
+        settings, options = self._settings, self._options(request)
+        generation = Generation(
+            pool.fleet,
+            submits,
+            StreamLimits(
+                max_unread_tokens=settings.max_unread_tokens,
+                max_lost_pods=settings.max_lost_pods,
+                queue_timeout_s=settings.queue_timeout_s,
+                resume_timeout_s=settings.resume_timeout_s,
+            ),
+            (record.session or request.user or "")[:MAX_SESSION_CHARS],
+            record.identity.name if record.identity else "",
+            record.identity.tenant.weight if record.identity else 1.0,
+            record.trace_id,
+            request.priority or 0,
+        )
+        return Reply(generation, choices, shape, options, record, self._metrics, request.choices)
+
+    def _trace(self, model: Model, pool: Pool, request: GenerationRequest, record: RequestRecord) -> str:
+        """Begin the span of a request, if requests are traced; return the `traceparent` that pods get."""
+        if self._tracing is None:
+            return ""
+        # Only here, as OpenTelemetry takes a moment and some memory.
+        from ..telemetry.request_trace import Operation, RequestTrace
+
+        operation: Operation = "chat" if isinstance(request, ChatCompletionRequest) else "text_completion"
+        trace = RequestTrace(self._tracing, operation, request, model.name, pool.spec.name, record)
+        record.end_trace = trace.end
+        return trace.traceparent
+
+    def _options(self, request: GenerationRequest) -> ReplyOptions:
+        usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+        return ReplyOptions(
+            stream=bool(request.stream),
+            usage=usage,
+            running_usage=usage
+            and request.stream_options is not None
+            and bool(request.stream_options.continuous_usage_stats),
+            keepalive_s=self._settings.keepalive_s,
+            timeout_s=self._settings.request_timeout_s,
+        )
+
+
+def _choices(
+    model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool, kept: Sequence[str]
+) -> Callable[[], Choice]:
+    """Return what makes a choice of a request. params: of any of its prompts."""
+    stop_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
+    min_tokens = params.min_tokens
+
+    def make() -> Choice:
+        return Choice(
+            model.served.tokenizer.detokenizer(request.skip_special_tokens is not False, kept),
+            stops=request.stop or (),
+            stop_ids=stop_ids,
+            include_stop=bool(request.include_stop_str_in_output),
+            min_tokens=min_tokens,
+            silent=silent,
+        )
+
+    return make

@@ -1,0 +1,171 @@
+"""The output of a response: its items, and the events that tell how they come about."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from ..models.tokenizer import ModelTokenizer
+from ..tools.tool_calls import CallDelta, CallReader, Part
+from .choice import Piece
+from .logprobs import chat_logprobs
+
+Event = dict[str, Any]
+Ending = Literal["completed", "incomplete"]
+
+
+class Output(Protocol):
+    """Events lack their sequence numbers, and those of `push` must be written before the next call changes them."""
+
+    items: list[dict[str, Any]]
+
+    def begin(self) -> Sequence[Event]:
+        """Return what precedes the first tokens."""
+        ...
+
+    def push(self, piece: Piece) -> Sequence[Event]:
+        """Return what some tokens add."""
+        ...
+
+    def end(self, status: Ending) -> Sequence[Event]:
+        """Return what finishes the last item, which has this status."""
+        ...
+
+
+class MessageOutput:
+    """A message of one part, which is text."""
+
+    def __init__(self, id: str, tokenizer: ModelTokenizer, logprobs: bool, index: int = 0) -> None:
+        """logprobs: whether the client asked for them. index: of the item in the output."""
+        item = {"id": id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        self._item: dict[str, Any] = item
+        self.items = [self._item]
+        self._index = index
+        self._part = {"item_id": id, "output_index": index, "content_index": 0}
+        self._tokenizer = tokenizer
+        self._with_logprobs = logprobs
+        self._texts: list[str] = []
+        self._logprobs: list[msgspec.Raw] = []
+
+    def begin(self) -> Sequence[Event]:
+        return (
+            # A copy, since the text of one push may hold a whole message before a call.
+            {"type": "response.output_item.added", "output_index": self._index, "item": dict(self._item)},
+            {"type": "response.content_part.added", **self._part, "part": _text_part("", [])},
+        )
+
+    def push(self, piece: Piece) -> Sequence[Event]:
+        return self.add(piece.text, _entries(piece, self._tokenizer) if self._with_logprobs else [])
+
+    def add(self, text: str, logprobs: list[msgspec.Raw]) -> Sequence[Event]:
+        if not text and not logprobs:
+            return ()
+        self._texts.append(text)
+        self._logprobs += logprobs
+        return ({"type": "response.output_text.delta", **self._part, "delta": text, "logprobs": logprobs},)
+
+    def end(self, status: Ending) -> Sequence[Event]:
+        text = "".join(self._texts)
+        part = _text_part(text, self._logprobs)
+        self._item |= {"status": status, "content": [part]}
+        return (
+            {"type": "response.output_text.done", **self._part, "text": text, "logprobs": self._logprobs},
+            {"type": "response.content_part.done", **self._part, "part": part},
+            {"type": "response.output_item.done", "output_index": self._index, "item": self._item},
+        )
+
+
+class CallOutput:
+    """A call of a function."""
+
+    def __init__(self, call_id: str, name: str, index: int) -> None:
+        """index: of the item in the output."""
+        id = f"fc_{call_id.removeprefix('call_')}"
+        self.item: dict[str, Any] = {"id": id, "type": "function_call", "status": "in_progress"}
+        self.item |= {"call_id": call_id, "name": name, "arguments": ""}
+        self._index = index
+        self._place = {"item_id": id, "output_index": index}
+        self._arguments: list[str] = []
+
+    def begin(self) -> Event:
+        # A copy, since one push may hold all of a call.
+        return {"type": "response.output_item.added", "output_index": self._index, "item": dict(self.item)}
+
+    def push(self, arguments: str) -> Event:
+        self._arguments.append(arguments)
+        return {"type": "response.function_call_arguments.delta", **self._place, "delta": arguments}
+
+    def end(self, status: Ending) -> Sequence[Event]:
+        arguments = "".join(self._arguments)
+        self.item |= {"status": status, "arguments": arguments}
+        done = {"type": "response.function_call_arguments.done", **self._place, "name": self.item["name"]}
+        return (
+            {**done, "arguments": arguments},
+            {"type": "response.output_item.done", "output_index": self._index, "item": self.item},
+        )
+
+
+class CallsOutput:
+    """Calls of functions, an item each, and messages for what is none."""
+
+    def __init__(self, reader: CallReader, id: str, tokenizer: ModelTokenizer, logprobs: bool) -> None:
+        """id, tokenizer, logprobs: as for a message."""
+        self.items: list[dict[str, Any]] = []
+        self._reader = reader
+        self._id = id
+        self._tokenizer = tokenizer
+        self._with_logprobs = logprobs
+        self._open: MessageOutput | CallOutput | None = None
+        self._logprobs: list[msgspec.Raw] = []  # of text that may be a message's
+
+    def begin(self) -> Sequence[Event]:
+        return ()
+
+    def push(self, piece: Piece) -> Sequence[Event]:
+        self._logprobs += _entries(piece, self._tokenizer) if self._with_logprobs else []
+        return self._take(self._reader.push(piece.text))
+
+    def end(self, status: Ending) -> Sequence[Event]:
+        events = [*self._take(self._reader.end())]
+        return events + self._close(status)
+
+    def _take(self, parts: Sequence[Part]) -> list[Event]:
+        events: list[Event] = []
+        for part in parts:
+            if isinstance(part, str):
+                events += self._say(part)
+            elif "id" in part:
+                events += self._begin_call(part)
+            elif isinstance(self._open, CallOutput) and part["function"]["arguments"]:
+                events.append(self._open.push(part["function"]["arguments"]))
+        return events
+
+    def _say(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not isinstance(self._open, MessageOutput):
+            events += self._close("completed")
+            number = f"_{len(self.items)}" if self.items else ""
+            self._open = MessageOutput(self._id + number, self._tokenizer, self._with_logprobs, len(self.items))
+            self.items += self._open.items
+            events += self._open.begin()
+        logprobs, self._logprobs = self._logprobs, []
+        return [*events, *self._open.add(text, logprobs)]
+
+    def _begin_call(self, delta: CallDelta) -> list[Event]:
+        events = self._close("completed")
+        self._open = CallOutput(delta["id"], delta["function"]["name"], len(self.items))
+        self.items.append(self._open.item)
+        self._logprobs = []
+        return [*events, self._open.begin()]
+
+    def _close(self, status: Ending) -> list[Event]:
+        return [] if self._open is None else [*self._open.end(status)]
+
+
+def _entries(piece: Piece, tokenizer: ModelTokenizer) -> list[msgspec.Raw]:
+    """Return the log probabilities of some tokens as JSON, which is then copied wherever they are told again."""
+    return [msgspec.Raw(msgspec.json.encode(entry)) for entry in chat_logprobs(piece.logprobs, tokenizer)]
+
+
+def _text_part(text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

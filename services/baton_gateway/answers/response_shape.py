@@ -1,0 +1,102 @@
+"""Answers of /v1/responses."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from baton_proto import serving_pb2 as pb
+
+from ..errors import ApiError
+from ..tools.tool_calls import READ_CHARS
+from .choice import Choice, Piece
+from .response_output import Ending, Event, Output
+from .shapes import LOGPROBS_RUN
+
+
+class ResponseShape:
+    """Writes a response, whole or as the events of the official API, whose stream has no [DONE]."""
+
+    def __init__(self, response: dict[str, Any], output: Output) -> None:
+        """response: its members that are known beforehand."""
+        self._response = {
+            **response,
+            "status": "in_progress",
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+        }
+        self._output = output
+        self._events = 0
+
+    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Sequence[bytes]:
+        return self._lifecycle("created"), self._lifecycle("in_progress"), self._write(self._output.begin())
+
+    def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
+        return self._write(self._output.push(piece))
+
+    def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
+        return self._write(self._finish(choice))
+
+    def ending(self, usage: dict[str, Any] | None) -> bytes:
+        assert usage is not None
+        self._response["usage"] = _usage(usage)
+        return self._lifecycle(self._response["status"])
+
+    def failure(self, error: ApiError) -> bytes:
+        # A keepalive may have begun the stream before there was anything to tell.
+        opening = b"" if self._events else b"".join(self.opening(0, pb.PromptInfo(), None))
+        events = self._write(self._output.end("incomplete"))
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+        failed = {"code": code, "message": error.message}
+        self._response |= {"status": "failed", "error": failed, "output": self._output.items}
+        return opening + events + self._lifecycle("failed")
+
+    def body(
+        self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
+    ) -> Iterator[bytes]:
+        [(choice, piece)] = answers
+        for start in range(0, len(piece.logprobs), LOGPROBS_RUN):
+            self._output.push(Piece(logprobs=piece.logprobs[start : start + LOGPROBS_RUN]))
+            yield b""
+        for start in range(0, max(len(piece.text), 1), READ_CHARS):
+            self._output.push(Piece(piece.text[start : start + READ_CHARS]))
+            yield b""
+        self._finish(choice)
+        self._response["usage"] = _usage(usage)
+        yield msgspec.json.encode(self._response)
+
+    def _finish(self, choice: Choice) -> Sequence[Event]:
+        """End the output and set the status that it gives the response."""
+        status: Ending = "incomplete" if choice.finish_reason == "length" else "completed"
+        events = self._output.end(status)
+        self._response |= {"status": status, "output": self._output.items}
+        if status == "incomplete":
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self._response["completed_at"] = int(time.time())
+        return events
+
+    def _lifecycle(self, name: str) -> bytes:
+        return self._write([{"type": f"response.{name}", "response": self._response}])
+
+    def _write(self, events: Iterable[Event]) -> bytes:
+        written = []
+        for event in events:
+            data = msgspec.json.encode({**event, "sequence_number": self._events})
+            written.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data))
+            self._events += 1
+        return b"".join(written)
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        # What is written to the prefix cache is not counted for a request; clients insist on the member.
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,112 @@
+"""What the generation endpoints have in common in how an answer is written."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from baton_proto import serving_pb2 as pb
+
+from ..errors import ApiError
+from .choice import Choice, Piece
+
+RUN = 1024  # numbers or tokens that are written as JSON in less than a millisecond
+LOGPROBS_RUN = 16  # likewise of tokens with their alternatives
+
+DONE = b"data: [DONE]\n\n"
+
+
+# U+0085, U+2028 and U+2029 end a line to Unicode, and so to readers of streams such as httpx's, though not to events.
+_LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
+
+
+def one_line_each(events: bytes) -> bytes:
+    """Escape what some take for the end of a line within the JSON of events."""
+    for character, escape in _LINE_ENDS:
+        events = events.replace(character, escape)
+    return events
+
+
+def encoded_list(values: Iterable[Any], run: int = RUN) -> Iterator[bytes]:
+    """Yield a list as JSON in parts of so many values, each of which takes less than a millisecond."""
+    rest, before = iter(values), b"["
+    while part := list(itertools.islice(rest, run)):
+        yield before + msgspec.json.encode(part)[1:-1]
+        before = b","
+    yield b"]" if before == b"," else b"[]"
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request. cached_tokens: prompt tokens no pod had to compute."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Shape(Protocol):
+    """Writes an answer as one endpoint's JSON.
+
+    A streamed answer is made of server-sent events. `usage` is the JSON of a chunk's usage, None for no such member.
+    """
+
+    def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Iterable[bytes]:
+        """Return what precedes the first tokens of a choice, perhaps nothing, in parts that take little time each."""
+        ...
+
+    def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
+        """Return the event for some tokens of a choice, nothing when there is nothing to show."""
+        ...
+
+    def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
+        """Return the event that ends a choice."""
+        ...
+
+    def ending(self, usage: dict[str, Any] | None) -> bytes:
+        """Return the end of a stream. usage: of the whole answer, where it is to be told."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the end of a stream that cannot go on."""
+        ...
+
+    def body(
+        self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
+    ) -> Iterable[bytes]:
+        """Return the whole answer, in parts that take little time each."""
+        ...
+
+
+class Envelope:
+    """The events of a chat or a completion: the members that all chunks share are written once."""
+
+    def __init__(self, id: str, object: str, created: int, model: str) -> None:
+        fields = {"id": id, "object": object, "created": created, "model": model}
+        self._start = b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
+
+    def event(self, choice: bytes, usage: bytes | None, extra: bytes = b"") -> bytes:
+        """Return an event with one choice, or with none for b"". extra: more members, each after a comma."""
+        if usage is None:
+            return b"%b%b]%b}\n\n" % (self._start, choice, extra)
+        return b'%b%b]%b,"usage":%b}\n\n' % (self._start, choice, extra, usage)
+
+    def around(self, usage: bytes | None) -> tuple[bytes, bytes]:
+        """Return what stands before and behind the choice of an event."""
+        return self._start, b"]}\n\n" if usage is None else b'],"usage":%b}\n\n' % usage
+
+    def ending(self, usage: dict[str, Any] | None) -> bytes:
+        return DONE if usage is None else self.event(b"", msgspec.json.encode(usage)) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"

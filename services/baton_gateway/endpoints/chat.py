@@ -1,0 +1,96 @@
+"""POST /v1/chat/completions."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton_proto import serving_pb2 as pb
+
+from ..answers.chat_shape import ChatShape
+from ..answers.reply import Reply
+from ..fleet.catalog import Model, Pool
+from ..requests.bodies import ChatCompletionRequest
+from ..requests.call_reader import call_reader
+from ..requests.chat_messages import read_conversation
+from ..requests.grammar import CHAT_FORMAT, FormatFields, grammar_of
+from ..requests.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
+from ..telemetry.record import RequestRecord
+from ..tools.tool_calls import MakeReader
+from .intake import admit
+from .services import Services
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """What a chat asks of the pods of a model, and how calls in its answer are read.
+
+    reader: makes one for each choice; None = there are no calls. kept: special tokens that it needs in the text.
+    """
+
+    model: Model
+    pool: Pool
+    prompt: list[int]
+    sampling: pb.SamplingParams
+    reader: MakeReader | None
+    kept: Sequence[str]
+
+
+async def prepare_chat(
+    services: Services,
+    request: ChatCompletionRequest,
+    record: RequestRecord,
+    param: str = "messages",
+    format_fields: FormatFields = CHAT_FORMAT,
+) -> PreparedChat:
+    """Reserve what a chat may need and turn it into tokens and parameters. Raises ApiError for what cannot be answered.
+
+    param, format_fields: what the client calls the fields that an error may be about.
+    """
+    model = await admit(services, request, record)
+    served = model.served
+
+    def prepare() -> tuple[pb.Grammar | None, list[int], list[pb.TokenSequence]]:
+        grammar = grammar_of(request, services.settings, format_fields)
+        tools = None if request.tool_choice == "none" else request.tools
+        token_ids = served.chat_tokens(read_conversation(request, request.messages, tools, param))
+        return grammar, token_ids, bad_word_tokens(request.bad_words or (), served.tokenizer)
+
+    with record.tokenizing():
+        grammar, token_ids, bad_words = await services.turns.run(prepare, record.body_bytes, record.client)
+    pool = services.catalog.pool(model, record.identity, prompt_length(request, token_ids))
+    record.pool = pool.spec.name
+    limits = pool.limits()
+    asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    prompt = fit_prompt(token_ids, request, asked, limits, param)
+    sampling = sampling_params(
+        request,
+        served,
+        limits,
+        max_tokens=output_budget(len(prompt), asked, limits, param),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        prompt_logprobs=request.prompt_logprobs,
+        grammar=grammar,
+        bad_words=bad_words,
+    )
+    parser = served.tool_parser if request.may_call else None
+    reader = call_reader(request, parser)
+    return PreparedChat(model, pool, prompt, sampling, reader, parser.markers if parser is not None else ())
+
+
+async def chat_completion(services: Services, request: ChatCompletionRequest, record: RequestRecord) -> Reply:
+    """Answer a chat request. Raises ApiError for what cannot be answered."""
+    chat = await prepare_chat(services, request, record)
+    shape = ChatShape(
+        id=f"chatcmpl-{record.request_id}",
+        created=int(time.time()),
+        model=chat.model.name,
+        tokenizer=chat.model.served.tokenizer,
+        prompt_token_ids=chat.prompt,
+        token_ids=bool(request.return_token_ids),
+        logprobs=bool(request.logprobs),
+        prompt_logprobs=request.prompt_logprobs is not None,
+        reader=chat.reader,
+    )
+    return await services.replies.make_reply(
+        chat.model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record, kept=chat.kept
+    )

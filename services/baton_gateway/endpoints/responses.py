@@ -1,0 +1,137 @@
+"""POST /v1/responses: a chat in other words. Nothing is kept, so a conversation comes as a whole each time."""
+
+import time
+from functools import partial
+from typing import Any
+
+from ..answers.reply import Reply
+from ..answers.response_output import CallsOutput, MessageOutput, Output
+from ..answers.response_shape import ResponseShape
+from ..models.model import ServedModel
+from ..requests.bodies import (
+    ChatCompletionRequest,
+    Function,
+    Message,
+    NamedSchema,
+    ResponseFormat,
+    SamplingRequest,
+    StreamOptions,
+    Tool,
+)
+from ..requests.fields import NamedTool
+from ..requests.grammar import FormatFields
+from ..requests.response_body import FunctionCall, FunctionTool, InputMessage, ResponseRequest, TextFormat
+from ..telemetry.record import RequestRecord
+from .chat import prepare_chat
+from .services import Services
+
+TEXT_FORMAT = FormatFields("text.format", "text.format.schema")
+WHOLE_CONTEXT = -1
+
+
+def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
+    """Say a request as a chat. Raises ApiError for tools that contradict each other."""
+    fields = {name: getattr(request, name) for name in SamplingRequest.model_fields}
+    # In this API these have taken the place of `user`, which keeps requests together on a pod.
+    fields["user"] = request.prompt_cache_key or request.safety_identifier or request.user
+    return ChatCompletionRequest(
+        **fields,
+        messages=_messages(request),
+        max_completion_tokens=request.max_output_tokens,
+        logprobs=request.logprobs or None,
+        top_logprobs=request.top_logprobs if request.logprobs else None,
+        response_format=_response_format(request),
+        tools=[_tool(tool) for tool in request.tools] if request.tools is not None else None,
+        tool_choice=_chat_tool_choice(request),
+        parallel_tool_calls=request.parallel_tool_calls,
+        truncate_prompt_tokens=WHOLE_CONTEXT if request.truncation == "auto" else None,
+        chat_template_kwargs=request.chat_template_kwargs,
+        # A response always ends by its usage.
+        stream_options=StreamOptions(include_usage=True) if request.stream else None,
+    )
+
+
+async def response(services: Services, request: ResponseRequest, record: RequestRecord) -> Reply:
+    """Answer a request. Raises ApiError for what cannot be answered."""
+    chat = await services.turns.run(partial(as_chat, request), record.large_bytes, record.client)
+    prepared = await prepare_chat(services, chat, record, "input", TEXT_FORMAT)
+    model = prepared.model
+    id, tokenizer = f"msg_{record.request_id}", model.served.tokenizer
+    output: Output
+    if prepared.reader is not None:
+        output = CallsOutput(prepared.reader(), id, tokenizer, request.logprobs)
+    else:
+        output = MessageOutput(id, tokenizer, request.logprobs)
+    shape = ResponseShape(_described(model.served, request, record), output)
+    return await services.replies.make_reply(
+        model, prepared.pool, chat, [prepared.prompt], [prepared.sampling], shape, record, kept=prepared.kept
+    )
+
+
+def _messages(request: ResponseRequest) -> list[Message]:
+    messages: list[dict[str, Any]] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+    for item in request.input:
+        if isinstance(item, InputMessage):
+            messages.append({"role": item.role, "content": item.content})
+        elif isinstance(item, FunctionCall):
+            # Templates know calls as a part of the message before them, all of one turn together.
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant"})
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+    return [Message(**message) for message in messages]
+
+
+def _response_format(request: ResponseRequest) -> ResponseFormat | None:
+    given = request.text.format if request.text is not None else None
+    if given is None:
+        return None
+    schema = None
+    if given.type == "json_schema":
+        schema = NamedSchema.model_validate({"name": given.name, "schema": given.schema_, "strict": given.strict})
+    return ResponseFormat(type=given.type, json_schema=schema)
+
+
+def _tool(tool: FunctionTool) -> Tool:
+    return Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}, exclude_unset=True)))
+
+
+def _chat_tool_choice(request: ResponseRequest) -> Any:
+    choice = request.tool_choice
+    return {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
+
+
+def _described(model: ServedModel, request: ResponseRequest, record: RequestRecord) -> dict[str, Any]:
+    """Return the members of a response that tell what was asked for, with the defaults that hold here."""
+    defaults, choice = model.defaults, request.tool_choice
+    text_format = (request.text.format if request.text is not None else None) or TextFormat(type="text")
+    described = {
+        "id": f"resp_{record.request_id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model.name,
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "store": False,
+        "temperature": defaults.temperature if request.temperature is None else request.temperature,
+        "text": {"format": text_format.model_dump(by_alias=True, exclude_none=True)},
+        "tool_choice": {"type": "function", "name": choice.name} if isinstance(choice, NamedTool) else choice or "auto",
+        "tools": [tool.model_dump() for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": defaults.top_p if request.top_p is None else request.top_p,
+        "truncation": request.truncation or "disabled",
+    }
+    # The official schema lets this member be absent, but not null.
+    return described if request.user is None else {**described, "user": request.user}

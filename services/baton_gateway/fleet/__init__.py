@@ -1,0 +1,1 @@
+"""The connections to pods, which pods there are, and which models they serve."""

@@ -1,0 +1,1 @@
+"""Requests while they run on pods: each prompt, and each pod that it runs on."""

@@ -1,0 +1,172 @@
+"""Runs the prompts of one HTTP request on the pods."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from baton_proto import serving_pb2 as pb
+
+from ..concurrency.pace import SLICE_S
+from ..errors import ApiError, overloaded
+from ..fleet.fleet import Fleet
+from ..routing.admission import Ask
+from .prompt import Prompt
+from .stream_limits import StreamLimits
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection."""
+
+
+class Generation:
+    """Sends one or more prompts to pods and gathers their tokens for one reader.
+
+    Choice c of prompt p has the number p * n + c. When a decode pod is lost, its choices continue on another.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        submits: Sequence[pb.Submit],
+        limits: StreamLimits,
+        session: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
+        trace_id: str | None = None,
+        order: int = 0,
+    ) -> None:
+        """session, order: as in Demand and Ask. weight: the tenant's weight in the admission queue.
+
+        trace_id: None when the request is not traced.
+        """
+        self.limits = limits
+        self.session = session
+        self.trace_id = trace_id
+        self._n = submits[0].sampling.n
+        self._admission = fleet.admission
+        self._unread = 0
+        self._arrived: list[tuple[int, pb.Delta]] = []
+        self._failure: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._reading_since = 0.0  # when the reader last began to wait, on the event loop's clock
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._prompts = [Prompt(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
+        self._ask = Ask(
+            [prompt.demand(prompt.submit) for prompt in self._prompts],
+            self._admitted,
+            self.fail,
+            tenant,
+            weight,
+            submits[0].priority,
+            order,
+        )
+        self._queue_timer: asyncio.TimerHandle | None = None
+        self._to_start: deque[Prompt] = deque()
+        # Monotonic times: when the request entered the admission queue, was admitted, and was sent to pods.
+        self.queued_at = self.admitted_at = 0.0
+        self.sent_at: float | None = None
+        self.retries = 0  # prompts that were sent again before their first token
+        self.resumes = 0  # choices that continued on another pod after their first token
+
+    def start(self) -> None:
+        """Queue for admission, then send every prompt to a decode pod. `read` raises the error if this fails."""
+        self.queued_at = time.monotonic()
+        self._queue_timer = asyncio.get_running_loop().call_later(self.limits.queue_timeout_s, self._queue_timed_out)
+        self._admission.ask(self._ask)
+
+    def _admitted(self) -> None:
+        self._leave_queue()
+        self.admitted_at = time.monotonic()
+        self._to_start.extend(self._prompts)
+        self._start_some()
+
+    def _start_some(self) -> None:
+        """Start prompts for one slice of time, and the rest in later slices, since a request may have hundreds."""
+        until = time.monotonic() + SLICE_S
+        try:
+            while self._to_start:
+                self._to_start.popleft().start()
+                self.sent_at = time.monotonic()
+                if self._to_start and self.sent_at > until:
+                    asyncio.get_running_loop().call_soon(self._start_some)
+                    return
+        except ApiError as error:
+            self.fail(error)
+
+    def _queue_timed_out(self) -> None:
+        self.fail(overloaded("The server is busy: the request has waited for too long. Try again later."))
+
+    def _leave_queue(self) -> None:
+        if self._queue_timer is not None:
+            self._queue_timer.cancel()
+            self._queue_timer = None
+
+    async def read(self, timeout_s: float) -> list[tuple[int, pb.Delta]]:
+        """Wait for tokens. Return all deltas that arrived, each with its choice number; none after `timeout_s`.
+
+        Raises ApiError when a prompt failed, ClientGoneError when the client disconnected.
+        """
+        if not self._arrived and self._failure is None:
+            loop = asyncio.get_running_loop()
+            self._reader = loop.create_future()
+            self._reading_since = loop.time()
+            if self._read_timer is None:
+                self._read_timer = loop.call_later(timeout_s, self._check_read_timeout, timeout_s)
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        if self._arrived:
+            arrived, self._arrived = self._arrived, []
+            self._unread = 0
+            return arrived
+        if self._failure is not None:
+            raise self._failure
+        return []
+
+    def stop(self, choice: int) -> None:
+        """End a choice early; its pod generates no more tokens for it."""
+        self._prompts[choice // self._n].stop(choice % self._n)
+
+    def fail(self, failure: Exception) -> None:
+        """Cancel all prompts. The reader gets the tokens that have arrived, then `failure`."""
+        if self._failure is None:
+            self._failure = failure
+        self.close()
+        self._wake()
+
+    def close(self) -> None:
+        """Leave the admission queue and cancel all prompts that still run."""
+        if self._queue_timer is not None:
+            self._leave_queue()
+            self._admission.withdraw(self._ask)
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+        self._to_start.clear()
+        for prompt in self._prompts:
+            prompt.cancel()
+
+    def put(self, choice: int, delta: pb.Delta) -> None:
+        self._arrived.append((choice, delta))
+        self._unread += len(delta.token_ids)
+        if self._unread > self.limits.max_unread_tokens:
+            # The request fails, so nobody will read these tokens: free their memory along with the blocks on the pods.
+            self._arrived.clear()
+            self.fail(ApiError(408, "The stream was read too slowly.", code="slow_reader"))
+        else:
+            self._wake()
+
+    def _check_read_timeout(self, timeout_s: float) -> None:
+        """Wake a reader that has waited for `timeout_s`. One timer serves many reads, since setting it costs time."""
+        loop = asyncio.get_running_loop()
+        now, deadline = loop.time(), self._reading_since + timeout_s
+        if self._reader is None or deadline <= now:
+            self._wake()
+            deadline = now + timeout_s
+        self._read_timer = loop.call_at(deadline, self._check_read_timeout, timeout_s)
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -1,0 +1,153 @@
+"""Writes a conversation as a prompt, as `apply_chat_template` of transformers does."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import jinja2
+
+from ..bounds import MAX_RENDER_S, MAX_RENDERED_CHARS
+from ..errors import bad_request
+from .conversation import Conversation, Role
+from .template_environment import TemplateEnvironment
+from .template_text import TemplateText, concat
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What the gateway itself gives to a template: a request may not replace it.
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+# A role is one of a few known words. Many templates put it into a control token, so it counts as their own text.
+ROLES = {role: TemplateText.written(role) for role in get_args(Role)}
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """Return the model's default template: chat_template.jinja, or else the one in tokenizer_config.json."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template if isinstance(template, str) else None
+
+
+def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that templates refer to by name."""
+    tokens = {}
+    for name in SPECIAL_TOKENS:
+        token = tokenizer_config.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            tokens[name] = token
+    return tokens
+
+
+class ChatTemplate:
+    """A compiled Jinja chat template. Templates come with models, so they run in a sandbox."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        """tokens: special tokens by the names the template uses.
+
+        Raises jinja2.TemplateError when the template cannot be compiled.
+        """
+        self._template = TemplateEnvironment().compile_template(source)
+        self._tokens = {name: TemplateText.written(token) for name, token in tokens.items()}
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+        param: str = "messages",
+    ) -> TemplateText:
+        """Write `messages` as a prompt that tells the template's own text from the request's.
+
+        continue_final_message: leave the last message open, so that the model goes on with it.
+        variables: more variables for the template. tools: what the model may call.
+        param: the request field that an error is about.
+        Raises ApiError when the template refuses the messages.
+        """
+        if reserved := RESERVED.intersection(variables):
+            raise bad_request(f"'chat_template_kwargs' may not set '{min(reserved)}'.", "chat_template_kwargs")
+        given = [_given(message) for message in messages]
+        final = given[-1].get("content")
+        if continue_final_message:
+            if not isinstance(final, str):
+                raise bad_request("The final message has no content to continue.", "continue_final_message")
+            given[-1]["content"] = final + CONTINUE_TAG
+        prompt = self._render(given, add_generation_prompt, variables, tools, param)
+        return _cut_at_tag(prompt, str(final)) if continue_final_message else prompt
+
+    def render_conversation(self, conversation: Conversation) -> TemplateText:
+        """Write a conversation. Raises ApiError when the template refuses it."""
+        return self.render(
+            conversation.messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            variables=conversation.variables,
+            tools=conversation.tools,
+            param=conversation.param,
+        )
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None,
+        param: str,
+    ) -> TemplateText:
+        try:
+            # One mapping and no keyword arguments: a variable of any name, even `self`, is none of the method's own.
+            return _bounded(
+                self._template.generate(
+                    {
+                        **self._tokens,
+                        **variables,
+                        "messages": messages,
+                        "tools": tools,
+                        "documents": None,
+                        "add_generation_prompt": add_generation_prompt,
+                    }
+                ),
+                param,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as e:
+            raise bad_request(f"The chat template refused the messages: {e}", param) from None
+        except RecursionError:
+            raise bad_request("The messages are nested too deep for the chat template.", param) from None
+
+
+def _bounded(pieces: Iterator[str], param: str) -> TemplateText:
+    """Join what a template writes. Raises ApiError when that is too much, or takes too long."""
+    written, size, until = [], 0, time.monotonic() + MAX_RENDER_S
+    for piece in pieces:
+        written.append(piece)
+        size += len(piece)
+        if size > MAX_RENDERED_CHARS:
+            raise bad_request(f"The chat template makes more than {MAX_RENDERED_CHARS} characters of this.", param)
+        if time.monotonic() > until:
+            raise bad_request(f"The chat template takes more than {MAX_RENDER_S:.0f} seconds for this.", param)
+    return concat(written)
+
+
+def _given(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a message that are not null."""
+    given = {key: value for key, value in message.items() if value is not None}
+    given["role"] = ROLES[given["role"]]
+    return given
+
+
+def _cut_at_tag(prompt: TemplateText, final: str) -> TemplateText:
+    tag = CONTINUE_TAG.strip()
+    if tag not in prompt or final.strip() not in prompt:
+        raise bad_request("The chat template does not keep the final message.", "continue_final_message")
+    start = prompt.rindex(tag)
+    if prompt[start : start + len(CONTINUE_TAG)] == CONTINUE_TAG:
+        return prompt[:start]
+    return prompt[:start].rstrip()

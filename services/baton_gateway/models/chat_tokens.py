@@ -1,0 +1,58 @@
+"""From a conversation to the prompt's token ids."""
+
+from dataclasses import dataclass
+
+from ..errors import ApiError, bad_request
+from .chat_template import ChatTemplate
+from .control_tokens import ControlTokens
+from .conversation import Conversation, strings
+from .models_file import SpecialTokensPolicy
+from .template_roles import TemplateRoles
+from .tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True)
+class ChatTokens:
+    """Writes conversations for one model. Nothing in it changes, so threads may share it."""
+
+    template: ChatTemplate
+    roles: TemplateRoles
+    tokenizer: ModelTokenizer
+    control: ControlTokens
+    policy: SpecialTokensPolicy
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when the template's own control tokens cannot be told from the request's."""
+        if self.policy == "tokens":
+            return
+        for prompt in self.roles.prompts:
+            if (token := self.control.spelled(prompt)) is not None:
+                raise ValueError(
+                    f"the chat template puts {token!r} together in a way that cannot be followed, so that clients' "
+                    "text could not be told from it; special_tokens_in_content: tokens serves it without protection"
+                )
+
+    def encode(self, conversation: Conversation) -> list[int]:
+        """Write a conversation and tokenize it.
+
+        Raises ApiError when the template refuses it or leaves out a message, and as the policy says.
+        """
+        fitted = self.roles.fit(conversation)
+        prompt = self.template.render_conversation(fitted)
+        special = conversation.add_special_tokens
+        if self.policy == "tokens" or (token := self.control.spelled(prompt)) is None:
+            return self.tokenizer.encode_now(prompt, special)
+        if self.policy == "reject":
+            raise _spells(token, conversation)
+        return self.control.encode(prompt, special)
+
+
+def _spells(token: str, conversation: Conversation) -> ApiError:
+    for index, message in enumerate(conversation.messages):
+        for name, value in message.items():
+            if any(token in text for text in strings(value)):
+                return bad_request(f"The message spells the special token {token!r}.", conversation.path(index, name))
+    for param, value in (("tools", conversation.tools), ("chat_template_kwargs", conversation.variables)):
+        if any(token in text for text in strings(value)):
+            return bad_request(f"'{param}' spells the special token {token!r}.", param)
+    return bad_request(f"The conversation spells the special token {token!r}.", conversation.param)

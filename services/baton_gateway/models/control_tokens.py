@@ -1,0 +1,166 @@
+"""Keeps text of a request from becoming control tokens, as `<|im_start|>` would: it could forge turns.
+
+Control tokens are the added tokens that the tokenizer flags as special, and those that the model's configuration names
+(bos, eos, …). Added tokens without the flag, as Qwen's `<think>` and `<tool_call>`, are part of answers' text and come
+back in messages, so they stay tokens wherever they are written.
+
+A control token in a prompt is the template's if the template wrote all of its characters, and no other is recognised.
+Almost all prompts have no others; the model's tokenizer encodes those as transformers does. For the rest there is a
+twin of the tokenizer, which differs in one thing: its control tokens have secret names that no request can guess. The
+template's control tokens are renamed in the prompt, and the twin encodes the whole of it, so what a request spells is
+text like any other and is merged with its neighbours by the same rules.
+"""
+
+import re
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from .template_text import TemplateText
+
+_OWN_RUN = re.compile(rb"\x01+")
+_NAME_END = "\U0010fffd"
+
+
+class ControlTokens:
+    """Finds control tokens that come from the request, and encodes prompts without them. Safe to use in threads."""
+
+    def __init__(self, tokenizer: Tokenizer, more: Collection[int] = ()) -> None:
+        """tokenizer: it must not change any more. more: ids of control tokens that may lack the flag."""
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._ids = {token.content: id for id, token in added.items() if token.special or id in more}
+        sought = [token for token in added.values() if _is_literal(token) or token.content in self._ids]
+        self._pattern = _pattern(sought)
+        self._single_words = {token.content for token in sought if token.single_word}
+        spoken = {token for token, id in self._ids.items() if _writes(tokenizer, token, id)}
+        folded = {token.content for token in added.values() if not _is_literal(token) and tokenizer.normalizer}
+        # Tokens that may come from characters other than those of their name.
+        self._hidden = {id: token for token, id in self._ids.items() if token in spoken | folded}
+        self._unknown = _unknown_token(tokenizer) if self._hidden else None
+        secret = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
+        self._names = {token: f"{secret}{n}{_NAME_END}" for n, token in enumerate(self._ids)}
+        self._twin, self._back = _twin(tokenizer, self._names, spoken, secret)
+
+    def spelled(self, text: TemplateText) -> str | None:
+        """Return a control token that the request's part of a prompt would become, None if there is none."""
+        plain = text.plain
+        for match in self._pattern.finditer(plain):
+            if self._is_control(match) and not text.has_own(*match.span()):
+                return match[0]
+        return self._hidden_in(text) if self._hidden else None
+
+    def encode(self, text: TemplateText, add_special_tokens: bool) -> list[int]:
+        """Encode a prompt in which the control tokens are those that the template wrote."""
+        named = self._with_names(text)
+        ids = self._twin.encode_batch_fast([named], add_special_tokens=add_special_tokens)[0].ids
+        back = self._back
+        return [back.get(id, id) for id in ids]
+
+    def _is_control(self, match: re.Match[str]) -> bool:
+        if match[0] not in self._ids:
+            return False
+        if match[0] not in self._single_words:
+            return True
+        beside = match.string[max(match.start() - 1, 0) : match.start()] + match.string[match.end() : match.end() + 1]
+        return not re.search(r"\w", beside)
+
+    def _hidden_in(self, text: TemplateText) -> str | None:
+        encoding = self._tokenizer.encode_batch([text.plain], add_special_tokens=False)[0]
+        for index, id in enumerate(encoding.ids):
+            token = self._hidden.get(id)
+            span = encoding.token_to_chars(index) if token is not None else None
+            if token is None or span is None:
+                continue
+            found = text[slice(*span)].strip()
+            # A character that the model does not know becomes the unknown token and spells nothing.
+            if not found.has_own(0, len(found)) and (token != self._unknown or found == token):
+                return token
+        return None
+
+    def _with_names(self, text: TemplateText) -> str:
+        plain, at = text.plain, 0
+        pieces: list[str] = []
+        for run in _OWN_RUN.finditer(text.own):
+            for match in self._pattern.finditer(plain, *run.span()):
+                if self._is_control(match):
+                    pieces += (plain[at : match.start()], self._names[match[0]])
+                    at = match.end()
+        return "".join((*pieces, plain[at:]))
+
+
+def _is_literal(token: AddedToken) -> bool:
+    """Return whether the tokenizer looks for a token before it normalizes the text."""
+    return not token.normalized
+
+
+def _pattern(tokens: list[AddedToken]) -> re.Pattern[str]:
+    """Find tokens as the tokenizer does: the first in the text, and of several there the longest."""
+    longest_first = sorted(tokens, key=lambda token: len(token.content), reverse=True)
+    if not longest_first:
+        return re.compile(r"(?!)")
+    return re.compile("|".join(re.escape(token.content) for token in longest_first))
+
+
+def _writes(tokenizer: Tokenizer, token: str, id: int) -> bool:
+    """Return whether the model alone makes a token of its name, as Unigram does of all that is in its vocabulary."""
+    try:
+        return any(piece.id == id for piece in tokenizer.model.tokenize(token))
+    except Exception:  # the library raises nothing narrower where a model has no unknown token
+        return False
+
+
+def _unknown_token(tokenizer: Tokenizer) -> str | None:
+    model = msgspec.json.decode(tokenizer.to_str())["model"]
+    if model["type"] == "Unigram":
+        found = None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
+    else:
+        found = model.get("unk_token")
+    return None if found is None else str(found)
+
+
+def _twin(
+    tokenizer: Tokenizer, names: dict[str, str], spoken: Collection[str], secret: str
+) -> tuple[Tokenizer, dict[int, int]]:
+    """Return a tokenizer with other names for control tokens, and the right ids of tokens that have others there."""
+    added = tokenizer.get_added_tokens_decoder()
+    twin = Tokenizer(_without(tokenizer, names) if spoken else tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(tokenizer, part)) is not None:
+            setattr(twin, part, value)
+    # Added tokens get the next free ids. None may be an id of the other tokenizer, so those are used up first.
+    free = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    twin.add_tokens([f"{secret}free{n}{_NAME_END}" for n in range(free - twin.get_vocab_size())])
+    twin.add_tokens([_renamed(token, names.get(token.content)) for _, token in sorted(added.items())])
+    back = {}
+    for id, token in added.items():
+        twin_id = twin.token_to_id(names.get(token.content, token.content))
+        assert twin_id is not None
+        back[twin_id] = id
+    return twin, back
+
+
+def _renamed(token: AddedToken, name: str | None) -> AddedToken:
+    if name is None:
+        return token
+    # It is found by its name only where this module wrote that, so nothing else matters.
+    return AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=True)
+
+
+def _without(tokenizer: Tokenizer, names: dict[str, str]) -> Any:
+    """Return the model with other names for control tokens in its vocabulary."""
+    spec = msgspec.json.decode(tokenizer.to_str())
+    model = spec["model"]
+    if model["type"] == "Unigram":
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    else:
+        model["vocab"] = {names.get(piece, piece): id for piece, id in model["vocab"].items()}
+        model["unk_token"] = names.get(model.get("unk_token"), model.get("unk_token"))
+    if "merges" in model:
+        pairs = [merge if isinstance(merge, list) else merge.split(" ", 1) for merge in model["merges"]]
+        model["merges"] = [pair for pair in pairs if names.keys().isdisjoint((*pair, "".join(pair)))]
+    bare = {"version": spec["version"], "added_tokens": [], "model": model}
+    return Tokenizer.from_str(msgspec.json.encode(bare).decode()).model

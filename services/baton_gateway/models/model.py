@@ -1,0 +1,125 @@
+"""What the gateway knows of the model it serves, all from the model's folder."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+from ..errors import bad_request
+from ..tools.tool_formats import find_parser
+from ..tools.tool_parser import ToolParser
+from .chat_template import ChatTemplate, find_chat_template, special_tokens
+from .chat_tokens import ChatTokens
+from .conversation import Conversation
+from .models_file import ModelSpec
+from .published import PublishedPrefixes, publish
+from .template_roles import TemplateRoles
+from .tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """Sampling when a request leaves it open; neutral unless the model's authors say otherwise."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model under the name clients use for it.
+
+    chat: None where the model has no chat template. tool_parser: of the calls that it writes by itself.
+    """
+
+    name: str
+    tokenizer: ModelTokenizer
+    chat: ChatTokens | None
+    tool_parser: type[ToolParser] | None
+    defaults: SamplingDefaults
+    eos_token_ids: tuple[int, ...]
+    published: PublishedPrefixes = field(default_factory=PublishedPrefixes)
+
+    def chat_tokens(self, conversation: Conversation) -> list[int]:
+        """Return a conversation as a prompt's token ids. May be called in any thread.
+
+        Raises ApiError when the conversation cannot be written.
+        """
+        if self.chat is None:
+            raise bad_request("This model has no chat template; use /v1/completions.", conversation.param)
+        return self.chat.encode(conversation)
+
+
+class ModelError(ValueError):
+    """A model's folder lacks something, or it cannot be used; the message says where and what."""
+
+
+def load_model(spec: ModelSpec) -> ServedModel:
+    """Read tokenizer, chat template and defaults. Raises ModelError."""
+    try:
+        return _load(spec)
+    except (OSError, ValueError, jinja2.TemplateError) as error:
+        raise ModelError(f"cannot load the model from {spec.folder}: {error}") from None
+
+
+def _load(spec: ModelSpec) -> ServedModel:
+    folder = spec.folder
+    config = _read_json(folder / "config.json")
+    generation_config = _read_json(folder / "generation_config.json")
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    tokens = special_tokens(tokenizer_config)
+    tokenizer = ModelTokenizer(folder)
+    if spec.chat_template is not None:
+        source: str | None = spec.chat_template.read_text(encoding="utf-8")
+    else:
+        source = find_chat_template(folder, tokenizer_config)
+    eos_token_ids = _eos_token_ids(config, generation_config, tokenizer, tokens)
+    chat = None
+    if source is not None:
+        template = ChatTemplate(source, tokens)
+        named = [id for token in tokens.values() if (id := tokenizer.token_id(token)) is not None]
+        control = tokenizer.control_tokens({*named, *eos_token_ids})
+        policy = spec.special_tokens_in_content or "text"
+        chat = ChatTokens(template, TemplateRoles(template), tokenizer, control, policy)
+    return ServedModel(
+        name=spec.name,
+        tokenizer=tokenizer,
+        chat=chat,
+        tool_parser=find_parser(spec.tool_call_parser, source),
+        defaults=_sampling_defaults(generation_config) if spec.use_generation_config else SamplingDefaults(),
+        eos_token_ids=eos_token_ids,
+        published=publish(spec.published_prefixes, tokenizer, chat),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = msgspec.json.decode(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return content
+
+
+def _sampling_defaults(generation_config: dict[str, Any]) -> SamplingDefaults:
+    names = SamplingDefaults.__dataclass_fields__
+    return SamplingDefaults(**{k: v for k, v in generation_config.items() if k in names and v is not None})
+
+
+def _eos_token_ids(
+    config: dict[str, Any], generation_config: dict[str, Any], tokenizer: ModelTokenizer, tokens: dict[str, str]
+) -> tuple[int, ...]:
+    """Return every id that ends a text: the tokenizer's, and the generation config's or else the model config's."""
+    ids: list[int] = []
+    for eos in (generation_config.get("eos_token_id", config.get("eos_token_id")), _eos_of(tokenizer, tokens)):
+        ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return tuple(dict.fromkeys(ids))
+
+
+def _eos_of(tokenizer: ModelTokenizer, tokens: dict[str, str]) -> int | None:
+    return tokenizer.token_id(tokens["eos_token"]) if "eos_token" in tokens else None

@@ -1,0 +1,126 @@
+"""Which models a gateway serves, and which pods serve each, as a file says it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from ..tools.tool_formats import ToolFormat
+
+SpecialTokensPolicy = Literal["text", "tokens", "reject"]
+
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+_PublishedText = Annotated[str, msgspec.Meta(max_length=65_536)]
+
+
+class PoolSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Pods that serve some of a model's requests: a list of host:port, or in Kubernetes what a selector finds.
+
+    selector: of the labels of EndpointSlices, and so of their Services. tenants: whose requests; none = everybody's.
+    max_prompt_tokens: of the prompts that the pods are meant for; 0 = of any length.
+    """
+
+    name: _Name = "default"
+    decode: tuple[str, ...] = ()
+    prefill: tuple[str, ...] = ()
+    selector: str = ""
+    tenants: tuple[str, ...] = ()
+    max_prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class PublishedMessage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    role: _Name
+    content: _PublishedText
+
+
+class PublishedPrefix(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A beginning of prompts that is no secret: the first messages of chats, or the text of completions."""
+
+    text: _PublishedText = ""
+    messages: Annotated[tuple[PublishedMessage, ...], msgspec.Meta(max_length=64)] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.text) == bool(self.messages):
+            raise ValueError("give either `text` or `messages`")
+
+
+class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A model and its pools, of which the first that is meant for a request gets it.
+
+    name: for clients; none = the folder's. tool_call_parser: as the gateway's setting of that name.
+    special_tokens_in_content: in place of the gateway's setting of that name; none = that. published_prefixes:
+    beginnings of prompts whose KV all tenants share.
+    """
+
+    name: str = ""
+    folder: Path
+    chat_template: Path | None = None
+    tool_call_parser: ToolFormat = "auto"
+    special_tokens_in_content: SpecialTokensPolicy | None = None
+    use_generation_config: bool = True
+    published_prefixes: Annotated[tuple[PublishedPrefix, ...], msgspec.Meta(max_length=64)] = ()
+    pools: Annotated[tuple[PoolSpec, ...], msgspec.Meta(min_length=1)]
+
+
+class ModelsFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """YAML or JSON. Paths are relative to the file."""
+
+    models: Annotated[tuple[ModelSpec, ...], msgspec.Meta(min_length=1)]
+
+
+class ModelsFileError(ValueError):
+    """The file cannot be used; the message says where and why."""
+
+
+def read_models(path: Path) -> tuple[ModelSpec, ...]:
+    """Raises ModelsFileError."""
+    try:
+        content = msgspec.yaml.decode(path.read_bytes(), type=ModelsFile, dec_hook=_path)
+    except OSError as error:
+        raise ModelsFileError(f"{path} cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ModelsFileError(f"{path}: {error}") from None
+    models = tuple(_resolved(model, path.resolve().parent) for model in content.models)
+    if twice := _twice([model.name for model in models]):
+        raise ModelsFileError(f"{path}: there are two models with the name {twice!r}")
+    for model in models:
+        where = f"{path}: model {model.name}"
+        if not model.folder.is_dir():
+            raise ModelsFileError(f"{where}: {model.folder} is not a folder")
+        if twice := _twice([pool.name for pool in model.pools]):
+            raise ModelsFileError(f"{where}: there are two pools with the name {twice!r}")
+        for pool in model.pools:
+            if bool(pool.decode) == bool(pool.selector) or (pool.prefill and pool.selector):
+                raise ModelsFileError(f"{where}, pool {pool.name}: give either `decode` pods or a `selector`")
+            try:
+                check_addresses((*pool.decode, *pool.prefill))
+            except ValueError as error:
+                raise ModelsFileError(f"{where}, pool {pool.name}: {error}") from None
+    return models
+
+
+def check_addresses(addresses: Sequence[str]) -> None:
+    """Raises ValueError when one is not host:port."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"{address!r} is not host:port")
+
+
+def _path(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError
+
+
+def _resolved(model: ModelSpec, base: Path) -> ModelSpec:
+    folder = base / model.folder
+    template = None if model.chat_template is None else base / model.chat_template
+    return msgspec.structs.replace(
+        model, name=model.name or folder.resolve().name, folder=folder, chat_template=template
+    )
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    return next((name for name in names if names.count(name) > 1), None)

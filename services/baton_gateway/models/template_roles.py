@@ -1,0 +1,135 @@
+"""The roles that a chat template writes, so that no message is left out of a prompt without an error.
+
+Templates differ: some raise an error for a role they do not know, others leave the message out. So a template is given
+small conversations when it is loaded. A role is known where its message's content comes out of all of those that the
+template accepts. A message of another role costs one more rendering, of the request's own conversation with marks in
+place of such messages' contents, which shows whether they are written after all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ApiError, bad_request
+from .chat_template import ChatTemplate
+from .conversation import Conversation
+from .template_text import TemplateText
+
+Message = Mapping[str, Any]
+
+INSTRUCTIONS = frozenset({"system", "developer"})
+LATER = "later "  # before a role of INSTRUCTIONS: behind the first message of another role
+
+_USER, _ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+_CALL = {"name": "probe", "arguments": {}}
+_CALLS = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "a1b2c3d4e", "type": "function", "function": _CALL}],
+}
+_TOOL = {"name": "probe", "description": "Probe.", "parameters": {"type": "object", "properties": {}}}
+
+
+class TemplateRoles:
+    """What is known of one template's roles."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self.prompts: list[TemplateText] = []  # of all conversations that the template accepted
+        self._known = {place for place, probes in _PROBES.items() if self._writes(probes)}
+        second = "developer" if "developer" in self._known else "system"
+        pairs = ("system", "system"), ("system", second), (second, "system")
+        self._takes_several = self._writes([[*map(_marked, pair, range(2)), _USER] for pair in pairs])
+
+    def fit(self, conversation: Conversation) -> Conversation:
+        """Return a conversation in roles that the template writes.
+
+        A developer's message becomes the system's where only that is known. Several such messages at the beginning
+        become one, with a blank line between them, where the template does not write several.
+        Raises ApiError naming the message that the template would leave out, or when it refuses the messages.
+        """
+        messages = [self._renamed(place, message) for place, message in _placed(conversation.messages)]
+        run = sum(place in INSTRUCTIONS for place, _ in _placed(messages))
+        if run > 1 and not self._takes_several:
+            text = "\n\n".join(str(message.get("content") or "") for message in messages[:run])
+            messages = [{**messages[0], "content": text}, *messages[run:]]
+        fitted = replace(conversation, messages=messages)
+        self._check(fitted, conversation)
+        return fitted
+
+    def _renamed(self, place: str, message: Message) -> Message:
+        as_system = place.replace("developer", "system")
+        return {**message, "role": "system"} if place not in self._known and as_system in self._known else message
+
+    def _check(self, fitted: Conversation, given: Conversation) -> None:
+        unsure = {
+            index: _mark(index)
+            for index, (place, message) in enumerate(_placed(fitted.messages))
+            if place not in self._known and str(message.get("content") or "").strip()
+        }
+        if not unsure:
+            return
+        marked = [
+            {**message, "content": unsure[index]} if index in unsure else message
+            for index, message in enumerate(fitted.messages)
+        ]
+        prompt = self._template.render_conversation(replace(fitted, messages=marked)).casefold()
+        for index, mark in unsure.items():
+            if mark not in prompt:
+                role = fitted.messages[index]["role"]
+                raise bad_request(
+                    f"The model's chat template leaves out this message of role '{role}'.",
+                    # Those before it were merged into one.
+                    given.path(index + len(given.messages) - len(fitted.messages), "role"),
+                )
+
+    def _writes(self, probes: Sequence[Sequence[Message]]) -> bool:
+        """Return whether the marks come out of every conversation that is accepted, which must be one at least."""
+        found = []
+        for messages in probes:
+            marks = [_mark(n) for n in range(2) if any(message["content"] == _mark(n) for message in messages)]
+            for tools in (None, [{"type": "function", "function": _TOOL}]):
+                try:
+                    prompt = self._template.render_conversation(
+                        Conversation(messages, True, False, {}, tools, False, "messages")
+                    )
+                except ApiError:
+                    continue
+                self.prompts.append(prompt)
+                text = prompt.casefold()
+                found.append(all(mark in text for mark in marks))
+        return bool(found) and all(found)
+
+
+def _mark(number: int) -> str:
+    return f"qzmark{number}zq"
+
+
+def _marked(role: str, number: int = 0) -> dict[str, Any]:
+    return {"role": role, "content": _mark(number)}
+
+
+def _placed(messages: Sequence[Message]) -> Iterator[tuple[str, Message]]:
+    """Return messages with their roles, and for those of INSTRUCTIONS whether they come later."""
+    leading = True
+    for message in messages:
+        role = message["role"]
+        leading = leading and role in INSTRUCTIONS
+        yield (LATER + role if role in INSTRUCTIONS and not leading else role), message
+
+
+_RESULT = _marked("tool") | {"tool_call_id": "a1b2c3d4e", "name": "probe"}
+_PROBES: dict[str, list[list[Message]]] = {
+    "user": [[_marked("user")], [_marked("user"), _ANSWER, _USER], [_USER, _ANSWER, _marked("user")]],
+    "assistant": [[_USER, _marked("assistant")], [_USER, _marked("assistant"), _USER]],
+    "tool": [[_USER, _CALLS, _RESULT], [_USER, _CALLS, _RESULT, _ANSWER, _USER]],
+    "function": [
+        [
+            _USER,
+            {"role": "assistant", "content": "", "function_call": _CALL},
+            _marked("function") | {"name": "probe"},
+        ]
+    ],
+    **{role: [[_marked(role), _USER], [_marked(role), _USER, _ANSWER, _USER]] for role in INSTRUCTIONS},
+    **{LATER + role: [[_USER, _marked(role)], [_USER, _ANSWER, _marked(role), _USER]] for role in INSTRUCTIONS},
+}

@@ -1,0 +1,54 @@
+"""The model's tokenizer. What it does with long texts belongs into a thread, see turns.py: it lets others go on."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from .control_tokens import ControlTokens
+from .detokenizer import Detokenizer, read_pieces
+
+
+class ModelTokenizer:
+    """tokenizer.json of a model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"tokenizer.json: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._pieces = read_pieces(self._tokenizer)
+
+    def encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The batch call gives up the GIL, the single one does not.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        # As above.
+        return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
+
+    def detokenizer(self, skip_special_tokens: bool, kept: Sequence[str] = ()) -> Detokenizer:
+        """kept: special tokens that are not skipped."""
+        kept_ids = {token_id for token in kept if (token_id := self.token_id(token)) is not None}
+        return self._pieces.detokenizer(skip_special_tokens, frozenset(kept_ids))
+
+    def control_tokens(self, more: Collection[int]) -> ControlTokens:
+        """more: ids of control tokens that may not be flagged as special."""
+        return ControlTokens(self._tokenizer, more)
+
+    def token_id(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for: perhaps a part of a character."""
+        return self._pieces.bytes_of(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        r"""Name a token for people; one that is part of a character as OpenAI does: `bytes:\xe2\x96`."""
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,19 @@
+"""How the calls of functions in the answer to a chat are read."""
+
+from ..tools.tool_calls import MakeReader, ToolCalls
+from ..tools.tool_parser import ToolParser
+from .bodies import ChatCompletionRequest
+
+
+def call_reader(request: ChatCompletionRequest, parser: type[ToolParser] | None) -> MakeReader | None:
+    """Return what makes a reader for each choice; None when there are no calls.
+
+    parser: of the calls that the model may make by itself.
+    """
+    if request.must_call:
+        return lambda: ToolCalls(request.called)
+    if parser is None:
+        return None
+    names = {tool.function.name for tool in request.tools or ()}
+    parallel = request.parallel_tool_calls is not False
+    return lambda: parser(names, parallel=parallel, whole=not request.stream)

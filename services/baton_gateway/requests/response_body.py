@@ -1,0 +1,208 @@
+"""Body of POST /v1/responses, with the same rules as the other bodies of the API."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, model_validator
+
+from ..bounds import (
+    MAX_CALL_NAME_CHARS,
+    MAX_IDENTIFIER_CHARS,
+    MAX_INCLUDES,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARS,
+    MAX_METADATA_VALUE_CHARS,
+    MAX_TOOLS,
+)
+from ..errors import bad_request, from_validation
+from .bodies import RequestModel, SamplingRequest
+from .fields import (
+    FunctionName,
+    JsonSchema,
+    NamedTool,
+    Parameters,
+    SchemaName,
+    TemplateVariables,
+    User,
+    check_entries,
+    flatten_content,
+)
+
+
+def _flatten(value: Any) -> str:
+    text = flatten_content(value, ("input_text", "output_text"))
+    if text is None:
+        raise ValueError("must be a string or a list of text parts")
+    return text
+
+
+Text = Annotated[str, BeforeValidator(_flatten)]
+CallName = Annotated[str, Field(min_length=1, max_length=MAX_CALL_NAME_CHARS)]
+
+
+class InputMessage(RequestModel):
+    """A turn of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text
+
+
+class FunctionCall(RequestModel):
+    """A call that the model has made in an earlier turn. arguments: JSON."""
+
+    type: Literal["function_call"]
+    call_id: CallName
+    name: CallName
+    arguments: str
+
+
+class FunctionCallOutput(RequestModel):
+    """What the function gave back."""
+
+    type: Literal["function_call_output"]
+    call_id: CallName
+    output: Text
+
+
+InputItem = InputMessage | FunctionCall | FunctionCallOutput
+ITEMS: dict[str, type[InputItem]] = {
+    "message": InputMessage,
+    "function_call": FunctionCall,
+    "function_call_output": FunctionCallOutput,
+}
+
+
+def _read_input(value: Any) -> list[InputItem]:
+    if isinstance(value, str):
+        return [InputMessage(role="user", content=value)]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of items, and not empty")
+    if len(value) > MAX_MESSAGES:
+        raise ValueError(f"must have at most {MAX_MESSAGES} items")
+    return [_read_item(item, index) for index, item in enumerate(value)]
+
+
+def _read_item(value: Any, index: int) -> InputItem:
+    """Validate one item, as a union of types would, but for the type that would become a part of an error's path."""
+    if not isinstance(value, dict):
+        raise bad_request(f"Invalid value for 'input[{index}]': must be an object.", f"input[{index}]")
+    kind = value.get("type", "message")
+    if not isinstance(kind, str) or kind not in ITEMS:
+        served = ", ".join(ITEMS)
+        raise bad_request(f"'input[{index}].type' must be one of {served}.", f"input[{index}].type")
+    try:
+        return ITEMS[kind].model_validate(value)
+    except ValidationError as error:
+        raise from_validation(error, ("input", index)) from None
+
+
+def _read_tool_choice(value: Any) -> Any:
+    if value in ("none", "auto", "required"):
+        return value
+    name = value.get("name") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(name, str):
+        raise ValueError("must be 'none', 'auto', 'required' or an object that names a function")
+    return NamedTool(name)
+
+
+class TextFormat(RequestModel):
+    """What the text of an answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: SchemaName | None = None
+    description: str | None = None
+    schema_: JsonSchema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for name, value in (("name", self.name), ("schema", self.schema_)):
+            if self.type == "json_schema" and value is None:
+                raise bad_request(f"'text.format' of type json_schema needs '{name}'.", f"text.format.{name}")
+        return self
+
+
+class TextOptions(RequestModel):
+    format: TextFormat | None = None
+
+
+class FunctionTool(RequestModel):
+    """A function that the model may call. Its type comes first, to be what is wrong with a tool of another type."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
+
+
+class ResponseStreamOptions(RequestModel):
+    include_obfuscation: bool | None = None
+
+
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class ResponseRequest(SamplingRequest):
+    """Body of POST /v1/responses."""
+
+    input: Annotated[list[InputItem], PlainValidator(_read_input, json_schema_input_type=str | list[InputItem])]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**32)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: Annotated[list[Includable], Field(max_length=MAX_INCLUDES, fail_fast=True)] | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: (
+        Annotated[Literal["none", "auto", "required"] | NamedTool, PlainValidator(_read_tool_choice)] | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stream_options: ResponseStreamOptions | None = None
+    store: bool | None = None
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)],
+                Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)],
+            ],
+            BeforeValidator(lambda value: check_entries(value, MAX_METADATA)),
+        ]
+        | None
+    ) = None
+    safety_identifier: Annotated[str, Field(max_length=MAX_IDENTIFIER_CHARS)] | None = None
+    prompt_cache_key: User | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+
+    background: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+
+    @property
+    def logprobs(self) -> bool:
+        return "message.output_text.logprobs" in (self.include or ())
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("'stream_options' needs 'stream' to be true.", "stream_options")
+        if self.background:
+            raise bad_request("'background' is not supported: an answer is not kept.", "background")
+        for name in ("previous_response_id", "conversation"):
+            if getattr(self, name) is not None:
+                raise bad_request(f"'{name}' is not supported: no answer is kept. Send all items in 'input'.", name)
+        if self.prompt is not None:
+            raise bad_request("'prompt' is not supported.", "prompt")
+        return self

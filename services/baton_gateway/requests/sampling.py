@@ -1,0 +1,132 @@
+"""From a request to the parameters that decide its tokens, with every default resolved."""
+
+import secrets
+from collections.abc import Sequence
+from typing import TypeVar
+
+from baton_proto import serving_pb2 as pb
+
+from ..errors import bad_request, context_length_exceeded
+from ..models.model import ServedModel
+from ..models.tokenizer import ModelTokenizer
+from ..routing.pods import PodLimits
+from .bodies import GenerationRequest
+
+# A nucleus without any mass still holds the most likely token; 0 itself is no valid top_p further on.
+LEAST_TOP_P = 1e-6
+
+T = TypeVar("T")
+
+
+def sampling_params(
+    request: GenerationRequest,
+    model: ServedModel,
+    limits: PodLimits,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    grammar: pb.Grammar | None,
+    bad_words: Sequence[pb.TokenSequence],
+) -> pb.SamplingParams:
+    """Resolve a request. bad_words: as `bad_word_tokens` returns them.
+
+    Raises ApiError for token ids outside the vocabulary and for contradictions."""
+    defaults = model.defaults
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_request(f"'min_tokens' ({min_tokens}) is more than the {max_tokens} tokens allowed.", "min_tokens")
+    _check_vocabulary(request, limits.vocab_size)
+    return pb.SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=_given(request.temperature, defaults.temperature),
+        top_k=max(_given(request.top_k, defaults.top_k), 0),
+        top_p=max(_given(request.top_p, defaults.top_p), LEAST_TOP_P),
+        min_p=_given(request.min_p, defaults.min_p),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=request.logit_bias,
+        allowed_token_ids=request.allowed_token_ids,
+        bad_words=bad_words,
+        stop_token_ids=request.stop_token_ids,
+        # What follows a grammar has no other way to end where more could follow.
+        eos_token_ids=() if request.ignore_eos and grammar is None else model.eos_token_ids,
+        seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
+        n=request.choices,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+    )
+
+
+def prompt_length(request: GenerationRequest, *prompts: Sequence[int]) -> int:
+    """Return how many tokens of the longest prompt are wanted."""
+    longest, keep = max(map(len, prompts), default=0), request.truncate_prompt_tokens
+    return min(longest, keep) if keep is not None and keep > 0 else longest
+
+
+def fit_prompt(
+    token_ids: list[int], request: GenerationRequest, asked: int | None, limits: PodLimits, param: str
+) -> list[int]:
+    """Check a prompt's tokens, and drop the first ones where the request says so.
+
+    asked: output tokens the request asks for. param: the field that holds the prompt.
+    """
+    keep = request.truncate_prompt_tokens
+    if keep is not None:
+        if keep > limits.max_model_len:
+            raise bad_request(
+                f"'truncate_prompt_tokens' ({keep}) is more than the model's {limits.max_model_len} tokens.",
+                "truncate_prompt_tokens",
+            )
+        token_ids = token_ids[-(keep if keep > 0 else max(limits.max_model_len - max(asked or 0, 1), 1)) :]
+    if not token_ids:
+        raise bad_request("The prompt is empty.", param)
+    # One that is too long is refused anyway.
+    if len(token_ids) <= limits.max_model_len and (max(token_ids) >= limits.vocab_size or min(token_ids) < 0):
+        raise bad_request(f"Token ids must be from 0 to {limits.vocab_size - 1}.", param)
+    return token_ids
+
+
+def output_budget(prompt_tokens: int, asked: int | None, limits: PodLimits, param: str) -> int:
+    """Return how many tokens may be generated: as many as asked for, or all that the context has left."""
+    most = limits.max_model_len
+    if prompt_tokens + max(asked or 0, 1) <= most:
+        return asked if asked is not None else most - prompt_tokens
+    # LangChain knows a prompt that is too long by these words, LiteLLM by those before.
+    has = "is too long: it has" if prompt_tokens >= most else "has"
+    wants = "" if asked is None else f" and the output {asked}"
+    raise context_length_exceeded(
+        f"This model's maximum context length is {most} tokens. However, the prompt {has} {prompt_tokens} tokens"
+        f"{wants}, {prompt_tokens + max(asked or 0, 1)} together. Please shorten the prompt or ask for less output.",
+        param,
+    )
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _check_vocabulary(request: GenerationRequest, vocab_size: int) -> None:
+    fields: dict[str, Sequence[int]] = {
+        "logit_bias": list(request.logit_bias or ()),
+        "stop_token_ids": request.stop_token_ids or (),
+        "allowed_token_ids": request.allowed_token_ids or (),
+    }
+    for name, token_ids in fields.items():
+        if token_ids and max(token_ids) >= vocab_size:
+            raise bad_request(f"'{name}' has token ids outside the vocabulary of {vocab_size}.", name)
+
+
+def bad_word_tokens(words: Sequence[str], tokenizer: ModelTokenizer) -> list[pb.TokenSequence]:
+    """Return the token sequences of words at the beginning of a text and, where those differ, after a space."""
+    sequences = []
+    for word in words:
+        bare = tokenizer.encode_now(word.lstrip() or word, add_special_tokens=False)
+        spaced = tokenizer.encode_now(" " + word.lstrip(), add_special_tokens=False)
+        sequences.append(bare)
+        if spaced and len(spaced) == len(bare) and spaced[0] != bare[0]:
+            sequences.append(spaced)
+    return [pb.TokenSequence(token_ids=sequence) for sequence in sequences if sequence]

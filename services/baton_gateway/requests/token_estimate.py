@@ -1,0 +1,60 @@
+"""How many sequences and tokens a request may need, as far as that can be told before it is tokenized."""
+
+from collections.abc import Sequence
+
+from ..errors import bad_request
+from .bodies import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    Message,
+    TokenizeRequest,
+)
+
+# What a token is, in bytes of text, before it is known: what is left over is given back.
+_BYTES_PER_TOKEN = 4
+_MESSAGE_TOKENS = 4  # around each message
+_OUTPUT_TOKENS = 1024  # of a chat that asks for no number
+_COMPLETION_TOKENS = 16  # of a completion that asks for none, as OpenAI has it
+
+
+def num_sequences(body: GenerationRequest | TokenizeRequest | DetokenizeRequest, most: int) -> int:
+    """Return how many sequences are generated for a request: one for each prompt and choice; 1 if nothing is.
+
+    most: that one request may have. Raises ApiError 400 beyond.
+    """
+    if not isinstance(body, GenerationRequest):
+        return 1
+    prompts = len(body.prompt) if isinstance(body, CompletionRequest) else 1
+    if prompts * body.choices > most:
+        param = "prompt" if prompts > body.choices else "best_of" if body.best_of is not None else "n"
+        raise bad_request(
+            f"At most {most} sequences are generated for one request; "
+            f"{prompts} prompts with {body.choices} choices each are {prompts * body.choices}.",
+            param,
+        )
+    return prompts * body.choices
+
+
+def expected_tokens(body: GenerationRequest | TokenizeRequest | DetokenizeRequest) -> int:
+    """Return how many tokens a request may need, prompt and output, as far as that can be told before tokenizing."""
+    if isinstance(body, DetokenizeRequest):
+        return len(body.tokens)
+    if isinstance(body, TokenizeRequest):
+        return _text_tokens(body.prompt or "") + _messages_tokens(body.messages or ())
+    if isinstance(body, CompletionRequest):
+        sizes = [_text_tokens(prompt) if isinstance(prompt, str) else len(prompt) for prompt in body.prompt]
+        output = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        return sum(sizes) + output * body.choices * len(sizes)
+    assert isinstance(body, ChatCompletionRequest)
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _messages_tokens(body.messages) + (_OUTPUT_TOKENS if asked is None else asked) * body.choices
+
+
+def _messages_tokens(messages: Sequence[Message]) -> int:
+    return sum(_text_tokens(message.content or "") + _MESSAGE_TOKENS for message in messages)
+
+
+def _text_tokens(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN + 1

@@ -1,0 +1,159 @@
+"""The policy that knows what pods have cached and predicts how long each would take."""
+
+import heapq
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from .cost import CostModel
+from .demand import Demand
+from .pods import Pod
+from .policies import MOST_PREFILLS, Group, PodChoice, Reason
+from .prefix_index import PrefixIndex
+
+TICK_S = 0.001  # predictions that differ by less are equal
+CACHED_SHARE = 0.8  # of a prompt, at which it stays where that is
+
+
+class _Bid(NamedTuple):
+    """A prefill pod that may be chosen, the time that it needs, and what of the prompt it has cached."""
+
+    seconds: float
+    slot: int  # no two bids are equal
+    pod: Pod
+    cached: int  # tokens
+
+
+class _DecodeBid(NamedTuple):
+    """A decode pod that may be chosen: what it adds to another pod's prefill, and the price if it prefills itself."""
+
+    after_prefill: float
+    alone: float  # infinite if it may not
+    pod: Pod
+    cached: int
+
+
+class _Pair(NamedTuple):
+    """A decode pod, and the prefill pods in the order in which they are to be tried; without any it prefills."""
+
+    price: float
+    decode: _DecodeBid
+    prefills: Sequence[_Bid]
+    reason: Reason
+
+
+class KvAware:
+    """The pair of pods with the least predicted TTFT, and what others lose by it in time counted in.
+
+    A prompt stays on pods that have most of it cached unless that is predicted to take more than (1 + stay_margin)
+    times as long as the best pair: small differences in load would spread a prefix over all pods otherwise.
+    """
+
+    def __init__(
+        self, index: PrefixIndex, costs: CostModel | None = None, stay_margin: float = 0.5, local_prefill: bool = True
+    ) -> None:
+        """local_prefill: whether a decode pod may prefill although there are prefill pods."""
+        self._index = index
+        self._costs = costs or CostModel()
+        self._stay_margin = stay_margin
+        self._local_prefill = local_prefill
+
+    def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
+        cached = self._cached(demand, groups)
+        tie = _tie_breaker(demand.session)
+        most = CACHED_SHARE * demand.num_tokens
+        pairs: list[_Pair] = []
+        staying: list[_Pair] = []
+        for group in groups:
+            prefills = self._prefill_bids(demand, group.prefills, cached)
+            best = _first_few(prefills, tie)
+            price = self._costs.price(best[0].pod) if best else 1.0
+            decodes = self._decode_bids(demand, group, cached)
+            pairs.append(_best_pair(decodes, best, price, tie, "least_ttft"))
+            holding = _first_few([bid for bid in prefills if bid.cached >= most], tie)
+            holders = [bid for bid in decodes if bid.cached >= most]
+            if holding or holders:
+                others = [bid for bid in best if bid not in holding]
+                first = [*holding, *others][:MOST_PREFILLS]
+                staying.append(_best_pair(holders or decodes, first, price, tie, "cached"))
+            if best:
+                best[0].pod.note_arrival()
+        chosen = min(pairs, key=_price)
+        if staying:
+            stay = min(staying, key=_price)
+            chosen = stay if stay.price <= chosen.price * (1 + self._stay_margin) else chosen
+        chosen.decode.pod.note_arrival()
+        known = chosen.prefills[0].cached if chosen.prefills else chosen.decode.cached
+        order = [bid.pod for bid in chosen.prefills]
+        return PodChoice(chosen.decode.pod, order, chosen.reason, known, chosen.price)
+
+    def _cached(self, demand: Demand, groups: Sequence[Group]) -> dict[int, int]:
+        """Return by slot how many tokens of the prompt a pod has; none = not in it."""
+        sizes = {pod.block_size for group in groups for pods in (group.decodes, group.prefills) for pod in pods} - {0}
+        return {slot: blocks * size for size in sizes for slot, blocks in self._index.match(demand.keys(size)).items()}
+
+    def _prefill_bids(self, demand: Demand, pods: Iterable[Pod], cached: dict[int, int]) -> list[_Bid]:
+        bids, prefill, num_tokens = [], self._costs.prefill, demand.num_tokens
+        for pod in pods:
+            known = cached.get(pod.slot, 0)
+            bids.append(_Bid(prefill(pod, num_tokens - known), pod.slot, pod, known))
+        return bids
+
+    def _decode_bids(self, demand: Demand, group: Group, cached: dict[int, int]) -> list[_DecodeBid]:
+        bids, costs, num_tokens = [], self._costs, demand.num_tokens
+        for pod in group.decodes:
+            known = cached.get(pod.slot, 0)
+            missing = num_tokens - known
+            wait = costs.decode_wait(pod, missing)
+            if not group.prefills:
+                alone: float | None = costs.prefill(pod, missing)
+            else:
+                alone = costs.local_prefill(pod, missing) if self._local_prefill else None
+            bids.append(
+                _DecodeBid(wait + costs.transfer(pod, missing), math.inf if alone is None else wait + alone, pod, known)
+            )
+        return bids
+
+
+def _first_few(bids: Sequence[_Bid], tie: Callable[[Pod], int]) -> list[_Bid]:
+    """Return the best prefill pod, and the next ones."""
+    few = heapq.nsmallest(MOST_PREFILLS, bids)
+    if not few:
+        return []
+    limit = few[0].seconds + TICK_S
+    first = min([bid for bid in bids if bid.seconds < limit], key=lambda bid: (tie(bid.pod), bid.slot))
+    return [first, *(bid for bid in few if bid is not first)][:MOST_PREFILLS]
+
+
+def _best_pair(
+    decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], price: float, tie: Callable[[Pod], int], reason: Reason
+) -> _Pair:
+    """Return the best decode pod for the first of these prefill pods, or for none of them.
+
+    price: of a second on a prefill pod. reason: why these, if there are prefill pods at all.
+    """
+    before = prefills[0].seconds * price if prefills else math.inf
+    sums = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
+    limit = min(sums) + TICK_S
+    least, bid = min(
+        [(total, bid) for total, bid in zip(sums, decodes, strict=True) if total < limit],
+        key=lambda pair: (tie(pair[1].pod), pair[1].pod.slot),
+    )
+    return _Pair(least, bid, [] if least == bid.alone else prefills, reason if prefills else "no_prefill_pods")
+
+
+def _price(pair: _Pair) -> float:
+    return pair.price
+
+
+def _tie_breaker(session: str) -> Callable[[Pod], int]:
+    """Return the order of pods that are equal else: by session, or without one the least often chosen first.
+
+    A session's order is the same in every gateway, and a pod more or less moves only the sessions that were on it
+    (rendezvous hashing).
+    """
+    if not session:
+        return lambda pod: pod.dispatched
+    seed = zlib.crc32(session.encode(errors="replace"))
+    return lambda pod: zlib.crc32(pod.address.encode(), seed)

@@ -1,0 +1,34 @@
+"""When a request that gets no tokens from its decode pod has waited for too long."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .cost import CostModel
+from .router import Route
+
+Stall = Literal["first_token_timeout", "inter_token_timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class StallTimeouts:
+    """Times in seconds, on top of what computing the prompt may take at worst."""
+
+    first_token_s: float
+    inter_token_s: float
+    costs: CostModel
+
+    def stalled(self, route: Route, begun: bool, silent_s: float, num_tokens: int) -> Stall | None:
+        """Return the timeout that has passed, if any.
+
+        begun: whether there was a token. silent_s: since the last token, or since the request was sent. num_tokens:
+        known so far, which a pod computes again when it has taken the sequence's blocks away for a while.
+        """
+        if not begun:
+            allowed = self.first_token_s
+            if silent_s > allowed and silent_s > allowed + self.costs.longest_prefill(route.prefilling, route.queued):
+                return "first_token_timeout"
+            return None
+        allowed = self.inter_token_s
+        if silent_s > allowed and silent_s > allowed + self.costs.longest_prefill(route.decode, num_tokens):
+            return "inter_token_timeout"
+        return None

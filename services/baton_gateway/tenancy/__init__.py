@@ -1,0 +1,1 @@
+"""Tenants, their keys and their limits."""

@@ -1,0 +1,1 @@
+"""Calls of functions in the text of a model."""

@@ -1,0 +1,205 @@
+"""Calls of functions that a model has written into its text by itself, read while the text comes.
+
+Text is content until what a model begins its calls with. What only looks like a call, breaks off, is no JSON or names
+no function of the request is content, too. What comes out does not depend on how the text was split.
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
+
+from .json_depth import JsonDepth
+from .tool_calls import CallDelta, Part, arguments_go_on, call_begins
+
+NAME = "[a-zA-Z0-9_.-]{1,64}"
+_SPACE = r"\s{0,32}"
+# A call up to its arguments as nearly all models write it: these can then be passed on while they come.
+_HEAD = re.compile(
+    rf'\{{{_SPACE}"name"{_SPACE}:{_SPACE}"({NAME})"{_SPACE},{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}(?=\{{)'
+)
+# The beginning of what may become a call, with its members in this order or another.
+_MAYBE_CALL = re.compile(rf'\{{{_SPACE}(?:\Z|"(?:[a-z]{{0,10}}\Z|(?:name|arguments|parameters|type|id)"))')
+
+
+class ToolParser(ABC):
+    """Reads the text of one choice.
+
+    A state is a method that takes what it can from the rest of the text, and returns whether there may be more to do.
+    """
+
+    markers: tuple[str, ...]  # that begin and end calls: they must be in the text, even where they are special tokens
+
+    def __init__(self, names: Collection[str], *, parallel: bool, whole: bool) -> None:
+        """names: of the request's functions. parallel: whether calls after the first are taken, too.
+
+        whole: parts of a call come out when it is complete, so that one that breaks off is content from its start.
+        """
+        self.count = 0  # complete calls
+        self._names = names
+        self._parallel = parallel
+        self._whole = whole
+        self._rest = ""
+        self._ended = False
+        self._parts: list[Part] = []
+        self._state: Callable[[], bool] = self._at_start
+        self._opening = ""  # what has been taken of what may become a call
+        self._depth = JsonDepth()
+        self._scanned = 0  # characters of the rest that the depth knows
+        # Of the call that has begun:
+        self._index = -1
+        self._source: list[str] = []
+        self._kept: list[CallDelta] | None = None  # its parts where they are held back
+        self._needs_brace = False  # its arguments are inside an object
+
+    def push(self, text: str) -> list[Part]:
+        self._rest += text
+        while self._rest and self._state():
+            pass
+        return self._flushed()
+
+    def end(self) -> list[Part]:
+        self._ended = True
+        while self._state():
+            pass
+        return self._flushed()
+
+    @abstractmethod
+    def _at_start(self) -> bool:
+        """The state at the beginning of the text."""
+
+    @abstractmethod
+    def _after_call(self) -> bool:
+        """The state behind a complete call."""
+
+    @abstractmethod
+    def _after_none(self) -> bool:
+        """The state behind what turned out to be no call."""
+
+    def _flushed(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _say(self, content: str) -> None:
+        if content and self._parts and isinstance(self._parts[-1], str):
+            self._parts[-1] += content
+        elif content:
+            self._parts.append(content)
+
+    def _take(self, count: int) -> str:
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
+
+    def _take_space(self) -> str:
+        return self._take(len(self._rest) - len(self._rest.lstrip()))
+
+    def _go(self, state: Callable[[], bool]) -> bool:
+        self._state = state
+        return True
+
+    def _go_object(self) -> bool:
+        """What comes next is a call, if it is one, as an object with name and arguments."""
+        self._depth, self._scanned = JsonDepth(), 0
+        return self._go(self._object)
+
+    def _object(self) -> bool:
+        if head := _HEAD.match(self._rest):
+            if head[1] not in self._names:
+                return self._reject(1)
+            return self._go_arguments(head[1], head.end(), needs_brace=True)
+        if not _MAYBE_CALL.match(self._rest):
+            return self._reject(1)
+        end = self._depth.advance(self._rest, self._scanned)
+        self._scanned = len(self._rest)
+        if end is None:
+            return self._ended and self._reject(len(self._rest))
+        call = _read(self._rest[:end]) or {}
+        arguments = call.get("arguments", call.get("parameters"))
+        name = call.get("name")
+        if not (isinstance(name, str) and name in self._names and isinstance(arguments, dict)):
+            return self._reject(end)
+        self._begin_call(name, end)
+        self._put(arguments_go_on(self._index, json.dumps(arguments)))
+        return self._end_call(self._after_call)
+
+    def _reject(self, count: int) -> bool:
+        """What was taken as an opening, and so many characters more, are no call."""
+        self._say(self._opening + self._take(count))
+        self._opening = ""
+        return self._go(self._after_none)
+
+    def _go_arguments(self, name: str, count: int, needs_brace: bool) -> bool:
+        """A call begins with so many characters of the rest, and behind them its arguments."""
+        self._begin_call(name, count)
+        self._needs_brace = needs_brace
+        self._depth = JsonDepth()
+        return self._go(self._arguments)
+
+    def _arguments(self) -> bool:
+        end = self._depth.advance(self._rest)
+        text = self._take(len(self._rest) if end is None else end)
+        if text:
+            self._source.append(text)
+            self._put(arguments_go_on(self._index, text))
+        if end is None and not self._ended:
+            return False
+        if end is None or _read("".join(self._source[1:])) is None:
+            return self._break_call()
+        return self._end_call(self._closing if self._needs_brace else self._after_call)
+
+    def _begin_call(self, name: str, count: int) -> None:
+        self._index += 1
+        ignored = self._index > 0 and not self._parallel
+        self._kept = [] if self._whole or ignored else None
+        self._source = [self._opening + self._take(count)]
+        self._opening = ""
+        self._put(call_begins(self._index, name))
+
+    def _put(self, delta: CallDelta) -> None:
+        if self._kept is None:
+            self._parts.append(delta)
+        else:
+            self._kept.append(delta)
+
+    def _end_call(self, state: Callable[[], bool]) -> bool:
+        if self._parallel or self._index == 0:
+            self.count += 1
+            self._parts += self._kept or ()
+        return self._go(state)
+
+    def _break_call(self) -> bool:
+        """The call is none. What others have already seen of it cannot be taken back."""
+        if self._kept is not None:
+            self._index -= 1
+            self._say("".join(self._source))
+        return self._go(self._after_none)
+
+    def _closing(self) -> bool:
+        """Take the brace behind the arguments, with other members before it."""
+        text = self._rest.lstrip()
+        if text.startswith("}"):
+            self._take_space()
+            self._take(1)
+        elif text.startswith(","):
+            end = JsonDepth(1).advance(self._rest)
+            if end is None and not self._ended:
+                return False
+            self._take(end or 0)
+        elif not text and not self._ended:
+            return False
+        # Models forget the brace now and then.
+        return self._go(self._after_call)
+
+
+def _read(text: str) -> dict[str, Any] | None:
+    """Return an object, None if the text is no JSON or something else."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,1 @@
+"""HTTP: sockets, connections, keys and bodies, and the routes to the endpoints."""

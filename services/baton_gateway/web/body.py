@@ -1,0 +1,70 @@
+"""Reading request bodies."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from ..bounds import MAX_JSON_CONTAINERS, MAX_JSON_STRINGS, MAX_JSON_VALUES
+from ..errors import ApiError, bad_request, from_validation
+from ..json_size import JsonSize, json_size, member_beyond
+from ..telemetry.record import SMALL_BODY_BYTES
+
+M = TypeVar("M", bound=BaseModel)
+
+MAX_LENGTH_DIGITS = 19
+MOST = JsonSize(containers=MAX_JSON_CONTAINERS, strings=MAX_JSON_STRINGS, values=MAX_JSON_VALUES)
+
+
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
+    """Read a body of at most `limit` bytes, within `timeout_s`. Raises ApiError 413 or 408 otherwise."""
+    declared = declared_length(request.scope["headers"])
+    if declared is not None and declared > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise ApiError(
+            408, "The body did not arrive in time.", code="request_timeout", headers={"connection": "close"}
+        ) from None
+    except ClientDisconnect:
+        raise ApiError(400, "The body ended early.", headers={"connection": "close"}) from None
+    return bytes(body)
+
+
+def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """Return the body's length as the headers of an ASGI scope declare it, None if they do not."""
+    value = next((value for name, value in headers if name == b"content-length"), b"")
+    # Python reads no number of thousands of digits.
+    return int(value[:MAX_LENGTH_DIGITS]) if value.isdigit() else None
+
+
+def parse_body(body: bytes, model: type[M]) -> M:
+    """Validate a JSON body. Raises ApiError 400 naming the field at fault.
+
+    The interpreter is held until the body is read, also where a thread does it; so what it holds is counted before.
+    """
+    if len(body) > SMALL_BODY_BYTES:
+        _check_size(body)
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def _check_size(body: bytes) -> None:
+    if (too_much := json_size(body, MOST.strings).exceeds(MOST)) is not None:
+        member = member_beyond(body, MOST)
+        where = "The body" if member is None else f"With '{member}' the body"
+        raise bad_request(f"{where} has more than {too_much}.", member, "request_too_large")
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
