@@ -56,8 +56,11 @@ class DecodeInputs:
         self.lengths = torch.ones(count, dtype=torch.int32, device=device)
 
     def unpack(self, columns: torch.Tensor, tables: torch.Tensor, block_size: int) -> None:
-        """Fill the tensors from `packed`. columns: [FIELDS, rows] int64, and tables: [rows, groups of layers, most blocks]
-        int32, both contiguous; reference/decode_inputs.py describes them."""
+        """Fill the tensors from `packed`.
+
+        columns: [FIELDS, rows] int64, and tables: [rows, groups of layers, most blocks] int32, both contiguous;
+        reference/decode_inputs.py describes them.
+        """
         count = self.packed.shape[1]
         _unpack_kernel[(triton.cdiv(count, 128),)](
             self.packed, columns, tables, self._ints, self.lengths, self._floats,

@@ -36,7 +36,7 @@ class Extent(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class Missing:
-    """The parts of some extents that have not arrived. Parts arrive in any order and size, and each arrives only once."""
+    """The parts of some extents that have not arrived. They arrive in any order and size, and each only once."""
 
     def __init__(self, extents: Iterable[Extent]) -> None:
         """extents: they do not overlap."""

@@ -81,11 +81,12 @@ class KvMover:
         """At its first use a kernel is compiled, and its loading waits for all that the device is at."""
         cache = self._engine.runner.cache
         one = cache.layout.extent(0, 1)
+        blocks = [[0]] * len(cache.layout.groups)
         values = torch.empty(cache.layout.size(one), dtype=torch.uint8, device=cache.device)
         for check in (True, False):
-            cache.gather([0], one, values, check)
+            cache.gather(blocks, one, values, check)
         cache.checksum(values)
-        cache.scatter([0], one, values)
+        cache.scatter(blocks, one, values)
         torch.cuda.synchronize()
 
     # Exports
