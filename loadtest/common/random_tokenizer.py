@@ -12,12 +12,13 @@ from tokenizers.models import BPE
 
 def write_random_tokenizer(folder: Path, vocab_size: int) -> None:
     """Write a byte-level tokenizer in which a token is a byte or a space and four letters, about as long as in real
-    ones. It decodes every id below vocab_size; nothing is worth encoding with it."""
-    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
-    words = (f"Ġ{word}" for word in itertools.islice(_words(), vocab_size - len(symbols)))
+    ones. The last one is a special token. It decodes every id below vocab_size; nothing is worth encoding with it."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())[: vocab_size - 1]
+    words = (f"Ġ{word}" for word in itertools.islice(_words(), vocab_size - 1 - len(symbols)))
     vocab = {token: id for id, token in enumerate(itertools.chain(symbols, words))}
     tokenizer = Tokenizer(BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
