@@ -1,6 +1,7 @@
 """Gives every test exactly one of the markers `unit`, `processes` and `soak`, and holds unit tests to what theirs says.
 
 A test is `unit` unless something says otherwise: it then starts no process and opens no socket, and fails if it does.
+Where there is a GPU, unit tests are not held to that.
 A test is `processes` when its folder is in `_FOLDERS`, when a fixture that it uses requests the fixture `processes`,
 or when it is marked so itself. Tests whose size `make soak`, `make fuzz` and `make chaos` set are marked `soak`; these
 targets run no others.
@@ -16,6 +17,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import pytest
+import torch
 
 _MARKERS: Final = ("unit", "processes", "soak")
 
@@ -84,7 +86,8 @@ class _Guard:
 
     def over(self, item: pytest.Item) -> Generator[None]:
         """Watch one phase of a test."""
-        if item.get_closest_marker("unit") is None:
+        # Triton compiles for a GPU with processes of its own, whichever test launches a kernel first.
+        if item.get_closest_marker("unit") is None or torch.cuda.is_available():
             return (yield)
         self._threads_before = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
         self._test, self._caught = item.nodeid, None
