@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import torch
 
+from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.executor import Done
@@ -52,6 +53,7 @@ _PROMPT_TOKENS = 1024
 class _Cache:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.data = torch.empty(1, 1, num_blocks, block_size, 1, 1)
+        self.layout = KvLayout(1, (Plane("key", 1, 1, "float32"),))
         self.num_blocks = num_blocks
         self.block_bytes = block_size
 

@@ -289,7 +289,7 @@ class CacheChanges(_message.Message):
     def __init__(self, snapshot: _Optional[bool] = ..., gained: _Optional[_Iterable[int]] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("role", "model", "revision", "epoch", "fingerprint", "max_model_len", "vocab_size", "block_size", "num_blocks", "prefill_rate", "token_bytes", "step_tokens", "cache_scopes")
+    __slots__ = ("role", "model", "revision", "epoch", "fingerprint", "max_model_len", "vocab_size", "block_size", "num_blocks", "prefill_rate", "token_bytes", "step_tokens", "cache_scopes", "table_windows")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +303,7 @@ class WorkerInfo(_message.Message):
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     role: Role
     model: str
     revision: str
@@ -316,7 +317,8 @@ class WorkerInfo(_message.Message):
     token_bytes: int
     step_tokens: int
     cache_scopes: bool
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., token_bytes: _Optional[int] = ..., step_tokens: _Optional[int] = ..., cache_scopes: _Optional[bool] = ...) -> None: ...
+    table_windows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., token_bytes: _Optional[int] = ..., step_tokens: _Optional[int] = ..., cache_scopes: _Optional[bool] = ..., table_windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining", "handover_events", "handed_over_tokens", "exposed_handover_s", "prefill_rate")

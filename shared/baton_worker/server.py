@@ -205,6 +205,7 @@ class WorkerServer:
             token_bytes=ready.layout.token_bytes,
             step_tokens=ready.step_tokens,
             cache_scopes=True,
+            table_windows=[group.window or 0 for group in ready.layout.groups],
         )
 
     def _report(self, service: Service) -> pb.WorkerLoad:

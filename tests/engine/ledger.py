@@ -161,7 +161,7 @@ def make_ledger_engine(folder: Path, depth: int = 0, windows: tuple[int | None, 
 
     depth: steps launched ahead. windows: of each layer; empty = one layer that sees all tokens.
     """
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    (folder / "config.json").write_text(json.dumps({**_CONFIG, "num_hidden_layers": max(len(windows), 1)}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("baton_engine.engine.make_runner", lambda config, *_: LedgerRunner(config, depth, windows))
         return Engine(EngineConfig(model=str(folder), **settings))

@@ -191,7 +191,7 @@ def work_of_forks(folder: Path, length: int, n: int) -> tuple[int, int]:
     [sequence] = engine._sequences[0]
     step = engine.scheduler.schedule()
     assert step.plan.num_tokens == length
-    engine.scheduler.remember(sequence, length)
+    engine.allocator.settle(sequence, length)
     pool.references = CountedWrites(pool.references)
     tracemalloc.start()
     engine._append(sequence, [Choice(7, None)] * n, [])

@@ -30,7 +30,9 @@ def poison(engine: Engine) -> None:
     clean = {(block, slot) for block in remembered for slot in range(size)}
     for group in engine._sequences.values():
         for sequence in group:
-            clean |= {(sequence.tables[0].blocks[at // size], at % size) for at in range(sequence.computed)}
+            for table in sequence.tables:
+                computed = range(table.gone * size, sequence.computed)
+                clean |= {(table.blocks[at // size], at % size) for at in computed}
     for block in range(pool.num_blocks):
         for slot in range(size):
             if (block, slot) not in clean:

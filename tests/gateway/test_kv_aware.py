@@ -76,6 +76,16 @@ def test_a_prompt_waits_for_blocks_of_a_full_pod():
     assert fleet.choose(100).decode is empty
 
 
+@pytest.mark.parametrize(("windows", "blocks"), [((0,), 7), ((0, 0, 0), 21), ((0, 32, 32), 13), ((512,), 7)])
+def test_each_block_table_of_a_request_counts(windows, blocks):
+    pod = Pod("pod", block_size=16, num_blocks=100, table_windows=windows)
+    assert pod.blocks_for(100) == blocks
+    pod.blocks_held = 100 - blocks
+    assert COSTS.decode_wait(pod, 100) == 0
+    pod.blocks_held += 1
+    assert COSTS.decode_wait(pod, 100) > 0
+
+
 def test_the_pod_with_the_prefix_is_worth_a_queue():
     fleet = Fleet(stay_margin=0, local_prefill=False)
     fleet.decode()

@@ -176,6 +176,7 @@ class Watcher:
         pod.vocab_size = info.vocab_size
         pod.block_size = info.block_size
         pod.num_blocks = info.num_blocks
+        pod.table_windows = tuple(info.table_windows) or (0,)
         pod.prefill_rate = info.prefill_rate
         pod.token_bytes = info.token_bytes
         pod.step_tokens = info.step_tokens

@@ -59,7 +59,7 @@ class CostModel:
         """Return the time until a request of so many new tokens of KV gets its blocks and its place in a step."""
         wait = pod.requests.load * self.request_s
         if pod.block_size:
-            short = num_tokens // pod.block_size + 1 - (pod.num_blocks - pod.blocks_held)
+            short = pod.blocks_for(num_tokens) - (pod.num_blocks - pod.blocks_held)
             if short > 0:
                 wait += self.turnover_s * short / max(pod.num_blocks, 1)
         return wait

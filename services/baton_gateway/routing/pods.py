@@ -65,6 +65,7 @@ class Pod:
     vocab_size: int = 0
     block_size: int = 0  # tokens; 0 = not reported
     num_blocks: int = 0
+    table_windows: tuple[int, ...] = (0,)  # tokens that each block table of a request keeps; 0 = all
     blocks_held: int = 0  # in its last report
     prefill_rate: float = 0.0  # tokens per second, measured by the pod; 0 = not measured
     learned_rate: float = 0.0  # tokens per second, measured by this gateway; 0 = not measured
@@ -83,6 +84,14 @@ class Pod:
     @property
     def live(self) -> bool:
         return self.reporting and self.connected and self.listed and not self.draining
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks a request of so many tokens needs, that of its next token included.
+
+        The pod must have reported its block size.
+        """
+        kept = (min(num_tokens, window) if window else num_tokens for window in self.table_windows)
+        return sum(tokens // self.block_size + 1 for tokens in kept)
 
     def note_handovers(self, tokens: int, exposed_s: float) -> None:
         """Take the pod's totals of hand-overs since its start: tokens, and seconds that prefills waited for them."""
