@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from .models import make_model
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.markers"]
 
 torch.set_num_threads(1)
+
+# How long an example takes says more about what else runs on the machine than about the code under test.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 if not torch.cuda.is_available():
     # Kernels then run in Triton's interpreter. Triton reads this when a module with kernels is imported.
