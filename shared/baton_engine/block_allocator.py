@@ -49,9 +49,11 @@ class BlockAllocator:
         imports, cached = sequence.request.imports_kv, len(hashes)
         tables, missing = [], []
         for index, group in enumerate(self._groups):
-            first = group.first_seen(known if imports else cached * size) // size
+            # Another pod hands over only what the first query here sees, so the oldest block may lack its first tokens.
+            seen = group.first_seen(known if imports else cached * size)
+            first, whole_from = seen // size, -(-seen // size) if imports else 0
             found = [pool.find(digest, index) for digest in hashes[first:]]
-            table = BlockTable([0] * first + [block for block in found if block is not None], first)
+            table = BlockTable([0] * first + [block for block in found if block is not None], first, whole_from)
             pool.hold(table.held)
             tables.append(table)
             missing.append(group.most_blocks(known - len(table.blocks) * size, size, self._step_tokens))
@@ -153,7 +155,7 @@ class BlockAllocator:
         hashes = sequence.hashes(first, full) if self.pool.enable_prefix_caching else []
         for index, (group, table) in enumerate(zip(self._groups, sequence.tables, strict=True)):
             for at, digest in enumerate(hashes, first):
-                if at >= table.gone:
+                if at >= table.gone and at >= table.whole_from:
                     self.pool.remember(table.blocks[at], digest, index)
             unseen = group.first_seen(end) // size
             if unseen > table.gone:
@@ -177,7 +179,7 @@ class BlockAllocator:
         for choice in (sequence, *others):
             choice.shared = shared
         for choice in others:
-            choice.tables = [BlockTable(table.blocks.copy(), table.gone) for table in sequence.tables]
+            choice.tables = [table.copy() for table in sequence.tables]
             for group, table in zip(self._groups, choice.tables, strict=True):
                 self.pool.hold(table.blocks[full:] if group.window is None else table.held)
 

@@ -5,14 +5,19 @@ class BlockTable:
     """The blocks of one sequence for one group of layers.
 
     blocks: the block of index i holds the tokens [i * block_size, (i + 1) * block_size). gone: so many of the first
-    have been given back, as no query sees their tokens any more. 0 stands in their place.
+    have been given back, as no query sees their tokens any more. 0 stands in their place. whole_from: blocks before
+    this index may lack tokens that no query of this sequence sees, so the prefix cache must not learn of them.
     """
 
-    __slots__ = ("blocks", "gone")
+    __slots__ = ("blocks", "gone", "whole_from")
 
-    def __init__(self, blocks: list[int], gone: int = 0) -> None:
+    def __init__(self, blocks: list[int], gone: int = 0, whole_from: int = 0) -> None:
         self.blocks = blocks
         self.gone = gone
+        self.whole_from = whole_from
+
+    def copy(self) -> "BlockTable":
+        return BlockTable(self.blocks.copy(), self.gone, self.whole_from)
 
     @property
     def held(self) -> list[int]:

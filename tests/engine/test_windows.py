@@ -124,3 +124,17 @@ def test_only_what_is_still_seen_is_handed_over(
     assert tokens == reference_greedy(folder, prompt, 30)
     for engine in (pair.prefill, pair.decode):
         assert_idle(engine)
+
+
+def test_an_imported_block_that_lacks_its_first_tokens_is_not_found_again(mistral: Path) -> None:
+    """A later prompt would read those tokens: its queries come earlier than those of the request that was handed over."""
+    pair = Pair(make_engine(mistral, block_size=4), make_engine(mistral, block_size=16), 5)
+    for plane in pair.decode.runner.cache.planes:
+        plane.fill_(float("nan"))
+    prompt = make_prompt(25)
+    pair.add(make_request(0, prompt, 3))
+    assert pair.run().tokens[0, 0] == reference_greedy(mistral, prompt, 3)
+    prompt = prompt[:20] + make_prompt(5, seed=9)
+    transcript = generate(pair.decode, [make_request(1, prompt, 8)])
+    assert transcript.first(1).cached_tokens == 0
+    assert transcript.tokens[1, 0] == reference_greedy(mistral, prompt, 8)
