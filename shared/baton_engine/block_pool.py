@@ -1,4 +1,4 @@
-"""The KV blocks of one engine: who holds them, what they hold, and which to give out next.
+"""The KV blocks of one engine: their references, their contents and the order in which they are allocated.
 
 A block is held (references > 0), cached (no references, contents known by hash, reusable until evicted) or free.
 """
@@ -23,8 +23,8 @@ class BlockPool:
         self._hash_of: dict[int, tuple[int, bytes]] = {}  # with the group
         self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
         self.num_cached = 0
-        self.changes: SetChanges[bytes] = SetChanges()  # of the hashes that are found, until somebody takes them
-        # In the order in which they will be given out: empty ones first, then the least recently used.
+        self.changes: SetChanges[bytes] = SetChanges()  # hashes that entered or left the cache, until they are taken
+        # Blocks without references, in the order of allocation: empty blocks first, then the least recently used.
         self._available: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -59,7 +59,8 @@ class BlockPool:
             self.references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` blocks of undefined content, evicting cached ones if need be; the caller checks the number."""
+        """Return `count` blocks of undefined content, and evict cached ones if necessary. The caller must have checked
+        num_available."""
         blocks = []
         for _ in range(count):
             block, _ = self._available.popitem(last=False)
@@ -74,7 +75,8 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: list[int]) -> None:
-        """Drop a reference to each block. The tail of a sequence is given out again before its head."""
+        """Drop a reference to each block. The last blocks of a sequence are evicted before its first ones, as a cached
+        block is only found through all blocks before it."""
         for block in reversed(blocks):
             self.references[block] -= 1
             if self.references[block] == 0:
@@ -88,7 +90,7 @@ class BlockPool:
         return self.references[block] > 1
 
     def remember(self, block: int, digest: bytes, group: int = 0) -> None:
-        """Let a held block whose contents are complete be found under its hash. The first block of a hash keeps it."""
+        """Add a held block with complete contents to the prefix cache, unless another block has the same hash there."""
         if self.enable_prefix_caching and digest not in self._block_of[group] and block not in self._hash_of:
             self._block_of[group][digest] = block
             self._tell(self.changes.gain, group, digest)
@@ -110,9 +112,9 @@ class BlockPool:
             change(digest)
 
     def check_integrity(self, held: list[list[int]]) -> None:
-        """Compare the reference counts with the tables that exist. Raises RuntimeError at the first difference.
+        """Compare the reference counts with the block tables. Raises RuntimeError at the first difference.
 
-        held: what has a reference of its own; blocks that are held together are in it once.
+        held: one list of blocks for each reference; blocks that forks share occur in one list only.
         """
         counts = [0] * self.num_blocks
         for table in held:

@@ -21,10 +21,10 @@ class Tokens(msgspec.Struct):
 
 
 class Context:
-    """What a model's forward pass reads beside its weights, and the one thing that it asks for: attention.
+    """The inputs of a model's forward pass beside its weights, and its access to attention.
 
-    All else that a model computes depends on the numbers of its inputs alone, so that a CUDA graph can hold it.
-    `attend` is where the graphs of a pass are cut: a subclass records them.
+    All work but attention has the same shape for every batch of as many tokens, so that a CUDA graph can hold it. The
+    graphs of a pass are cut at `attend`, which a subclass records.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class Context:
         backend: AttentionBackend,
         written: Callable[[int], None] | None = None,
     ) -> None:
-        """The backend is prepared for these tokens. written: called with the number of each layer when what writes its
-        KV has been launched."""
+        """The backend must be prepared for these tokens. written: called with the number of each layer once the
+        kernels that write its KV have been launched."""
         self.ids, self.positions = tokens.ids, tokens.positions
         self._slots, self._cache = tokens.slots, cache
         self._backend = backend
@@ -46,11 +46,11 @@ class Context:
         return self._slots[self._cache.group_of(layer)], *self._cache.layer(layer)
 
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor | None:
-        """Return where a layer must put its queries, [tokens, heads, head_dim]; None = into a new tensor."""
+        """Return the tensor for a layer's queries, [tokens, heads, head_dim]; None = the layer allocates one."""
         return None
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Return the attention of queries [T, heads, head_dim] over the cache, which holds the tokens' KV, as much."""
+        """Return attention, in q's shape, of queries [T, heads, head_dim] over the cache, which has the tokens' KV."""
         if self._written:
             self._written(layer)
         attended = torch.empty_like(q)

@@ -1,5 +1,5 @@
-"""The runner for a GPU: work goes as CUDA graphs where they pay, and each step is launched before the last one's tokens
-are read."""
+"""The runner for a GPU. It replays CUDA graphs where they are faster, and launches each step before the host has read
+the tokens of the previous one."""
 
 import logging
 import time
@@ -33,14 +33,14 @@ from .triton_ops import DETERMINISTIC, TRITON
 
 log = logging.getLogger(__name__)
 
-# Of an exported prompt's KV, what a group of layers holds at least: a piece from GPU to GPU, which smaller slows down.
+# The least KV of an exported prompt in a group of layers. A group is one transfer between GPUs; small ones are slow.
 _GROUP_BYTES = 64 << 20
 _MOST_GROUPS = 8
 
 
 class CudaRunner(Runner):
-    """No step waits for the tokens of the one before. Draws that a grammar restricts wait for their masks, and nothing
-    else waits for those draws but the next step."""
+    """No step waits until the tokens of the previous one are read. Draws that a grammar restricts wait for their masks,
+    and only the next step waits for those draws."""
 
     depth = 1
     _table: DeviceRowTable
@@ -52,7 +52,7 @@ class CudaRunner(Runner):
         self._sampler.warm_up(self.dtype)
         self._decode_graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
-        # A graph of decodes cuts long sequences by how many there are, which is what --deterministic rules out.
+        # A graph of decodes cuts long sequences into parts that depend on the batch, which --deterministic rules out.
         if isinstance(self._backend, TritonPaged) and not config.enforce_eager and not config.deterministic:
             self._decode_graphs = DecodeGraphs(
                 self._model, self.cache, self._backend, self._table, self._block_size, model.vocab_size, self.device
@@ -65,7 +65,7 @@ class CudaRunner(Runner):
         self.launch(prompts).wait()
         seconds = time.perf_counter() - started
         self.prefill_rate = prompts.num_tokens / seconds
-        # The rows that start-up made are as long as any and would keep their tokens on the host.
+        # The rows of this step have very long prompts, which would stay in the host's memory.
         self._table.forget()
         self._sampler.forget()
         log.info(
@@ -106,7 +106,7 @@ class CudaRunner(Runner):
     def _resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the token ids with the last sampled token of row r in place of each -1 - r.
 
-        A row whose last logits were not finite has no token, and its sequence has ended: it gets token 0.
+        A row whose last logits were not finite has no token, and its sequence has ended, so token 0 stands for it.
         """
         known = self._table.last_tokens[(-1 - token_ids).clamp_(min=0)].clamp_(min=0)
         return torch.where(token_ids < 0, known, token_ids)
@@ -171,7 +171,7 @@ class CudaRunner(Runner):
         for chunk, (row, end, number) in enumerate(zip(plan.rows, plan.ends, plan.draws, strict=True)):
             if not number:
                 continue
-            # The first choice goes on in this row; those that are still to fork get rows of their own.
+            # The first choice continues in this row. The others get rows of their own when they fork.
             for choice in range(number):
                 target = self._table.spare if choice else row
                 first_choice = self._table[row].choice
@@ -219,7 +219,7 @@ class CudaRunner(Runner):
         tokens = row.prompt[first : end + 1]
         most = min(row.sampling.prompt_logprobs or 0, self.model.vocab_size)
         parts = []
-        # The logits at one position judge the token at the next.
+        # The logits at one position give the logprob of the token at the next position.
         at = start + first - 1 - begin
         for done in range(0, len(tokens), FLOAT_ROWS):
             part = tokens[done : done + FLOAT_ROWS]
@@ -228,7 +228,7 @@ class CudaRunner(Runner):
         return PromptLogprobs(chunk, tokens, most, parts)
 
     def _marks(self, plan: StepPlan) -> LayerMarks | None:
-        """Return marks for a step in which a prompt is so long that its KV is worth handing over before it ends."""
+        """Return marks for a step with an exported prompt so long that handing over its first layers early pays off."""
         longest = max(plan.exported, default=0)
         groups = min(longest * self.cache.layout.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.num_layers)
         return LayerMarks(self.model.num_layers, groups) if groups > 1 else None

@@ -33,7 +33,7 @@ class _Graph(msgspec.Struct):
 class Replayed(msgspec.Struct):
     """Device tensors of a step that was replayed, valid until the next graph runs.
 
-    tokens: [sequences] int64, sampled. inputs: [sequences] int64, what they follow. logits: [sequences, vocab].
+    tokens: [sequences] int64, sampled. inputs: [sequences] int64, their input tokens. logits: [sequences, vocab].
     """
 
     tokens: torch.Tensor
@@ -42,7 +42,7 @@ class Replayed(msgspec.Struct):
 
 
 class DecodeGraphs:
-    """Reads what it needs of each sequence from the table, and puts the sampled tokens there."""
+    """The graphs by number of sequences. They read sequences' values from the table and write sampled tokens to it."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DecodeGraphs:
         self._block_size = block_size
         self._table = table
         self._device = device
-        # One for all graphs: each with its own would take hundreds of megabytes.
+        # All graphs share this tensor. If each had its own, they would take hundreds of megabytes.
         self._logits = torch.empty(table.spare, vocab, dtype=model.dtype, device=self._device)
         self._graphs: dict[int, _Graph] = {}
 
@@ -66,7 +66,7 @@ class DecodeGraphs:
         table = self._table
         most = table.spare
         sizes = [size for size in (1, 2, 4, *range(8, 64, 8), *range(64, 1025, 16)) if size < most] + [most]
-        # From the largest on: the smaller ones find room in the memory of that.
+        # The largest graph is captured first, so that the smaller ones find room in its memory.
         for done, size in enumerate(reversed(sizes)):
             inputs = DecodeInputs(size, self._device, table.tables.shape[1])
             inputs.packed[ROW] = table.spare
@@ -93,11 +93,11 @@ class DecodeGraphs:
         return sampled
 
     def fits(self, plan: StepPlan) -> bool:
-        """Whether each chunk decodes one token, for one choice, and there is a graph for so many."""
+        """Whether each chunk decodes one token, for one choice, and there is a graph for this number of chunks."""
         return plan.decodes_only and len(plan.rows) <= len(self._logits) and bool(self._graphs)
 
     def replay(self, plan: StepPlan) -> Replayed:
-        """Compute a plan that fits. The table has taken it."""
+        """Compute a plan for which `fits` holds and whose changes the table has applied."""
         count = len(plan.rows)
         size = next(size for size in self._graphs if size >= count)
         graph = self._graphs[size]

@@ -1,4 +1,4 @@
-"""The engine core: requests in, one step at a time, tokens out. It knows no pods and no network."""
+"""The engine core, which turns requests into tokens one step at a time. Pods and the network are outside of it."""
 
 import math
 from collections.abc import Callable
@@ -37,14 +37,14 @@ from .step import Step
 
 
 class StepResult(msgspec.Struct):
-    """What a step brought. Without any progress the next one brings nothing either, unless something changes."""
+    """The results of a step. Without progress, the next step will have none either, unless something changes."""
 
     progress: bool = False
     deltas: list[Delta] = []
     reservations: list[Reservation] = []
     exports: list[Export] = []
-    rejections: list[tuple[int, str, str]] = []  # (id, field, what is wrong with it), of requests that were added
-    broken: list[int] = []  # requests that have ended because what the model computed for them is not finite
+    rejections: list[tuple[int, str, str]] = []  # (id, field, message) of requests that failed after they were added
+    broken: list[int] = []  # requests that have ended because the model computed a value that is not finite
 
 
 def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Executor:
@@ -127,12 +127,12 @@ class Engine:
             self._forget(id)
 
     def step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
-        """Start the next step and return what became known, possibly nothing.
+        """Start the next step and return the results that became known, possibly none.
 
-        On a GPU the next step is started before the tokens of the last one are read, so results come one call late; if
-        it can be foreseen when they will be there, shortly before, so that who comes until then is in the next step.
-        meanwhile: called again and again while there is nothing to start or read; it may do anything with the engine
-        but step.
+        On a GPU the next step is started before the tokens of the last one are read, so results come one call late. If
+        the end of the last step can be predicted, the next one is started shortly before it, so that requests that
+        arrive until then are part of it. meanwhile: called repeatedly while there is nothing to start or read. It may
+        call every method of the engine except step.
         """
         while meanwhile and self._in_flight.is_full():
             meanwhile()
@@ -158,9 +158,9 @@ class Engine:
         return result
 
     def _draw_masked(self) -> None:
-        """Let the oldest step draw the tokens that grammars restrict, as all tokens before them are known now.
+        """Launch the draws of the oldest step that grammars restrict, as all tokens before them are known now.
 
-        The device still computes that step, as a rule, while its masks are found.
+        As a rule the device still computes that step while its masks are computed here.
         """
         step, launched = self._in_flight.oldest
         if step.masked:
@@ -168,13 +168,13 @@ class Engine:
             step.masked = []
 
     def reserve(self) -> list[Reservation]:
-        """Reserve blocks for requests that import KV, as `step` does, and return what that step would have told."""
+        """Reserve blocks for requests that import KV, as `step` would, and return the reservations."""
         known = len(self.scheduler.importing)
         self.scheduler.admit_imports()
         return [self._reserve(sequence) for sequence in self.scheduler.importing[known:]]
 
     def _collect(self, result: StepResult) -> None:
-        """Wait for the oldest step and note what it brought."""
+        """Wait for the oldest step and process its results."""
         if not self._in_flight:
             return
         step, results = self._in_flight.read()
@@ -186,11 +186,12 @@ class Engine:
             if sequence.state is finished:
                 continue
             if choices and choices[0].token == NOT_FINITE:
-                # Before anything of this step is remembered or handed out.
+                # This comes before any KV of this step is cached or handed out.
                 self.abort(sequence.request.id)
                 result.broken.append(sequence.request.id)
                 continue
-            # What later steps compute may yet prove not to be finite, and a preempted sequence has lost its blocks.
+            # Tokens after `end` belong to later steps, whose values may turn out not to be finite. `computed` is lower
+            # for a sequence that was preempted and has lost its blocks.
             if min(end, sequence.computed) // size > sequence.settled:
                 allocator.settle(sequence, end)
             if sequence.exports:
@@ -200,7 +201,7 @@ class Engine:
         self._exports.begin_step()
 
     def early_exports(self) -> list[Export]:
-        """Return what the step that the device is at has completed of exports since the last call: some layers of long
+        """Return the KV of exports that the step in flight has completed since the last call: some layers of long
         prompts."""
         if not self._in_flight:
             return []
@@ -218,8 +219,8 @@ class Engine:
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
         """Put KV from another pod into a waiting request's blocks, in the current stream.
 
-        values: bytes of the extent, as KvCache.gather writes them. Returns whether all KV is there now, or None,
-        with nothing written, when the request does not wait for this (any more).
+        values: bytes of the extent, as KvCache.gather writes them. Returns whether the request's KV is complete now.
+        Returns None, and writes nothing, when the request does not wait for this extent (any more).
         """
         entry = self._imports.awaiting(id, generation, extent)
         if entry is None:
@@ -240,15 +241,15 @@ class Engine:
             self._start_import(entry)
 
     def restart_import(self, id: int) -> Reservation | None:
-        """Order anew all that was missing, from whoever delivers it; what of the old order still comes is refused.
+        """Order all missing KV again, from any pod. KV of the old order that arrives later is refused.
 
-        Returns None, with nothing changed, when the request does not wait for KV or tokens.
+        Returns None, and changes nothing, when the request does not wait for KV or tokens.
         """
         entry = self._imports.waiting.get(id)
         return self._reserve(entry.sequence, entry.first_tokens) if entry is not None else None
 
     def cancel_import(self, id: int) -> None:
-        """Compute here what another pod failed to deliver; first tokens that did arrive are kept."""
+        """Let this engine compute the KV that another pod failed to deliver. First tokens that did arrive are kept."""
         entry = self._imports.waiting.pop(id, None)
         if entry is None:
             return
@@ -282,7 +283,8 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Compare every count with what it counts. Raises RuntimeError on the first difference; for idle moments."""
+        """Compare every counter with the objects that it counts. Raises RuntimeError on the first difference. Call this
+        only while the engine is idle."""
         tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_left.keys()}
         check_integrity(self.allocator, self.scheduler, self._sequences, tables)
 
@@ -320,7 +322,7 @@ class Engine:
         self._sequences[sequence.request.id] = group
 
     def _take_compiled(self, rejections: list[tuple[int, str, str]]) -> None:
-        """Queue the requests whose grammar is compiled by now, and refuse those where that failed."""
+        """Queue the requests whose grammar is compiled by now, and reject those whose grammar failed to compile."""
         for sequence, problem in self._compiling.take(idle=not (self.scheduler.has_work or self._in_flight)):
             grammar = sequence.sampling.grammar
             if problem and grammar is not None:
@@ -330,13 +332,13 @@ class Engine:
                 self.scheduler.add(sequence)
 
     def _extend_prompt_logprobs(self, step: Step, index: int, entries: list[TokenLogprobs]) -> None:
-        """Note the logprobs of prompt tokens that a chunk has brought, but for those of a chunk that was computed again
-        after a preemption."""
+        """Add the logprobs of prompt tokens in a chunk to its sequence, except those that it already had before a
+        preemption."""
         sequence, first = step.sequences[index], next(first for at, first in step.plan.prompt_logprobs if at == index)
         sequence.prompt_logprobs += entries[len(sequence.prompt_logprobs) + 1 - first :]
 
     def _append(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
-        """Note the tokens sampled for a sequence, forking it at its first; end what they end."""
+        """Add the tokens sampled for a sequence, fork it at its first ones, and finish the choices that they end."""
         if sequence.known > sequence.given_len:
             sequence.append(choices[0].token)
             self._tell(sequence, choices[0], deltas)
@@ -355,14 +357,14 @@ class Engine:
             self._tell(member, choice, deltas)
 
     def _tell(self, sequence: Sequence, choice: Choice, deltas: list[Delta]) -> None:
-        """Report a sequence's newest token, and end what it ends."""
+        """Report a sequence's newest token, and finish the sequence if the token ends it."""
         reason = sequence.finish_reason()
         deltas.append(delta_of(sequence, choice, reason))
         if reason:
             self._finish(sequence)
 
     def _finish_export(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
-        """The first tokens end an exporting request; its blocks stay."""
+        """Finish an exporting request at its first tokens. Its blocks stay."""
         for index, choice in enumerate(choices):
             probe = sequence.fork(sequence.choice + index)
             probe.append(choice.token)

@@ -1,4 +1,4 @@
-"""What of the KV of exporting requests is computed and has not been handed out yet."""
+"""Tracks the KV of exporting requests that is computed and has not been handed out yet."""
 
 from typing import cast
 
@@ -22,10 +22,10 @@ class Export(msgspec.Struct):
 
 
 class Exports:
-    """How far each exporting request has been handed out.
+    """The progress of each exporting request.
 
-    first_left: by request, the first token that has not been, of all layers. layers_out: layers that have been of the
-    tokens of the step that is computed now.
+    first_left: by request, the first token whose KV has not been handed out for all layers. layers_out: the number of
+    layers that have been handed out for the tokens of the step in flight.
     """
 
     def __init__(self, layout: KvLayout, block_size: int) -> None:
@@ -53,7 +53,7 @@ class Exports:
     def _extents(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Extent]:
         id, size, extent = sequence.request.id, self._block_size, self._layout.extent
         first = self.first_left.get(id, cast(int, sequence.request.exports_from))
-        # Whole blocks, and the rest of one with the next chunk. What is computed after this step does not count yet.
+        # Only whole blocks are handed out before the last chunk. Tokens of later steps do not count yet.
         end, begin = sequence.given_len if complete else end // size * size, end - count
         if end <= first:
             return []

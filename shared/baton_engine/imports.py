@@ -1,4 +1,4 @@
-"""What of the KV of importing requests has been ordered from another pod and has not come yet."""
+"""Tracks the KV of importing requests that has been ordered from another pod and has not arrived yet."""
 
 import msgspec
 
@@ -11,9 +11,9 @@ from .sequence import Sequence
 
 
 class Import(msgspec.Struct):
-    """KV on its way into a sequence's blocks.
+    """The KV that is to arrive in a sequence's blocks.
 
-    fence: steps in flight that may still write to these blocks on behalf of the previous owner.
+    fence: behind the steps in flight that may still write to these blocks on behalf of the previous owner.
     """
 
     sequence: Sequence
@@ -24,7 +24,7 @@ class Import(msgspec.Struct):
 
 
 class Imports:
-    """waiting: by id, the requests that wait for KV or first tokens."""
+    """waiting: the imports of the requests that wait for KV or first tokens, by request id."""
 
     def __init__(self, layout: KvLayout) -> None:
         self.waiting: dict[int, Import] = {}
@@ -32,7 +32,7 @@ class Imports:
         self._generations = 0
 
     def order(self, sequence: Sequence, fence: Fence | None, first_tokens: list[int] | None) -> Reservation:
-        """Order all that a sequence lacks; what still comes of an earlier order is nobody's."""
+        """Order all KV that a sequence lacks. KV of an earlier order that arrives later is refused."""
         self._generations += 1
         id, first, count = sequence.request.id, sequence.cached, sequence.given_len - sequence.cached
         missing = Missing(self._layout.seen(first, count))

@@ -1,4 +1,4 @@
-"""The memory behind the block pool: what each layer keeps of each token, by block."""
+"""The memory behind the block pool: the KV of all layers, by block."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from baton_common.kv_layout import KvLayout
 from .ops import Ops
 from .transfer import to_device
 
-# Bounds what copies of blocks hold for a moment.
+# Bounds the temporary memory of block copies.
 _COPY_BYTES = 64 << 20
 
 
@@ -28,9 +28,9 @@ class KvCache:
         self.allocate(0)
 
     def allocate(self, num_blocks: int) -> None:
-        """Have so many blocks, of zeros, in place of those there were. The caller asks for `layer` anew."""
+        """Replace all blocks by num_blocks blocks of zeros. Tensors that `layer` returned before are no longer used."""
         self.num_blocks = num_blocks
-        # The old ones go first: there may be no room for both.
+        # The old tensors are freed first, as there may be no room for both.
         self.planes: list[torch.Tensor] = []
         self._layers: list[tuple[torch.Tensor, ...]] = []
         for plane in self.layout.planes:
@@ -76,7 +76,7 @@ class KvCache:
         self._move(False, tables, extent, values.to(self.device), False)
 
     def checksum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the checksum of what `gather` has written, as baton_kernels.reference.blocks defines it, [1] int64."""
+        """Return the checksum of bytes written by `gather`, as baton_kernels.reference.blocks defines it, [1] int64."""
         return self._ops.checksum(values)
 
     def _move(

@@ -1,4 +1,4 @@
-"""Who gets how much of a device's memory: all that steps need is set aside at start, the KV cache gets the rest."""
+"""Divides a device's memory: the memory that steps need is set aside at start, and the KV cache gets the rest."""
 
 import logging
 import math
@@ -16,12 +16,12 @@ from .host_memory import HostMemory
 
 log = logging.getLogger(__name__)
 
-# What CUDA, its libraries and the kernels hold besides torch's tensors. Not measured: beside other processes that start
-# at the same time only a process's own tensors can be told from theirs.
+# The memory that CUDA, its libraries and the kernels hold besides torch's tensors. It is not measured: while other
+# processes start, a process can tell only its own tensors from theirs.
 LIBRARIES_BYTES = 512 << 20
-# What CUDA graphs hold: the tensors between their kernels, in a pool of their own, and the graphs themselves.
+# The memory of CUDA graphs: the tensors between their kernels, in a pool of their own, and the graphs themselves.
 GRAPHS_BYTES = 1 << 30
-# What stays free of every process: torch's allocator needs room when the sizes of its pieces change.
+# The share of the device that no process uses: torch's allocator needs room when the sizes of its pieces change.
 _HEADROOM = 0.02
 _UNMEASURED_KV_BYTES = 1 << 30
 
@@ -29,7 +29,7 @@ _UNMEASURED_KV_BYTES = 1 << 30
 class Memory(Protocol):
     """A device's memory as this process sees it, in bytes.
 
-    measured: whether all that steps need is set aside at start; else they take what is free when they run.
+    measured: whether the memory that steps need is set aside at start; otherwise they take free memory when they run.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Memory(Protocol):
     def total(self) -> int: ...
 
     def free(self) -> int:
-        """Return what no process holds."""
+        """Return the bytes that no process holds."""
 
     def held(self) -> int:
-        """Return what this process holds for tensors, those included that it keeps for the next ones."""
+        """Return the bytes that this process holds for tensors, with those that its allocator keeps for later ones."""
 
     def trim(self) -> None:
-        """Give back what is held for no tensor."""
+        """Free the memory that the allocator holds for no tensor."""
 
 
 class CudaMemory:
@@ -105,8 +105,8 @@ class KvShape(msgspec.Struct, frozen=True):
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """A device's memory, in bytes, when all but the KV cache, the CUDA graphs and the GPU pairs has been allocated.
 
-    share: what this process may hold. forward and sampling: what the largest step holds for a moment, the part that
-    grows with the tokens of a step and the part that more sequences add to it.
+    share: the bytes that this process may hold. forward and sampling: the temporary memory of the largest step, in two
+    parts: the one that grows with the tokens of a step, and the one that more sequences add.
     """
 
     device: str
@@ -126,12 +126,12 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def others(self) -> int:
-        """What other processes hold."""
+        """The bytes that other processes hold."""
         return max(self.total - self.free - (self.own - self.graphs - self.pairs), 0)
 
     @property
     def within_free(self) -> int:
-        """What the KV cache can get if this process may hold everything that is free."""
+        """The bytes that the KV cache can get if this process may use all free memory."""
         return self.free - self.graphs - self.pairs - int(self.total * _HEADROOM)
 
     @property
@@ -139,7 +139,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return max(min(self.share - self.own, self.within_free), 0)
 
     def rows(self) -> dict[str, int]:
-        """Return what goes where, the KV cache left out."""
+        """Return the bytes of each use of the memory except the KV cache."""
         parts = {
             "other processes": self.others,
             "weights": self.weights,
@@ -156,7 +156,7 @@ def measure(
 ) -> Budget:
     """Return the budget of a device that holds the weights, after running the largest steps on it.
 
-    What these held stays with the allocator, so that the steps to come find it there.
+    The allocator keeps the memory of these steps, so that later steps find it there.
     """
     memory.trim()
     weights = memory.held()
@@ -202,7 +202,7 @@ def check_weights(needed: int, memory: Memory, share: int, dtype: str) -> None:
 
 
 def check_num_blocks(given: int | None, shape: KvShape) -> None:
-    """Raise ConfigError when the number of blocks that was asked for cannot hold the longest sequence."""
+    """Raise ConfigError when the blocks of --num-blocks cannot hold the longest sequence."""
     if given is not None and given < shape.least:
         raise ConfigError(
             f"{given} blocks of {shape.block_size} tokens hold {shape.longest(given)}, less than one sequence of "
@@ -211,10 +211,10 @@ def check_num_blocks(given: int | None, shape: KvShape) -> None:
 
 
 def choose_num_blocks(budget: Budget, shape: KvShape, config: EngineConfig, measured: bool) -> int:
-    """Return of how many blocks the KV cache is to be. Raises ConfigError when they do not fit.
+    """Return the number of blocks of the KV cache. Raises ConfigError when they do not fit.
 
-    measured: as in Memory. Without that the cache gets half of what is free at most, unless one sequence needs more:
-    steps take what they need while they run, and a container that runs out of memory is killed.
+    measured: as in Memory. If it is false, the cache gets at most half of the free memory, unless one sequence needs
+    more: steps take their memory while they run, and a container that runs out of memory is killed.
     """
     fits, least = budget.for_kv // shape.block_bytes, shape.least
     given = config.num_blocks
@@ -241,7 +241,7 @@ def _shortage(budget: Budget, shape: KvShape, config: EngineConfig, needed: int,
 
 
 def _remedies(budget: Budget, shape: KvShape, config: EngineConfig, needed: int) -> list[str]:
-    """Return each flag that helps, with the value that suffices or what it saves."""
+    """Return each flag that helps, with a value that suffices or the memory that it saves."""
     remedies = []
     fits = budget.for_kv // shape.block_bytes
     if needed <= budget.within_free:

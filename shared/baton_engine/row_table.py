@@ -1,4 +1,4 @@
-"""What a runner keeps of each running sequence from step to step, by row."""
+"""The table in which a runner keeps one row for each running sequence from step to step."""
 
 from collections.abc import Iterable
 
@@ -28,18 +28,18 @@ class RowTable:
         self.blocks = np.zeros((max_rows + 1, num_groups, most_blocks), dtype=np.int32)
 
     def __getitem__(self, row: int) -> NewRow:
-        """Return what a row began with. Raises KeyError when no sequence has had it."""
+        """Return the NewRow with which a row began. Raises KeyError when no sequence has had the row."""
         found = self.rows[row]
         if found is None:
             raise KeyError(row)
         return found
 
     def forget(self) -> None:
-        """Forget all rows. They belong to nobody until a plan says so."""
+        """Forget all rows. They belong to no sequence until a plan assigns them."""
         self.rows = [None] * len(self.rows)
 
     def take(self, plan: StepPlan) -> None:
-        """Note what a plan says of rows. Every plan is taken before its chunks are computed."""
+        """Apply a plan's changes to the rows. This precedes the computation of the plan's chunks."""
         for new in plan.new_rows:
             self.rows[new.row] = new
             self.blocks[new.row, :, : new.blocks.shape[1]] = new.blocks
@@ -100,7 +100,7 @@ class DeviceRowTable(RowTable):
             self._upload_history(same)
 
     def _upload_history(self, new_rows: list[NewRow]) -> None:
-        """Put the known tokens of rows that have one prompt in common into the history. The prompt is sent once."""
+        """Write the known tokens of rows with the same prompt into the history. The prompt is uploaded once."""
         prompt = to_device(new_rows[0].prompt, self._device, torch.int32)
         for new in new_rows:
             line = self.history[new.row]
@@ -112,7 +112,7 @@ class DeviceRowTable(RowTable):
 
 
 def is_special(params: SamplingParams) -> bool:
-    """Whether a draw takes more than logits and columns: it reads tokens or a mask, or reports logprobs."""
+    """Whether a draw needs more than logits and columns: it reads tokens or a mask, or reports logprobs."""
     return params.edits_logits or params.logprobs is not None
 
 

@@ -54,9 +54,9 @@ FLOAT_ROWS = 64
 class Runner:
     """The model, its KV cache and its attention backend on one device."""
 
-    depth = 0  # steps that may be launched before the oldest is waited for
-    prefill_rate = 0.0  # tokens a second, measured at start; 0 = not measured
-    threads: Threads | None = None  # that compute; None on a GPU
+    depth = 0  # number of steps that may be in flight when another one is launched
+    prefill_rate = 0.0  # prompt tokens a second, measured at start; 0 = not measured
+    threads: Threads | None = None  # those that compute; None on a GPU
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
         device = find_device(config.device)
@@ -67,7 +67,7 @@ class Runner:
             log.info("threads: %s", self.threads)
         self.model = model
         self.device = device
-        self.dtype = dtype  # of weights and of what is computed
+        self.dtype = dtype  # of weights and activations
         self.max_model_len = config.max_model_len or model.max_position_embeddings
         if self.max_model_len > model.max_position_embeddings:
             raise ConfigError(
@@ -97,9 +97,9 @@ class Runner:
             self._model = model_class(model.architecture)(model, Source(weights, self._ops), self.max_model_len)
 
     def start(self) -> None:
-        """Set aside all the memory that steps need, and give the rest to the KV cache. Once, before the first launch.
+        """Set aside all the memory that steps need, and give the rest to the KV cache. Call this once, before `launch`.
 
-        Raises ConfigError when that is too little for one sequence of the longest length.
+        Raises ConfigError when the rest is too little for one sequence of the longest length.
         """
         budget = self._budget()
         num_blocks = choose_num_blocks(budget, self._shape, self._config, self._memory.measured)
@@ -130,11 +130,11 @@ class Runner:
 
     @property
     def _graphs_bytes(self) -> int:
-        """What `_record_graphs` will allocate."""
+        """The bytes that `_record_graphs` will allocate."""
         return 0
 
     def _record_graphs(self) -> None:
-        """Prepare what needs the KV cache where it will stay."""
+        """Record CUDA graphs, which hold the final address of the KV cache. A CPU has none."""
 
     def _budget(self) -> Budget:
         if not self._memory.measured:
@@ -151,7 +151,7 @@ class Runner:
 
     @contextmanager
     def _enough_for(self, what: str, size: int) -> Iterator[None]:
-        """Explain that memory runs out although there was enough: another process has been faster."""
+        """Raise ConfigError if an allocation fails although there was enough memory: another process has taken it."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -180,7 +180,7 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Compute a step, but for its draws when some of them wait for masks."""
+        """Compute a step. If some of its draws wait for masks, all of them happen in `draw_masked`."""
         self.cache.copy(plan.copies)
         self._table.take(plan)
         packed = np.empty((2 + self._num_groups, plan.num_tokens), dtype=np.int64)
@@ -204,7 +204,7 @@ class Runner:
         return Context(tokens, self.cache, self._backend, written)
 
     def fence(self) -> Fence | None:
-        """Return what separates the steps launched so far from other streams' work; None where there are no others."""
+        """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""
         return None
 
     def _pack(self, plan: StepPlan, out: np.ndarray) -> AttentionBatch:
@@ -256,7 +256,7 @@ class Runner:
                 choices[chunk].append(choice)
         for row, drawn in zip(plan.rows, choices, strict=True):
             if drawn:
-                # Choices that are still to fork get rows of their own.
+                # The other choices get rows of their own when they fork.
                 self._table[row].output.append(drawn[0].token)
         return choices
 
@@ -268,7 +268,7 @@ class Runner:
         for chunk, first in plan.prompt_logprobs:
             new, begin, end = self._table[plan.rows[chunk]], plan.ends[chunk] - plan.counts[chunk], plan.ends[chunk]
             targets = new.prompt[first : end + 1]
-            # The logits at one position judge the token at the next.
+            # The logits at one position give the logprob of the token at the next position.
             start = batch.starts[chunk] + first - 1 - begin
             entries = found[chunk] = []
             for at in range(0, len(targets), FLOAT_ROWS):
@@ -302,12 +302,12 @@ class _Undrawn:
 
 
 def row_sums(hidden: torch.Tensor) -> torch.Tensor:
-    """Return a number for each token's hidden state [T, hidden] that is finite only where all of the state is."""
+    """Return [T] float32: a number for each token that is finite only if its whole hidden state [T, hidden] is."""
     return hidden.sum(dim=-1, dtype=torch.float32)
 
 
 def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[Choice]:
-    """logits: [R, vocab]. Returns what is drawn; the draws are in the order of their rows."""
+    """Return the choice of each draw. logits: [R, vocab]. draws: in the order of their rows of logits."""
     first = draws[0].row
     rows = logits[first : draws[-1].row + 1].float()
     for draw in draws:

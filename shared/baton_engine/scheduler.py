@@ -1,4 +1,4 @@
-"""Who computes what in the next step: decodes first, then prefill chunks, under one token budget."""
+"""Chooses the sequences of the next step: decodes first, then prefill chunks, under one token budget."""
 
 import time
 from bisect import bisect_left, insort
@@ -9,26 +9,28 @@ from .sequence import Sequence, State
 from .step import Step, new_rows
 
 _ORDER = attrgetter("order")
-# Beside decodes, prompts that are queued get so many steps if decodes wait at most so many times as long, and never
-# more steps than _MOST_STEPS: who waits for a second gains little from short gaps between tokens. From arrivals,
-# measured and simulated, at a half to all of what a device can carry: with smaller chunks prompts wait, and with larger
-# ones decodes.
+# In steps that also decode, the chunk of prompt tokens grows with the queue, so that _STEPS_TO_CATCH_UP steps compute
+# all queued prompts. It grows to at most _MOST_PATIENCE times chunk_tokens, which bounds the inter-token latency, but
+# never lets the queue take more than _MOST_STEPS steps: a client that waits a second for its first token gains little
+# from short gaps between tokens. The values were chosen with measured and simulated arrivals at 50 % to 100 % of what
+# a device can serve. With smaller chunks prompts wait longer, with larger ones decodes do.
 _STEPS_TO_CATCH_UP = 2
 _MOST_PATIENCE = 2
 _MOST_STEPS = 24
-# Shorter prompts overtake a longer one until about so many times its tokens have been admitted since it came: in order
-# of arrival alone, all of them would wait for the whole of it.
+# Shorter prompts overtake a longer one until about STRETCH times its own tokens have been admitted since it arrived. In
+# order of arrival alone, each of them would wait until the whole long prompt is computed.
 STRETCH = 8
-# Tokens of prompts that end in a step and are worth one without a part of another that would only make them wait: from
-# some hundreds on a device is busy, and twice as many take twice as long.
+# A step of at least so many tokens, all of prompts that end in it, gets no part of a further prompt, which would only
+# delay their first tokens. Some hundreds of tokens keep a device busy; twice as many take twice as long.
 _WORTH_A_STEP = 512
 
 
 class Scheduler:
-    """Waiting and running sequences over a block pool, the most urgent first.
+    """The waiting and running sequences of a block pool, the most urgent first.
 
-    Blocks for all known tokens are taken when a sequence is admitted, so that only decodes ever grow; when one cannot,
-    the least urgent running sequence gives its blocks back and is computed anew later.
+    A sequence gets the blocks for all its known tokens when it is admitted, so that only decodes need further ones. If
+    no block is left for a decode, the least urgent running sequence is preempted: it loses its blocks and is recomputed
+    later.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Scheduler:
         max_export_blocks: int,
         chunk_tokens: int = 0,
     ) -> None:
-        """max_export_blocks: what exports may hold together before the next ones wait; a lone one may hold more.
+        """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
         chunk_tokens: prompt tokens of a step that also decodes, while few are queued; 0 = as many as fit in.
         """
@@ -57,10 +59,10 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_export_blocks = max_export_blocks
         self.chunk_tokens = chunk_tokens
-        self._burst_chunk = chunk_tokens  # for the prompts that are queued now
-        self._admitted_tokens = 0  # of prompts, since the start
+        self._burst_chunk = chunk_tokens  # the chunk for the prompts that are queued now
+        self._admitted_tokens = 0  # tokens of the prompts admitted since the start
         self._free_rows = list(reversed(range(max_num_seqs)))
-        self._new_rows: dict[int, Sequence] = {}  # rows that no plan has told of yet
+        self._new_rows: dict[int, Sequence] = {}  # rows that are not in any plan's new_rows yet
 
     @property
     def has_work(self) -> bool:
@@ -68,7 +70,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
-        # One that has forked since it was scheduled last has a token more than the scheduler knows of.
+        # A sequence that has forked since it was last scheduled has one token more than num_tokens counts.
         sequence.num_tokens = max(sequence.num_tokens, sequence.known)
         if sequence.due < 0:
             sequence.due = self._admitted_tokens + STRETCH * sequence.known
@@ -76,7 +78,7 @@ class Scheduler:
         self.imports_waiting += sequence.request.imports_kv
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, whatever its state, and free its blocks."""
+        """Remove a sequence in any state and free its blocks."""
         if sequence.state is State.WAITING:
             self._leave_queue(sequence)
         elif sequence.state is State.RUNNING:
@@ -87,12 +89,12 @@ class Scheduler:
         sequence.state = State.FINISHED
 
     def export(self, sequence: Sequence) -> None:
-        """Take a sequence out that has finished here and whose blocks another pod is still to get."""
+        """Stop a sequence that has finished here. Its blocks stay until another pod has received their KV."""
         self._stop(sequence)
         sequence.state = State.EXPORTED
 
     def start(self, sequence: Sequence) -> None:
-        """Let a sequence run whose KV is in its blocks."""
+        """Give a sequence that has its blocks a row and let it run."""
         sequence.state = State.RUNNING
         sequence.num_tokens = max(sequence.num_tokens, sequence.known)
         sequence.row = self._free_rows.pop()
@@ -101,7 +103,7 @@ class Scheduler:
         insort(self.running, sequence, key=_ORDER)
 
     def end_import(self, sequence: Sequence) -> None:
-        """Note that all KV of a sequence has been imported. It is still to be started."""
+        """Note that all KV of a sequence has been imported. The caller still has to start it."""
         self.importing.remove(sequence)
         sequence.computed = sequence.given_len
 
@@ -112,8 +114,8 @@ class Scheduler:
         sequence.row = -1
 
     def schedule(self) -> Step:
-        """Return the next step, with `computed` of its sequences already advanced; sequences that import KV only get
-        their blocks here and appear in `importing`."""
+        """Return the next step, whose tokens `computed` of its sequences already counts. Sequences that import KV are
+        not part of it: they get their blocks here and move to `importing`."""
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
@@ -121,14 +123,14 @@ class Scheduler:
         running, budget, size = State.RUNNING, self._max_num_batched_tokens, self._block_size
         for sequence in self.running.copy():
             computed = sequence.computed
-            # After a prompt's last token all choices of the request are drawn, which makes it no decode.
+            # A chunk of a prompt's last token is no decode, since all choices of the request are drawn after it.
             if sequence.num_tokens - computed > 1 or (sequence.splits and sequence.num_tokens == sequence.given_len):
                 chunks.append(sequence)
             elif (
                 sequence.state is running
                 and len(decodes) < budget
                 and not sequence.ends_here
-                # Only at the beginning of a block, or after a fork, can a block be missing or have other readers.
+                # A block can only be missing at a block's first token, and only be shared after a fork.
                 and ((computed % size and sequence.shared is None) or self._grow(sequence, copies, new_blocks))
             ):
                 sequence.computed = computed + 1
@@ -150,9 +152,9 @@ class Scheduler:
         return step
 
     def admit_imports(self) -> None:
-        """Give sequences that import KV their blocks, which takes no place in a step and need not wait for one.
+        """Give sequences that import KV their blocks, which can happen between steps as they take no part in one.
 
-        They pass more urgent prompts that do, but leave them the blocks and rows that they will need.
+        They overtake more urgent prompts that wait for a step, but leave them the blocks and rows that these will need.
         """
         rows, claimed = self._rows_left(), 0
         for sequence in self.waiting.copy() if self.imports_waiting else ():
@@ -170,7 +172,7 @@ class Scheduler:
                 self.importing.append(sequence)
 
     def _prompt_tokens(self, chunks: list[Sequence]) -> int:
-        """Return how many prompt tokens to compute beside decodes; while prompts are queued it grows or stays."""
+        """Return how many prompt tokens to compute beside decodes. The number never falls while prompts are queued."""
         enough = _MOST_STEPS * self._max_num_batched_tokens
         queued = sum(sequence.num_tokens - sequence.computed for sequence in chunks)
         for sequence in self.waiting:
@@ -187,7 +189,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[NewBlock]) -> bool:
         """Give a decode the blocks that its next token needs; False when it is the one to be preempted."""
         while len(lacking := self.allocator.lacking(sequence)) > self.pool.num_available:
-            # An export's blocks may be on their way already, so it keeps them; it needs no more.
+            # An export is never preempted, as its KV may be in transfer already, and it needs no further blocks.
             victim = next(other for other in reversed(self.running) if not other.exports)
             self._preempt(victim)
             if victim is sequence:
@@ -218,8 +220,8 @@ class Scheduler:
             step.put(sequence, count, draws)
 
     def _draws_fit(self, sequence: Sequence, step: Step) -> bool:
-        """Whether a step may sample the first tokens of one more export. Their choices take no rows, so that rows do
-        not bound them."""
+        """Whether a step may sample the first tokens of one more export. The choices of exports take no rows, so they
+        need a limit of their own."""
         draws = step.exported_choices
         return not draws or draws + len(sequence.choices) <= self._max_num_seqs
 
@@ -230,7 +232,7 @@ class Scheduler:
         rows = self._rows_left()
         while self.waiting and step.plan.num_tokens < budget:
             sequence = self.waiting[0]
-            # One that imports KV and is still here waits for blocks; what is less urgent must not take them.
+            # A queued sequence that imports KV waits for blocks, which less urgent sequences must not take.
             if sequence.request.imports_kv or (before is not None and sequence.order > before.order):
                 return
             rows -= sequence.width
@@ -249,7 +251,7 @@ class Scheduler:
         return self._max_num_seqs - sum(sequence.width for sequence in (*self.running, *self.importing))
 
     def _exports_too_much(self, sequence: Sequence) -> bool:
-        """Whether a sequence must wait because decode pods have yet to take what others left for them."""
+        """Whether an export must wait until decode pods have received the KV of other exports."""
         held = self.allocator.export_blocks
         if not sequence.exports or not held:
             return False
@@ -279,11 +281,11 @@ class Scheduler:
 
 
 def _is_complete(step: Step) -> bool:
-    """Whether only prompts end in a step, and enough of them."""
+    """Whether a step has enough tokens, all of prompts that end in it."""
     plan = step.plan
     return plan.num_tokens >= _WORTH_A_STEP and all(plan.draws) and plan.counts[0] > 1
 
 
 def _take_out(queue: list[Sequence], sequence: Sequence) -> None:
-    """Remove a sequence from a list in which each stands at the place of its order."""
+    """Remove a sequence from a list that is sorted by `order`."""
     del queue[bisect_left(queue, sequence.order, key=_ORDER)]

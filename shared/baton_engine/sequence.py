@@ -12,12 +12,12 @@ from .block_tables import BlockTable, SharedBlocks
 from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
 
-# The number of a choice is drawn from with 32-bit arithmetic on the GPU.
+# The number of a choice is part of the random counter, which has 32-bit words.
 _MOST_CHOICE = 1 << 16
 
 
 class FinishReason(enum.IntEnum):
-    """As baton.v1.FinishReason."""
+    """Mirrors baton.v1.FinishReason."""
 
     NONE = 0
     STOP = 1
@@ -25,18 +25,18 @@ class FinishReason(enum.IntEnum):
     ERROR = 3
 
 
-# Asked for at every token, and looking up a member of an enum is slow in Python 3.11.
+# Needed at every token, and looking up a member of an enum is slow in Python 3.11.
 _GOES_ON = FinishReason.NONE
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """What the engine is asked to do.
+    """A request to the engine.
 
     imports_kv: the prompt's KV and the first token of each choice come from another pod; the engine only reserves the
-    blocks and waits. exports_from: the request ends with its first tokens, the KV of its tokens from this index on is
-    handed to another pod, and all its blocks stay until they are released. output: what another engine has generated of
-    it before this one goes on; choice: the number of the only choice that goes on. Both are for n = 1. cache_scope: the
-    requests with which this one shares cached blocks and compiled grammars.
+    blocks and waits. exports_from: the request ends here with its first tokens. The KV of its tokens from this index on
+    is handed to another pod, and all its blocks stay until they are released. output: the tokens that another engine
+    has generated before this one continues the request. choice: the number of the only choice that it continues. Both
+    need n = 1. cache_scope: defines the requests with which this one shares cached blocks and compiled grammars.
     """
 
     id: int
@@ -69,7 +69,7 @@ class Request(msgspec.Struct, kw_only=True):
             if self.choice > _MOST_CHOICE:
                 return "choice", f"must be at most {_MOST_CHOICE}"
             if len(self.output) >= params.max_tokens:
-                return "max_tokens", f"{len(self.output)} tokens are there already"
+                return "max_tokens", f"{len(self.output)} tokens have been generated already"
             if min(self.output, default=0) < 0 or max(self.output, default=0) >= vocab_size:
                 return "output", f"a token id is outside the vocabulary of {vocab_size}"
         if params.n > max_num_seqs:
@@ -78,11 +78,11 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class State(enum.Enum):
-    NEW = enum.auto()  # the scheduler does not know it yet, since its grammar is being compiled
-    WAITING = enum.auto()  # holds no blocks
-    IMPORTING = enum.auto()  # holds the prompt's blocks, KV under way from another pod
+    NEW = enum.auto()  # not in the scheduler's queue yet, since its grammar is being compiled
+    WAITING = enum.auto()  # in the queue, without blocks
+    IMPORTING = enum.auto()  # holds the prompt's blocks and waits for their KV from another pod
     RUNNING = enum.auto()
-    EXPORTED = enum.auto()  # finished; its blocks stay until the other pod has them
+    EXPORTED = enum.auto()  # finished; its blocks stay until the other pod has received their KV
     FINISHED = enum.auto()
 
 
@@ -124,7 +124,7 @@ class Sequence:
         self.given_len = self.known = self.prompt_len + len(self.output)
         self.most_tokens = min(self.prompt_len + sampling.max_tokens, max_model_len)
         self.exports = request.exports_from is not None
-        self.splits = sampling.n > 1 or self.exports  # its first tokens must be known before anything follows
+        self.splits = sampling.n > 1 or self.exports  # no step may follow before its first new tokens are read
         self.num_tokens = self.given_len
         self.row = -1
         self.computed = 0
@@ -141,9 +141,9 @@ class Sequence:
         self._stops = frozenset((*sampling.eos_token_ids, *sampling.stop_token_ids))
 
     def fork(self, choice: int) -> "Sequence":
-        """Return a sequence for another choice, of the same tokens; the caller gives it its blocks.
+        """Return a sequence with the same tokens for another choice. The caller gives it its blocks.
 
-        What they have in common is shared, so that this takes no longer for a longer prompt.
+        Both share the prompt and its hashes, so that a fork takes no longer for a longer prompt.
         """
         other = Sequence(self.request, self.arrival, self._block_size, self.most_tokens, choice)
         other.due = self.due
@@ -163,12 +163,12 @@ class Sequence:
         return self.request.priority, self.due, self.arrival, self.choice
 
     def append(self, token: int) -> None:
-        """Note the next token."""
+        """Add the next token."""
         self.output.append(token)
         self.known += 1
 
     def tokens(self, first: int, end: int) -> list[int]:
-        """Return the known ones of the tokens [first, end)."""
+        """Return those of the tokens [first, end) that are known."""
         start = self.prompt_len
         if first >= start:
             return self.output[first - start : end - start]
@@ -180,30 +180,30 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that are sampled and not read yet."""
+        """The number of tokens that are sampled on the device and not read yet."""
         return self.num_tokens - self.known
 
     @property
     def ends_here(self) -> bool:
-        """Whether the token under way is the last, or one that must be known before the sequence goes on."""
+        """Whether the token in flight is the last one, or one that must be read before the sequence continues."""
         if self.num_tokens == self.known:
             return False
         return self.num_tokens >= self.most_tokens or self.about_to_split
 
     @property
     def about_to_split(self) -> bool:
-        """Whether nothing may follow its first new tokens until they are read."""
+        """Whether its first new tokens are still to be read, before which no further step may compute it."""
         return self.splits and self.known == self.given_len
 
     @property
     def choices(self) -> range:
-        """The choices that get their next token from its logits: all of the request until they fork."""
+        """The choices whose next token is drawn from this sequence's logits: all of the request until they fork."""
         count = self.sampling.n if self.known == self.prompt_len else 1
         return range(self.choice, self.choice + count)
 
     @property
     def width(self) -> int:
-        """Sequences that it is here or will be, once its choices fork; those of an export fork on the other pod."""
+        """The number of rows that it needs once its choices have forked. Those of an export fork on the other pod."""
         return 1 if self.exports else len(self.choices)
 
     @property
@@ -220,18 +220,18 @@ class Sequence:
         if end <= whole:
             return of_prompt[first:end]
         if len(self._hashes) < end - whole:
-            # The prompt's hashes are complete here: the next one follows from the last of all that are known.
+            # The prompt's hashes are complete at this point, so the next hash follows from the last known one.
             done = whole + len(self._hashes)
             parent = (self._hashes or of_prompt or [ROOT_HASH])[-1]
             self._hashes += later_block_hashes(self.tokens(done * size, end * size), size, done, parent, scope)
         return of_prompt[first:] + self._hashes[max(first - whole, 0) : end - whole]
 
     def finish_reason(self) -> FinishReason:
-        """Return whether the newest token ends the sequence."""
+        """Return why the newest token ends the sequence, NONE if it does not."""
         length = self.known
         if self.matcher is not None and self.matcher.failed:
             return FinishReason.ERROR
-        # Where a grammar has come to its end, min_tokens cannot prolong it.
+        # min_tokens cannot prolong a text whose grammar allows no further token.
         if self.output[-1] in self._stops and (
             length - self.prompt_len >= self.sampling.min_tokens or self.matcher is not None
         ):

@@ -11,8 +11,8 @@ from .step_plan import NewRow, StepPlan
 
 
 class Step(msgspec.Struct):
-    """sequences: those of the plan's chunks, in the same order. masked: those of its masked chunks whose draws have not
-    been launched. exported_choices: first tokens that are drawn for exports, which have no rows of their own."""
+    """sequences: the sequence of each chunk of the plan. masked: the sequences of masked chunks whose draws have not
+    been launched. exported_choices: the number of first tokens drawn for exports, whose choices have no rows."""
 
     sequences: list[Sequence]
     plan: StepPlan
@@ -42,7 +42,7 @@ class Step(msgspec.Struct):
         if draws and sequence.matcher is not None:
             self._mask([index])
         if sequence.sampling.prompt_logprobs is not None and not sequence.output_len:
-            # The logits at one position judge the token at the next.
+            # The logits at one position give the logprob of the token at the next position.
             first = max(end - count, len(sequence.prompt_logprobs)) + 1
             if first < min(end + 1, sequence.prompt_len):
                 plan.prompt_logprobs.append((index, first))
@@ -57,7 +57,7 @@ class Step(msgspec.Struct):
 
 
 def new_rows(sequences: list[Sequence]) -> list[NewRow]:
-    """Return what is known of sequences that have got a row."""
+    """Return the rows of sequences that have just got one."""
     tables = _tables(sequences)
     return [
         NewRow(

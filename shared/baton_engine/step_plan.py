@@ -1,4 +1,4 @@
-"""What one engine step computes, as numbers alone: what the scheduler tells whoever runs the model."""
+"""The plan of one engine step, which the scheduler passes to the runner. It holds numbers and no sequences."""
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ class NewRow(msgspec.Struct, eq=False, kw_only=True):
     choice: int
 
     def tokens(self, first: int, end: int) -> list[int]:
-        """Return the known ones of the tokens [first, end)."""
+        """Return those of the tokens [first, end) that are known."""
         start = len(self.prompt)
         if first >= start:
             return self.output[first - start : end - start]
@@ -67,5 +67,5 @@ class StepPlan(msgspec.Struct):
 
     @property
     def has_prompts(self) -> bool:
-        """Whether some chunk has several tokens, not all of which lead to logits that show a NaN."""
+        """Whether some chunk has several tokens. Not all of them have logits in which a NaN would be seen."""
         return self.num_tokens > len(self.rows)

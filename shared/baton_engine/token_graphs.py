@@ -1,4 +1,4 @@
-"""The model's work between its attention calls as CUDA graphs, for steps too small to hide their kernels' launches."""
+"""CUDA graphs of the model's work between attention calls, for steps too small to hide the time of kernel launches."""
 
 import logging
 import time
@@ -40,7 +40,7 @@ class _Pieces(msgspec.Struct):
 
 
 class _Recording(Context):
-    """Ends a graph where the model attends, notes the call and begins the next graph.
+    """A context that ends a graph where the model attends, notes the call and begins the next graph.
 
     queries, attended: memory that all layers and all sizes use in turn, since only one call at a time needs it.
     """
@@ -69,9 +69,9 @@ class _Recording(Context):
 
 
 class TokenGraphs:
-    """Graphs by number of tokens, as far up as they are faster than launching kernel by kernel.
+    """Graphs by number of tokens, up to the size from which on launching kernel by kernel is as fast.
 
-    resolve: puts token ids in place of those that only the device knows. query_shape: heads and head_dim.
+    resolve: replaces the placeholders of tokens that only the device knows. query_shape: heads and head_dim.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TokenGraphs:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return how long the host waits for run and what it has launched; the best of a few times, warmed up."""
+    """Return the seconds that run and the work launched by it take: the best of three, after one to warm up."""
     times = []
     for _ in range(4):
         torch.cuda.synchronize()

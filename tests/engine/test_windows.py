@@ -127,7 +127,7 @@ def test_only_what_is_still_seen_is_handed_over(
 
 
 def test_an_imported_block_that_lacks_its_first_tokens_is_not_found_again(mistral: Path) -> None:
-    """A later prompt would read those tokens: its queries come earlier than those of the request that was handed over."""
+    """A later prompt would read those tokens, because its queries come earlier than those of the imported request."""
     pair = Pair(make_engine(mistral, block_size=4), make_engine(mistral, block_size=16), 5)
     for plane in pair.decode.runner.cache.planes:
         plane.fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""What the model asks of an attention implementation."""
+"""The interface of attention implementations."""
 
 from typing import Protocol
 
@@ -22,7 +22,7 @@ class AttentionBatch(msgspec.Struct):
 
 
 class AttentionBackend(Protocol):
-    """Attends over the paged pool, which has the new tokens' keys and values already."""
+    """Attends over the paged cache, which already holds the new tokens' keys and values."""
 
     name: str
 
@@ -30,4 +30,5 @@ class AttentionBackend(Protocol):
         """Called once a step, before the first layer."""
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """q: [T, heads, head_dim], rotated. out: as q, contiguous, is written. T may exceed the batch's tokens."""
+        """q: [T, heads, head_dim], rotated. out: of q's shape, contiguous, receives the result. T may exceed the number
+        of the batch's tokens."""

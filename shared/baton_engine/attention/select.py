@@ -1,4 +1,4 @@
-"""Which attention backend an engine uses, and why. The runner of the device makes it."""
+"""Selects the attention backend of an engine. The runner of the device creates it."""
 
 import logging
 
@@ -9,8 +9,8 @@ from baton_engine.model_config import ModelConfig
 
 log = logging.getLogger(__name__)
 
-_LARGEST_HEAD = 256  # whose tiles of keys and values still fit into shared memory
-_LEAST_CAPABILITY = (8, 0)  # bf16 products
+_LARGEST_HEAD = 256  # the largest head_dim for which tiles of keys and values fit into shared memory
+_LEAST_CAPABILITY = (8, 0)  # needed for bf16 products
 
 
 def select_backend(name: str, config: ModelConfig, device: torch.device, deterministic: bool = False) -> str:
@@ -38,7 +38,7 @@ def select_backend(name: str, config: ModelConfig, device: torch.device, determi
         "triton": f"reads the paged cache in place, for heads of up to {_LARGEST_HEAD}",
         "torch_sdpa": f"runs everywhere ({'triton: ' + refusals['triton'] if refusals['triton'] else 'slower'})",
     }
-    reason = reasons[chosen] if name == "auto" else "asked for"
+    reason = reasons[chosen] if name == "auto" else "requested"
     log.info("attention backend %s: %s", chosen, reason, extra={"event": "attention_backend", "backend": chosen})
     return chosen
 

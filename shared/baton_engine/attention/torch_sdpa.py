@@ -1,4 +1,4 @@
-"""Attention through torch's scaled_dot_product_attention: for CPU, and wherever nothing faster runs."""
+"""Attention through torch's scaled_dot_product_attention, for CPU and for devices on which no faster backend runs."""
 
 import msgspec
 import numpy as np
@@ -46,7 +46,7 @@ class TorchSdpa:
     name = "torch_sdpa"
 
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...]) -> None:
-        """specs: of each layer."""
+        """specs: the variant of attention of each layer."""
         self._cache = cache
         self._block_size, self._kv_heads, self._head_dim = cache.planes[0].shape[2:]
         self._group_size = num_heads // self._kv_heads
@@ -115,12 +115,13 @@ class TorchSdpa:
         return slopes.view(1, self._kv_heads, self._group_size, 1)
 
     def _mask(self, spec: AttentionSpec, seen: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        """Return what SDPA calls attn_mask. seen, distance: of queries from keys, [sequences, 1, queries, keys]."""
+        """Return SDPA's attn_mask. seen: whether a query sees a key, distance: tokens between them, [sequences, 1,
+        queries, keys] each."""
         if spec.alibi is None:
             return seen
         slopes = self._slopes[spec]
         if distance.shape[2] > 1:
-            # [kv_heads, query heads of each, queries, keys], as _attend_chunk has its scores.
+            # The shape of scores in _attend_chunk: [kv_heads, query heads of each, queries, keys].
             slopes = slopes.view(self._kv_heads, self._group_size, 1, 1)
         return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.planes[0].dtype)
 
@@ -166,7 +167,8 @@ class TorchSdpa:
         spec: AttentionSpec,
         out: torch.Tensor,
     ) -> None:
-        # KV heads are the batch and the query heads of each its heads, so that keys are broadcast, never repeated.
+        # The KV heads are the batch dimension and the query heads of each the head dimension, so that keys are
+        # broadcast and not copied.
         grouped = q.view(q.shape[0], self._kv_heads, self._group_size, self._head_dim).permute(1, 2, 0, 3)
         if mask is None:
             k, v = k[: len(q)], v[: len(q)]
@@ -180,7 +182,7 @@ class TorchSdpa:
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, spec: AttentionSpec
 ) -> torch.Tensor:
-    """As scaled_dot_product_attention, which has no softcap. mask: None = causal."""
+    """Compute scaled_dot_product_attention, but with a softcap, which torch lacks. mask: None = causal."""
     if not spec.softcap:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale)
     scores = (q.float() @ k.float().transpose(-2, -1)).mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap)
@@ -197,8 +199,8 @@ def _is_seen(distance: torch.Tensor, window: int | None) -> torch.Tensor:
 
 
 def _parts(lengths: list[int], block_size: int) -> list[slice]:
-    """Return which neighbours attend together, so that few keys are gathered at once: each takes as many as the
-    longest."""
+    """Return the slices of sequences that attend in one call. A call gathers at most _MOST_KEYS keys, if it has several
+    sequences: as many for each as for its longest one."""
     parts: list[slice] = []
     first = longest = 0
     for row, length in enumerate(lengths):

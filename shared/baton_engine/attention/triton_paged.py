@@ -1,4 +1,4 @@
-"""Attention through our Triton kernels, which read the paged pool in place."""
+"""Attention through our Triton kernels, which read the paged cache in place."""
 
 import itertools
 
@@ -15,14 +15,14 @@ from baton_kernels.reference.paged_attention import AttentionVariant
 
 from .backend import AttentionBatch
 
-# Programs of the decode kernel with which a device is full.
+# The number of programs of the decode kernel that fills a device.
 _PROGRAMS = 512
 
 
 class TritonPaged:
     """Single new tokens go through the split-KV kernel, longer chunks through the flash kernel.
 
-    deterministic: all go through the flash kernel, which adds up a query's keys in one order whatever is around it.
+    deterministic: all tokens go through the flash kernel, which adds up a query's keys in the same order in any batch.
     """
 
     name = "triton"
@@ -38,7 +38,7 @@ class TritonPaged:
         self._cache = cache
         self._deterministic = deterministic
         kv_heads, head_dim = cache.planes[0].shape[3:]
-        # Where single tokens take such a tile too, a smaller one wastes less.
+        # With `deterministic`, single tokens take a whole tile too, so that a smaller tile wastes less.
         self._queries = 64 if deterministic else queries_per_tile(head_dim, cache.planes[0].element_size())
         variants = {spec: _variant(spec, cache.device) for spec in set(specs)}
         self._variants = [variants[spec] for spec in specs]
@@ -98,8 +98,8 @@ def _variant(spec: AttentionSpec, device: torch.device) -> AttentionVariant:
 
 
 def _upload(parts: list[np.ndarray | list[int]], device: torch.device) -> list[torch.Tensor]:
-    """Return each part as int32 on the device, in one copy: each costs more than it moves."""
-    # Each begins where 16 bytes do: Triton compiles a kernel anew for pointers of another alignment.
+    """Return each part as int32 on the device. All are copied at once, as the fixed cost of a copy is the largest."""
+    # Each begins at a multiple of 16 bytes: Triton compiles a kernel again for pointers of another alignment.
     starts = list(itertools.accumulate((-(-len(part) // 4) * 4 for part in parts), initial=0))
     packed = np.zeros(starts[-1], dtype=np.int32)
     for start, part in zip(starts, parts, strict=False):
