@@ -164,10 +164,10 @@ def test_the_integrity_check_finds_a_wrong_list_and_a_wrong_hash() -> None:
     pool = BlockPool(3)
     [block] = pool.allocate(1)
     pool.remember(block, b"digest")
-    pool._hash_of[block] = b"other"
+    pool._hash_of[block] = 0, b"other"
     with pytest.raises(RuntimeError, match="hash"):
         pool.check_integrity([[block]])
-    pool._hash_of[block] = b"digest"
+    pool._hash_of[block] = 0, b"digest"
     pool._available[block] = None
     with pytest.raises(RuntimeError, match="wrong list"):
         pool.check_integrity([[block]])

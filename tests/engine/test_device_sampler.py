@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton_engine.block_tables import BlockTable
 from baton_engine.draw_groups import RowDraw
 from baton_engine.results import Choice
 from baton_engine.row_table import DeviceRowTable
@@ -59,7 +60,7 @@ class World:
     def __init__(self, rows: int, vocab: int = VOCAB_SIZE) -> None:
         from baton_engine.device_sampler import DeviceSampler
 
-        self.table = DeviceRowTable(rows, MAX_LEN, 16, DEVICE)
+        self.table = DeviceRowTable(rows, MAX_LEN, 16, 1, DEVICE)
         self.sampler = DeviceSampler(self.table, vocab, DEVICE)
         self.vocab = vocab
         self.order = torch.randperm(rows + 8).tolist()
@@ -72,6 +73,7 @@ class World:
             assert tokens[: sequence.prompt_len] == sequence.prompt
             sequence.output = tokens[sequence.prompt_len :]
             sequence.known = len(tokens)
+            sequence.tables = [BlockTable([])]
         self.table.take(StepPlan(new_rows=new_rows(list(new.values()))))
         for row, sequence in new.items():
             self.owners[row] = sequence
