@@ -11,7 +11,10 @@ from .services import Services
 
 
 def describe_models(services: Services, created: int, record: RequestRecord) -> Response:
-    """created: when the gateway started, in seconds since 1970. Raises ApiError 503 when no model is served."""
+    """Describe the models that the key may use. created: when the gateway started, in seconds since 1970.
+
+    Raises ApiError 503 when no model is served.
+    """
     mine = [model for model in services.catalog if model.open_to(record.identity)]
     cards = [found for model in mine if (found := _card(services, model, created, record)) is not None]
     if mine and not cards:
@@ -30,7 +33,7 @@ def describe_model(services: Services, name: str, created: int, record: RequestR
 
 
 def _card(services: Services, model: Model, created: int, record: RequestRecord) -> dict[str, Any] | None:
-    """Describe a model; None when no pod serves it, as whoever sees it may use it."""
+    """Describe a model. Return None when no pod serves it for the identity of the request."""
     length = None if services.catalog.refusing else model.max_model_len(record.identity)
     if length is None:
         return None

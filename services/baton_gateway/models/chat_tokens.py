@@ -1,4 +1,4 @@
-"""From a conversation to the prompt's token ids."""
+"""Turns a conversation into the token ids of a prompt."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from .tokenizer import ModelTokenizer
 
 @dataclass(frozen=True)
 class ChatTokens:
-    """Writes conversations for one model. Nothing in it changes, so threads may share it."""
+    """Turns conversations into prompts of one model. It is immutable, so threads may share it."""
 
     template: ChatTemplate
     roles: TemplateRoles
@@ -33,9 +33,10 @@ class ChatTokens:
                 )
 
     def encode(self, conversation: Conversation) -> list[int]:
-        """Write a conversation and tokenize it.
+        """Render a conversation and tokenize it.
 
-        Raises ApiError when the template refuses it or leaves out a message, and as the policy says.
+        Raises ApiError when the template refuses the conversation or leaves out a message, and when the policy is
+        "reject" and the conversation spells a control token.
         """
         fitted = self.roles.fit(conversation)
         prompt = self.template.render_conversation(fitted)

@@ -1,14 +1,14 @@
-"""Keeps text of a request from becoming control tokens, as `<|im_start|>` would: it could forge turns.
+"""Keeps a request's text from becoming control tokens. With `<|im_start|>`, for example, a request could forge turns.
 
 Control tokens are the added tokens that the tokenizer flags as special, and those that the model's configuration names
-(bos, eos, …). Added tokens without the flag, as Qwen's `<think>` and `<tool_call>`, are part of answers' text and come
-back in messages, so they stay tokens wherever they are written.
+(bos, eos, …). Added tokens without the flag, such as Qwen's `<think>` and `<tool_call>`, are part of answers' text and
+come back in messages. They stay tokens wherever they appear.
 
-A control token in a prompt is the template's if the template wrote all of its characters, and no other is recognised.
-Almost all prompts have no others; the model's tokenizer encodes those as transformers does. For the rest there is a
-twin of the tokenizer, which differs in one thing: its control tokens have secret names that no request can guess. The
-template's control tokens are renamed in the prompt, and the twin encodes the whole of it, so what a request spells is
-text like any other and is merged with its neighbours by the same rules.
+A control token in a prompt is valid only if the template wrote all of its characters. Almost all prompts have no
+invalid ones, and the model's tokenizer encodes these prompts as transformers does. All other prompts are encoded by a
+twin of the tokenizer, whose only difference is that its control tokens have secret names that no request can guess.
+The template's control tokens are renamed in the prompt, and the twin encodes the whole prompt. A control token that
+the request spells is then ordinary text, and is merged with its neighbours by the same rules.
 """
 
 import re
@@ -29,7 +29,7 @@ class ControlTokens:
     """Finds control tokens that come from the request, and encodes prompts without them. Safe to use in threads."""
 
     def __init__(self, tokenizer: Tokenizer, more: Collection[int] = ()) -> None:
-        """tokenizer: it must not change any more. more: ids of control tokens that may lack the flag."""
+        """tokenizer: it must not be changed afterwards. more: ids of control tokens that may lack the special flag."""
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._ids = {token.content: id for id, token in added.items() if token.special or id in more}
@@ -38,7 +38,7 @@ class ControlTokens:
         self._single_words = {token.content for token in sought if token.single_word}
         spoken = {token for token, id in self._ids.items() if _writes(tokenizer, token, id)}
         folded = {token.content for token in added.values() if not _is_literal(token) and tokenizer.normalizer}
-        # Tokens that may come from characters other than those of their name.
+        # Tokens that the tokenizer may also make from characters other than those of their name.
         self._hidden = {id: token for token, id in self._ids.items() if token in spoken | folded}
         self._unknown = _unknown_token(tokenizer) if self._hidden else None
         secret = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
@@ -46,7 +46,7 @@ class ControlTokens:
         self._twin, self._back = _twin(tokenizer, self._names, spoken, secret)
 
     def spelled(self, text: TemplateText) -> str | None:
-        """Return a control token that the request's part of a prompt would become, None if there is none."""
+        """Return a control token that the request's part of a prompt spells; None if it spells none."""
         plain = text.plain
         for match in self._pattern.finditer(plain):
             if self._is_control(match) and not text.has_own(*match.span()):
@@ -76,7 +76,7 @@ class ControlTokens:
             if token is None or span is None:
                 continue
             found = text[slice(*span)].strip()
-            # A character that the model does not know becomes the unknown token and spells nothing.
+            # A character outside the vocabulary becomes the unknown token. It does not spell that token's name.
             if not found.has_own(0, len(found)) and (token != self._unknown or found == token):
                 return token
         return None
@@ -98,7 +98,7 @@ def _is_literal(token: AddedToken) -> bool:
 
 
 def _pattern(tokens: list[AddedToken]) -> re.Pattern[str]:
-    """Find tokens as the tokenizer does: the first in the text, and of several there the longest."""
+    """Return a pattern that finds tokens as the tokenizer does: the first in the text, and the longest at one place."""
     longest_first = sorted(tokens, key=lambda token: len(token.content), reverse=True)
     if not longest_first:
         return re.compile(r"(?!)")
@@ -106,7 +106,7 @@ def _pattern(tokens: list[AddedToken]) -> re.Pattern[str]:
 
 
 def _writes(tokenizer: Tokenizer, token: str, id: int) -> bool:
-    """Return whether the model alone makes a token of its name, as Unigram does of all that is in its vocabulary."""
+    """Return whether the model alone turns the name of a token into that token, as Unigram does with its vocabulary."""
     try:
         return any(piece.id == id for piece in tokenizer.model.tokenize(token))
     except Exception:  # the library raises nothing narrower where a model has no unknown token
@@ -125,13 +125,13 @@ def _unknown_token(tokenizer: Tokenizer) -> str | None:
 def _twin(
     tokenizer: Tokenizer, names: dict[str, str], spoken: Collection[str], secret: str
 ) -> tuple[Tokenizer, dict[int, int]]:
-    """Return a tokenizer with other names for control tokens, and the right ids of tokens that have others there."""
+    """Return a tokenizer with other names for control tokens, and the real id of each id of its added tokens."""
     added = tokenizer.get_added_tokens_decoder()
     twin = Tokenizer(_without(tokenizer, names) if spoken else tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:
             setattr(twin, part, value)
-    # Added tokens get the next free ids. None may be an id of the other tokenizer, so those are used up first.
+    # Added tokens get the next free ids. These must not be ids of the original tokenizer, so fillers take those ids.
     free = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     twin.add_tokens([f"{secret}free{n}{_NAME_END}" for n in range(free - twin.get_vocab_size())])
     twin.add_tokens([_renamed(token, names.get(token.content)) for _, token in sorted(added.items())])
@@ -146,12 +146,12 @@ def _twin(
 def _renamed(token: AddedToken, name: str | None) -> AddedToken:
     if name is None:
         return token
-    # It is found by its name only where this module wrote that, so nothing else matters.
+    # Its secret name appears only where this module wrote it, so `normalized` and `single_word` do not matter.
     return AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=True)
 
 
 def _without(tokenizer: Tokenizer, names: dict[str, str]) -> Any:
-    """Return the model with other names for control tokens in its vocabulary."""
+    """Return the tokenizer's model with the control tokens in its vocabulary renamed."""
     spec = msgspec.json.decode(tokenizer.to_str())
     model = spec["model"]
     if model["type"] == "Unigram":
