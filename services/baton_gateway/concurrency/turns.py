@@ -95,7 +95,9 @@ class Turns:
     def _refuse(self, job: _Job[Any]) -> None:
         self._no_longer_waits(job)
         if not job.done.done():
-            job.done.set_exception(overloaded("The server is busy: too much text waits to be read. Try again later."))
+            job.done.set_exception(
+                overloaded("The server is busy: too much text waits to be processed. Try again later.")
+            )
 
     def _leave(self, job: _Job[Any]) -> None:
         """Remove a job from the queue when its request has ended."""

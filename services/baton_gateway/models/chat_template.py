@@ -130,7 +130,7 @@ def _bounded(pieces: Iterator[str], param: str) -> TemplateText:
         written.append(piece)
         size += len(piece)
         if size > MAX_RENDERED_CHARS:
-            raise bad_request(f"The chat template makes more than {MAX_RENDERED_CHARS} characters of this.", param)
+            raise bad_request(f"The chat template renders this as more than {MAX_RENDERED_CHARS} characters.", param)
         if time.monotonic() > until:
             raise bad_request(f"The chat template takes more than {MAX_RENDER_S:.0f} seconds for this.", param)
     return concat(written)

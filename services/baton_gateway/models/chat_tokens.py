@@ -28,8 +28,8 @@ class ChatTokens:
         for prompt in self.roles.prompts:
             if (token := self.control.spelled(prompt)) is not None:
                 raise ValueError(
-                    f"the chat template puts {token!r} together in a way that cannot be followed, so that clients' "
-                    "text could not be told from it; special_tokens_in_content: tokens serves it without protection"
+                    f"the chat template builds {token!r} in a way that cannot be followed, so clients' text could not "
+                    "be told from the template's; special_tokens_in_content: tokens serves the model without protection"
                 )
 
     def encode(self, conversation: Conversation) -> list[int]:
