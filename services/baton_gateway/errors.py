@@ -112,6 +112,6 @@ def field_path(location: Iterable[Any]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part != "[key]":  # says that the key of a mapping is invalid; the key is in the path already
+        elif part != "[key]":  # marks an invalid key of a mapping; the key itself is in the path already
             path += f".{part}" if path else str(part)
     return path

@@ -63,7 +63,7 @@ class ChatShape:
             return self._delta(index, b'{"content":%b}' % encode(piece.text), usage, logprobs, token_ids)
         if index not in self._readers:
             self._readers[index] = self._make_reader()
-        # Each part gets its own event: clients merge parts of one index from two events, but not within one event.
+        # Each part gets its own event: clients merge parts with the same index across events, but not within one.
         deltas = [_encode_part(part) for part in self._readers[index].push(piece.text)]
         if not deltas and not piece.logprobs and not token_ids:
             return b""

@@ -38,7 +38,7 @@ class Choice:
         min_tokens: int = 0,
         silent: bool = False,
     ) -> None:
-        """stop_ids: tokens that end the choice and are no part of its text, unless include_stop.
+        """stop_ids: tokens that end the choice and are not part of its text, unless include_stop.
 
         min_tokens: stop strings are ignored in this many first tokens.
         silent: the tokens of the choice are dropped, because the client asked for no output.

@@ -74,7 +74,7 @@ def _top(token: pb.TokenLogprobs, tokenizer: ModelTokenizer) -> dict[str, float]
 
 
 def encoded_prompt_logprobs(tokens: Sequence[pb.TokenLogprobs], tokenizer: ModelTokenizer) -> Iterator[bytes]:
-    """Yield vLLM's `prompt_logprobs` as JSON in parts: null for the first token, then an entry per token by id."""
+    """Yield vLLM's `prompt_logprobs` as JSON: null, then for each later token itself and its alternatives by id."""
     return encoded_list(chain([None], _prompt_logprobs(tokens[1:], tokenizer)), LOGPROBS_RUN)
 
 

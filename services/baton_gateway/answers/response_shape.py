@@ -46,7 +46,7 @@ class ResponseShape:
         return self._lifecycle(self._response["status"])
 
     def failure(self, error: ApiError) -> bytes:
-        # A keepalive may have begun the stream before its first event.
+        # A keepalive may have begun the stream, so the opening events may still be missing.
         opening = b"" if self._events else b"".join(self.opening(0, pb.PromptInfo(), None))
         events = self._write(self._output.end("incomplete"))
         code = "invalid_prompt" if error.status < 500 else "server_error"

@@ -18,8 +18,7 @@ LOGPROBS_RUN = 16  # the same for tokens with their alternatives
 DONE = b"data: [DONE]\n\n"
 
 
-# These end a line in Unicode, and for stream readers such as httpx's, but not in server-sent events: U+0085, U+2028
-# and U+2029.
+# Unicode and stream readers such as httpx's take U+0085, U+2028 and U+2029 for line ends. Server-sent events do not.
 _LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
 
 

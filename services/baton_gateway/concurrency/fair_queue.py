@@ -54,7 +54,8 @@ class FairQueue(Generic[Item]):
 
     More urgent priorities are served first. Within a priority, each tenant with waiting requests gets a share of the
     capacity in proportion to its weight, however many requests the others send. Capacity that a tenant does not use
-    goes to the others. When the queue is full, the tenant with the largest backlog loses its last request.
+    goes to the others. When the queue is full, the tenant with the largest backlog at the least urgent priority loses
+    its last request.
     """
 
     def __init__(self, most: int) -> None:
@@ -97,7 +98,7 @@ class FairQueue(Generic[Item]):
             if may(entry.item):
                 line.waiting.popleft()
                 self._now[priority] = max(self._now.get(priority, 0.0), start)
-                self._left((priority, tenant))
+                self._removed((priority, tenant))
                 return entry.item
             end = min(end, start + entry.cost / line.weight)
         return None
@@ -113,7 +114,7 @@ class FairQueue(Generic[Item]):
         for later in itertools.islice(line.waiting, index, None):
             later.start -= entry.cost / line.weight
         line.finish -= entry.cost / line.weight
-        self._left((priority, tenant))
+        self._removed((priority, tenant))
         return True
 
     def ahead(self, tenant: str, cost: float, weight: float = 1.0, priority: int = 0, order: int = 0) -> float:
@@ -135,13 +136,13 @@ class FairQueue(Generic[Item]):
         line = self._lines[key]
         entry = line.waiting.pop()
         line.finish = entry.start
-        self._left(key)
+        self._removed(key)
         return entry.item
 
     def _waiting(self) -> list[tuple[int, str]]:
         return [key for key, line in self._lines.items() if line.waiting]
 
-    def _left(self, key: tuple[int, str]) -> None:
+    def _removed(self, key: tuple[int, str]) -> None:
         self._length -= 1
         line = self._lines[key]
         if not self._length:

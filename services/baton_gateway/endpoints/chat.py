@@ -61,13 +61,13 @@ async def prepare_chat(
     pool = services.catalog.pool(model, record.identity, prompt_length(request, token_ids))
     record.pool = pool.spec.name
     limits = pool.limits()
-    asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    prompt = fit_prompt(token_ids, request, asked, limits, param)
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    prompt = fit_prompt(token_ids, request, max_tokens, limits, param)
     sampling = sampling_params(
         request,
         served,
         limits,
-        max_tokens=output_budget(len(prompt), asked, limits, param),
+        max_tokens=output_budget(len(prompt), max_tokens, limits, param),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,

@@ -43,12 +43,12 @@ async def completion(services: Services, request: CompletionRequest, record: Req
     pool = services.catalog.pool(model, record.identity, prompt_length(request, *tokenized))
     record.pool = pool.spec.name
     limits = pool.limits()
-    asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     pace = Pace()
     prompts: list[EchoedPrompt] = []
     for prompt, token_ids in zip(request.prompt, tokenized, strict=True):
-        fitted = fit_prompt(token_ids, request, asked, limits, "prompt")
-        output_budget(len(fitted), asked, limits, "prompt")
+        fitted = fit_prompt(token_ids, request, max_tokens, limits, "prompt")
+        output_budget(len(fitted), max_tokens, limits, "prompt")
         await pace.breathe()
         if request.echo:
             text = _text_of(prompt, token_ids, fitted, request, tokenizer)
@@ -61,7 +61,7 @@ async def completion(services: Services, request: CompletionRequest, record: Req
         model.served,
         limits,
         # A pod generates at least one token. When the client asks for 0 tokens, the generated one is dropped.
-        max_tokens=max(asked, 1),
+        max_tokens=max(max_tokens, 1),
         logprobs=0 if request.logprobs is None and request.selects else request.logprobs,
         prompt_logprobs=_prompt_logprobs(request),
         grammar=grammar,
@@ -83,7 +83,7 @@ async def completion(services: Services, request: CompletionRequest, record: Req
     )
     fitting = [prompt.token_ids for prompt in prompts]
     return await services.replies.make_reply(
-        model, pool, request, fitting, _each_seeded(request, params), shape, record, silent=asked == 0
+        model, pool, request, fitting, _each_seeded(request, params), shape, record, silent=max_tokens == 0
     )
 
 

@@ -23,7 +23,7 @@ def describe_models(services: Services, created: int, record: RequestRecord) -> 
 
 
 def describe_model(services: Services, name: str, created: int, record: RequestRecord) -> Response:
-    """Describe one model. Raises ApiError when there is none of that name, or it is not served."""
+    """Describe one model. Raises ApiError when no model has that name, or it is not served."""
     model = services.catalog.find(name, record.identity)
     record.model = model.name
     found = _card(services, model, created, record)

@@ -44,11 +44,11 @@ class ChatTokens:
         if self.policy == "tokens" or (token := self.control.spelled(prompt)) is None:
             return self.tokenizer.encode_now(prompt, special)
         if self.policy == "reject":
-            raise _spells(token, conversation)
+            raise _spelling_error(token, conversation)
         return self.control.encode(prompt, special)
 
 
-def _spells(token: str, conversation: Conversation) -> ApiError:
+def _spelling_error(token: str, conversation: Conversation) -> ApiError:
     for index, message in enumerate(conversation.messages):
         for name, value in message.items():
             if any(token in text for text in strings(value)):

@@ -33,17 +33,17 @@ class ControlTokens:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._ids = {token.content: id for id, token in added.items() if token.special or id in more}
-        sought = [token for token in added.values() if _is_literal(token) or token.content in self._ids]
-        self._pattern = _pattern(sought)
-        self._single_words = {token.content for token in sought if token.single_word}
-        spoken = {token for token, id in self._ids.items() if _writes(tokenizer, token, id)}
-        folded = {token.content for token in added.values() if not _is_literal(token) and tokenizer.normalizer}
+        searched = [token for token in added.values() if _is_literal(token) or token.content in self._ids]
+        self._pattern = _pattern(searched)
+        self._single_words = {token.content for token in searched if token.single_word}
+        made_by_model = {token for token, id in self._ids.items() if _model_makes(tokenizer, token, id)}
+        normalized = {token.content for token in added.values() if not _is_literal(token) and tokenizer.normalizer}
         # Tokens that the tokenizer may also make from characters other than those of their name.
-        self._hidden = {id: token for token, id in self._ids.items() if token in spoken | folded}
-        self._unknown = _unknown_token(tokenizer) if self._hidden else None
+        self._other_spellings = {id: token for token, id in self._ids.items() if token in made_by_model | normalized}
+        self._unknown = _unknown_token(tokenizer) if self._other_spellings else None
         secret = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
-        self._names = {token: f"{secret}{n}{_NAME_END}" for n, token in enumerate(self._ids)}
-        self._twin, self._back = _twin(tokenizer, self._names, spoken, secret)
+        self._secret_names = {token: f"{secret}{n}{_NAME_END}" for n, token in enumerate(self._ids)}
+        self._twin, self._real_ids = _twin(tokenizer, self._secret_names, made_by_model, secret)
 
     def spelled(self, text: TemplateText) -> str | None:
         """Return a control token that the request's part of a prompt spells; None if it spells none."""
@@ -51,14 +51,14 @@ class ControlTokens:
         for match in self._pattern.finditer(plain):
             if self._is_control(match) and not text.has_own(*match.span()):
                 return match[0]
-        return self._hidden_in(text) if self._hidden else None
+        return self._spelled_otherwise(text) if self._other_spellings else None
 
     def encode(self, text: TemplateText, add_special_tokens: bool) -> list[int]:
         """Encode a prompt in which the control tokens are those that the template wrote."""
-        named = self._with_names(text)
+        named = self._with_secret_names(text)
         ids = self._twin.encode_batch_fast([named], add_special_tokens=add_special_tokens)[0].ids
-        back = self._back
-        return [back.get(id, id) for id in ids]
+        real_ids = self._real_ids
+        return [real_ids.get(id, id) for id in ids]
 
     def _is_control(self, match: re.Match[str]) -> bool:
         if match[0] not in self._ids:
@@ -68,10 +68,10 @@ class ControlTokens:
         beside = match.string[max(match.start() - 1, 0) : match.start()] + match.string[match.end() : match.end() + 1]
         return not re.search(r"\w", beside)
 
-    def _hidden_in(self, text: TemplateText) -> str | None:
+    def _spelled_otherwise(self, text: TemplateText) -> str | None:
         encoding = self._tokenizer.encode_batch([text.plain], add_special_tokens=False)[0]
         for index, id in enumerate(encoding.ids):
-            token = self._hidden.get(id)
+            token = self._other_spellings.get(id)
             span = encoding.token_to_chars(index) if token is not None else None
             if token is None or span is None:
                 continue
@@ -81,13 +81,13 @@ class ControlTokens:
                 return token
         return None
 
-    def _with_names(self, text: TemplateText) -> str:
+    def _with_secret_names(self, text: TemplateText) -> str:
         plain, at = text.plain, 0
         pieces: list[str] = []
         for run in _OWN_RUN.finditer(text.own):
             for match in self._pattern.finditer(plain, *run.span()):
                 if self._is_control(match):
-                    pieces += (plain[at : match.start()], self._names[match[0]])
+                    pieces += (plain[at : match.start()], self._secret_names[match[0]])
                     at = match.end()
         return "".join((*pieces, plain[at:]))
 
@@ -105,7 +105,7 @@ def _pattern(tokens: list[AddedToken]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(token.content) for token in longest_first))
 
 
-def _writes(tokenizer: Tokenizer, token: str, id: int) -> bool:
+def _model_makes(tokenizer: Tokenizer, token: str, id: int) -> bool:
     """Return whether the model alone turns the name of a token into that token, as Unigram does with its vocabulary."""
     try:
         return any(piece.id == id for piece in tokenizer.model.tokenize(token))
@@ -123,11 +123,11 @@ def _unknown_token(tokenizer: Tokenizer) -> str | None:
 
 
 def _twin(
-    tokenizer: Tokenizer, names: dict[str, str], spoken: Collection[str], secret: str
+    tokenizer: Tokenizer, names: dict[str, str], made_by_model: Collection[str], secret: str
 ) -> tuple[Tokenizer, dict[int, int]]:
     """Return a tokenizer with other names for control tokens, and the real id of each id of its added tokens."""
     added = tokenizer.get_added_tokens_decoder()
-    twin = Tokenizer(_without(tokenizer, names) if spoken else tokenizer.model)
+    twin = Tokenizer(_renamed_model(tokenizer, names) if made_by_model else tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:
             setattr(twin, part, value)
@@ -135,12 +135,12 @@ def _twin(
     free = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     twin.add_tokens([f"{secret}free{n}{_NAME_END}" for n in range(free - twin.get_vocab_size())])
     twin.add_tokens([_renamed(token, names.get(token.content)) for _, token in sorted(added.items())])
-    back = {}
+    real_ids = {}
     for id, token in added.items():
         twin_id = twin.token_to_id(names.get(token.content, token.content))
         assert twin_id is not None
-        back[twin_id] = id
-    return twin, back
+        real_ids[twin_id] = id
+    return twin, real_ids
 
 
 def _renamed(token: AddedToken, name: str | None) -> AddedToken:
@@ -150,7 +150,7 @@ def _renamed(token: AddedToken, name: str | None) -> AddedToken:
     return AddedToken(name, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=True)
 
 
-def _without(tokenizer: Tokenizer, names: dict[str, str]) -> Any:
+def _renamed_model(tokenizer: Tokenizer, names: dict[str, str]) -> Any:
     """Return the tokenizer's model with the control tokens in its vocabulary renamed."""
     spec = msgspec.json.decode(tokenizer.to_str())
     model = spec["model"]

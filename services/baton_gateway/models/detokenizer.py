@@ -85,7 +85,7 @@ class ByteLevelPieces:
         alphabet = _byte_level_alphabet()
         self._pieces = [_byte_level_bytes(token or "", alphabet) for token in _tokens(tokenizer)]
         self._special = _special_ids(tokenizer)
-        self._plain: dict[frozenset[int], list[bytes]] = {}  # by the set of special tokens that are not skipped
+        self._pieces_by_kept: dict[frozenset[int], list[bytes]] = {}  # by the special tokens that are not skipped
 
     def bytes_of(self, token_id: int) -> bytes:
         return self._pieces[token_id] if token_id < len(self._pieces) else b""
@@ -93,15 +93,15 @@ class ByteLevelPieces:
     def detokenizer(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Detokenizer:
         if not skip_special_tokens:
             return _ByteLevelDetokenizer(self._pieces)
-        if kept not in self._plain:
-            self._plain[kept] = list(self._pieces)
+        if kept not in self._pieces_by_kept:
+            self._pieces_by_kept[kept] = list(self._pieces)
             for token_id in self._special - kept:
-                self._plain[kept][token_id] = b""
-        return _ByteLevelDetokenizer(self._plain[kept])
+                self._pieces_by_kept[kept][token_id] = b""
+        return _ByteLevelDetokenizer(self._pieces_by_kept[kept])
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return the byte of each of GPT-2's characters for bytes (`bytes_to_unicode` in its encoder.py)."""
+    """Return GPT-2's map from characters to bytes (see its encoder.py). Printable bytes keep their characters."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -214,9 +214,9 @@ class WindowPieces:
 
 
 class _WindowDetokenizer:
-    """Decodes new tokens together with some tokens before them, because the decoder may need that context.
+    """Decodes new tokens together with earlier tokens whose text was returned: the decoder may need that context.
 
-    The two-offset method of Hugging Face's text-generation-inference.
+    This is the two-offset method of Hugging Face's text-generation-inference.
     """
 
     def __init__(self, tokenizer: Tokenizer, skipped: set[int]) -> None:

@@ -82,14 +82,14 @@ def read_models(path: Path) -> tuple[ModelSpec, ...]:
     except msgspec.MsgspecError as error:
         raise ModelsFileError(f"{path}: {error}") from None
     models = tuple(_resolved(model, path.resolve().parent) for model in content.models)
-    if twice := _twice([model.name for model in models]):
-        raise ModelsFileError(f"{path}: there are two models with the name {twice!r}")
+    if duplicate := _duplicate([model.name for model in models]):
+        raise ModelsFileError(f"{path}: there are two models with the name {duplicate!r}")
     for model in models:
         where = f"{path}: model {model.name}"
         if not model.folder.is_dir():
             raise ModelsFileError(f"{where}: {model.folder} is not a folder")
-        if twice := _twice([pool.name for pool in model.pools]):
-            raise ModelsFileError(f"{where}: there are two pools with the name {twice!r}")
+        if duplicate := _duplicate([pool.name for pool in model.pools]):
+            raise ModelsFileError(f"{where}: there are two pools with the name {duplicate!r}")
         for pool in model.pools:
             if bool(pool.decode) == bool(pool.selector) or (pool.prefill and pool.selector):
                 raise ModelsFileError(f"{where}, pool {pool.name}: give either `decode` pods or a `selector`")
@@ -122,5 +122,5 @@ def _resolved(model: ModelSpec, base: Path) -> ModelSpec:
     )
 
 
-def _twice(names: Sequence[str]) -> str | None:
+def _duplicate(names: Sequence[str]) -> str | None:
     return next((name for name in names if names.count(name) > 1), None)

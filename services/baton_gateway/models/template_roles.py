@@ -1,9 +1,9 @@
 """Finds the roles that a chat template renders, so that no message is silently left out of a prompt.
 
 Templates differ: some raise an error for an unsupported role, others leave the message out. So each template is probed
-with small conversations when it is loaded. A role is known if its message's content appears in every rendered probe
-that the template accepts. A conversation with a message of another role is rendered once more, with marks in place of
-the contents of such messages. The marks in the result show whether the template renders these messages after all.
+with small conversations when it is loaded. A role is known if its message's content appears in the prompt of every
+probe that the template accepts. A conversation with a message of another role is rendered once more, with marks in
+place of the contents of such messages. The marks in the result show whether these messages are rendered after all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,11 +35,11 @@ class TemplateRoles:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self.prompts: list[TemplateText] = []  # of all conversations that the template accepted
-        self._known = {place for place, probes in _PROBES.items() if self._writes(probes)}
+        self.prompts: list[TemplateText] = []  # the prompts of all probes that the template accepted
+        self._known = {place for place, probes in _PROBES.items() if self._renders(probes)}
         second = "developer" if "developer" in self._known else "system"
         pairs = ("system", "system"), ("system", second), (second, "system")
-        self._takes_several = self._writes([[*map(_marked, pair, range(2)), _USER] for pair in pairs])
+        self._takes_several = self._renders([[*map(_marked, pair, range(2)), _USER] for pair in pairs])
 
     def fit(self, conversation: Conversation) -> Conversation:
         """Return a conversation whose roles the template renders.
@@ -83,7 +83,7 @@ class TemplateRoles:
                     given.path(index + len(given.messages) - len(fitted.messages), "role"),
                 )
 
-    def _writes(self, probes: Sequence[Sequence[Message]]) -> bool:
+    def _renders(self, probes: Sequence[Sequence[Message]]) -> bool:
         """Return whether the template accepts some of the probes, and renders the marks of all that it accepts."""
         found = []
         for messages in probes:

@@ -28,7 +28,7 @@ class TemplateText(str):
 
     @property
     def plain(self) -> str:
-        """The text alone."""
+        """The text as a `str`, without its origin."""
         return "".join((self,))
 
     def has_own(self, start: int, end: int) -> bool:

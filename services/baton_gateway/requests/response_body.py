@@ -42,7 +42,7 @@ CallName = Annotated[str, Field(min_length=1, max_length=MAX_CALL_NAME_CHARS)]
 
 
 class InputMessage(RequestModel):
-    """A turn of the conversation."""
+    """A message of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]

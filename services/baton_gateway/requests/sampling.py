@@ -63,7 +63,7 @@ def sampling_params(
 
 
 def prompt_length(request: GenerationRequest, *prompts: Sequence[int]) -> int:
-    """Return the tokens of the longest prompt after truncation to `truncate_prompt_tokens`, unless that is -1."""
+    """Return the length of the longest prompt in tokens, truncated to `truncate_prompt_tokens` unless that is -1."""
     longest, keep = max(map(len, prompts), default=0), request.truncate_prompt_tokens
     return min(longest, keep) if keep is not None and keep > 0 else longest
 
@@ -96,7 +96,7 @@ def output_budget(prompt_tokens: int, asked: int | None, limits: PodLimits, para
     most = limits.max_model_len
     if prompt_tokens + max(asked or 0, 1) <= most:
         return asked if asked is not None else most - prompt_tokens
-    # LangChain recognises this error by "prompt is too long", LiteLLM by "maximum context length is".
+    # LangChain recognises a prompt that is too long by "is too long", LiteLLM by the beginning of the message.
     has = "is too long: it has" if prompt_tokens >= most else "has"
     output = "" if asked is None else f" and the output {asked}"
     raise context_length_exceeded(

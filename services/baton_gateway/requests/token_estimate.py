@@ -48,8 +48,8 @@ def expected_tokens(body: GenerationRequest | TokenizeRequest | DetokenizeReques
         output = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return sum(sizes) + output * body.choices * len(sizes)
     assert isinstance(body, ChatCompletionRequest)
-    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _messages_tokens(body.messages) + (_OUTPUT_TOKENS if asked is None else asked) * body.choices
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _messages_tokens(body.messages) + (_OUTPUT_TOKENS if max_tokens is None else max_tokens) * body.choices
 
 
 def _messages_tokens(messages: Sequence[Message]) -> int:
