@@ -131,7 +131,7 @@ def _twin(
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(tokenizer, part)) is not None:
             setattr(twin, part, value)
-    # Added tokens get the next free ids. These must not be ids of the original tokenizer, so fillers take those ids.
+    # Added tokens get the next free ids, which must not be ids of the original tokenizer. Placeholders use those up.
     free = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     twin.add_tokens([f"{secret}free{n}{_NAME_END}" for n in range(free - twin.get_vocab_size())])
     twin.add_tokens([_renamed(token, names.get(token.content)) for _, token in sorted(added.items())])
