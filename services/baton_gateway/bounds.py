@@ -1,38 +1,38 @@
-"""The most that each part of a request may hold. A part that holds more is a 400 that names the field.
+"""The largest allowed size of each part of a request. A larger part is refused with a 400 that names the field.
 
 The bounds limit how long one request can occupy the interpreter, and leave room for every honest use. The length of a
 prompt depends on the model, so it is bounded by the context length that the model's pods report.
 """
 
-# The JSON of a body as a whole, whatever field it is in, also one that is ignored: it is read in one go.
+# The JSON of a whole body, including the fields that the API ignores, because all of it is parsed at once.
 MAX_JSON_CONTAINERS = 50_000  # objects and lists
-MAX_JSON_STRINGS = 100_000  # also the keys of objects
-MAX_JSON_VALUES = 1_200_000  # also numbers: a prompt of 1,048,576 token ids fits
+MAX_JSON_STRINGS = 100_000  # includes the keys of objects
+MAX_JSON_VALUES = 1_200_000  # includes numbers: a prompt of 1,048,576 token ids fits
 # The JSON of the arguments of one call of a function, in an earlier turn of a conversation.
 MAX_ARGUMENT_CONTAINERS = 20_000
 MAX_ARGUMENT_STRINGS = 50_000
 MAX_ARGUMENT_VALUES = 200_000
 
 # A conversation.
-MAX_MESSAGES = 8_192  # also the items of the input of /v1/responses
-MAX_PARTS = 1_024  # of the content of one message
-MAX_MESSAGE_FIELDS = 32  # of one message, with those that only chat templates know
-MAX_EXTRA_VALUES = 4_096  # values inside a field of a message that only chat templates know, such as its tool_calls
+MAX_MESSAGES = 8_192  # also the most items in the input of /v1/responses
+MAX_PARTS = 1_024  # parts of the content of one message
+MAX_MESSAGE_FIELDS = 32  # fields of one message beside role and content, for the chat template
+MAX_EXTRA_VALUES = 4_096  # values inside one such field of a message, for example tool_calls
 MAX_TEMPLATE_VALUES = 4_096  # values inside chat_template_kwargs
-MAX_NESTING = 32  # levels of either
-MAX_RENDERED_CHARS = 16_777_216  # of a conversation as its template writes it
-MAX_RENDER_S = 10.0  # that a template may take to do so
+MAX_NESTING = 32  # levels of nesting in such a field, and in chat_template_kwargs
+MAX_RENDERED_CHARS = 16_777_216  # characters of a conversation that the chat template has rendered
+MAX_RENDER_S = 10.0  # seconds that the chat template may take to render a conversation
 
 # Functions and formats. Their text is bounded by the setting max_grammar_chars.
 MAX_TOOLS = 512  # OpenAI takes 128
 MAX_SCHEMA_VALUES = 32_768  # values inside one JSON schema, or inside the parameters of all functions together
-MAX_SCHEMA_NESTING = 192  # levels: JSON is read no deeper; the setting max_schema_depth may say less
-MAX_CHOICE_OPTIONS = 16_384  # texts of which an answer must be one
+MAX_SCHEMA_NESTING = 192  # levels: JSON is not parsed any deeper; the setting max_schema_depth may be lower
+MAX_CHOICE_OPTIONS = 16_384  # texts in a list from which the answer must be one
 MAX_SCHEMA_NAME_CHARS = 256  # OpenAI takes 64
 
 # Sampling.
-MAX_LOGPROBS = 20  # alternatives of a token
-MAX_CHOICES = 128  # of each prompt: n, best_of
+MAX_LOGPROBS = 20  # alternatives per token
+MAX_CHOICES = 128  # choices per prompt: n, best_of
 MAX_STOPS = 16  # OpenAI takes 4
 MAX_STOP_CHARS = 1_024
 MAX_STOP_TOKENS = 1_024
@@ -41,14 +41,14 @@ MAX_ALLOWED_TOKENS = 65_536
 MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_CHARS = 256
 MAX_PROMPT_RULES = (
-    524_288  # biases, stop tokens, allowed tokens and bad words, times the prompts each of which has them
+    524_288  # biases, stop tokens, allowed tokens and bad words of a request, times its number of prompts
 )
-MAX_SCORED = 4_194_304  # log probabilities of prompt tokens, alternatives included, that one answer may have
+MAX_SCORED = 4_194_304  # log probabilities of prompt tokens in one answer, including alternatives
 
 # Names.
 MAX_MODEL_CHARS = 1_024
 MAX_USER_CHARS = 1_024  # user, prompt_cache_key
-MAX_SESSION_CHARS = 1_024  # of the session's header; longer ones are cut
+MAX_SESSION_CHARS = 1_024  # characters of the session header; a longer value is cut
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512

@@ -1,4 +1,4 @@
-"""The one error form of the API, and what turns other errors into it."""
+"""The error format of the API, and the functions that create errors in this format."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class ApiError(Exception):
-    """An answer in OpenAI's error form.
+    """An answer in OpenAI's error format.
 
-    param: the request field at fault. code: a fixed word for programs.
+    param: the request field at fault. code: a fixed identifier that programs can compare.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ def overloaded(message: str, retry_after_s: int = 1) -> ApiError:
 
 
 def client_gone() -> ApiError:
-    """Nobody reads this one: the status is for the log, as nginx has it."""
+    """The client has gone and does not read this error. The log shows its status, 499 as in nginx."""
     return ApiError(CLIENT_CLOSED_REQUEST, "The client closed its connection.", code="client_gone")
 
 
@@ -89,9 +89,9 @@ def internal_error() -> ApiError:
 
 
 def from_validation(error: ValidationError, above: Sequence[Any] = ()) -> ApiError:
-    """Report the first thing pydantic found, with the path of the field as `param`.
+    """Report the first error that pydantic found, with the path of the field as `param`.
 
-    above: the location in the body of what was validated.
+    above: the location of the validated value in the body.
     """
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     kind, message = first["type"], first["msg"]
@@ -107,11 +107,11 @@ def from_validation(error: ValidationError, above: Sequence[Any] = ()) -> ApiErr
 
 
 def field_path(location: Iterable[Any]) -> str:
-    """Write a pydantic location as clients know it: `messages[0].role`."""
+    """Write a pydantic location in the notation of the API: `messages[0].role`."""
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part != "[key]":  # the key of a mapping is at fault: it is in the path already
+        elif part != "[key]":  # marks an invalid key of a mapping; the key itself is in the path already
             path += f".{part}" if path else str(part)
     return path

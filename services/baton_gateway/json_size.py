@@ -1,4 +1,4 @@
-"""How much a JSON text holds, counted much faster than the text could be parsed."""
+"""Counts the objects, lists, strings and values of a JSON text, much faster than the text could be parsed."""
 
 import re
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ MAX_KEY_BYTES = 64
 
 _STRUCTURE = b'"[{,:'
 _OTHERS = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
-# A string that never ends matches to the end of the text. Otherwise the search would read on to there from each of its
-# quotes, in quadratic time. The possessive quantifier leaves nothing to backtrack to.
+# An unterminated string matches up to the end of the text. Otherwise the search would read to the end again from each
+# later quote, in quadratic time. The possessive quantifier prevents backtracking.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{},:]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSize:
-    """The numbers of objects, lists, strings and values in a JSON text. For other text the numbers mean nothing.
+    """The numbers of objects, lists, strings and values in a JSON text. For text that is not JSON they mean nothing.
 
     containers: objects and lists. strings: includes the keys of objects. values: an upper bound that includes the keys.
     """
@@ -24,23 +24,23 @@ class JsonSize:
     values: int
 
     def exceeds(self, other: "JsonSize") -> str | None:
-        """Return the limit of `other` that this size is above, in words; None when it is within all of them."""
-        for name, mine, others in (
+        """Return the first limit of `other` that this size exceeds, such as "9 strings"; None when it exceeds none."""
+        for name, number, limit in (
             ("strings", self.strings, other.strings),
             ("objects and lists", self.containers, other.containers),
             ("values", self.values, other.values),
         ):
-            if mine > others:
-                return f"{others} {name}"
+            if number > limit:
+                return f"{limit} {name}"
         return None
 
 
 def json_size(text: bytes, max_strings: int) -> JsonSize:
-    """Count what a JSON text holds. Every step is one call in C that takes milliseconds for megabytes.
+    """Count the parts of a JSON text. Every step is one call in C that takes milliseconds for megabytes.
 
-    max_strings: with more strings the other numbers are left at 0, as counting them would take long.
+    max_strings: when the text has more strings, the other numbers stay 0, because counting them would take long.
     """
-    # A pair of backslashes stands for one; then each that is left escapes the character behind it.
+    # Pairs of backslashes are removed first. Every backslash that is left then escapes the character after it.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
     structure = plain.translate(None, _OTHERS)
     strings = (structure.count(b'"') + 1) // 2
@@ -54,9 +54,10 @@ def json_size(text: bytes, max_strings: int) -> JsonSize:
 
 
 def member_beyond(text: bytes, most: JsonSize) -> str | None:
-    """Return the key of the outermost object's member in which a text comes to hold more than `most`, if it does.
+    """Return the key of the outermost object's member in which a text exceeds a limit of `most`.
 
-    Takes about a second for megabytes, and lets other threads go on meanwhile.
+    Return None when the text exceeds no limit, or when the key is empty or longer than MAX_KEY_BYTES.
+    Takes about a second for megabytes, during which other threads can run.
     """
     depth = containers = strings = values = 0
     key = last = b""
@@ -80,7 +81,7 @@ def member_beyond(text: bytes, most: JsonSize) -> str | None:
 
 
 def excess(value: object, max_values: int, max_levels: int) -> str | None:
-    """Return what is wrong with JSON, already read, that holds more than it may; None when nothing is."""
+    """Return the error message for parsed JSON with too many values or levels of nesting; None when it has neither."""
     level, count = [value], 1
     for _ in range(max_levels):
         below: list[object] = []

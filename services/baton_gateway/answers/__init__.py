@@ -1,1 +1,1 @@
-"""The text of each choice, and the JSON that clients get."""
+"""Turns generated tokens into the text of each choice, and writes the JSON that clients get."""

@@ -35,7 +35,7 @@ class ChatShape:
     ) -> None:
         """token_ids, logprobs, prompt_logprobs: whether the client asked for them.
 
-        reader: makes what finds calls of functions in the text of a choice; None = all of it is content.
+        reader: creates a reader that finds function calls in the text of a choice; None = all of the text is content.
         """
         self._fields = {"id": id, "object": "chat.completion", "created": created, "model": model}
         self._envelope = Envelope(id, "chat.completion.chunk", created, model)
@@ -45,7 +45,7 @@ class ChatShape:
         self._logprobs = logprobs
         self._prompt_logprobs = prompt_logprobs
         self._make_reader = reader
-        self._readers: dict[int, CallReader] = {}  # of each choice of a stream
+        self._readers: dict[int, CallReader] = {}  # by index of the choice, in a stream
 
     def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Sequence[bytes]:
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
@@ -63,7 +63,7 @@ class ChatShape:
             return self._delta(index, b'{"content":%b}' % encode(piece.text), usage, logprobs, token_ids)
         if index not in self._readers:
             self._readers[index] = self._make_reader()
-        # One event for each: clients merge what has the same index in two events, but not within one.
+        # Each part gets its own event: clients merge parts with the same index across events, but not within one.
         deltas = [_encode_part(part) for part in self._readers[index].push(piece.text)]
         if not deltas and not piece.logprobs and not token_ids:
             return b""
@@ -133,7 +133,7 @@ class ChatShape:
 
 
 def _encode_part(part: Part) -> bytes:
-    """Return the delta that a part is."""
+    """Return the JSON of the delta for a part."""
     return (b'{"content":%b}' if isinstance(part, str) else b'{"tool_calls":[%b]}') % encode(part)
 
 

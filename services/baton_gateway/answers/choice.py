@@ -1,4 +1,4 @@
-"""One choice of an answer, from tokens to text."""
+"""Turns the tokens of one choice of an answer into text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from .stop import StopMatcher
 
 @dataclass(slots=True)
 class Piece:
-    """What some tokens add to a choice. A token's offset is the characters of text before it."""
+    """The output that some tokens add to a choice. A token's offset is the number of characters before it."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -38,10 +38,10 @@ class Choice:
         min_tokens: int = 0,
         silent: bool = False,
     ) -> None:
-        """stop_ids: tokens that end the choice and are no part of its text, unless include_stop.
+        """stop_ids: tokens that end the choice and are not part of its text, unless include_stop.
 
-        min_tokens: the tokens in which no stop string is looked for.
-        silent: the choice has no output of its own; its tokens are dropped.
+        min_tokens: stop strings are ignored in this many first tokens.
+        silent: the tokens of the choice are dropped, because the client asked for no output.
         """
         self._detokenizer = detokenizer
         self._stop = StopMatcher(stops, include_stop) if stops else None
@@ -54,7 +54,7 @@ class Choice:
         self.stop_reason: str | int | None = None
 
     def feed(self, delta: pb.Delta) -> Piece:
-        """Take what the pod sent; afterwards `finish_reason` is set if that was the end."""
+        """Take tokens from the pod and return their output. `finish_reason` is set when the choice has ended."""
         finish = delta.finish_reason
         if self._silent:
             self.finish_reason = "length" if finish else None
@@ -73,7 +73,7 @@ class Choice:
         return piece
 
     def _feed_singly(self, token_ids: list[int], logprobs: Sequence[pb.TokenLogprobs], unseen: int) -> Piece:
-        """Take tokens one by one, to know the offset of each and the one that completes a stop string."""
+        """Take tokens one by one, to find the offset of each and the token that completes a stop string."""
         piece = Piece()
         for position, token_id in enumerate(token_ids):
             self.tokens += 1

@@ -20,7 +20,7 @@ encode = msgspec.json.encode
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt that may come back: its tokens and, where it is echoed, its text."""
+    """The tokens of a prompt and, if the client asked for `echo`, its text."""
 
     token_ids: list[int]
     text: str = ""
@@ -45,7 +45,7 @@ class CompletionShape:
         logprobs: bool,
         prompt_logprobs: bool,
     ) -> None:
-        """n: choices of each prompt; kept: how many of them are answered, those with the likeliest tokens.
+        """n: choices per prompt. kept: how many of them the answer has, those with the highest mean log probability.
 
         token_ids, logprobs, prompt_logprobs: whether the client asked for them.
         """
@@ -128,7 +128,7 @@ class CompletionShape:
         yield b',"finish_reason":null%b%b}%b' % (ids, extra, end)
 
     def _choice(self, index: int, first: int, choice: Choice, piece: Piece, prompt: pb.PromptInfo) -> Iterator[bytes]:
-        """index: in the answer. first: the number of any choice of its prompt."""
+        """index: the choice's index in the answer. first: the number of any choice of the same prompt."""
         text = self._prompt(first).text if self._echo else ""
         yield b'{"index":%d,"text":%b,"logprobs":' % (index, encode(text + piece.text))
         if self._logprobs:
@@ -156,10 +156,10 @@ class CompletionShape:
         return self._prompts[index // self._n]
 
     def _prompt_tokens(self, index: int, info: pb.PromptInfo) -> Sequence[pb.TokenLogprobs]:
-        """Return what an echoed prompt adds to the log probabilities of a choice."""
+        """Return the log probabilities of an echoed prompt; none if the client did not ask for them."""
         if not self._echo or not self._logprobs:
             return ()
-        # The first token's entry is empty, for nothing precedes it; the client still sees which token it is.
+        # The first token has no log probability, because nothing precedes it. The client still sees which token it is.
         return [pb.TokenLogprobs(token_id=self._prompt(index).token_ids[0]), *info.logprobs[1:]]
 
     def _prompt_offsets(self, index: int) -> Iterator[int]:

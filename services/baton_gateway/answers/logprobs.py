@@ -1,6 +1,6 @@
-"""Log probabilities in the forms of the API, token by token, as a prompt may have very many.
+"""Writes log probabilities in the formats of the API, in parts, because a prompt may have very many.
 
-Natural logarithms; JSON has no infinity, so the least is -9999.
+They are natural logarithms. JSON has no infinity, so the smallest value is -9999.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(tokens: Iterable[pb.TokenLogprobs], tokenizer: ModelTokenizer) -> Iterator[dict[str, Any]]:
-    """Yield the content of what chat completions call `logprobs`."""
+    """Yield the entries of `logprobs.content` in a chat completion."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {
@@ -38,7 +38,7 @@ def chat_logprobs(tokens: Iterable[pb.TokenLogprobs], tokenizer: ModelTokenizer)
 
 
 def encoded_chat_logprobs(tokens: Iterable[pb.TokenLogprobs], tokenizer: ModelTokenizer) -> Iterator[bytes]:
-    """Yield what chat completions call `logprobs`, as JSON in parts."""
+    """Yield the `logprobs` of a chat completion as JSON in parts."""
     yield b'{"content":'
     yield from encoded_list(chat_logprobs(tokens, tokenizer), LOGPROBS_RUN)
     yield b',"refusal":null}'
@@ -47,7 +47,7 @@ def encoded_chat_logprobs(tokens: Iterable[pb.TokenLogprobs], tokenizer: ModelTo
 def completion_logprobs(
     tokens: Sequence[pb.TokenLogprobs], offsets: Iterable[int], tokenizer: ModelTokenizer, first_is_empty: bool = False
 ) -> Iterator[bytes]:
-    """Yield what completions call `logprobs`, as JSON in parts.
+    """Yield the `logprobs` of a completion as JSON in parts.
 
     first_is_empty: the first token begins an echoed prompt, so nothing predicts it.
     """
@@ -65,7 +65,7 @@ def completion_logprobs(
 
 
 def _top(token: pb.TokenLogprobs, tokenizer: ModelTokenizer) -> dict[str, float]:
-    """Return the alternatives and the chosen token by text; where two have the same text, the likelier."""
+    """Return log probabilities of the alternatives and the chosen token by text. Equal texts keep the likelier one."""
     top: dict[str, float] = {}
     alternatives = zip(token.top_token_ids, token.top_logprobs, strict=True)
     for token_id, logprob in [*alternatives, (token.token_id, token.logprob)]:
@@ -74,7 +74,7 @@ def _top(token: pb.TokenLogprobs, tokenizer: ModelTokenizer) -> dict[str, float]
 
 
 def encoded_prompt_logprobs(tokens: Sequence[pb.TokenLogprobs], tokenizer: ModelTokenizer) -> Iterator[bytes]:
-    """Yield vLLM's `prompt_logprobs` as JSON in parts: per token but the first, itself and alternatives by id."""
+    """Yield vLLM's `prompt_logprobs` as JSON: null, then for each later token itself and its alternatives by id."""
     return encoded_list(chain([None], _prompt_logprobs(tokens[1:], tokenizer)), LOGPROBS_RUN)
 
 

@@ -1,4 +1,4 @@
-"""From prompts and parameters to the reply, which sends them to pods and their answer to the client."""
+"""Builds a reply from prompts and parameters. The reply sends them to pods, and the pods' answer to the client."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ReplyMaker:
-    """Makes the replies to requests whose prompts and parameters are known."""
+    """Builds the replies to requests whose prompts and parameters are known."""
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics, tracing: "Tracing | None") -> None:
         self._settings = settings
@@ -44,9 +44,10 @@ class ReplyMaker:
         silent: bool = False,
         kept: Sequence[str] = (),
     ) -> Reply:
-        """Return the answer that these prompts will have, each with its parameters; sending it sends them to the pods.
+        """Return the reply to these prompts, each with its parameters. Sending the reply submits them to the pods.
 
-        silent: only the prompts matter; what is generated is dropped. kept: special tokens that are a part of the text.
+        silent: generated tokens are dropped, since the client asked for none. kept: special tokens that stay in the
+        text.
         """
         pace, published = Pace(), model.served.published
         choices: list[Choice] = []
@@ -55,14 +56,15 @@ class ReplyMaker:
         traceparent = self._trace(model, pool, request, record)
         salt = cache_salt(record.identity)
         for prompt, params in zip(prompts, sampling, strict=True):
-            make_choice = make_choice or _choices(model, request, params, silent, kept)
+            make_choice = make_choice or _choice_maker(model, request, params, silent, kept)
             scope = pb.CacheScope(salt=salt, shared_tokens=published.shared_tokens(prompt)) if salt else None
             submits.append(
                 pb.Submit(
                     request_id=record.request_id,
                     prompt_token_ids=prompt,
                     sampling=params,
-                    # The operator's alone: a pod knows no tenants, so a client's would overtake those of others there.
+                    # Only the tenant's priority, which the operator sets. Pods do not distinguish tenants, so a
+                    # client's own priority would let it overtake other tenants there.
                     priority=record.identity.tenant.priority if record.identity else 0,
                     traceparent=traceparent,
                     cache_scope=scope,
@@ -90,10 +92,10 @@ class ReplyMaker:
         return Reply(generation, choices, shape, options, record, self._metrics, request.choices)
 
     def _trace(self, model: Model, pool: Pool, request: GenerationRequest, record: RequestRecord) -> str:
-        """Begin the span of a request, if requests are traced; return the `traceparent` that pods get."""
+        """Begin the span of a request if tracing is on. Return the `traceparent` for the pods, or ""."""
         if self._tracing is None:
             return ""
-        # Only here, as OpenTelemetry takes a moment and some memory.
+        # Imported only when needed, because OpenTelemetry takes time to import and memory.
         from ..telemetry.request_trace import Operation, RequestTrace
 
         operation: Operation = "chat" if isinstance(request, ChatCompletionRequest) else "text_completion"
@@ -114,10 +116,10 @@ class ReplyMaker:
         )
 
 
-def _choices(
+def _choice_maker(
     model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool, kept: Sequence[str]
 ) -> Callable[[], Choice]:
-    """Return what makes a choice of a request. params: of any of its prompts."""
+    """Return a function that creates the choices of a request. params: those of any of its prompts."""
     stop_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
     min_tokens = params.min_tokens
 

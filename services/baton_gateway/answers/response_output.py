@@ -1,4 +1,4 @@
-"""The output of a response: its items, and the events that tell how they come about."""
+"""The output of a response: its items, and the stream events that report them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -15,25 +15,25 @@ Ending = Literal["completed", "incomplete"]
 
 
 class Output(Protocol):
-    """Events lack their sequence numbers, and those of `push` must be written before the next call changes them."""
+    """Builds items and events. Events have no sequence numbers yet. The next call may change the events of `push`."""
 
     items: list[dict[str, Any]]
 
     def begin(self) -> Sequence[Event]:
-        """Return what precedes the first tokens."""
+        """Return the events before the first tokens."""
         ...
 
     def push(self, piece: Piece) -> Sequence[Event]:
-        """Return what some tokens add."""
+        """Return the events for some tokens. They must be written before the next call."""
         ...
 
     def end(self, status: Ending) -> Sequence[Event]:
-        """Return what finishes the last item, which has this status."""
+        """Return the events that end the last item with this status."""
         ...
 
 
 class MessageOutput:
-    """A message of one part, which is text."""
+    """A message with one text part."""
 
     def __init__(self, id: str, tokenizer: ModelTokenizer, logprobs: bool, index: int = 0) -> None:
         """logprobs: whether the client asked for them. index: of the item in the output."""
@@ -49,7 +49,7 @@ class MessageOutput:
 
     def begin(self) -> Sequence[Event]:
         return (
-            # A copy, since the text of one push may hold a whole message before a call.
+            # A copy, because one push may complete this message before the event is written.
             {"type": "response.output_item.added", "output_index": self._index, "item": dict(self._item)},
             {"type": "response.content_part.added", **self._part, "part": _text_part("", [])},
         )
@@ -76,7 +76,7 @@ class MessageOutput:
 
 
 class CallOutput:
-    """A call of a function."""
+    """A function call."""
 
     def __init__(self, call_id: str, name: str, index: int) -> None:
         """index: of the item in the output."""
@@ -88,7 +88,7 @@ class CallOutput:
         self._arguments: list[str] = []
 
     def begin(self) -> Event:
-        # A copy, since one push may hold all of a call.
+        # A copy, because one push may complete this call before the event is written.
         return {"type": "response.output_item.added", "output_index": self._index, "item": dict(self.item)}
 
     def push(self, arguments: str) -> Event:
@@ -106,7 +106,7 @@ class CallOutput:
 
 
 class CallsOutput:
-    """Calls of functions, an item each, and messages for what is none."""
+    """Function calls, one item each, and messages for the other text."""
 
     def __init__(self, reader: CallReader, id: str, tokenizer: ModelTokenizer, logprobs: bool) -> None:
         """id, tokenizer, logprobs: as for a message."""
@@ -116,7 +116,7 @@ class CallsOutput:
         self._tokenizer = tokenizer
         self._with_logprobs = logprobs
         self._open: MessageOutput | CallOutput | None = None
-        self._logprobs: list[msgspec.Raw] = []  # of text that may be a message's
+        self._logprobs: list[msgspec.Raw] = []  # of text that may still belong to a message
 
     def begin(self) -> Sequence[Event]:
         return ()
@@ -133,14 +133,14 @@ class CallsOutput:
         events: list[Event] = []
         for part in parts:
             if isinstance(part, str):
-                events += self._say(part)
+                events += self._add_text(part)
             elif "id" in part:
                 events += self._begin_call(part)
             elif isinstance(self._open, CallOutput) and part["function"]["arguments"]:
                 events.append(self._open.push(part["function"]["arguments"]))
         return events
 
-    def _say(self, text: str) -> list[Event]:
+    def _add_text(self, text: str) -> list[Event]:
         events: list[Event] = []
         if not isinstance(self._open, MessageOutput):
             events += self._close("completed")
@@ -163,7 +163,7 @@ class CallsOutput:
 
 
 def _entries(piece: Piece, tokenizer: ModelTokenizer) -> list[msgspec.Raw]:
-    """Return the log probabilities of some tokens as JSON, which is then copied wherever they are told again."""
+    """Return the log probabilities of some tokens as JSON, which later events that repeat them reuse."""
     return [msgspec.Raw(msgspec.json.encode(entry)) for entry in chat_logprobs(piece.logprobs, tokenizer)]
 
 

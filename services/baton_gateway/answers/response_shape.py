@@ -19,7 +19,7 @@ class ResponseShape:
     """Writes a response, whole or as the events of the official API, whose stream has no [DONE]."""
 
     def __init__(self, response: dict[str, Any], output: Output) -> None:
-        """response: its members that are known beforehand."""
+        """response: the members that are known before the answer."""
         self._response = {
             **response,
             "status": "in_progress",
@@ -46,7 +46,7 @@ class ResponseShape:
         return self._lifecycle(self._response["status"])
 
     def failure(self, error: ApiError) -> bytes:
-        # A keepalive may have begun the stream before there was anything to tell.
+        # A keepalive may have begun the stream, so the opening events may still be missing.
         opening = b"" if self._events else b"".join(self.opening(0, pb.PromptInfo(), None))
         events = self._write(self._output.end("incomplete"))
         code = "invalid_prompt" if error.status < 500 else "server_error"
@@ -94,7 +94,7 @@ class ResponseShape:
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     return {
         "input_tokens": usage["prompt_tokens"],
-        # What is written to the prefix cache is not counted for a request; clients insist on the member.
+        # Tokens written to the prefix cache are not counted per request, but clients require the member.
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},

@@ -1,4 +1,4 @@
-"""What the generation endpoints have in common in how an answer is written."""
+"""The parts of writing an answer that the generation endpoints share."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,24 +13,24 @@ from ..errors import ApiError
 from .choice import Choice, Piece
 
 RUN = 1024  # numbers or tokens that are written as JSON in less than a millisecond
-LOGPROBS_RUN = 16  # likewise of tokens with their alternatives
+LOGPROBS_RUN = 16  # the same for tokens with their alternatives
 
 DONE = b"data: [DONE]\n\n"
 
 
-# U+0085, U+2028 and U+2029 end a line to Unicode, and so to readers of streams such as httpx's, though not to events.
+# Unicode and stream readers such as httpx's take U+0085, U+2028 and U+2029 for line ends. Server-sent events do not.
 _LINE_ENDS = ((b"\xc2\x85", rb"\u0085"), (b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"))
 
 
 def one_line_each(events: bytes) -> bytes:
-    """Escape what some take for the end of a line within the JSON of events."""
+    """Escape the characters in the JSON of events that some readers take for line ends."""
     for character, escape in _LINE_ENDS:
         events = events.replace(character, escape)
     return events
 
 
 def encoded_list(values: Iterable[Any], run: int = RUN) -> Iterator[bytes]:
-    """Yield a list as JSON in parts of so many values, each of which takes less than a millisecond."""
+    """Yield a list as JSON in parts of `run` values, so that each part takes less than a millisecond."""
     rest, before = iter(values), b"["
     while part := list(itertools.islice(rest, run)):
         yield before + msgspec.json.encode(part)[1:-1]
@@ -58,11 +58,11 @@ class Usage:
 class Shape(Protocol):
     """Writes an answer as one endpoint's JSON.
 
-    A streamed answer is made of server-sent events. `usage` is the JSON of a chunk's usage, None for no such member.
+    A streamed answer is made of server-sent events. `usage` is the JSON of a chunk's `usage`; None = no such member.
     """
 
     def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Iterable[bytes]:
-        """Return what precedes the first tokens of a choice, perhaps nothing, in parts that take little time each."""
+        """Return the events before the first tokens of a choice, if any, in parts that take little time each."""
         ...
 
     def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
@@ -74,7 +74,7 @@ class Shape(Protocol):
         ...
 
     def ending(self, usage: dict[str, Any] | None) -> bytes:
-        """Return the end of a stream. usage: of the whole answer, where it is to be told."""
+        """Return the end of a stream. usage: of the whole answer; None = the client did not ask for it."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
@@ -102,7 +102,7 @@ class Envelope:
         return b'%b%b]%b,"usage":%b}\n\n' % (self._start, choice, extra, usage)
 
     def around(self, usage: bytes | None) -> tuple[bytes, bytes]:
-        """Return what stands before and behind the choice of an event."""
+        """Return the bytes before and after the choice of an event."""
         return self._start, b"]}\n\n" if usage is None else b'],"usage":%b}\n\n' % usage
 
     def ending(self, usage: dict[str, Any] | None) -> bytes:

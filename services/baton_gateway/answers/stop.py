@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives in pieces."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ class StopMatcher:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     start = max(0, len(text) - len(stop) + 1)
     while (start := text.find(stop[0], start)) >= 0:
         if stop.startswith(text[start:]):

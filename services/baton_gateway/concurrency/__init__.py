@@ -1,1 +1,1 @@
-"""Keeps any one request from holding up the others in the event loop, and tasks running."""
+"""Keeps one request from blocking the event loop for the others, and restarts background tasks that fail."""

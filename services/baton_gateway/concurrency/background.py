@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 10.0
-_STEADY_S = 60.0  # a task that ran for so long is started again at once when it fails
+_STEADY_S = 60.0  # a task that ran this long before it failed is retried after _FIRST_RETRY_S
 
-# Of this process; every gateway in it exposes the same one.
+# One counter for the process: every gateway in the process exposes it.
 FAILURES = Counter(
     "baton_gateway_background_task_failures",
     "Failures of tasks that run as long as the gateway does; each was started again.",
@@ -27,7 +27,7 @@ FAILURES = Counter(
 def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
     """Start a task that never ends by itself; cancel it to stop it.
 
-    name: of its kind, one of a few words. run: is called again, after a pause that grows, whenever it raises an
+    name: the kind of task, one of a few words. run: it is called again, after a growing pause, whenever it raises an
     exception or returns.
     """
     FAILURES.labels(name)

@@ -1,4 +1,4 @@
-"""Logging exceptions by their type and place alone: their text may quote a prompt."""
+"""Logs exceptions by their type and stack only, because their text may quote a prompt."""
 
 import asyncio
 import logging
@@ -14,12 +14,12 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 
 
 def log_crash(message: str, error: BaseException, **fields: Any) -> None:
-    """Log an exception that nobody expected. message: without anything of the exception. fields: of the log line."""
+    """Log an unexpected exception. message: must not quote the exception. fields: more fields of the log line."""
     log.error(message, extra={**fields, "exception_type": type(error).__name__, "stack": _frames(error)})
 
 
 def loop_crashed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle exceptions in the event loop as asyncio does, but without the callbacks and tasks it would quote."""
+    """Log errors of the event loop as asyncio's own handler does, but without the callbacks and tasks it quotes."""
     error = context.get("exception")
     if error is None:
         log.error("error in the event loop: %s", context["message"])
@@ -28,7 +28,7 @@ def loop_crashed(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 
 class CrashFormatter(JsonFormatter):
-    """For what libraries log with an exception, such as uvicorn and gRPC."""
+    """Formats the exceptions that libraries such as uvicorn and gRPC log: their types and stacks, not their text."""
 
     def formatException(self, ei: _ExcInfo) -> str:
         chain: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Requests that wait their turn, so that no tenant makes the others wait for what it alone has asked for."""
+"""A fair queue over tenants: a large backlog of one tenant does not delay the requests of the others."""
 
 import itertools
 from collections import deque
@@ -19,7 +19,7 @@ class _Waiting(Generic[Item]):
 
 
 class _Line(Generic[Item]):
-    """What one tenant waits for at one priority: by the tenant's own order, and by arrival where that is the same."""
+    """The waiting requests of one tenant at one priority, sorted by the tenant's own order and then by arrival."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
@@ -31,18 +31,18 @@ class _Line(Generic[Item]):
         return sum(entry.cost for entry in self.waiting) / self.weight
 
     def place(self, order: int) -> int:
-        """Return how many go before a new one."""
+        """Return how many waiting requests go before a new request of this order."""
         return next((at for at, entry in enumerate(self.waiting) if entry.order > order), len(self.waiting))
 
     def start(self, place: int, now: float) -> float:
-        """Return the virtual time at which a new one in that place would begin."""
+        """Return the virtual time at which a new request in that place would start."""
         return self.waiting[place].start if place < len(self.waiting) else max(now, self.finish)
 
     def insert(self, now: float, cost: float, item: Item, order: int) -> None:
         place = self.place(order)
         start, share = self.start(place, now), cost / self.weight
-        # Those that it overtakes begin later by what it takes, so that the tenant has no more of the capacity than
-        # without an order.
+        # Each overtaken request starts later by the share of the new request. The order therefore gives the tenant no
+        # more of the capacity.
         for later in itertools.islice(self.waiting, place, None):
             later.start += share
         self.finish = share + (start if place == len(self.waiting) else self.finish)
@@ -50,15 +50,16 @@ class _Line(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """Start-time fair queueing (Goyal, Vin and Cheng, IEEE/ACM Transactions on Networking 5(5), 1997) over tenants, the
-    more urgent priorities first.
+    """Start-time fair queueing (Goyal, Vin and Cheng, IEEE/ACM Transactions on Networking 5(5), 1997) over tenants.
 
-    Of a capacity that all want, each tenant with requests waiting gets a share by its weight, whatever the others send,
-    and what one leaves the others have. When the queue is full, the tenant with the longest line gives way.
+    More urgent priorities are served first. Within a priority, each tenant with waiting requests gets a share of the
+    capacity in proportion to its weight, however many requests the others send. Capacity that a tenant does not use
+    goes to the others. When the queue is full, the tenant with the largest backlog at the least urgent priority loses
+    its last request.
     """
 
     def __init__(self, most: int) -> None:
-        """most: requests that may wait."""
+        """most: how many requests may wait."""
         self._most = most
         self._lines: dict[tuple[int, str], _Line[Item]] = {}  # by priority and tenant
         self._now: dict[int, float] = {}  # virtual time by priority
@@ -70,10 +71,10 @@ class FairQueue(Generic[Item]):
     def push(
         self, tenant: str, item: Item, cost: float, weight: float = 1.0, priority: int = 0, order: int = 0
     ) -> Item | None:
-        """Let an item wait; return the one that has to leave because there is no room, maybe this one itself.
+        """Add an item. When the queue is full, return the item that has to leave, which may be the new one.
 
-        cost: what it takes to serve it, in any unit. priority: among tenants; less is more urgent. order: among those
-        of its tenant and priority; less goes first.
+        cost: the cost of serving the item, in any unit. priority: among tenants; a lower number is more urgent.
+        order: among items of the same tenant and priority; a lower number goes first.
         """
         line = self._lines.setdefault((priority, tenant), _Line(weight))
         line.weight = weight
@@ -82,10 +83,10 @@ class FairQueue(Generic[Item]):
         return self.push_out() if self._length > self._most else None
 
     def pop(self, may: Callable[[Item], bool] = lambda _item: True) -> Item | None:
-        """Return whose turn it is, None if nobody waits, or nobody may go.
+        """Remove and return the item whose turn it is; None if no item waits or none can be served now.
 
-        may: whether an item can be served now. One that cannot keeps its turn; only those that would come before its
-        tenant's next one go ahead of it meanwhile, since they would have been served beside it.
+        may: whether an item can be served now. An item that cannot be served keeps its turn. Until it is served, only
+        items that start before its virtual finish time may overtake it, since they would have been served beside it.
         """
         turns = sorted((key[0], self._lines[key].waiting[0].start, key[1]) for key in self._waiting())
         end = float("inf")
@@ -97,13 +98,13 @@ class FairQueue(Generic[Item]):
             if may(entry.item):
                 line.waiting.popleft()
                 self._now[priority] = max(self._now.get(priority, 0.0), start)
-                self._left((priority, tenant))
+                self._removed((priority, tenant))
                 return entry.item
             end = min(end, start + entry.cost / line.weight)
         return None
 
     def remove(self, tenant: str, item: Item, priority: int = 0) -> bool:
-        """Take an item out that waits no longer; return whether it did. Its place falls to its tenant's next ones."""
+        """Remove an item that no longer waits; return whether it was found. Its tenant's later items move up."""
         line = self._lines.get((priority, tenant))
         entry = next((entry for entry in line.waiting if entry.item is item), None) if line is not None else None
         if line is None or entry is None:
@@ -113,11 +114,11 @@ class FairQueue(Generic[Item]):
         for later in itertools.islice(line.waiting, index, None):
             later.start -= entry.cost / line.weight
         line.finish -= entry.cost / line.weight
-        self._left((priority, tenant))
+        self._removed((priority, tenant))
         return True
 
     def ahead(self, tenant: str, cost: float, weight: float = 1.0, priority: int = 0, order: int = 0) -> float:
-        """Return the cost of what would be served before a new request, if nothing more came."""
+        """Return the cost of all items that would be served before a new request, if no more requests arrived."""
         mine: _Line[Item] = self._lines.get((priority, tenant)) or _Line(weight)
         place = mine.place(order)
         start = mine.start(place, self._now.get(priority, 0.0))
@@ -130,23 +131,24 @@ class FairQueue(Generic[Item]):
         )
 
     def push_out(self) -> Item:
-        """Take the last of the longest line of the least urgent priority; some item must wait."""
+        """Remove and return the last item of the largest backlog at the least urgent priority. An item must wait."""
         key = max(self._waiting(), key=lambda key: (key[0], self._lines[key].backlog))
         line = self._lines[key]
         entry = line.waiting.pop()
         line.finish = entry.start
-        self._left(key)
+        self._removed(key)
         return entry.item
 
     def _waiting(self) -> list[tuple[int, str]]:
         return [key for key, line in self._lines.items() if line.waiting]
 
-    def _left(self, key: tuple[int, str]) -> None:
+    def _removed(self, key: tuple[int, str]) -> None:
         self._length -= 1
         line = self._lines[key]
         if not self._length:
             self._lines.clear()
             self._now.clear()
-        # One that was served beyond the time of the others must not be forgotten: it would begin anew before them.
+        # A tenant whose finish time is later than the virtual time must be kept. If it were forgotten, its next request
+        # would start earlier than its share allows.
         elif not line.waiting and line.finish <= self._now.get(key[0], 0.0):
             del self._lines[key]

@@ -1,4 +1,4 @@
-"""Runs work in threads that would hold up the event loop. Tenants take turns for the threads."""
+"""Runs work in threads when it would block the event loop. Tenants take turns for the threads."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -13,7 +13,7 @@ from .fair_queue import FairQueue
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-# Work on so few bytes of text takes less time than handing it to a thread.
+# Work on at most this many bytes of text takes less time than handing it to a thread.
 INLINE_BYTES = 2048
 LONG_BYTES = 65_536  # work on more text keeps a thread busy for tens of milliseconds
 MAX_WAITING = 1024  # pieces of work
@@ -22,7 +22,7 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024  # one thread needs about ten seconds for t
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The client for whom work is done. receive: ASGI's callable, which tells of a disconnect; None = unknown."""
+    """The client of a piece of work. receive: ASGI's callable, which reports a disconnect; None = not available."""
 
     tenant: str = ""
     weight: float = 1.0
@@ -34,7 +34,7 @@ class _Job(Generic[T]):
     work: Callable[[], T]
     size: int
     client: Client
-    waits: bool = True  # for a thread
+    waits: bool = True  # False when the job has a thread or has left the queue
     done: "asyncio.Future[T]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -73,7 +73,9 @@ class Turns:
             return await job.done
         self._push(job)
         try:
-            return await (self._while_there(job) if job.waits and client.receive is not None else job.done)
+            return await (
+                self._result_unless_disconnected(job) if job.waits and client.receive is not None else job.done
+            )
         finally:
             if job.waits:
                 self._leave(job)
@@ -93,10 +95,12 @@ class Turns:
     def _refuse(self, job: _Job[Any]) -> None:
         self._no_longer_waits(job)
         if not job.done.done():
-            job.done.set_exception(overloaded("The server is busy: too much text waits to be read. Try again later."))
+            job.done.set_exception(
+                overloaded("The server is busy: too much text waits to be processed. Try again later.")
+            )
 
     def _leave(self, job: _Job[Any]) -> None:
-        """Take a job out of the queue whose request has ended."""
+        """Remove a job from the queue when its request has ended."""
         if self._queue.remove(job.client.tenant, job):
             self._no_longer_waits(job)
 
@@ -133,21 +137,21 @@ class Turns:
             job.done.set_exception(error)
         self._start_waiting()
 
-    async def _while_there(self, job: _Job[T]) -> T:
+    async def _result_unless_disconnected(self, job: _Job[T]) -> T:
         """Wait for the result. Raises ApiError 499 when the client disconnects first."""
         assert job.client.receive is not None
-        leaving = asyncio.ensure_future(_left(job.client.receive))
+        disconnect = asyncio.ensure_future(_disconnected(job.client.receive))
         try:
-            await asyncio.wait((job.done, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((job.done, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if not job.done.done():
                 job.done.cancel()
                 raise client_gone()
             return job.done.result()
         finally:
-            leaving.cancel()
+            disconnect.cancel()
             job.done.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,1 +1,1 @@
-"""One module for each path of the API: from a request to the answer that it will have."""
+"""One module for each path of the API. It turns a parsed request into an answer."""

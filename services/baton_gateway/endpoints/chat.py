@@ -22,9 +22,10 @@ from .services import Services
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """What a chat asks of the pods of a model, and how calls in its answer are read.
+    """A chat request as a prompt and parameters for the pods of a pool, and how function calls in its answer are read.
 
-    reader: makes one for each choice; None = there are no calls. kept: special tokens that it needs in the text.
+    reader: creates a reader of calls for each choice; None = the answer has no calls. kept: special tokens that must
+    stay in the text, because they mark calls.
     """
 
     model: Model
@@ -42,9 +43,9 @@ async def prepare_chat(
     param: str = "messages",
     format_fields: FormatFields = CHAT_FORMAT,
 ) -> PreparedChat:
-    """Reserve what a chat may need and turn it into tokens and parameters. Raises ApiError for what cannot be answered.
+    """Reserve quota for a chat and turn it into tokens and parameters. Raises ApiError when it cannot be served.
 
-    param, format_fields: what the client calls the fields that an error may be about.
+    param, format_fields: the client's names of the fields that an error may name.
     """
     model = await admit(services, request, record)
     served = model.served
@@ -60,13 +61,13 @@ async def prepare_chat(
     pool = services.catalog.pool(model, record.identity, prompt_length(request, token_ids))
     record.pool = pool.spec.name
     limits = pool.limits()
-    asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    prompt = fit_prompt(token_ids, request, asked, limits, param)
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    prompt = fit_prompt(token_ids, request, max_tokens, limits, param)
     sampling = sampling_params(
         request,
         served,
         limits,
-        max_tokens=output_budget(len(prompt), asked, limits, param),
+        max_tokens=output_budget(len(prompt), max_tokens, limits, param),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
         grammar=grammar,
@@ -78,7 +79,7 @@ async def prepare_chat(
 
 
 async def chat_completion(services: Services, request: ChatCompletionRequest, record: RequestRecord) -> Reply:
-    """Answer a chat request. Raises ApiError for what cannot be answered."""
+    """Answer a chat request. Raises ApiError when it cannot be served."""
     chat = await prepare_chat(services, request, record)
     shape = ChatShape(
         id=f"chatcmpl-{record.request_id}",

@@ -23,12 +23,12 @@ from .intake import admit
 from .services import Services
 
 DEFAULT_MAX_TOKENS = 16
-TEXT_BYTES = 16  # what a text costs beside its length
+TEXT_BYTES = 16  # added to the length of each text, for the fixed cost of tokenizing it
 BATCH_BYTES = LONG_BYTES // 2
 
 
 async def completion(services: Services, request: CompletionRequest, record: RequestRecord) -> Reply:
-    """Answer a completions request. Raises ApiError for what cannot be answered."""
+    """Answer a completions request. Raises ApiError when it cannot be served."""
     model = await admit(services, request, record)
     tokenizer, turns, settings = model.served.tokenizer, services.turns, services.settings
     if len(request.prompt) > settings.max_prompts:
@@ -43,12 +43,12 @@ async def completion(services: Services, request: CompletionRequest, record: Req
     pool = services.catalog.pool(model, record.identity, prompt_length(request, *tokenized))
     record.pool = pool.spec.name
     limits = pool.limits()
-    asked = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     pace = Pace()
     prompts: list[EchoedPrompt] = []
     for prompt, token_ids in zip(request.prompt, tokenized, strict=True):
-        fitted = fit_prompt(token_ids, request, asked, limits, "prompt")
-        output_budget(len(fitted), asked, limits, "prompt")
+        fitted = fit_prompt(token_ids, request, max_tokens, limits, "prompt")
+        output_budget(len(fitted), max_tokens, limits, "prompt")
         await pace.breathe()
         if request.echo:
             text = _text_of(prompt, token_ids, fitted, request, tokenizer)
@@ -60,8 +60,8 @@ async def completion(services: Services, request: CompletionRequest, record: Req
         request,
         model.served,
         limits,
-        # A pod generates at least one token; a request for none gets its prompt scored and that token dropped.
-        max_tokens=max(asked, 1),
+        # A pod generates at least one token. When the client asks for 0 tokens, the generated one is dropped.
+        max_tokens=max(max_tokens, 1),
         logprobs=0 if request.logprobs is None and request.selects else request.logprobs,
         prompt_logprobs=_prompt_logprobs(request),
         grammar=grammar,
@@ -83,14 +83,14 @@ async def completion(services: Services, request: CompletionRequest, record: Req
     )
     fitting = [prompt.token_ids for prompt in prompts]
     return await services.replies.make_reply(
-        model, pool, request, fitting, _each_seeded(request, params), shape, record, silent=asked == 0
+        model, pool, request, fitting, _each_seeded(request, params), shape, record, silent=max_tokens == 0
     )
 
 
 async def _tokenize(
     request: CompletionRequest, tokenizer: ModelTokenizer, turns: Turns, client: Client
 ) -> list[list[int]]:
-    """Return the tokens of all prompts; short texts are tokenized together, as many as take little time."""
+    """Return the tokens of each prompt. Short texts are tokenized together, in batches that take little time."""
     special = request.add_special_tokens is not False
     tokenized: list[list[int]] = []
     for texts, size in _batches(request.prompt):
@@ -114,7 +114,7 @@ def _batches(prompts: Sequence[Prompt]) -> Iterator[tuple[Sequence[Prompt], int]
 
 
 def _each_seeded(request: CompletionRequest, params: pb.SamplingParams) -> Iterator[pb.SamplingParams]:
-    """Yield the parameters of each prompt: without a seed of the request, equal prompts get different answers."""
+    """Yield the parameters of each prompt. If the request has no seed, equal prompts get different answers."""
     for _ in request.prompt:
         yield params
         if request.seed is None:
@@ -124,7 +124,7 @@ def _each_seeded(request: CompletionRequest, params: pb.SamplingParams) -> Itera
 def _text_of(
     prompt: Prompt, token_ids: list[int], fitted: list[int], request: CompletionRequest, tokenizer: ModelTokenizer
 ) -> Callable[[], str]:
-    """Return what finds the text of a prompt, of which `fitted` is left."""
+    """Return a function that returns the text of a prompt. fitted: the tokens that are left after truncation."""
     if isinstance(prompt, str) and len(fitted) == len(token_ids):
         return lambda: prompt
     return partial(tokenizer.decode, fitted, skip_special_tokens=request.skip_special_tokens is not False)
@@ -144,7 +144,7 @@ def _check_scored(request: CompletionRequest, prompts: Sequence[EchoedPrompt]) -
 
 
 def _prompt_logprobs(request: CompletionRequest) -> int | None:
-    """Return how many alternatives per prompt token are needed: echoed log probabilities cover the prompt too."""
+    """Return how many alternatives per prompt token are needed. With `echo`, `logprobs` also covers the prompt."""
     wanted = [request.prompt_logprobs] if request.prompt_logprobs is not None else []
     if request.echo and request.logprobs is not None:
         wanted.append(request.logprobs)

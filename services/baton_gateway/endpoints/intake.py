@@ -1,4 +1,4 @@
-"""The first step of every endpoint that works with a model: find it, and reserve what the request may need."""
+"""The first step of every endpoint that uses a model: find the model and reserve quota for the request."""
 
 from ..fleet.catalog import Model
 from ..requests.bodies import DetokenizeRequest, GenerationRequest, TokenizeRequest
@@ -10,7 +10,7 @@ from .services import Services
 async def admit(
     services: Services, body: GenerationRequest | TokenizeRequest | DetokenizeRequest, record: RequestRecord
 ) -> Model:
-    """Reserve what a request may need, and return its model. Raises ApiError when it may not have one of them."""
+    """Reserve quota for a request, and return its model. Raises ApiError when the model or the quota is refused."""
     model = services.catalog.find(body.model, record.identity)
     record.model = model.name
     assert record.identity is not None

@@ -11,7 +11,10 @@ from .services import Services
 
 
 def describe_models(services: Services, created: int, record: RequestRecord) -> Response:
-    """created: when the gateway started, in seconds since 1970. Raises ApiError 503 when no model is served."""
+    """Describe the models that the key may use. created: when the gateway started, in seconds since 1970.
+
+    Raises ApiError 503 when no model is served.
+    """
     mine = [model for model in services.catalog if model.open_to(record.identity)]
     cards = [found for model in mine if (found := _card(services, model, created, record)) is not None]
     if mine and not cards:
@@ -20,7 +23,7 @@ def describe_models(services: Services, created: int, record: RequestRecord) -> 
 
 
 def describe_model(services: Services, name: str, created: int, record: RequestRecord) -> Response:
-    """Describe one model. Raises ApiError when there is none of that name, or it is not served."""
+    """Describe one model. Raises ApiError when no model has that name, or it is not served."""
     model = services.catalog.find(name, record.identity)
     record.model = model.name
     found = _card(services, model, created, record)
@@ -30,7 +33,7 @@ def describe_model(services: Services, name: str, created: int, record: RequestR
 
 
 def _card(services: Services, model: Model, created: int, record: RequestRecord) -> dict[str, Any] | None:
-    """Describe a model; None when no pod serves it, as whoever sees it may use it."""
+    """Describe a model. Return None when no pod serves it for the identity of the request."""
     length = None if services.catalog.refusing else model.max_model_len(record.identity)
     if length is None:
         return None

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a chat in other words. Nothing is kept, so a conversation comes as a whole each time."""
+"""POST /v1/responses, served as a chat. No response is stored, so each request holds the whole conversation."""
 
 import time
 from functools import partial
@@ -30,9 +30,9 @@ WHOLE_CONTEXT = -1
 
 
 def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
-    """Say a request as a chat. Raises ApiError for tools that contradict each other."""
+    """Translate a request into a chat request. Raises ApiError for tools that contradict each other."""
     fields = {name: getattr(request, name) for name in SamplingRequest.model_fields}
-    # In this API these have taken the place of `user`, which keeps requests together on a pod.
+    # In this API these fields replace `user`. Among equally good pods, requests of one `user` go to the same pod.
     fields["user"] = request.prompt_cache_key or request.safety_identifier or request.user
     return ChatCompletionRequest(
         **fields,
@@ -46,13 +46,13 @@ def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
         parallel_tool_calls=request.parallel_tool_calls,
         truncate_prompt_tokens=WHOLE_CONTEXT if request.truncation == "auto" else None,
         chat_template_kwargs=request.chat_template_kwargs,
-        # A response always ends by its usage.
+        # A response always ends with its usage.
         stream_options=StreamOptions(include_usage=True) if request.stream else None,
     )
 
 
 async def response(services: Services, request: ResponseRequest, record: RequestRecord) -> Reply:
-    """Answer a request. Raises ApiError for what cannot be answered."""
+    """Answer a request. Raises ApiError when it cannot be served."""
     chat = await services.turns.run(partial(as_chat, request), record.large_bytes, record.client)
     prepared = await prepare_chat(services, chat, record, "input", TEXT_FORMAT)
     model = prepared.model
@@ -76,7 +76,7 @@ def _messages(request: ResponseRequest) -> list[Message]:
         if isinstance(item, InputMessage):
             messages.append({"role": item.role, "content": item.content})
         elif isinstance(item, FunctionCall):
-            # Templates know calls as a part of the message before them, all of one turn together.
+            # Chat templates expect all calls of a turn in the assistant message before them.
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant"})
             function = {"name": item.name, "arguments": item.arguments}
@@ -107,7 +107,7 @@ def _chat_tool_choice(request: ResponseRequest) -> Any:
 
 
 def _described(model: ServedModel, request: ResponseRequest, record: RequestRecord) -> dict[str, Any]:
-    """Return the members of a response that tell what was asked for, with the defaults that hold here."""
+    """Return the members of a response that repeat the request's parameters, with the model's defaults."""
     defaults, choice = model.defaults, request.tool_choice
     text_format = (request.text.format if request.text is not None else None) or TextFormat(type="text")
     described = {

@@ -1,4 +1,4 @@
-"""The parts of a gateway that requests need."""
+"""The parts of a gateway that endpoints use."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from ..tenancy.tenants import Tenants
 
 @dataclass(slots=True)
 class Services:
-    """What a request is served with. The gateway builds these parts; requests call them and never the gateway.
+    """The parts of a gateway that serve a request. The gateway builds them; endpoints call them, never the gateway.
 
-    draining: the gateway is not ready any more, but requests are still served.
+    draining: the gateway is no longer ready, but it still serves requests.
     """
 
     settings: GatewaySettings
@@ -29,6 +29,6 @@ class Services:
 
     @property
     def ready(self) -> bool:
-        # While Redis is lost and requests are refused for that, others may still reach it.
+        # A gateway that refuses requests because it lost Redis is not ready: other gateways may still reach Redis.
         refusing = self.settings.redis_lost == "refuse" and self.tenants.redis_up is False
         return not self.draining and self.catalog.ready and self.tenants.complete and not refusing

@@ -13,7 +13,7 @@ from .services import Services
 
 
 async def to_tokens(services: Services, body: TokenizeRequest, record: RequestRecord) -> Response:
-    """Answer with the tokens of a text or a conversation. Raises ApiError for what cannot be answered."""
+    """Answer with the tokens of a text or a conversation. Raises ApiError when it cannot be served."""
     model = await admit(services, body, record)
     served, max_model_len = model.served, model.max_model_len(record.identity)
     if (body.prompt is None) == (body.messages is None):
@@ -39,7 +39,7 @@ async def to_tokens(services: Services, body: TokenizeRequest, record: RequestRe
 
 
 async def to_text(services: Services, body: DetokenizeRequest, record: RequestRecord) -> Response:
-    """Answer with the text of some tokens. Raises ApiError for what cannot be answered."""
+    """Answer with the text of some tokens. Raises ApiError when it cannot be served."""
     tokenizer = (await admit(services, body, record)).served.tokenizer
 
     def decode() -> bytes:

@@ -1,1 +1,1 @@
-"""What the gateway reads from the folder of a model: tokenizer, chat template, defaults."""
+"""The parts of a model that the gateway reads from its folder: tokenizer, chat template, sampling defaults."""

@@ -1,4 +1,4 @@
-"""Writes a conversation as a prompt, as `apply_chat_template` of transformers does."""
+"""Renders a conversation as a prompt, as `apply_chat_template` of transformers does."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from .template_environment import TemplateEnvironment
 from .template_text import TemplateText, concat
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# What the gateway itself gives to a template: a request may not replace it.
+# Variables that the gateway itself passes to a template. A request may not replace them.
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-# A role is one of a few known words. Many templates put it into a control token, so it counts as their own text.
+# A role is one of a few known words. Many templates put it into a control token, so it counts as template text.
 ROLES = {role: TemplateText.written(role) for role in get_args(Role)}
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -65,11 +65,11 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         param: str = "messages",
     ) -> TemplateText:
-        """Write `messages` as a prompt that tells the template's own text from the request's.
+        """Render `messages` as a prompt in which the template's own text can be told from the request's.
 
-        continue_final_message: leave the last message open, so that the model goes on with it.
-        variables: more variables for the template. tools: what the model may call.
-        param: the request field that an error is about.
+        continue_final_message: leave the last message open, so that the model continues it.
+        variables: more variables for the template. tools: functions that the model may call.
+        param: the request field that an error names.
         Raises ApiError when the template refuses the messages.
         """
         if reserved := RESERVED.intersection(variables):
@@ -84,7 +84,7 @@ class ChatTemplate:
         return _cut_at_tag(prompt, str(final)) if continue_final_message else prompt
 
     def render_conversation(self, conversation: Conversation) -> TemplateText:
-        """Write a conversation. Raises ApiError when the template refuses it."""
+        """Render a conversation. Raises ApiError when the template refuses it."""
         return self.render(
             conversation.messages,
             add_generation_prompt=conversation.add_generation_prompt,
@@ -103,7 +103,7 @@ class ChatTemplate:
         param: str,
     ) -> TemplateText:
         try:
-            # One mapping and no keyword arguments: a variable of any name, even `self`, is none of the method's own.
+            # A mapping instead of keyword arguments, so that a variable named `self` is no error.
             return _bounded(
                 self._template.generate(
                     {
@@ -124,13 +124,13 @@ class ChatTemplate:
 
 
 def _bounded(pieces: Iterator[str], param: str) -> TemplateText:
-    """Join what a template writes. Raises ApiError when that is too much, or takes too long."""
+    """Join the pieces that a template renders. Raises ApiError when they are too long, or take too long."""
     written, size, until = [], 0, time.monotonic() + MAX_RENDER_S
     for piece in pieces:
         written.append(piece)
         size += len(piece)
         if size > MAX_RENDERED_CHARS:
-            raise bad_request(f"The chat template makes more than {MAX_RENDERED_CHARS} characters of this.", param)
+            raise bad_request(f"The chat template renders this as more than {MAX_RENDERED_CHARS} characters.", param)
         if time.monotonic() > until:
             raise bad_request(f"The chat template takes more than {MAX_RENDER_S:.0f} seconds for this.", param)
     return concat(written)

@@ -1,4 +1,4 @@
-"""From a conversation to the prompt's token ids."""
+"""Turns a conversation into the token ids of a prompt."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from .tokenizer import ModelTokenizer
 
 @dataclass(frozen=True)
 class ChatTokens:
-    """Writes conversations for one model. Nothing in it changes, so threads may share it."""
+    """Turns conversations into prompts of one model. It is immutable, so threads may share it."""
 
     template: ChatTemplate
     roles: TemplateRoles
@@ -28,14 +28,15 @@ class ChatTokens:
         for prompt in self.roles.prompts:
             if (token := self.control.spelled(prompt)) is not None:
                 raise ValueError(
-                    f"the chat template puts {token!r} together in a way that cannot be followed, so that clients' "
-                    "text could not be told from it; special_tokens_in_content: tokens serves it without protection"
+                    f"the chat template builds {token!r} in a way that cannot be followed, so clients' text could not "
+                    "be told from the template's; special_tokens_in_content: tokens serves the model without protection"
                 )
 
     def encode(self, conversation: Conversation) -> list[int]:
-        """Write a conversation and tokenize it.
+        """Render a conversation and tokenize it.
 
-        Raises ApiError when the template refuses it or leaves out a message, and as the policy says.
+        Raises ApiError when the template refuses the conversation or leaves out a message, and when the policy is
+        "reject" and the conversation spells a control token.
         """
         fitted = self.roles.fit(conversation)
         prompt = self.template.render_conversation(fitted)
@@ -43,11 +44,11 @@ class ChatTokens:
         if self.policy == "tokens" or (token := self.control.spelled(prompt)) is None:
             return self.tokenizer.encode_now(prompt, special)
         if self.policy == "reject":
-            raise _spells(token, conversation)
+            raise _spelling_error(token, conversation)
         return self.control.encode(prompt, special)
 
 
-def _spells(token: str, conversation: Conversation) -> ApiError:
+def _spelling_error(token: str, conversation: Conversation) -> ApiError:
     for index, message in enumerate(conversation.messages):
         for name, value in message.items():
             if any(token in text for text in strings(value)):

@@ -1,4 +1,4 @@
-"""A conversation with all that decides how it is written as a prompt."""
+"""A conversation with everything that decides how it is rendered as a prompt."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as chat templates take them.
+    """Messages in the form that chat templates take.
 
-    variables: more variables for the template. tools: what the model may call. param: the request field that holds the
-    messages, for errors. add_special_tokens: whether the tokenizer adds its own, besides those of the template.
+    variables: more variables for the template. tools: functions that the model may call. param: the request field that
+    holds the messages, for errors. add_special_tokens: whether the tokenizer adds its special tokens to the template's.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -25,16 +25,16 @@ class Conversation:
 
     @property
     def chars(self) -> int:
-        """Characters of all its strings: about what it costs to write and to tokenize it."""
+        """The number of characters in all strings, which estimates the cost of rendering and tokenizing them."""
         return sum(map(len, strings([self.messages, self.variables, self.tools])))
 
     def path(self, index: int, field: str) -> str:
-        """Return what an error about a message names; the messages of a response are made of other things."""
+        """Return the field that an error about a message names: `param` alone if it is not `messages`."""
         return f"messages[{index}].{field}" if self.param == "messages" else self.param
 
 
 def strings(value: object) -> Iterator[str]:
-    """Return all strings in JSON, in no certain order. Nesting of any depth is allowed."""
+    """Yield all strings in a JSON value, in no particular order. Nesting of any depth is allowed."""
     rest = [value]
     while rest:
         value = rest.pop()

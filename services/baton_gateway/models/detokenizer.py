@@ -1,7 +1,7 @@
-"""From token ids to text, a few tokens at a time.
+"""Turns token ids into text, a few tokens at a time.
 
-For every kind, the pieces that `push` and `flush` return, joined, equal `Tokenizer.decode` of all the ids, and no piece
-ends inside a character.
+For every detokenizer, the joined pieces that `push` and `flush` return equal `Tokenizer.decode` of all the ids. No
+piece ends inside a character.
 """
 
 import codecs
@@ -16,7 +16,7 @@ REPLACEMENT = "\ufffd"
 
 
 class Detokenizer(Protocol):
-    """Text of one sequence of tokens as it grows."""
+    """Produces the text of one growing sequence of tokens."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take tokens; return the text that can no longer change."""
@@ -28,10 +28,10 @@ class Detokenizer(Protocol):
 
 
 class Pieces(Protocol):
-    """What single tokens stand for, and how sequences of them become text."""
+    """The bytes of single tokens, and a detokenizer for sequences of them."""
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes a token adds to the text; a special token's are those of its name."""
+        """Return the bytes that a token adds to the text. A special token adds the bytes of its name."""
         ...
 
     def detokenizer(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Detokenizer:
@@ -40,7 +40,7 @@ class Pieces(Protocol):
 
 
 def read_pieces(tokenizer: Tokenizer) -> Pieces:
-    """Choose how to detokenize by the tokenizer's decoder."""
+    """Choose the detokenizer that fits the tokenizer's decoder."""
     decoder = msgspec.json.decode(tokenizer.to_str())["decoder"] or {}
     steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     if [step.get("type") for step in steps] == ["ByteLevel"]:
@@ -64,7 +64,7 @@ def _byte_fallback_strip(steps: list[dict[str, Any]]) -> int | None:
 
 
 def _tokens(tokenizer: Tokenizer) -> list[str | None]:
-    """Return the tokens by id."""
+    """Return a list with the token of each id, None for unused ids."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     tokens: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
     for token, token_id in vocabulary.items():
@@ -85,7 +85,7 @@ class ByteLevelPieces:
         alphabet = _byte_level_alphabet()
         self._pieces = [_byte_level_bytes(token or "", alphabet) for token in _tokens(tokenizer)]
         self._special = _special_ids(tokenizer)
-        self._plain: dict[frozenset[int], list[bytes]] = {}  # by the special tokens that are kept
+        self._pieces_by_kept: dict[frozenset[int], list[bytes]] = {}  # by the special tokens that are not skipped
 
     def bytes_of(self, token_id: int) -> bytes:
         return self._pieces[token_id] if token_id < len(self._pieces) else b""
@@ -93,15 +93,15 @@ class ByteLevelPieces:
     def detokenizer(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Detokenizer:
         if not skip_special_tokens:
             return _ByteLevelDetokenizer(self._pieces)
-        if kept not in self._plain:
-            self._plain[kept] = list(self._pieces)
+        if kept not in self._pieces_by_kept:
+            self._pieces_by_kept[kept] = list(self._pieces)
             for token_id in self._special - kept:
-                self._plain[kept][token_id] = b""
-        return _ByteLevelDetokenizer(self._plain[kept])
+                self._pieces_by_kept[kept][token_id] = b""
+        return _ByteLevelDetokenizer(self._pieces_by_kept[kept])
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return GPT-2's letters for bytes (`bytes_to_unicode` in its encoder.py): printable ones stand for themselves."""
+    """Return GPT-2's map from characters to bytes (see its encoder.py). Printable bytes keep their characters."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -156,7 +156,7 @@ def _byte_fallback_piece(token: str) -> str | int:
 
 
 class _ByteFallbackDetokenizer:
-    """Holds back a run of byte tokens to its end: one bad byte in it makes every byte of it a replacement character."""
+    """Holds back a run of byte tokens until it ends: one invalid byte makes all of it replacement characters."""
 
     def __init__(self, pieces: list[str | int], skipped: set[int], strip: int) -> None:
         self._pieces = pieces
@@ -214,9 +214,9 @@ class WindowPieces:
 
 
 class _WindowDetokenizer:
-    """Decodes the newest tokens behind some that are already shown, so that the decoder sees what stands before them.
+    """Decodes new tokens together with earlier tokens whose text was returned: the decoder may need that context.
 
-    The two-offset method of Hugging Face's text-generation-inference.
+    This is the two-offset method of Hugging Face's text-generation-inference.
     """
 
     def __init__(self, tokenizer: Tokenizer, skipped: set[int]) -> None:

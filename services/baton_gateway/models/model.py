@@ -1,4 +1,4 @@
-"""What the gateway knows of the model it serves, all from the model's folder."""
+"""A model that the gateway serves: tokenizer, chat template and defaults, all read from the model's folder."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from .tokenizer import ModelTokenizer
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Sampling when a request leaves it open; neutral unless the model's authors say otherwise."""
+    """Default sampling parameters. They are neutral unless the model's generation config sets them."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -32,9 +32,9 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model under the name clients use for it.
+    """A model under the name that clients use for it.
 
-    chat: None where the model has no chat template. tool_parser: of the calls that it writes by itself.
+    chat: None when the model has no chat template. tool_parser: reads the function calls that the model writes.
     """
 
     name: str
@@ -46,9 +46,9 @@ class ServedModel:
     published: PublishedPrefixes = field(default_factory=PublishedPrefixes)
 
     def chat_tokens(self, conversation: Conversation) -> list[int]:
-        """Return a conversation as a prompt's token ids. May be called in any thread.
+        """Return the prompt's token ids for a conversation. May be called in any thread.
 
-        Raises ApiError when the conversation cannot be written.
+        Raises ApiError when the conversation cannot be rendered.
         """
         if self.chat is None:
             raise bad_request("This model has no chat template; use /v1/completions.", conversation.param)
@@ -56,11 +56,11 @@ class ServedModel:
 
 
 class ModelError(ValueError):
-    """A model's folder lacks something, or it cannot be used; the message says where and what."""
+    """A model's folder is incomplete or unusable. The message names the folder and the reason."""
 
 
 def load_model(spec: ModelSpec) -> ServedModel:
-    """Read tokenizer, chat template and defaults. Raises ModelError."""
+    """Read the tokenizer, the chat template and the defaults of a model. Raises ModelError."""
     try:
         return _load(spec)
     except (OSError, ValueError, jinja2.TemplateError) as error:
@@ -114,7 +114,7 @@ def _sampling_defaults(generation_config: dict[str, Any]) -> SamplingDefaults:
 def _eos_token_ids(
     config: dict[str, Any], generation_config: dict[str, Any], tokenizer: ModelTokenizer, tokens: dict[str, str]
 ) -> tuple[int, ...]:
-    """Return every id that ends a text: the tokenizer's, and the generation config's or else the model config's."""
+    """Return the end-of-text ids of the generation config, or else of the model config, and that of the tokenizer."""
     ids: list[int] = []
     for eos in (generation_config.get("eos_token_id", config.get("eos_token_id")), _eos_of(tokenizer, tokens)):
         ids += eos if isinstance(eos, list) else [] if eos is None else [eos]

@@ -1,4 +1,4 @@
-"""Which models a gateway serves, and which pods serve each, as a file says it."""
+"""The file that lists the models of a gateway and the pods that serve each model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +15,10 @@ _PublishedText = Annotated[str, msgspec.Meta(max_length=65_536)]
 
 
 class PoolSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Pods that serve some of a model's requests: a list of host:port, or in Kubernetes what a selector finds.
+    """Pods that serve some of a model's requests: a list of host:port, or in Kubernetes the pods that a selector finds.
 
-    selector: of the labels of EndpointSlices, and so of their Services. tenants: whose requests; none = everybody's.
-    max_prompt_tokens: of the prompts that the pods are meant for; 0 = of any length.
+    selector: matches the labels of EndpointSlices, which are those of their Services. tenants: the tenants that the
+    pods serve; none = all. max_prompt_tokens: the longest prompt that the pods are meant for; 0 = no limit.
     """
 
     name: _Name = "default"
@@ -35,7 +35,7 @@ class PublishedMessage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, 
 
 
 class PublishedPrefix(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A beginning of prompts that is no secret: the first messages of chats, or the text of completions."""
+    """A prompt prefix that is not secret: the first messages of chats, or the first text of completions."""
 
     text: _PublishedText = ""
     messages: Annotated[tuple[PublishedMessage, ...], msgspec.Meta(max_length=64)] = ()
@@ -46,11 +46,11 @@ class PublishedPrefix(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
 
 
 class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A model and its pools, of which the first that is meant for a request gets it.
+    """A model and its pools. A request goes to the first pool that is meant for it.
 
-    name: for clients; none = the folder's. tool_call_parser: as the gateway's setting of that name.
-    special_tokens_in_content: in place of the gateway's setting of that name; none = that. published_prefixes:
-    beginnings of prompts whose KV all tenants share.
+    name: the name that clients use; none = the folder's name. tool_call_parser: as in the gateway's setting of that
+    name. special_tokens_in_content: overrides the gateway's setting of that name; none = the setting holds.
+    published_prefixes: prompt prefixes whose cached KV blocks all tenants share.
     """
 
     name: str = ""
@@ -64,17 +64,17 @@ class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 
 class ModelsFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """YAML or JSON. Paths are relative to the file."""
+    """The content of the file, in YAML or JSON. Paths are relative to the file."""
 
     models: Annotated[tuple[ModelSpec, ...], msgspec.Meta(min_length=1)]
 
 
 class ModelsFileError(ValueError):
-    """The file cannot be used; the message says where and why."""
+    """The file is invalid. The message names the place in the file and the reason."""
 
 
 def read_models(path: Path) -> tuple[ModelSpec, ...]:
-    """Raises ModelsFileError."""
+    """Read and check the models of a file. Raises ModelsFileError."""
     try:
         content = msgspec.yaml.decode(path.read_bytes(), type=ModelsFile, dec_hook=_path)
     except OSError as error:
@@ -82,14 +82,14 @@ def read_models(path: Path) -> tuple[ModelSpec, ...]:
     except msgspec.MsgspecError as error:
         raise ModelsFileError(f"{path}: {error}") from None
     models = tuple(_resolved(model, path.resolve().parent) for model in content.models)
-    if twice := _twice([model.name for model in models]):
-        raise ModelsFileError(f"{path}: there are two models with the name {twice!r}")
+    if duplicate := _duplicate([model.name for model in models]):
+        raise ModelsFileError(f"{path}: there are two models with the name {duplicate!r}")
     for model in models:
         where = f"{path}: model {model.name}"
         if not model.folder.is_dir():
             raise ModelsFileError(f"{where}: {model.folder} is not a folder")
-        if twice := _twice([pool.name for pool in model.pools]):
-            raise ModelsFileError(f"{where}: there are two pools with the name {twice!r}")
+        if duplicate := _duplicate([pool.name for pool in model.pools]):
+            raise ModelsFileError(f"{where}: there are two pools with the name {duplicate!r}")
         for pool in model.pools:
             if bool(pool.decode) == bool(pool.selector) or (pool.prefill and pool.selector):
                 raise ModelsFileError(f"{where}, pool {pool.name}: give either `decode` pods or a `selector`")
@@ -101,7 +101,7 @@ def read_models(path: Path) -> tuple[ModelSpec, ...]:
 
 
 def check_addresses(addresses: Sequence[str]) -> None:
-    """Raises ValueError when one is not host:port."""
+    """Raises ValueError when an address is not host:port."""
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
@@ -122,5 +122,5 @@ def _resolved(model: ModelSpec, base: Path) -> ModelSpec:
     )
 
 
-def _twice(names: Sequence[str]) -> str | None:
+def _duplicate(names: Sequence[str]) -> str | None:
     return next((name for name in names if names.count(name) > 1), None)

@@ -1,4 +1,4 @@
-"""Beginnings of prompts that an operator has published, whose KV all tenants may share."""
+"""Prompt prefixes that an operator has published. All tenants may share their cached KV blocks."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,28 +9,28 @@ from .conversation import Conversation
 from .models_file import PublishedPrefix
 from .tokenizer import ModelTokenizer
 
-# What clients may say after published messages; these two texts share no beginning.
+# Two possible user messages after the published messages. They have no common prefix.
 _NEXT_TURNS = ("0", "a")
-_WIDTH = array("I").itemsize
+_ID_BYTES = array("I").itemsize
 
 
 class PublishedPrefixes:
-    """The published beginnings of one model's prompts, as tokens."""
+    """The published prompt prefixes of one model, as token ids."""
 
     def __init__(self, prefixes: Iterable[Sequence[int]] = ()) -> None:
         self._prefixes = [array("I", prefix).tobytes() for prefix in prefixes]
-        self._longest = max(map(len, self._prefixes), default=0) // _WIDTH
+        self._longest = max(map(len, self._prefixes), default=0) // _ID_BYTES
 
     def shared_tokens(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens at the beginning of a prompt are published."""
         if not self._prefixes:
             return 0
         prompt = array("I", token_ids[: self._longest]).tobytes()
-        return max(_common_bytes(prefix, prompt) for prefix in self._prefixes) // _WIDTH
+        return max(_common_bytes(prefix, prompt) for prefix in self._prefixes) // _ID_BYTES
 
 
 def publish(specs: Iterable[PublishedPrefix], tokenizer: ModelTokenizer, chat: ChatTokens | None) -> PublishedPrefixes:
-    """Tokenize what is published, as requests for the model are tokenized. Raises ValueError."""
+    """Tokenize published prefixes as the model's requests are tokenized. Raises ValueError for one that cannot be."""
     return PublishedPrefixes([_tokens(spec, tokenizer, chat) for spec in specs])
 
 
@@ -41,7 +41,7 @@ def _tokens(spec: PublishedPrefix, tokenizer: ModelTokenizer, chat: ChatTokens |
         raise ValueError("published_prefixes: the model has no chat template, so give a text instead of messages")
     messages = [{"role": message.role, "content": message.content} for message in spec.messages]
     try:
-        # Some templates move a system message into the user's turn, so there must be one.
+        # Some templates move a system message into the next user message, so the conversation needs one.
         prompts = [_encode(chat, [*messages, {"role": "user", "content": turn}]) for turn in _NEXT_TURNS]
     except ApiError:
         try:
@@ -50,7 +50,9 @@ def _tokens(spec: PublishedPrefix, tokenizer: ModelTokenizer, chat: ChatTokens |
             raise ValueError(f"published_prefixes: {error.message}") from None
     first, *others = prompts
     data = array("I", first).tobytes()
-    return first[: min((_common_bytes(data, array("I", ids).tobytes()) for ids in others), default=len(data)) // _WIDTH]
+    return first[
+        : min((_common_bytes(data, array("I", ids).tobytes()) for ids in others), default=len(data)) // _ID_BYTES
+    ]
 
 
 def _encode(chat: ChatTokens, messages: list[dict[str, str]]) -> list[int]:
@@ -67,7 +69,7 @@ def _encode(chat: ChatTokens, messages: list[dict[str, str]]) -> list[int]:
 
 
 def _common_bytes(first: bytes, second: bytes) -> int:
-    """Return the length of the longest common beginning, by bisection over comparisons that take microseconds."""
+    """Return the length of the longest common prefix, by bisection over comparisons that take microseconds."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The sandbox in which chat templates run: transformers' filters and functions, and text that knows its origin."""
+"""The sandbox in which chat templates run, with transformers' filters and functions. Its output is TemplateText."""
 
 import json
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _MarkLiterals(jinja2.visitor.NodeTransformer):
-    """Replaces the string literals of a template by attributes of the environment that hold them as TemplateText."""
+    """Replaces the string literals of a template with attributes of the environment that hold them as TemplateText."""
 
     def __init__(self, environment: TemplateEnvironment) -> None:
         self._environment = environment
@@ -57,10 +57,10 @@ class _MarkLiterals(jinja2.visitor.NodeTransformer):
 
     def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
         node.node = self.visit(node.node)
-        return node  # a key gets into no text
+        return node  # a key never becomes part of the output
 
     def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:
-        return node  # nor does what is compared
+        return node  # compared values never become part of the output
 
     def _marked(self, node: jinja2.nodes.Node, text: str) -> jinja2.nodes.Node:
         name = f"baton_literal_{self._count}"
@@ -74,7 +74,7 @@ def _concat(values: list[Any]) -> str:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it has no effect."""
+    """Accepts `{% generation %}`, which marks the assistant's text for training. It has no effect here."""
 
     tags = {"generation"}
 

@@ -1,9 +1,9 @@
-"""The roles that a chat template writes, so that no message is left out of a prompt without an error.
+"""Finds the roles that a chat template renders, so that no message is silently left out of a prompt.
 
-Templates differ: some raise an error for a role they do not know, others leave the message out. So a template is given
-small conversations when it is loaded. A role is known where its message's content comes out of all of those that the
-template accepts. A message of another role costs one more rendering, of the request's own conversation with marks in
-place of such messages' contents, which shows whether they are written after all.
+Templates differ: some raise an error for an unsupported role, others leave the message out. So each template is probed
+with small conversations when it is loaded. A role is known if its message's content appears in the prompt of every
+probe that the template accepts. A conversation with a message of another role is rendered once more, with marks in
+place of the contents of such messages. The marks in the result show whether these messages are rendered after all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from .template_text import TemplateText
 Message = Mapping[str, Any]
 
 INSTRUCTIONS = frozenset({"system", "developer"})
-LATER = "later "  # before a role of INSTRUCTIONS: behind the first message of another role
+LATER = "later "  # prefix of a role of INSTRUCTIONS whose message follows a message of another role
 
 _USER, _ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 _CALL = {"name": "probe", "arguments": {}}
@@ -31,21 +31,21 @@ _TOOL = {"name": "probe", "description": "Probe.", "parameters": {"type": "objec
 
 
 class TemplateRoles:
-    """What is known of one template's roles."""
+    """The roles that one template renders, as its probes have shown."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self.prompts: list[TemplateText] = []  # of all conversations that the template accepted
-        self._known = {place for place, probes in _PROBES.items() if self._writes(probes)}
+        self.prompts: list[TemplateText] = []  # the prompts of all probes that the template accepted
+        self._known = {place for place, probes in _PROBES.items() if self._renders(probes)}
         second = "developer" if "developer" in self._known else "system"
         pairs = ("system", "system"), ("system", second), (second, "system")
-        self._takes_several = self._writes([[*map(_marked, pair, range(2)), _USER] for pair in pairs])
+        self._takes_several = self._renders([[*map(_marked, pair, range(2)), _USER] for pair in pairs])
 
     def fit(self, conversation: Conversation) -> Conversation:
-        """Return a conversation in roles that the template writes.
+        """Return a conversation whose roles the template renders.
 
-        A developer's message becomes the system's where only that is known. Several such messages at the beginning
-        become one, with a blank line between them, where the template does not write several.
+        A developer message becomes a system message if the template only knows the latter. Several such messages at
+        the beginning are joined by blank lines into one if the template does not render several.
         Raises ApiError naming the message that the template would leave out, or when it refuses the messages.
         """
         messages = [self._renamed(place, message) for place, message in _placed(conversation.messages)]
@@ -79,12 +79,12 @@ class TemplateRoles:
                 role = fitted.messages[index]["role"]
                 raise bad_request(
                     f"The model's chat template leaves out this message of role '{role}'.",
-                    # Those before it were merged into one.
+                    # Leading messages may have been merged into one, which shifts the index.
                     given.path(index + len(given.messages) - len(fitted.messages), "role"),
                 )
 
-    def _writes(self, probes: Sequence[Sequence[Message]]) -> bool:
-        """Return whether the marks come out of every conversation that is accepted, which must be one at least."""
+    def _renders(self, probes: Sequence[Sequence[Message]]) -> bool:
+        """Return whether the template accepts some of the probes, and renders the marks of all that it accepts."""
         found = []
         for messages in probes:
             marks = [_mark(n) for n in range(2) if any(message["content"] == _mark(n) for message in messages)]
@@ -110,7 +110,7 @@ def _marked(role: str, number: int = 0) -> dict[str, Any]:
 
 
 def _placed(messages: Sequence[Message]) -> Iterator[tuple[str, Message]]:
-    """Return messages with their roles, and for those of INSTRUCTIONS whether they come later."""
+    """Yield each message with its role. A role of INSTRUCTIONS after other roles gets the prefix LATER."""
     leading = True
     for message in messages:
         role = message["role"]

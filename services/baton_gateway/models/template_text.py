@@ -1,8 +1,8 @@
-"""Text of which every character is known to come from the chat template, or not.
+"""Text that records for every character whether it comes from the chat template or from the request.
 
 A rendered prompt mixes the template's own text with strings of the request, and only the template may write control
 tokens. So the template's literals are `TemplateText`, and a plain `str` counts as the request's. An operation that
-this class does not follow returns a plain `str`: what is lost becomes text of the request, which is the safe side.
+this class does not implement returns a plain `str`. The result then counts as the request's text, which is safe.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class TemplateText(str):
 
     @property
     def plain(self) -> str:
-        """The text alone."""
+        """The text as a `str`, without its origin."""
         return "".join((self,))
 
     def has_own(self, start: int, end: int) -> bool:
@@ -84,7 +84,7 @@ class TemplateText(str):
         return concat([*pieces, self[at:]])
 
     def _recased(self, text: str) -> "TemplateText":
-        # Some letters have more than one character in the other case; then the positions no longer agree.
+        # Some letters become several characters in the other case. Then the positions no longer match.
         return TemplateText(text, self.own if len(text) == len(self) else None)
 
 

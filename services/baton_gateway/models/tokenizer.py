@@ -1,4 +1,4 @@
-"""The model's tokenizer. What it does with long texts belongs into a thread, see turns.py: it lets others go on."""
+"""The model's tokenizer. It releases the GIL, so long texts should be processed in a thread, see turns.py."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from .detokenizer import Detokenizer, read_pieces
 
 
 class ModelTokenizer:
-    """tokenizer.json of a model folder."""
+    """The tokenizer in tokenizer.json of a model folder."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -22,11 +22,11 @@ class ModelTokenizer:
         self._pieces = read_pieces(self._tokenizer)
 
     def encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
-        # The batch call gives up the GIL, the single one does not.
+        # encode_batch_fast releases the GIL, encode does not.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        # As above.
+        # decode_batch releases the GIL, decode does not.
         return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def detokenizer(self, skip_special_tokens: bool, kept: Sequence[str] = ()) -> Detokenizer:
@@ -35,18 +35,18 @@ class ModelTokenizer:
         return self._pieces.detokenizer(skip_special_tokens, frozenset(kept_ids))
 
     def control_tokens(self, more: Collection[int]) -> ControlTokens:
-        """more: ids of control tokens that may not be flagged as special."""
+        """more: ids of control tokens that may lack the special flag."""
         return ControlTokens(self._tokenizer, more)
 
     def token_id(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes a token stands for: perhaps a part of a character."""
+        """Return the bytes of a token, which may be only a part of a character."""
         return self._pieces.bytes_of(token_id)
 
     def token_text(self, token_id: int) -> str:
-        r"""Name a token for people; one that is part of a character as OpenAI does: `bytes:\xe2\x96`."""
+        r"""Return a readable name of a token. Part of a character is written as OpenAI does: `bytes:\xe2\x96`."""
         data = self.token_bytes(token_id)
         try:
             return data.decode()

@@ -1,1 +1,1 @@
-"""The bodies that clients send, their checks, and the parameters for pods that follow from them."""
+"""Request bodies, their checks, and the parameters for pods that are derived from them."""

@@ -94,7 +94,7 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """One of several ways to say what the output must look like."""
+    """A constraint on the output. Exactly one field must be set."""
 
     json_: JsonSchemaOrText | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -119,7 +119,7 @@ class Tool(RequestModel):
 
 
 class SamplingRequest(RequestModel):
-    """What all generation endpoints share."""
+    """The fields that all generation endpoints share."""
 
     model: ModelName
     stream: bool | None = None
@@ -148,7 +148,7 @@ class SamplingRequest(RequestModel):
 
 
 class GenerationRequest(SamplingRequest):
-    """What chat and completions share."""
+    """The fields that chat completions and completions share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -182,7 +182,7 @@ class GenerationRequest(SamplingRequest):
 
 
 class ChatTemplateRequest(RequestModel):
-    """A conversation and how to write it as a prompt."""
+    """A conversation and how to render it as a prompt."""
 
     messages: Messages
     add_generation_prompt: bool | None = None
@@ -227,17 +227,17 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
 
     @property
     def called(self) -> str | None:
-        """The one function that must be called."""
+        """The name of the one function that must be called, if there is one."""
         return self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer consists of calls of functions."""
+        """Whether the answer must consist of function calls."""
         return self.tool_choice == "required" or self.called is not None
 
     @property
     def may_call(self) -> bool:
-        """Whether the answer has calls of functions if the model chooses to."""
+        """Whether the model may choose to call functions."""
         return bool(self.tools) and self.tool_choice in (None, "auto")
 
     def _check_tools(self) -> None:
@@ -285,7 +285,7 @@ class CompletionRequest(GenerationRequest):
         return self.choices > (self.n or 1)
 
     def _check_products(self) -> None:
-        """Refuse what each prompt of many would have, when all of it together is too much."""
+        """Refuse sampling rules that are too long when multiplied by the number of prompts."""
         prompts = len(self.prompt)
         rules = {name: len(getattr(self, name) or ()) for name in PROMPT_RULES}
         if prompts > 1 and prompts * sum(rules.values()) > MAX_PROMPT_RULES:

@@ -1,4 +1,4 @@
-"""How the calls of functions in the answer to a chat are read."""
+"""Chooses how the function calls in the answer to a chat are read."""
 
 from ..tools.tool_calls import MakeReader, ToolCalls
 from ..tools.tool_parser import ToolParser
@@ -6,9 +6,9 @@ from .bodies import ChatCompletionRequest
 
 
 def call_reader(request: ChatCompletionRequest, parser: type[ToolParser] | None) -> MakeReader | None:
-    """Return what makes a reader for each choice; None when there are no calls.
+    """Return a function that creates a reader for each choice; None when the answer has no calls.
 
-    parser: of the calls that the model may make by itself.
+    parser: reads the calls that the model may choose to make; None = it makes none.
     """
     if request.must_call:
         return lambda: ToolCalls(request.called)

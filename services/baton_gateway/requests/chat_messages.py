@@ -1,4 +1,4 @@
-"""From the messages of a request to the conversation that a chat template writes."""
+"""Turns the messages of a request into the conversation that a chat template renders."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def read_conversation(
     tools: Sequence[Tool] | None = None,
     param: str = "messages",
 ) -> Conversation:
-    """Collect what a request says of its conversation."""
+    """Build the conversation of a request from its messages and its template options."""
     continues = bool(request.continue_final_message)
     prompted = request.add_generation_prompt
     return Conversation(

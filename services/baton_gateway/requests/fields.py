@@ -34,7 +34,7 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class NamedTool:
-    """The one function that is to be called."""
+    """A tool choice that names the one function to call."""
 
     name: str
 
@@ -50,14 +50,14 @@ def _check_stops(stops: list[str]) -> list[str]:
 
 
 def check_entries(value: Any, most: int) -> Any:
-    """Raises ValueError for a mapping with more entries, before each is validated."""
+    """Raises ValueError for a mapping with more than `most` entries, before its entries are validated."""
     if isinstance(value, dict) and len(value) > most:
         raise ValueError(f"must have at most {most} entries")
     return value
 
 
 def check_json(value: Any, max_values: int, max_levels: int = MAX_NESTING) -> Any:
-    """Raises ValueError for JSON that holds more."""
+    """Raises ValueError for JSON with more values or more levels of nesting."""
     if (too_much := excess(value, max_values, max_levels)) is not None:
         raise ValueError(too_much)
     return value
@@ -92,7 +92,7 @@ def _all_ids(values: list[Any]) -> bool:
 
 
 def flatten_content(value: Any, kinds: Sequence[str]) -> str | None:
-    """Join the text parts of a message, which are of these types, by newlines."""
+    """Join the text parts of a message with newlines. kinds: the allowed types of parts, the default type first."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -132,7 +132,7 @@ def _read_tool_choice(value: Any) -> Any:
     return NamedTool(function["name"])
 
 
-# A plain union of types would make the type that did not fit a part of the path of an error.
+# With a plain union of types, pydantic would add the type that did not match to the path of an error.
 JsonSchema = Annotated[dict[str, Any] | bool, PlainValidator(_check_schema)]
 JsonSchemaOrText = Annotated[dict[str, Any] | bool | str, PlainValidator(_check_schema_or_text)]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]

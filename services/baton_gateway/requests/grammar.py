@@ -1,4 +1,4 @@
-"""What an answer must look like, from the fields by which clients say so to the one form that pods know."""
+"""Translates the request fields that constrain the format of an answer into the grammar that pods take."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .bodies import ChatCompletionRequest, GenerationRequest, Tool
 
 @dataclass(frozen=True, slots=True)
 class FormatFields:
-    """What clients call the fields that say the format of an answer."""
+    """The client's names of the fields that set the format of an answer."""
 
     format: str
     schema: str
@@ -25,8 +25,8 @@ CHAT_FORMAT = FormatFields("response_format", "response_format.json_schema.schem
 def grammar_of(
     request: GenerationRequest, settings: GatewaySettings, fields: FormatFields = CHAT_FORMAT
 ) -> pb.Grammar | None:
-    """Return what the output must follow, if anything. Raises ApiError naming the field that cannot be served."""
-    # Where the answer must be a call it has no content that the other fields could be about.
+    """Return the grammar that the output must follow, if any. Raises ApiError naming a field that cannot be served."""
+    # An answer that must be a function call has no content, so the other fields do not apply to it.
     given = _tool_calls(request) or [
         *_response_format(request, fields),
         *_structured_outputs(request),
@@ -46,7 +46,7 @@ def grammar_of(
 
 
 def json_grammar(schema: Any, param: str) -> pb.Grammar:
-    """Return the grammar of JSON under a schema, which may be JSON text itself."""
+    """Return the grammar of JSON that matches a schema. schema: parsed, or as JSON text."""
     text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     return pb.Grammar(kind=pb.Grammar.KIND_JSON_SCHEMA, text=text, param=param)
 
@@ -93,7 +93,7 @@ def _tool_calls(request: GenerationRequest) -> list[pb.Grammar]:
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which are an object even where it does not say so."""
+    """Return the schema of a function's arguments, with type object unless the schema names another type."""
     return {"type": "object", **(tool.function.parameters or {})}
 
 
@@ -111,9 +111,9 @@ def _grammars(
     if choice is not None:
         text = json.dumps(choice, ensure_ascii=False)
         grammars.append(pb.Grammar(kind=kinds.KIND_CHOICE, text=text, param=f"{prefix}choice"))
-    for name, kind, text_of in (("regex", kinds.KIND_REGEX, regex), ("grammar", kinds.KIND_EBNF, grammar)):
-        if text_of is not None:
-            grammars.append(pb.Grammar(kind=kind, text=text_of, param=f"{prefix}{name}"))
+    for name, kind, source in (("regex", kinds.KIND_REGEX, regex), ("grammar", kinds.KIND_EBNF, grammar)):
+        if source is not None:
+            grammars.append(pb.Grammar(kind=kind, text=source, param=f"{prefix}{name}"))
     return grammars
 
 

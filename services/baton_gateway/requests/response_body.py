@@ -42,7 +42,7 @@ CallName = Annotated[str, Field(min_length=1, max_length=MAX_CALL_NAME_CHARS)]
 
 
 class InputMessage(RequestModel):
-    """A turn of the conversation."""
+    """A message of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -59,7 +59,7 @@ class FunctionCall(RequestModel):
 
 
 class FunctionCallOutput(RequestModel):
-    """What the function gave back."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: CallName
@@ -85,7 +85,7 @@ def _read_input(value: Any) -> list[InputItem]:
 
 
 def _read_item(value: Any, index: int) -> InputItem:
-    """Validate one item, as a union of types would, but for the type that would become a part of an error's path."""
+    """Validate one item by its type. With a union, pydantic would add the type's name to the path of an error."""
     if not isinstance(value, dict):
         raise bad_request(f"Invalid value for 'input[{index}]': must be an object.", f"input[{index}]")
     kind = value.get("type", "message")
@@ -108,7 +108,7 @@ def _read_tool_choice(value: Any) -> Any:
 
 
 class TextFormat(RequestModel):
-    """What the text of an answer must look like."""
+    """The format of the text of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: SchemaName | None = None
@@ -129,7 +129,7 @@ class TextOptions(RequestModel):
 
 
 class FunctionTool(RequestModel):
-    """A function that the model may call. Its type comes first, to be what is wrong with a tool of another type."""
+    """A function that the model may call. `type` comes first, so that the error for another type of tool names it."""
 
     type: Literal["function"]
     name: FunctionName

@@ -1,4 +1,4 @@
-"""From a request to the parameters that decide its tokens, with every default resolved."""
+"""Turns a request into sampling parameters in which every default is resolved."""
 
 import secrets
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from ..models.tokenizer import ModelTokenizer
 from ..routing.pods import PodLimits
 from .bodies import GenerationRequest
 
-# A nucleus without any mass still holds the most likely token; 0 itself is no valid top_p further on.
+# Clients may send top_p 0, which keeps only the most likely token. Pods accept only a top_p above 0.
 LEAST_TOP_P = 1e-6
 
 T = TypeVar("T")
@@ -29,9 +29,10 @@ def sampling_params(
     grammar: pb.Grammar | None,
     bad_words: Sequence[pb.TokenSequence],
 ) -> pb.SamplingParams:
-    """Resolve a request. bad_words: as `bad_word_tokens` returns them.
+    """Return the sampling parameters of a request. bad_words: as `bad_word_tokens` returns them.
 
-    Raises ApiError for token ids outside the vocabulary and for contradictions."""
+    Raises ApiError for token ids outside the vocabulary and for contradictions.
+    """
     defaults = model.defaults
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
@@ -51,7 +52,7 @@ def sampling_params(
         allowed_token_ids=request.allowed_token_ids,
         bad_words=bad_words,
         stop_token_ids=request.stop_token_ids,
-        # What follows a grammar has no other way to end where more could follow.
+        # Where the grammar allows more output, only an EOS token can end it, so `ignore_eos` has no effect.
         eos_token_ids=() if request.ignore_eos and grammar is None else model.eos_token_ids,
         seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
         n=request.choices,
@@ -62,7 +63,7 @@ def sampling_params(
 
 
 def prompt_length(request: GenerationRequest, *prompts: Sequence[int]) -> int:
-    """Return how many tokens of the longest prompt are wanted."""
+    """Return the length of the longest prompt in tokens, truncated to `truncate_prompt_tokens` unless that is -1."""
     longest, keep = max(map(len, prompts), default=0), request.truncate_prompt_tokens
     return min(longest, keep) if keep is not None and keep > 0 else longest
 
@@ -70,9 +71,9 @@ def prompt_length(request: GenerationRequest, *prompts: Sequence[int]) -> int:
 def fit_prompt(
     token_ids: list[int], request: GenerationRequest, asked: int | None, limits: PodLimits, param: str
 ) -> list[int]:
-    """Check a prompt's tokens, and drop the first ones where the request says so.
+    """Check a prompt's tokens, and drop the first ones if the request asks for truncation.
 
-    asked: output tokens the request asks for. param: the field that holds the prompt.
+    asked: how many output tokens the request asks for. param: the field that holds the prompt.
     """
     keep = request.truncate_prompt_tokens
     if keep is not None:
@@ -84,23 +85,23 @@ def fit_prompt(
         token_ids = token_ids[-(keep if keep > 0 else max(limits.max_model_len - max(asked or 0, 1), 1)) :]
     if not token_ids:
         raise bad_request("The prompt is empty.", param)
-    # One that is too long is refused anyway.
+    # A prompt that is too long is refused later, so its ids need no check.
     if len(token_ids) <= limits.max_model_len and (max(token_ids) >= limits.vocab_size or min(token_ids) < 0):
         raise bad_request(f"Token ids must be from 0 to {limits.vocab_size - 1}.", param)
     return token_ids
 
 
 def output_budget(prompt_tokens: int, asked: int | None, limits: PodLimits, param: str) -> int:
-    """Return how many tokens may be generated: as many as asked for, or all that the context has left."""
+    """Return how many tokens may be generated: the number asked for, or else all that fit in the context."""
     most = limits.max_model_len
     if prompt_tokens + max(asked or 0, 1) <= most:
         return asked if asked is not None else most - prompt_tokens
-    # LangChain knows a prompt that is too long by these words, LiteLLM by those before.
+    # LangChain recognises a prompt that is too long by "is too long", LiteLLM by the beginning of the message.
     has = "is too long: it has" if prompt_tokens >= most else "has"
-    wants = "" if asked is None else f" and the output {asked}"
+    output = "" if asked is None else f" and the output {asked}"
     raise context_length_exceeded(
         f"This model's maximum context length is {most} tokens. However, the prompt {has} {prompt_tokens} tokens"
-        f"{wants}, {prompt_tokens + max(asked or 0, 1)} together. Please shorten the prompt or ask for less output.",
+        f"{output}, {prompt_tokens + max(asked or 0, 1)} together. Please shorten the prompt or ask for less output.",
         param,
     )
 

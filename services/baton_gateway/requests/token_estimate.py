@@ -1,4 +1,4 @@
-"""How many sequences and tokens a request may need, as far as that can be told before it is tokenized."""
+"""Estimates how many sequences and tokens a request may need, before the request is tokenized."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ from .bodies import (
     TokenizeRequest,
 )
 
-# What a token is, in bytes of text, before it is known: what is left over is given back.
+# Assumed bytes of text per token, until the text is tokenized. Reserved tokens that are not used are given back.
 _BYTES_PER_TOKEN = 4
-_MESSAGE_TOKENS = 4  # around each message
-_OUTPUT_TOKENS = 1024  # of a chat that asks for no number
-_COMPLETION_TOKENS = 16  # of a completion that asks for none, as OpenAI has it
+_MESSAGE_TOKENS = 4  # of the template, around each message
+_OUTPUT_TOKENS = 1024  # of a chat request that does not limit its output
+_COMPLETION_TOKENS = 16  # of a completions request without `max_tokens`, as in OpenAI's API
 
 
 def num_sequences(body: GenerationRequest | TokenizeRequest | DetokenizeRequest, most: int) -> int:
-    """Return how many sequences are generated for a request: one for each prompt and choice; 1 if nothing is.
+    """Return how many sequences a request generates: one per prompt and choice; 1 for a request that generates none.
 
-    most: that one request may have. Raises ApiError 400 beyond.
+    most: the most sequences of one request. Raises ApiError 400 for more.
     """
     if not isinstance(body, GenerationRequest):
         return 1
@@ -38,7 +38,7 @@ def num_sequences(body: GenerationRequest | TokenizeRequest | DetokenizeRequest,
 
 
 def expected_tokens(body: GenerationRequest | TokenizeRequest | DetokenizeRequest) -> int:
-    """Return how many tokens a request may need, prompt and output, as far as that can be told before tokenizing."""
+    """Return how many prompt and output tokens a request may need, estimated before it is tokenized."""
     if isinstance(body, DetokenizeRequest):
         return len(body.tokens)
     if isinstance(body, TokenizeRequest):
@@ -48,8 +48,8 @@ def expected_tokens(body: GenerationRequest | TokenizeRequest | DetokenizeReques
         output = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return sum(sizes) + output * body.choices * len(sizes)
     assert isinstance(body, ChatCompletionRequest)
-    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _messages_tokens(body.messages) + (_OUTPUT_TOKENS if asked is None else asked) * body.choices
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _messages_tokens(body.messages) + (_OUTPUT_TOKENS if max_tokens is None else max_tokens) * body.choices
 
 
 def _messages_tokens(messages: Sequence[Message]) -> int:
