@@ -49,7 +49,7 @@ class Stream(asyncio.Protocol):
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self._cut = b""  # the beginning of an event may be split between two reads
+        self._cut = b""  # an event may be split between two reads
         self.events: list[float] = []
         self.tail = b""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -101,7 +101,7 @@ async def _open_loop(host: str, port: int, load: Load, rng: random.Random, reque
 
 
 def _arrivals(rate: float, rng: random.Random) -> Iterator[float]:
-    """Yield the seconds at which requests arrive, for ever."""
+    """Yield the arrival times of requests in seconds, without end."""
     due = 0.0
     while True:
         due += rng.expovariate(rate)
@@ -120,7 +120,7 @@ async def _ask(host: str, port: int, request: bytes, load: Load, answer: Answer)
         answer.error = repr(error)
         return
     usage = USAGE.findall(stream.tail)
-    # The last event has the usage and no token.
+    # The last event contains the usage and no token.
     answer.events = stream.events[:-1]
     answer.tokens = int(usage[-1]) if usage else 0
     if answer.tokens != load.outputs or not answer.events:

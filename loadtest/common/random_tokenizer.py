@@ -1,4 +1,4 @@
-"""A tokenizer for a model of which there is only the configuration."""
+"""A tokenizer for a model that has a configuration and no tokenizer."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ def write_random_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def _words() -> Iterator[str]:
-    """Yield words of four letters, then of five, for ever."""
+    """Yield words of four letters, then words of five letters and more, without end."""
     return itertools.chain.from_iterable(
         map("".join, itertools.product(string.ascii_lowercase, repeat=length)) for length in itertools.count(4)
     )
