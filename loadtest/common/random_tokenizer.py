@@ -11,8 +11,8 @@ from tokenizers.models import BPE
 
 
 def write_random_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a byte-level tokenizer in which a token is a byte or a space and four letters, about as long as in real
-    ones. It decodes every id below vocab_size; nothing is worth encoding with it."""
+    """Write a byte-level tokenizer in which a token is a byte, or a space and four letters, about as long as a real
+    token. It decodes every id below vocab_size. It is not meant for encoding text."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
     words = (f"Ġ{word}" for word in itertools.islice(_words(), vocab_size - len(symbols)))
     vocab = {token: id for id, token in enumerate(itertools.chain(symbols, words))}

@@ -35,8 +35,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a pod: prompt tokens a second; seconds of a decode step, alone and for each of its requests; tokens of a
-    prompt in a step that also decodes, and in one that does not."""
+    """The speed of a pod: prompt tokens a second, seconds of a decode step without and for each request, and the most
+    prompt tokens in a step that also decodes and in one that does not."""
 
     prefill_rate: float
     step_s: float
@@ -47,7 +47,7 @@ class Speed:
 
 @dataclass
 class Work:
-    """A request on a pod. keys: of the full blocks of its prompt; output: tokens to generate there."""
+    """A request on a pod. keys: those of the full blocks of its prompt; output: the tokens that this pod generates."""
 
     num_tokens: int
     keys: Sequence[int]
@@ -63,7 +63,7 @@ class Work:
 
 
 class Cache:
-    """The keys of at most `num_blocks` blocks; the least recently used leave first, held by a request or not."""
+    """At most `num_blocks` block keys. The least recently used are evicted first, even if a request holds them."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
@@ -89,7 +89,7 @@ class Cache:
 
 
 class SimPod:
-    """Prompts one after the other in chunks, beside all decodes; shorter ones overtake as in the engine."""
+    """Computes prompts in chunks, one after the other, beside all decodes. Shorter ones overtake as in the engine."""
 
     def __init__(self, clock: Clock, speed: Speed, block_size: int, num_blocks: int) -> None:
         self.cache = Cache(num_blocks)

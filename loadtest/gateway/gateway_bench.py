@@ -1,4 +1,4 @@
-"""Baton's gateway beside LiteLLM's proxy, each before an engine that says the same at the same times, in one run.
+"""Baton's gateway beside LiteLLM's proxy, each with an engine that sends the same tokens at the same times, in one run.
 
 Usage: gateway_bench.py [--litellm BIN] [--rounds N] [--out FILE]. Behind Baton's gateway are a prefill and a decode
 pod, the real processes over the real wire; behind LiteLLM is an OpenAI-compatible server. Their engines only follow a

@@ -3,9 +3,9 @@
 Usage: isolation_bench.py [SHAPE_DIR] [--out FILE]. `baton up` with a prefill and a decode pod, and two tenants of equal
 weight. Tenant A sends short prompts at random (Poisson): alone, while B sends as many tokens in prompts as short as
 A's, and while it does so in long ones; and so on in turns, because a machine that others use is not equally fast all
-the time. Before each round and after the last it is measured how many tokens the stack prefills in a second; the rates
-of both tenants are shares of that. Random weights (without a shape, of a small model), random prompts, prefix caches
-off. TTFT counts from the moment a request was due.
+the time. Before each round and after the last, the benchmark measures the prefill rate of the stack in tokens a second;
+the rates of both tenants are shares of it. Weights are random (without a shape, those of a small model), prompts are
+random, and prefix caches are off. TTFT counts from the scheduled send time of a request.
 """
 
 import argparse
