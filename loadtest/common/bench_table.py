@@ -5,7 +5,7 @@ from loadtest.engine.rows import times_better
 
 
 def figure(value: float) -> str:
-    """Return a number in as many digits as mean something."""
+    """Return a number with its significant digits only."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -28,7 +28,7 @@ def table(entry: Json, engines: list[str]) -> str:
 
 
 def profile_table(report: Json) -> str:
-    """Return where a step's time goes, as step_profile reports it."""
+    """Return the table of how the time of a step is spent, as step_profile reports it."""
     wall, busy = report["wall_ms"], report["busy_ms"]
     lines = [["group", "ms", "% of wall", "kernels", "limit ms", "% of limit"]]
     for group, part in sorted(report["groups"].items(), key=lambda item: -item[1]["ms"]):
@@ -40,7 +40,7 @@ def profile_table(report: Json) -> str:
 
 
 def aligned(lines: list[list[str]], left: int) -> str:
-    """Return columns as wide as need be, the first `left` of them flush left."""
+    """Return columns as wide as their longest cell; the first `left` of them are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

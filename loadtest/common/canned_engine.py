@@ -1,4 +1,4 @@
-"""An engine that computes nothing: all KV it is asked for is there, all KV it is given is put nowhere."""
+"""An engine that computes nothing: each KV export succeeds at once, and imported KV is discarded."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ class CannedEngine:
         self.take: Callable[[Output], None] = lambda output: None
         self.imported = asyncio.Event()
         self._queue = ExportQueue(num_slots, slot_bytes // self._token_bytes * num_layers, BLOCK_SIZE)
-        self._left: dict[int, int] = {}  # tokens that an import still lacks
+        self._left: dict[int, int] = {}  # tokens that each import still waits for
 
     async def drained(self) -> None:
         """Return at once: commands are obeyed as they are sent."""

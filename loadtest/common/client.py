@@ -1,7 +1,7 @@
 """A load on one OpenAI completions server: requests of exact lengths, each timed by the events of its stream.
 
-An asyncio protocol of its own and not an HTTP client, so that a chunk costs the client microseconds: it runs on the
-machine whose servers it measures.
+The client is an asyncio protocol and not an HTTP library, so that a chunk costs it only microseconds. It runs on the
+same machine as the servers that it measures.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ LOWEST_TOKEN, HIGHEST_TOKEN = 10, 30_000
 
 @dataclass(frozen=True)
 class Load:
-    """`count` requests of so many tokens in and out, `concurrency` of them at a time; with a `rate`, so many arrivals a
-    second instead, at random (Poisson), whatever the server does."""
+    """`count` requests with fixed numbers of tokens in and out, `concurrency` of them at a time. With a `rate`,
+    requests arrive at random (Poisson) at that many a second instead, independent of the server."""
 
     key: str
     name: str
@@ -36,7 +36,7 @@ class Load:
 
 @dataclass
 class Answer:
-    """Times in seconds on one clock. due: when it was to be sent. events: when each came that holds tokens."""
+    """Times in seconds on one clock. due: the scheduled send time. events: when the events with tokens arrived."""
 
     due: float
     events: list[float] = field(default_factory=list)
@@ -45,11 +45,11 @@ class Answer:
 
 
 class Stream(asyncio.Protocol):
-    """Sends a request, notes when events come, and keeps the end of what came."""
+    """Sends a request, records the arrival times of events, and keeps the end of the received bytes."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self._cut = b""  # the beginning of an event may be split between two reads
+        self._cut = b""  # an event may be split between two reads
         self.events: list[float] = []
         self.tail = b""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -101,7 +101,7 @@ async def _open_loop(host: str, port: int, load: Load, rng: random.Random, reque
 
 
 def _arrivals(rate: float, rng: random.Random) -> Iterator[float]:
-    """Yield the seconds at which requests arrive, for ever."""
+    """Yield the arrival times of requests in seconds, without end."""
     due = 0.0
     while True:
         due += rng.expovariate(rate)
@@ -120,7 +120,7 @@ async def _ask(host: str, port: int, request: bytes, load: Load, answer: Answer)
         answer.error = repr(error)
         return
     usage = USAGE.findall(stream.tail)
-    # The last event has the usage and no token.
+    # The last event contains the usage and no token.
     answer.events = stream.events[:-1]
     answer.tokens = int(usage[-1]) if usage else 0
     if answer.tokens != load.outputs or not answer.events:
@@ -142,7 +142,7 @@ def _request(host: str, port: int, load: Load, rng: random.Random, highest: int,
 
 
 def post(host: str, path: str, body: Json, key: str = "none", after: str = "close") -> bytes:
-    """Return the bytes of a request. after: what becomes of the connection, close or keep-alive."""
+    """Return the bytes of a request. after: the value of the Connection header, close or keep-alive."""
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"

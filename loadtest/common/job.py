@@ -1,4 +1,4 @@
-"""What a process of the benchmark is asked to do; it travels as JSON."""
+"""The job of one process of the benchmark, which it receives as JSON."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""A tokenizer for a model of which there is only the configuration."""
+"""A tokenizer for a model that has a configuration and no tokenizer."""
 
 import itertools
 import json
@@ -11,8 +11,8 @@ from tokenizers.models import BPE
 
 
 def write_random_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a byte-level tokenizer in which a token is a byte or a space and four letters, about as long as in real
-    ones. The last one is a special token. It decodes every id below vocab_size; nothing is worth encoding with it."""
+    """Write a byte-level tokenizer in which a token is a byte, or a space and four letters, about as long as a real
+    token. The last token is a special one. It decodes every id below vocab_size. It is not meant for encoding text."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())[: vocab_size - 1]
     words = (f"Ġ{word}" for word in itertools.islice(_words(), vocab_size - 1 - len(symbols)))
     vocab = {token: id for id, token in enumerate(itertools.chain(symbols, words))}
@@ -26,7 +26,7 @@ def write_random_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def _words() -> Iterator[str]:
-    """Yield words of four letters, then of five, for ever."""
+    """Yield words of four letters, then words of five letters and more, without end."""
     return itertools.chain.from_iterable(
         map("".join, itertools.product(string.ascii_lowercase, repeat=length)) for length in itertools.count(4)
     )

@@ -1,4 +1,4 @@
-"""Random weights for a model of which there is only the configuration."""
+"""Random weights for a model that has a configuration and no checkpoint."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class _Shapes:
-    """In place of Weights: notes what a model takes, and gives it tensors without memory."""
+    """Replaces Weights: records which tensors a model loads, and returns tensors without memory."""
 
     dtype, device = torch.bfloat16, torch.device("meta")
 
@@ -63,5 +63,5 @@ def write_random_weights(folder: Path, seed: int, std: float = 0.02) -> None:
         shard[name] = tensor
         size += tensor.nbytes
     flush()
-    # transformers reads no index without metadata.
+    # transformers rejects an index without metadata.
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -1,4 +1,4 @@
-"""The servers that are measured, each started as its users start it."""
+"""The measured servers. Each is started with the command that its users run."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ _STOP_S = 20.0
 
 @dataclass(frozen=True)
 class Kind:
-    """How to start a server, --model, --port and flags left out, and where it says that it is ready."""
+    """The command of a server without --model, --port and flags, and the path that reports that it is ready."""
 
     command: tuple[str, ...]
     ready: str
@@ -40,7 +40,7 @@ KINDS = {
 
 
 class Running:
-    """A running command; a context manager that ends it and all that it has started."""
+    """A running command; the context manager ends it and all processes that it started."""
 
     def __init__(
         self, command: list[str], port: int, ready: str | None, log: Path, environment: dict[str, str]
@@ -73,7 +73,7 @@ class Running:
         self.stop()
 
     def stop(self) -> None:
-        # A process that a shell has started in the background may ignore SIGINT, and so do all that it starts.
+        # A process that a shell started in the background may ignore SIGINT, and its children inherit that.
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
@@ -97,11 +97,11 @@ class Server(Running):
     """One of the servers of KINDS."""
 
     def __init__(self, name: str, model: Path, settings: Json, log: Path) -> None:
-        """settings: flags by name, as both spell them. Raises as Running does."""
+        """settings: flags by name; both servers use the same names. Raises the errors of Running."""
         kind = KINDS[name]
         [port] = free_loopback_ports(1)
         common = ("--model", str(model), "--served-model-name", "m", "--host", HOST, "--port", str(port))
-        # FlashInfer compiles vLLM's sampler at the first use, which a machine without network or compiler cannot.
+        # FlashInfer compiles vLLM's sampler at the first use, which fails on a machine without network or compiler.
         offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
         command = [*kind.command, *common, *kind.flags, *as_flags(settings)]
         super().__init__(command, port, kind.ready, log, {**offline, **os.environ})

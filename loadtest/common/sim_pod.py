@@ -13,7 +13,7 @@ from baton_engine.scheduler import STRETCH
 
 
 class Clock:
-    """Simulated seconds, and what is to happen when."""
+    """A simulated clock in seconds, and the events that are scheduled on it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ class Clock:
         heapq.heappush(self._events, (time, next(self._numbers), do))
 
     def run(self) -> None:
-        """Do everything in its order, until nothing is left."""
+        """Run all scheduled events in the order of their times."""
         while self._events:
             self.now, _, do = heapq.heappop(self._events)
             do()
@@ -35,8 +35,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a pod: prompt tokens a second; seconds of a decode step, alone and for each of its requests; tokens of a
-    prompt in a step that also decodes, and in one that does not."""
+    """The speed of a pod: prompt tokens a second, seconds of a decode step without and for each request, and the most
+    prompt tokens in a step that also decodes and in one that does not."""
 
     prefill_rate: float
     step_s: float
@@ -47,14 +47,14 @@ class Speed:
 
 @dataclass
 class Work:
-    """A request on a pod. keys: of the full blocks of its prompt; output: tokens to generate there."""
+    """A request on a pod. keys: those of the full blocks of its prompt; output: the tokens that this pod generates."""
 
     num_tokens: int
     keys: Sequence[int]
     output: int
     prefilled: Callable[[], None] = lambda: None
     finished: Callable[[], None] = lambda: None
-    cached: int | None = None  # tokens, once it has begun
+    cached: int | None = None  # cached prompt tokens, set when the request starts
     left: int = field(init=False)  # tokens to prefill
     due: int = 0  # its place in a pod's queue
 
@@ -63,7 +63,7 @@ class Work:
 
 
 class Cache:
-    """The keys of at most `num_blocks` blocks; the least recently used leave first, held by a request or not."""
+    """At most `num_blocks` block keys. The least recently used are evicted first, even if a request holds them."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
@@ -71,14 +71,14 @@ class Cache:
         self.changes: SetChanges[int] = SetChanges()
 
     def match(self, keys: Sequence[int]) -> int:
-        """Return how many of these blocks, from the first on, are there."""
+        """Return how many of these blocks, counted from the first, are cached without a gap."""
         for count, key in enumerate(keys):
             if key not in self._keys:
                 return count
         return len(keys)
 
     def put(self, keys: Sequence[int]) -> None:
-        # The tail of a prompt leaves before its head.
+        # The end of a prompt is evicted before its beginning.
         for key in reversed(keys[: self._num_blocks]):
             if key not in self._keys:
                 self.changes.gain(key)
@@ -89,13 +89,13 @@ class Cache:
 
 
 class SimPod:
-    """Prompts one after the other in chunks, beside all decodes; shorter ones overtake as in the engine."""
+    """Computes prompts in chunks, one after the other, beside all decodes. Shorter ones overtake as in the engine."""
 
     def __init__(self, clock: Clock, speed: Speed, block_size: int, num_blocks: int) -> None:
         self.cache = Cache(num_blocks)
         self.decoding: list[Work] = []
         self.queue: list[Work] = []
-        self.busy_s = 0.0  # in steps, since it began
+        self.busy_s = 0.0  # time spent in steps since the start
         self._admitted_tokens = 0
         self._clock = clock
         self._speed = speed
@@ -107,13 +107,13 @@ class SimPod:
         return sum(work.left for work in self.queue)
 
     def prefill(self, work: Work) -> None:
-        """Compute a prompt, then generate its output, of which the first token comes with the prompt."""
+        """Compute a prompt, then generate its output. The step that ends the prompt also yields the first token."""
         work.due = self._admitted_tokens + STRETCH * work.num_tokens
         insort(self.queue, work, key=attrgetter("due"))
         self._step()
 
     def decode(self, work: Work) -> None:
-        """Generate, with the prompt's KV and the first token already there."""
+        """Generate the output of a request whose prompt KV and first token were handed over."""
         self.cache.put(work.keys)
         self._goes_on(work)
         self._step()

@@ -91,7 +91,9 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--programs", default="512", help="with which a device is held to be full, several by commas")
+    parser.add_argument(
+        "--programs", default="512", help="numbers of programs that count as a full device, separated by commas"
+    )
     arguments = parser.parse_args()
     device = torch.device("cuda")
     rate = copy_rate(device)

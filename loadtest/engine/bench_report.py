@@ -1,4 +1,4 @@
-"""What the benchmark has found so far, in a file that grows with every event."""
+"""The report of the benchmark, a file that is rewritten after every event."""
 
 import importlib.metadata
 import json
@@ -16,7 +16,7 @@ from loadtest.engine.rows import times_better
 
 
 class Report:
-    """json: what the file holds."""
+    """json: the content of the file."""
 
     def __init__(self, path: Path, asked: Json) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class Report:
                 entry["profile"].append(event["report"])
                 return str(event["report"]["name"])
             case "error":
-                # The first says why, a later one only that the process ended.
+                # The first error gives the cause; a later one only says that the process ended.
                 entry["errors"].setdefault(source, event["error"])
                 entry.setdefault("logs", {})[source] = event["log"]
                 return f"failed: {event['error']}"
@@ -78,7 +78,7 @@ def _note_row(event: Json, engine: str, entry: Json) -> str:
 
 
 def _ratios(row: Json) -> dict[str, float]:
-    """Return how many times better ours is than each other engine."""
+    """Return the ratio of Baton to each other engine; above 1, Baton is better."""
     medians = {name: row[name]["median"] for name in ENGINES if "median" in row.get(name, {})}
     ours = medians.pop("ours", None)
     return {name: times_better(row["unit"], ours, other) for name, other in medians.items()} if ours else {}
@@ -92,7 +92,7 @@ def _version(package: str) -> str | None:
 
 
 def write_json(path: Path, value: Json) -> None:
-    """Write a file that is whole at any time."""
+    """Replace a file atomically, so that readers never see a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(value, indent=1))

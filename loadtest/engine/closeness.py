@@ -37,7 +37,7 @@ from baton_engine.sequence import Request
 
 FACTOR = 2.0
 MARGIN = 0.02
-BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # as the engine chooses it
+BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # the engine's own default
 # How much wider than its inputs a product's outputs spread: enough that the context decides on the next token, and not
 # so much that rounding does.
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
@@ -73,7 +73,7 @@ Tokens = list[int]
 
 @dataclass(frozen=True)
 class Way:
-    """How an engine runs."""
+    """One configuration of the engine."""
 
     graphs: bool
     cache: bool
@@ -94,7 +94,7 @@ class Noise:
     """What bfloat16 does to transformers itself: the largest change of a logprob, and how many best tokens change."""
 
     largest: float
-    changed: float  # of all
+    changed: float  # share of all best tokens that change
 
 
 @dataclass
@@ -179,7 +179,7 @@ def answer_all(folder: Path, prompts: list[Tokens], length: int, dtype: str, way
     """Yield the engine's answers to all prompts, a second time from the prefix cache if there is one."""
     longest = max(map(len, prompts)) + length
     settings = {"enforce_eager": not way.graphs, "enable_prefix_caching": way.cache, "dtype": dtype}
-    # Fewer sequences at once than prompts, so that prefills and decodes meet in one step.
+    # Fewer concurrent sequences than prompts, so that a step has both prefills and decodes.
     most = max(len(prompts) // 2, 1)
     config = EngineConfig(
         model=str(folder),
@@ -204,7 +204,7 @@ def answer_all(folder: Path, prompts: list[Tokens], length: int, dtype: str, way
 
 
 class Family:
-    """One model, its prompts, and transformers' opinion of answers to them."""
+    """One model, its prompts, and the logprobs that transformers gives to answers."""
 
     def __init__(self, folder: Path, prompts: list[Tokens], length: int, device: str) -> None:
         self._folder, self._prompts, self._length, self._device = folder, prompts, length, device
@@ -213,7 +213,7 @@ class Family:
         self._noise: Noise | None = None
 
     def judge(self, dtype: str, way: Way) -> Verdict:
-        """Run the engine one way. Raises what the engine raises."""
+        """Run the engine in one configuration. Errors of the engine propagate."""
         verdict = Verdict(Noise(0.0, 0.0))
         for answers in answer_all(self._folder, self._prompts, self._length, dtype, way):
             if dtype == "bfloat16":
@@ -285,16 +285,16 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--longest", type=int, default=400, help="tokens of the longest prompt")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tiny", action="store_true", help="models that a CPU answers in a moment")
+    parser.add_argument("--tiny", action="store_true", help="models that a CPU answers within seconds")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if arguments.tiny:
-        # Handing work this small to other threads takes longer than doing it.
+        # For work this small, handing it to other threads takes longer than the work itself.
         torch.set_num_threads(1)
-    # TensorFloat-32 keeps 10 of 23 bits of what it multiplies.
+    # TensorFloat-32 keeps only 10 of the 23 mantissa bits of its factors.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -89,7 +89,7 @@ def timed(action: Callable[[], None]) -> float:
 
 def bench_generation(model: LlamaForCausalLM, folder: Path, repeats: int) -> dict[str, float]:
     """Return seconds for each way to answer 16 requests, and one; the ways take turns, so that noise hits all alike."""
-    # The number holds for torch in this process, and so for both.
+    # The number of threads applies to torch in this process, and so to both ways.
     threads = torch.get_num_threads()
     engine = Engine(EngineConfig(model=str(folder), enable_prefix_caching=False, num_threads=threads))
 
@@ -123,7 +123,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def served(folder: Path, *flags: str) -> Iterator[str]:
-    """Run `baton up` on the model and give its URL. An engine has all cores, as only one computes at a time."""
+    """Run `baton up` on the model and yield its URL. Each engine has all cores, as only one computes at a time."""
     port = free_port()
     command = [sys.executable, "-m", "baton_cli", "up", "--model", str(folder), "--port", str(port)]
     threads = {"BATON_NUM_THREADS": str(len(os.sched_getaffinity(0))), "BATON_ENGINES_SHARING_CPU": "1"}

@@ -27,12 +27,12 @@ def on_gpu() -> bool:
 
 
 def itemsize() -> int:
-    """Return the bytes of a weight here: bfloat16 on a GPU, float32 on a CPU."""
+    """Return the bytes of a weight on this device: bfloat16 on a GPU, float32 on a CPU."""
     return 2 if on_gpu() else 4
 
 
 def synchronize() -> None:
-    """Wait until the GPU, if there is one, has done all that it was given."""
+    """Wait until the GPU, if there is one, has finished all submitted work."""
     import torch
 
     if on_gpu():
@@ -64,7 +64,7 @@ def _nvidia(field: str) -> str | None:
 
 
 def measure_card() -> Card:
-    """Return what a large copy and a large matrix product reach here, in short bursts."""
+    """Return the rates of a large copy and of a large matrix product on this device, in short bursts."""
     import torch
 
     gpu = on_gpu()

@@ -37,7 +37,7 @@ from loadtest.engine.task_process import run_task
 
 
 class Bench:
-    """The whole run, which measures nothing in this process."""
+    """The whole run. All measurements take place in child processes."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -117,7 +117,7 @@ class Bench:
         )
 
     def _run(self, job: Job, name: str, entry: Json) -> None:
-        """Run a task and note what it tells, on the screen and in the report."""
+        """Run a task, and write its events to the screen and the report."""
         with contextlib.closing(run_task(job, self._arguments.timeout)) as events:
             for event in events:
                 line = self._report.note(event, name, entry)
@@ -145,23 +145,30 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--profile", type=Path, metavar="DIR", help="also trace our steps, and write the traces there")
     parser.add_argument("--deterministic", action="store_true", help="also run ours with its setting of that name")
     parser.add_argument("--quick", action="store_true", help="fewer rows, shorter runs")
-    parser.add_argument("--scale", type=float, default=1.0, help="of lengths and numbers of requests")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for lengths and numbers of requests")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-num-seqs", type=int, default=1024, help="of ours and vLLM; its own default on an H200")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=16_384, help="likewise")
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=1024, help="limit for Baton and vLLM; vLLM's own default on an H200"
+    )
+    parser.add_argument("--max-num-batched-tokens", type=int, default=16_384, help="limit for Baton and vLLM")
     for engine in ("ours", "vllm"):
         parser.add_argument(
-            f"--{engine}", action="append", type=setting, default=[], metavar="KEY=VALUE", help="a setting of it"
+            f"--{engine}",
+            action="append",
+            type=setting,
+            default=[],
+            metavar="KEY=VALUE",
+            help="a setting of this engine",
         )
     parser.add_argument("--bandwidth", type=float, default=0.0, help="TB/s for the limits; measured unless given")
     parser.add_argument("--arithmetic", type=float, default=0.0, help="TFLOP/s for the limits; measured unless given")
-    parser.add_argument("--weights-dir", type=Path, help="where random weights stay for the next run")
+    parser.add_argument("--weights-dir", type=Path, help="folder that keeps random weights for the next run")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one engine on one shape")
     return parser.parse_args()
 
 
 def main() -> None:
-    # What a task starts is not in this process's group, so even a polite kill must pass through the cleaning up.
+    # The processes of a task are not in this process's group, so SIGTERM must also run the cleanup.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     arguments = parse_arguments()
     good = Bench(arguments).run()

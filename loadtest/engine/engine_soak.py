@@ -34,19 +34,19 @@ from loadtest.common.random_weights import write_random_weights
 WINDOWS = 10
 IN_FLIGHT = 64
 MOST_PROMPT, MOST_OUTPUT, LONG_OUTPUT, WAVE = 160, 24, 90, 100
-# Few enough that cached blocks are evicted all the time.
+# A small pool, so that cached blocks are evicted all the time.
 NUM_BLOCKS, BLOCK_SIZE = 128, 16
 ABORTED = 0.2
 PROBE_LENGTHS = (1, 2, 15, 16, 17, 40, 64, 100, 159)
 IDLE_STEPS = 1000
 MIB = 1 << 20
-# What the second half of the windows may add in all: allocators grow in jumps, whereas a leak grows all along.
+# The growth that the second half of the windows may have in all. Allocators grow in jumps; a leak grows steadily.
 ALLOWED_GROWTH = {"host": 64 * MIB, "allocated": MIB, "reserved": 64 * MIB, "device": 64 * MIB}
 STEADY_GROWTH = 256 << 10
 
 
 class SoakError(Exception):
-    """Something that must never happen."""
+    """A violated invariant of the engine."""
 
 
 def check(condition: object, message: str) -> None:
@@ -75,13 +75,13 @@ def make_model(folder: Path, seed: int, large: bool) -> None:
 
 @dataclass
 class Visit:
-    """A request under way: what came back by choice, and after how many of the engine's steps it is to be broken off.
+    """A running request: its outputs by choice, and the number of engine steps after which it is aborted (None: never).
 
-    whole: whether that ends the request; else one of its choices, as soon as it has a token.
+    whole: True aborts the whole request; False aborts one of its choices, as soon as the choice has a token.
     """
 
     request: Request
-    patience: int | None
+    steps_to_abort: int | None
     whole: bool
     outputs: dict[int, list[int]] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -115,7 +115,7 @@ class Visit:
 
 
 class Soak:
-    """Visitors of one engine."""
+    """The requests that one engine is loaded with."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
@@ -123,12 +123,12 @@ class Soak:
         self._vocab = engine.model.vocab_size
         self._ids = itertools.count()
         self._visits: dict[int, Visit] = {}
-        # Many prompts begin alike, so that blocks are shared and found again.
+        # Many prompts share a prefix, so that cached blocks are shared and reused.
         self._openings = [self._tokens(length) for length in (16, 40, 64, 100)]
         self.counts: Counter[str] = Counter()
 
     def visit(self, count: int) -> None:
-        """Send so many requests, IN_FLIGHT at a time, and step until all are over."""
+        """Send this number of requests, IN_FLIGHT at a time, and step until all have ended."""
         idle = 0
         while count or self._visits:
             while count and len(self._visits) < IN_FLIGHT:
@@ -139,7 +139,7 @@ class Soak:
             check(idle < IDLE_STEPS, f"{len(self._visits)} requests wait and nothing happens")
             for delta in result.deltas:
                 self._take(delta)
-            self._leave()
+            self._abort_due()
         while self._engine.has_work:
             check(not self._engine.step().deltas, "tokens come for a request that is over")
 
@@ -172,8 +172,8 @@ class Soak:
         request = Request(id=id, prompt=prompt, sampling=self._sampling(count))
         error = self._engine.request_error(request)
         check(error is None, f"request {id} is refused: {error}")
-        patience = rng.randrange(2 * MOST_OUTPUT) if rng.random() < ABORTED else None
-        self._visits[id] = Visit(request, patience, whole=rng.random() < 0.8)
+        steps_to_abort = rng.randrange(2 * MOST_OUTPUT) if rng.random() < ABORTED else None
+        self._visits[id] = Visit(request, steps_to_abort, whole=rng.random() < 0.8)
         self._engine.add(request)
 
     def _take(self, delta: Delta) -> None:
@@ -186,25 +186,25 @@ class Soak:
             del self._visits[delta.id]
             self.counts["finished"] += 1
 
-    def _leave(self) -> None:
-        """Break off what has lost its patience."""
+    def _abort_due(self) -> None:
+        """Abort the requests and choices whose steps_to_abort have passed."""
         for id, visit in list(self._visits.items()):
-            if visit.patience is None:
+            if visit.steps_to_abort is None:
                 continue
-            visit.patience -= 1
-            if visit.patience >= 0:
+            visit.steps_to_abort -= 1
+            if visit.steps_to_abort >= 0:
                 continue
             if visit.whole:
                 self._engine.abort(id)
                 self.counts["aborted"] += 1
                 del self._visits[id]
             elif visit.outputs:
-                # Choices come into being with their first tokens.
+                # A choice exists only from its first token on.
                 choice = self._rng.choice([choice for choice in visit.outputs if choice not in visit.ended])
                 self._engine.abort(id, choice)
                 self.counts["choices aborted"] += 1
                 visit.ended.add(choice)
-                visit.patience = None
+                visit.steps_to_abort = None
                 if visit.over:
                     del self._visits[id]
 
@@ -269,7 +269,7 @@ def check_memory(windows: list[dict[str, int]]) -> None:
 
 
 def soak(engine: Engine, requests: int, seed: int, on_gpu: bool) -> None:
-    """Run it all. Raises SoakError."""
+    """Run the whole soak test. Raises SoakError."""
     visitors = Soak(engine, seed)
     before = visitors.probe()
     check(visitors.probe() == before, "the same prompts have other greedy answers the second time, before anything")

@@ -1,4 +1,4 @@
-"""The engines that are measured, each behind the same two calls."""
+"""The measured engines. All have the same two methods."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ GPU_MEMORY_UTILIZATION = 0.9
 
 
 class MeasuredEngine(ABC):
-    """An engine that is ready. settings: what it was set up with."""
+    """An engine that is ready. settings: those that it was created with."""
 
     settings: Json
 
@@ -29,7 +29,7 @@ class MeasuredEngine(ABC):
         self._rng = random.Random(job.seed)
 
     def adapt(self, row: Row) -> Row | None:
-        """Return the row as this engine is to run it, None if not at all."""
+        """Return the row as this engine runs it, or None if the engine skips it."""
         return row
 
     def generate(self, inputs: list[int], outputs: list[int]) -> float:
@@ -48,7 +48,7 @@ class MeasuredEngine(ABC):
 
     @abstractmethod
     def _answer(self, prompts: list[list[int]], outputs: list[int]) -> tuple[float, int]:
-        """Return seconds and tokens that came back."""
+        """Return the seconds and the number of generated tokens."""
 
     def _common_settings(self, job: Job) -> Json:
         return {
@@ -101,10 +101,10 @@ class Ours(MeasuredEngine):
 
 
 class Vllm(MeasuredEngine):
-    """vLLM's offline class, with weights that it makes up itself."""
+    """vLLM's offline class with dummy weights."""
 
     def __init__(self, job: Job) -> None:
-        # FlashInfer compiles its sampler at the first use, which a machine without network or compiler cannot.
+        # FlashInfer compiles its sampler at the first use, which fails on a machine without network or compiler.
         for name, value in (
             ("HF_HUB_OFFLINE", "1"),
             ("VLLM_NO_USAGE_STATS", "1"),

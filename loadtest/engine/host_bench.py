@@ -59,7 +59,7 @@ class _Cache:
 
 
 class _Runner:
-    """Says the same token for ever, one step late."""
+    """Returns the same token in every step, one step late."""
 
     depth = 1
     prefill_rate = 0.0
@@ -112,7 +112,7 @@ def bench(sequences: int, steps: int, arrivals: int, caching: bool) -> dict[str,
     with tempfile.TemporaryDirectory() as name:
         engine = make_engine(Path(name), max_num_seqs=sequences + 32, enable_prefix_caching=caching)
     ours, theirs = socket.socketpair()
-    # Another process reads, so that sending costs what it costs in service.
+    # Another process reads, so that sending costs as much as in production.
     with subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL) as reader:
         theirs.close()
         loop = object.__new__(EngineLoop)

@@ -15,7 +15,7 @@ from loadtest.engine.limits import Limits
 from loadtest.engine.rows import scaled
 
 STEPS = 8
-# So many that no request ends while others are still in prefill.
+# Enough output tokens that no request ends while others are still in prefill.
 OUTPUTS = 256
 # The first that matches counts. Names are those of kernels on a GPU, of torch's operators on CPU.
 GROUPS = {
@@ -57,7 +57,7 @@ def sum_trace(events: list[Json]) -> Sums:
 
 
 class StepProfiler:
-    """Traces steps of an engine and reports where their time goes."""
+    """Traces steps of an engine and reports how their time is spent."""
 
     def __init__(self, ours: Ours, limits: Limits, folder: Path, prefix: str) -> None:
         self._ours, self._limits, self._folder, self._prefix = ours, limits, folder, prefix

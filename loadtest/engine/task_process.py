@@ -1,4 +1,4 @@
-"""A task in a process of its own, whose device memory is free again when it ends."""
+"""A task in its own process, so that its device memory is freed when it ends."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def run_task(job: Job, timeout: float) -> Generator[Json]:
         events.touch()
         command = [sys.executable, str(Path(__file__).with_name("tasks.py")), str(job_file), str(events)]
         with log.open("w") as sink, events.open() as source:
-            # A process group of its own, so that what it starts in turn ends with it.
+            # The task gets its own process group, so that its child processes end with it.
             process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 for event in _follow(process, source, timeout):
@@ -55,7 +55,7 @@ def _follow(process: subprocess.Popen[bytes], source: TextIO, timeout: float) ->
 
 
 def _whole_lines(source: TextIO) -> Iterator[str]:
-    """Yield the lines that are whole by now."""
+    """Yield the lines that are complete so far."""
     while True:
         at = source.tell()
         line = source.readline()
@@ -66,7 +66,7 @@ def _whole_lines(source: TextIO) -> Iterator[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process and all that it has started, and wait a little for their memory."""
+    """Kill a process and its children if they still run, and wait briefly until their memory is free."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

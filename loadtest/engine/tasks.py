@@ -23,7 +23,7 @@ Tell = Callable[..., None]
 
 
 def prepare(job: Job, tell: Tell) -> None:
-    """Measure the device, say what it is, and make the weights that are missing."""
+    """Measure the device, report its name, and write the missing weights."""
     measured = device.measure_card()
     used = Card(job.bandwidth or measured.bandwidth, job.arithmetic or measured.arithmetic)
     rates = {"measured": asdict(measured), "used_for_limits": asdict(used)}
@@ -31,7 +31,7 @@ def prepare(job: Job, tell: Tell) -> None:
     if job.make_weights:
         from loadtest.common.random_weights import INDEX, write_random_weights
 
-        # The index comes last, so it says that the weights are whole.
+        # The index is written last, so its presence means that the weights are complete.
         folder = Path(job.model)
         if not (folder / INDEX).exists():
             began = time.perf_counter()
@@ -40,13 +40,13 @@ def prepare(job: Job, tell: Tell) -> None:
 
 
 def run_rows(job: Job, tell: Tell) -> None:
-    """Start an engine, warm it up, and tell of every row."""
+    """Start an engine, warm it up, and report every row."""
     began = time.perf_counter()
     engine = ENGINES[job.engine](job)
     tell("ready", seconds=time.perf_counter() - began, settings=engine.settings)
     for row in filter(None, map(engine.adapt, warm_up_rows(job.scale))):
         engine.generate(row.inputs, row.outputs)
-    # As in service: what is there by now stays, so the collector need not look at it again and again.
+    # As in production: objects that exist by now stay, so the garbage collector need not scan them again.
     gc.collect()
     gc.freeze()
     for row in filter(None, map(engine.adapt, select_rows(make_rows(job.scale, job.quick), job.rows))):
@@ -57,7 +57,7 @@ def run_rows(job: Job, tell: Tell) -> None:
 
 
 def profile(job: Job, tell: Tell) -> None:
-    """Trace our steps and tell where their time goes."""
+    """Trace steps of Baton's engine and report how their time is spent."""
     from loadtest.engine.step_profile import profile_steps
 
     ours = Ours(job)

@@ -136,7 +136,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/threads_bench.json"))
     parser.add_argument("--hidden", type=int, nargs="+", default=[128, 256, 384, 512, 768, 1024, 1536])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each kind of step")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of the measurement of each kind of step")
     parser.add_argument("--busy", action="store_true", help="beside a process that keeps one core busy")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()

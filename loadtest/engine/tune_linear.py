@@ -29,7 +29,7 @@ from baton_kernels.tuning import LinearConfig, product_name
 
 ROWS = (1, 8, 16, 32, 64, 128)
 SHARED_MEMORY = 220 << 10
-WEIGHT_BYTES = 512 << 20  # several times the L2 cache of any GPU so far
+WEIGHT_BYTES = 512 << 20  # several times the L2 cache of any current GPU
 
 
 class Product(NamedTuple):

@@ -1,4 +1,4 @@
-"""Baton's gateway beside LiteLLM's proxy, each before an engine that says the same at the same times, in one run.
+"""Baton's gateway beside LiteLLM's proxy, each with an engine that sends the same tokens at the same times, in one run.
 
 Usage: gateway_bench.py [--litellm BIN] [--rounds N] [--out FILE]. Behind Baton's gateway are a prefill and a decode
 pod, the real processes over the real wire; behind LiteLLM is an OpenAI-compatible server. Their engines only follow a
@@ -52,9 +52,9 @@ KEY = "sk-benchmark"
 FIRST_S, STEP_S, TOKENS = 0.05, 0.04, 100
 # A step longer than it takes, so that a stream is over before the next request of its client is due.
 STREAM_S = FIRST_S + STEP_S * (TOKENS + 1)
-# Streams that stay open and say next to nothing, for the memory that they take.
+# Streams that stay open and carry almost no tokens, to measure their memory.
 IDLE_STEP_S = 5.0
-_SETTLE_S = 8.0  # until the last of them has begun
+_SETTLE_S = 8.0  # until the last of these streams has begun
 GOALS = {"ratio": 10.0, "added_p50_ms": 3.0, "added_p99_ms": 15.0, "stream_kb": 100.0}
 
 Drive = Callable[[SteadyLoad], list[Answer]]
@@ -81,7 +81,7 @@ class Way:
 
 
 class Logs:
-    """Where processes log, by name."""
+    """The log files of the processes, by name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -133,7 +133,7 @@ def litellm(binary: Path, connections: int, step_s: float, logs: Logs) -> Iterat
         **os.environ,
         "LITELLM_MODE": "PRODUCTION",
         "LITELLM_LOG": "ERROR",
-        # Else it fetches prices over the network at its start.
+        # Without this setting LiteLLM fetches prices over the network when it starts.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "AIOHTTP_CONNECTOR_LIMIT": str(connections),
         "AIOHTTP_CONNECTOR_LIMIT_PER_HOST": str(connections),
@@ -155,7 +155,7 @@ class Bench:
         self._logs = logs
         self._client = ProcessPoolExecutor(1, get_context("spawn"))
         self._began = time.monotonic()
-        # So that starting it takes nothing from the first load's time.
+        # The start of the load process then does not count in the first load's time.
         self._client.submit(os.getpid).result()
 
     def close(self) -> None:
@@ -167,9 +167,9 @@ class Bench:
         with ExitStack() as stack:
             running = {name: stack.enter_context(start(STEP_S, self._logs)) for name, start in self._ways.items()}
             for way in running.values():
-                # What is imported or allocated at first use is not what a gateway does all day.
+                # Warm-up: imports and allocations at the first use are not part of steady operation.
                 self._drive(way.gateway, self._load(self._size.streams // 4, 0.0))
-            # Turn about, so that whatever else runs on the machine hits all alike.
+            # The gateways take turns, so that other work on the machine affects them equally.
             for number in range(self._size.rounds):
                 for name, way in running.items():
                     rounds[name].append(self._round(way))
@@ -243,7 +243,7 @@ class Bench:
         if error:
             raise RuntimeError(error)
         begun = sum(bool(answer.events) for answer in answers)
-        # All that asked are open on the gateway, also where it was too slow to answer in time.
+        # Every requested stream is open on the gateway, even if the gateway did not answer in time.
         return {"stream_kb": held / len(answers) / 1e3, "begun": begun / len(answers)}
 
     def _drive(self, drive: Drive, load: SteadyLoad) -> list[Answer]:
@@ -328,11 +328,13 @@ def versions(binary: Path | None) -> Json:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--litellm", type=Path, help="its command; without it only ours is measured")
+    parser.add_argument("--litellm", type=Path, help="LiteLLM's command; without it only Baton is measured")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--open-streams", type=int, default=1000)
-    parser.add_argument("--opened-per-s", type=float, default=40.0, help="how fast those are opened")
-    parser.add_argument("--window-s", type=float, default=5.0, help="of each measurement")
+    parser.add_argument(
+        "--opened-per-s", type=float, default=40.0, help="how many of the open streams start each second"
+    )
+    parser.add_argument("--window-s", type=float, default=5.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -342,7 +344,7 @@ def main() -> None:
         ways["litellm"] = partial(litellm, args.litellm, 2 * max(args.streams, args.open_streams))
     found = versions(args.litellm)
     print(json.dumps(found), flush=True)
-    # gRPC tells on stderr of every connection that is lost, as those to pods are at the end.
+    # gRPC logs each lost connection to stderr, and the connections to the pods are lost at the end.
     os.environ["GRPC_VERBOSITY"] = "NONE"
     with (
         tempfile.TemporaryDirectory(prefix="baton-gateway-bench-") as folder,

@@ -32,8 +32,8 @@ def median_us(run: Callable[[], object], repeats: int) -> float:
 
 
 def request_us() -> float:
-    """Note a request for a collector that is not there."""
-    # Only here, and below, since a decode pod has none of it.
+    """Record the metrics of a request for a collector that does not exist."""
+    # Imported in the functions, because a decode pod does not load these modules.
     from baton_gateway.telemetry.genai_metrics import GenAiMetrics
     from baton_gateway.telemetry.record import RequestRecord
 
@@ -46,7 +46,7 @@ def request_us() -> float:
 
 
 def decision_us() -> float:
-    """Count a decision of the router and what of the prompt was cached."""
+    """Count a decision of the router and the cached tokens of the prompt."""
     from baton_gateway.telemetry.router_metrics import RouterMetrics
 
     routing, route = RouterMetrics().of("model"), cast(Any, SimpleNamespace(prefills=["a"], reason="cached"))
@@ -60,8 +60,8 @@ def decision_us() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=256, help="requests, each with a token a step")
-    parser.add_argument("--step-ms", type=float, default=13.0, help="of the device")
+    parser.add_argument("--batch", type=int, default=256, help="requests in the batch; each gains one token a step")
+    parser.add_argument("--step-ms", type=float, default=13.0, help="duration of a step on the device")
     args = parser.parse_args()
     metrics = RequestMetrics()
     requests = [metrics.begin(1000) for _ in range(args.batch)]

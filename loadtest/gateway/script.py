@@ -1,4 +1,4 @@
-"""What scripted engines say, and when: an answer begins after a given time and then gains a token at each step."""
+"""The script of simulated engines: an answer begins after a given time and then gains a token at each step."""
 
 import argparse
 import asyncio
@@ -36,7 +36,7 @@ class Script:
 
 
 def script_arguments(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of what every scripted server is told."""
+    """Return a parser of the options that all scripted servers share."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
@@ -46,7 +46,7 @@ def script_arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 async def keep_stepping(step_s: float, step: Callable[[], None]) -> None:
-    """Call `step` at a steady pace, for ever; one that is late does not delay the next."""
+    """Call `step` at a steady pace, without end; a late call does not delay the next one."""
     loop = asyncio.get_running_loop()
     due = loop.time()
     while True:

@@ -24,7 +24,7 @@ from baton_worker.messages import Abort, Add, Command, ImportTokens, Output
 from loadtest.common.canned_engine import CannedEngine
 from loadtest.gateway.script import Script, keep_stepping, script_arguments
 
-_PREFILL_RATE = 20_000.0  # tokens a second, as told to gateways
+_PREFILL_RATE = 20_000.0  # tokens a second, as reported to gateways
 
 
 class ScriptedEngine(CannedEngine):
@@ -38,8 +38,8 @@ class ScriptedEngine(CannedEngine):
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
         self.take = self._outputs.put_nowait
         self._prefilling: dict[int, asyncio.TimerHandle] = {}
-        self._lengths: dict[int, int] = {}  # of the output, by request
-        self._running: dict[int, int] = {}  # tokens so far, by request
+        self._lengths: dict[int, int] = {}  # output tokens, by request
+        self._running: dict[int, int] = {}  # tokens sent so far, by request
         self._stepping = asyncio.create_task(keep_stepping(script.step_s, self._step))
 
     def send(self, command: Command) -> None:
@@ -81,7 +81,7 @@ class ScriptedEngine(CannedEngine):
             yield await self._outputs.get()
 
     async def watch(self, timeout_s: float) -> None:
-        """Nothing here can hang."""
+        """Do nothing, because a scripted engine cannot hang."""
 
     async def stop(self) -> None:
         self._stepping.cancel()

@@ -38,11 +38,11 @@ def _end(tokens: int) -> bytes:
 
 
 class Upstream:
-    """The streams that run, and the chunks that all of them consist of."""
+    """The running streams, and the chunks that every stream is made of."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.running: dict[_Connection, int] = {}  # tokens so far
+        self.running: dict[_Connection, int] = {}  # tokens sent so far
         self._chunks = [_event({"content": text}, None) for text in script.texts]
         self._first = _HEAD + _event({"role": "assistant", "content": script.texts[0]}, None)
 

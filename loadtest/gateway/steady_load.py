@@ -38,7 +38,7 @@ class SteadyLoad:
 
 
 def over_http(port: int, load: SteadyLoad, key: str) -> list[Answer]:
-    """Put a load of chats on an OpenAI-compatible server of this machine."""
+    """Send a load of chats to an OpenAI-compatible server on this machine."""
     unused: list[_Connection] = []
 
     async def ask(answer: Answer, number: int) -> None:
@@ -88,7 +88,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         assert self._stream is not None
         self._stream.data_received(data)
-        # Events end by an empty line, so that only the end of the answer looks like this.
+        # Each event ends with an empty line, so only the end of the answer matches this pattern.
         if data.endswith(b"0\r\n\r\n"):
             self._stream.connection_lost(None)
 
@@ -99,7 +99,7 @@ class _Connection(asyncio.Protocol):
 
 
 def over_grpc(decode: str, prefill: str, load: SteadyLoad) -> list[Answer]:
-    """Put a load on a decode pod and its prefill pod, as a gateway would."""
+    """Send a load to a decode pod and its prefill pod, as a gateway would."""
 
     async def drive() -> list[Answer]:
         async with grpc.aio.insecure_channel(decode) as channel:

@@ -26,7 +26,7 @@ _WIDTH, _HEIGHT, _TITLE = 460, 270, 24
 
 
 class Promise(NamedTuple):
-    """Milliseconds to the first token, and for each after it."""
+    """The limits of TTFT and of the mean time per later token, in milliseconds."""
 
     ttft: float
     tpot: float
@@ -41,7 +41,7 @@ class Promise(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A load of a target: offered requests a second, and the share that was good by promise."""
+    """A load of a target: offered requests a second, and the share of good requests for each promise."""
 
     offered: float
     shares: dict[Promise, float]
@@ -74,7 +74,7 @@ def table(found: dict[str, list[Point]], promises: Sequence[Promise]) -> str:
 
 
 def plot(found: dict[str, list[Point]], promises: Sequence[Promise]) -> str:
-    """Return an SVG image with a panel for each promise: good requests a second over those offered."""
+    """Return an SVG image with a panel for each promise: good requests a second over offered requests a second."""
     columns = len({promise.tpot for promise in promises})
     rows = -(-len(promises) // columns)
     width, height = columns * _WIDTH, rows * (_HEIGHT + _TITLE) + _TITLE

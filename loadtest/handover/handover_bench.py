@@ -79,7 +79,7 @@ def serve_tcp(parent: Connection) -> None:
 
 
 class Tcp:
-    """One connection, large reads and writes, nothing else."""
+    """Plain TCP: one connection with large reads and writes and no checks."""
 
     def __init__(self) -> None:
         self._child, theirs = multiprocessing.Pipe()
@@ -145,7 +145,7 @@ def add_prefill(server: grpc.aio.Server, slot_bytes: int, files: dict[str, Path]
 
 
 class Grpc:
-    """A child process that serves, and an event loop here."""
+    """A child process that serves, and an event loop in this process."""
 
     def __init__(self, make: Callable[..., object], slot_bytes: int, files: dict[str, Path] | None = None) -> None:
         self.child, theirs = multiprocessing.Pipe()
@@ -157,7 +157,7 @@ class Grpc:
 
 
 class Plain(Grpc):
-    """gRPC with the pods' options, moving bytes that nobody looks at."""
+    """gRPC with the pods' options; it moves bytes that the receiver does not read."""
 
     def __init__(self, slot_bytes: int) -> None:
         super().__init__(add_plain, slot_bytes)
@@ -211,7 +211,7 @@ class Handover(Grpc):
             pass
 
     async def _order(self, tokens: int) -> None:
-        """Hand over a prompt of so many tokens, from the request to the last byte."""
+        """Hand over the KV of a prompt with this many tokens, from the request to the last byte."""
         sampling = pb.SamplingParams(max_tokens=2, n=1, top_p=1, repetition_penalty=1)
         submit = pb.Submit(
             handle=next(self._handles),
@@ -231,7 +231,7 @@ def median(rows: list[dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=1.0, help="moved in each measurement")
+    parser.add_argument("--gib", type=float, default=1.0, help="GiB moved in each measurement")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--slot-kib", type=int, default=4096, help="size of a piece")
     parser.add_argument("--out", type=Path)
@@ -249,7 +249,7 @@ def main() -> None:
         "KV over gRPC, TLS": Handover(slot_bytes, "grpc", files),
     }
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
-    # Turn about, so that whatever else runs on the machine hits all alike.
+    # The transports take turns, so that other work on the machine affects them equally.
     for _ in range(args.repeats):
         for name, way in ways.items():
             rows[name].append(way.move(size))

@@ -43,7 +43,7 @@ MEMORY = {"slots, once": "slot_bytes", "the pair": "pair_bytes"}
 
 
 class CacheOnly:
-    """As much of an engine as moving KV takes."""
+    """The parts of an engine that the transfer of KV needs."""
 
     def __init__(self, device: torch.device) -> None:
         planes = (Plane(name, HEADS, HEAD_DIM, "bfloat16") for name in ("key", "value"))
@@ -53,7 +53,7 @@ class CacheOnly:
             plane.normal_()
         self.runner = SimpleNamespace(cache=cache)
         self.config = SimpleNamespace(block_size=BLOCK_SIZE)
-        # In an order that is not the memory's.
+        # The blocks are shuffled, so that their order differs from that in memory.
         self.blocks: list[int] = torch.randperm(cache.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.missing = 0
 
@@ -95,7 +95,7 @@ def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Return the bytes of the device that torch holds, and those that others do."""
+    """Return the bytes of device memory that torch holds, and the bytes that all other users hold."""
     free, total = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device)
     return held, total - free - held
@@ -193,7 +193,7 @@ def main() -> None:
         for kind, amount in (("plain", size), ("pair", tokens), ("unchecked", tokens)):
             for pipe in ours:
                 pipe.send((kind, amount, arguments.repeats))
-            # The first ones warm up. The receiver has it all when the sender has been told.
+            # The first transfers warm up. The receiver has all bytes when the sender gets the confirmation.
             seconds[kind] = statistics.median(max(pair) for pair in zip(*(p.recv() for p in ours), strict=True))
         report["rows"].append({"tokens": tokens, "bytes": size, **seconds})
         rates = {kind: size / value / 1e9 for kind, value in seconds.items()}

@@ -45,7 +45,7 @@ def running(model: Path, arguments: argparse.Namespace) -> Iterator[tuple[Pods, 
         decode = pods.start("decode", [*common, "--kv-transport", arguments.transport], "1,0")
         gateway = ["--admin-port", "0", "--decode-addresses", f"{HOST}:{decode}"]
         alone = pods.start("gateway", gateway, name="alone")
-        # It is about hand-overs, also where the decode pod would be faster.
+        # The benchmark measures hand-overs, even where a prefill on the decode pod would be faster.
         gateway += ["--prefill-addresses", f"{HOST}:{prefill}", "--no-local-prefill"]
         handing_over = pods.start("gateway", gateway, name="pd")
         pods.wait_until_ready("decode" if arguments.transport == "auto" and torch.cuda.device_count() > 1 else None)
@@ -84,7 +84,10 @@ class Bench:
         scale = self._arguments.scale
         for tokens in (max(round(length * scale), 4) for length in (1024, 4000)):
             load = Load("lone", "", tokens, 24, self._arguments.repeats)
-            for port in (self._handing_over, self._alone):  # what is compiled or captured at first use
+            for port in (
+                self._handing_over,
+                self._alone,
+            ):  # warm-up: kernels are compiled and graphs captured at first use
                 await self._drive(port, load)
             pd, alone = await self._drive(self._handing_over, load), await self._drive(self._alone, load)
             for name, answers in (("P/D", pd), ("aggregated", alone)):
@@ -118,15 +121,20 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", type=Path, metavar="SHAPE_DIR")
     parser.add_argument("--transport", default="auto", choices=["auto", "tcp", "grpc"])
-    parser.add_argument("--out", type=Path, default=Path("loadtest/out/pd/pd_bench.json"), help="logs go beside it")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("loadtest/out/pd/pd_bench.json"),
+        help="report file; logs are written beside it",
+    )
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of hand-overs beside answers")
-    parser.add_argument("--scale", type=float, default=1.0, help="of lengths")
+    parser.add_argument("--seconds", type=float, default=6.0, help="duration of the hand-overs beside running answers")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for all lengths")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--weights-dir", type=Path, help="where random weights stay for the next run")
+    parser.add_argument("--weights-dir", type=Path, help="folder that keeps random weights for the next run")
     parser.add_argument(
         "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
-        help="a flag of both workers",
+        help="a flag that both workers get",
     )  # fmt: skip
     return parser.parse_args()
 

@@ -28,7 +28,7 @@ from loadtest.engine.engine_bench import setting
 from loadtest.handover.pods import Pods
 
 _LAYOUTS = ("pd", "replicas")
-# Which kind of pod computed the prompts.
+# The kind of pod that computed the prompts.
 _TOLD = "baton_gateway_prefills_total"
 
 
@@ -59,13 +59,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", type=Path, metavar="SHAPE_DIR")
     parser.add_argument("--load", dest="loads", action="append", required=True, metavar="ARGUMENTS")
-    parser.add_argument("--layouts", default="pd,replicas", help="in this order")
+    parser.add_argument("--layouts", default="pd,replicas", help="layouts to measure, in this order")
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/pd_load"))
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and weights")
-    parser.add_argument("--weights-dir", type=Path, help="where random weights stay for the next run")
+    parser.add_argument("--seed", type=int, default=0, help="seed of arrivals, lengths and weights")
+    parser.add_argument("--weights-dir", type=Path, help="folder that keeps random weights for the next run")
     parser.add_argument(
         "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
-        help="a flag of all workers",
+        help="a flag that all workers get",
     )  # fmt: skip
     arguments = parser.parse_args()
     unknown = set(arguments.layouts.split(",")) - set(_LAYOUTS)

@@ -63,8 +63,8 @@ class Pods:
         raise RuntimeError("not ready:\n" + "\n".join(ends))
 
     def events(self, name: str, *events: str) -> list[dict[str, Any]]:
-        """Return the log lines of a process about one of these events."""
-        # The last line may not be written to its end yet.
+        """Return the log lines of a process that report one of these events."""
+        # The process may still be writing the last line.
         lines = (self._folder / f"{name}.log").read_text(errors="replace").split("\n")[:-1]
         parsed = (json.loads(line) for line in lines if line.startswith("{") and '"event"' in line)
         return [line for line in parsed if line["event"] in events]

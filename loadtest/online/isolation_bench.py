@@ -3,9 +3,9 @@
 Usage: isolation_bench.py [SHAPE_DIR] [--out FILE]. `baton up` with a prefill and a decode pod, and two tenants of equal
 weight. Tenant A sends short prompts at random (Poisson): alone, while B sends as many tokens in prompts as short as
 A's, and while it does so in long ones; and so on in turns, because a machine that others use is not equally fast all
-the time. Before each round and after the last it is measured how many tokens the stack prefills in a second; the rates
-of both tenants are shares of that. Random weights (without a shape, of a small model), random prompts, prefix caches
-off. TTFT counts from the moment a request was due.
+the time. Before each round and after the last, the benchmark measures the prefill rate of the stack in tokens a second;
+the rates of both tenants are shares of it. Weights are random (without a shape, those of a small model), prompts are
+random, and prefix caches are off. TTFT counts from the scheduled send time of a request.
 """
 
 import argparse
@@ -47,37 +47,37 @@ SMALL_SHAPE = {
     "torch_dtype": "bfloat16",
 }
 OUTPUTS = 4
-GOAL = 1.2  # of A's p99 beside B's long prompts to that without them
-PHASES = ("alone", "alike", "long")  # what A has beside it: nobody, or B with short or long prompts
+GOAL = 1.2  # highest allowed ratio of A's p99 TTFT beside B's long prompts to A's p99 without them
+PHASES = ("alone", "alike", "long")  # A alone, beside B with short prompts, beside B with long prompts
 
 
 class Bench:
-    """Rounds on a server that runs."""
+    """The measurement rounds on a running server."""
 
     def __init__(self, arguments: argparse.Namespace, port: int, vocab: int, keys: dict[str, str]) -> None:
-        """keys: of tenants A and B."""
+        """keys: the API keys of tenants A and B."""
         self._arguments, self._port, self._vocab, self._keys = arguments, port, vocab, keys
         self._seed = arguments.seed
 
     async def run(self) -> Json:
         a = self._arguments
-        await self._prefill_rate()  # what is compiled or allocated at first use
+        await self._prefill_rate()  # warm-up: code is compiled and memory allocated at first use
         rate = await self._prefill_rate()
         rounds = []
         for number in range(a.rounds):
-            # The same arrivals each time: what differs is B.
+            # Arrivals are the same in all phases, so only B's load differs.
             self._seed = a.seed + number
             result = await self._round(rate)
             before, rate = rate, await self._prefill_rate()
             result["prefill_tok_s"] = (before + rate) / 2
-            # The machine may have been faster or slower than when the rates were chosen.
+            # The machine may now be faster or slower than during the calibration.
             result["load"] = (a.share + a.flood_share) * before / result["prefill_tok_s"]
             rounds.append(result)
             print(row(result), flush=True)
         return {"rounds": rounds, "median": medians(rounds), "together": together(rounds)}
 
     async def _round(self, rate: float) -> Json:
-        """rate: prompt tokens a second that the stack can compute."""
+        """rate: the prompt tokens a second that the stack can compute."""
         a = self._arguments
         calm = self._load("a", a.short, a.share * rate, a.seconds)
         answers, others = {"alone": await self._drive(calm, "A")}, {}
@@ -96,7 +96,7 @@ class Bench:
         return Load(name, "", tokens, OUTPUTS, max(round(rate * seconds), 2), rate)
 
     async def _prefill_rate(self) -> float:
-        """Return tokens a second of long prompts, of which one waits while the other is computed."""
+        """Return the tokens a second of long prompts; one prompt waits while another is computed."""
         load = Load("rate", "", self._arguments.long, 1, self._arguments.calibration, concurrency=2)
         answers = await self._drive(load, "B")
         if failed := [answer.error for answer in answers if answer.error]:
@@ -212,17 +212,20 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", type=Path, metavar="SHAPE_DIR", nargs="?")
     parser.add_argument(
-        "--out", type=Path, default=Path("loadtest/out/isolation_bench.json"), help="its log goes along"
+        "--out",
+        type=Path,
+        default=Path("loadtest/out/isolation_bench.json"),
+        help="report file; the log is written beside it",
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=18.0, help="of A's arrivals, three times a round")
+    parser.add_argument("--seconds", type=float, default=18.0, help="duration of A's arrivals, three times a round")
     parser.add_argument("--calibration", type=int, default=5, help="long prompts by which the prefill rate is measured")
     parser.add_argument("--short", type=int, default=1024, help="tokens of A's prompts")
     parser.add_argument("--long", type=int, default=4000, help="tokens of B's prompts")
-    parser.add_argument("--share", type=float, default=0.3, help="of the prefill rate, for A")
-    parser.add_argument("--flood-share", type=float, default=0.5, help="of the prefill rate, for B")
+    parser.add_argument("--share", type=float, default=0.3, help="A's share of the prefill rate")
+    parser.add_argument("--flood-share", type=float, default=0.5, help="B's share of the prefill rate")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="of each pod's engine on CPU; left out, as it chooses")
+    parser.add_argument("--threads", type=int, help="CPU threads of each engine; without it the engine chooses")
     parser.add_argument(
         "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
         help="a flag of `baton up`, such as max_num_batched_tokens=128; others by BATON_… in the environment",

@@ -1,4 +1,4 @@
-"""Users for locust, which ask for chats, streamed and whole: a closed loop, as each waits for its answer.
+"""Users for locust, which send chats, streamed and whole. Each user waits for its answer, so the loop is closed.
 
     BATON_MODEL=baton-demo locust --locustfile loadtest/online/locustfile.py --host http://127.0.0.1:8000
 
@@ -39,7 +39,7 @@ class ChatUser(FastHttpUser):
         ) as response:
             if response.status_code != 200:
                 return
-            # A read returns when it has as many bytes as it asks for: only of one byte does it tell when it came.
+            # A read returns only when all requested bytes are there, so a read of one byte gives the arrival time.
             first = next(response.iter_content(1, decode_content=False), b"")
             self._note_first_token(time.perf_counter() - began)
             events = (first + b"".join(response.iter_content(decode_content=False))).decode().split("\n\n")

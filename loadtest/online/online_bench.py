@@ -162,7 +162,7 @@ class Bench:
         try:
             with Server(name, model, settings, log) as server:
                 self._say(f"{name}: ready after {server.seconds_to_start:.1f} s")
-                # What is compiled, captured or allocated at first use is not what a server does all day.
+                # Warm-up: compilation, graph capture and allocation at first use are not part of steady operation.
                 for load in make_loads(a.scale, a.seconds, a.pace, "lone-short,capacity-short"):
                     asyncio.run(drive(HOST, server.port, load, a.seed + 1000, vocab))
                 for number, load in enumerate(self._loads):
@@ -188,16 +188,18 @@ def parse_arguments() -> argparse.Namespace:
         help="keys or shell patterns: lone-tiny, and lone, capacity, medium and heavy, each with -short and -long",
     )
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/online_bench.json"))
-    parser.add_argument("--seconds", type=float, default=28.0, help="of arrivals at each rate")
-    parser.add_argument("--pace", type=float, default=1.0, help="of the rates, which suit an 8B model on an H200")
-    parser.add_argument("--scale", type=float, default=1.0, help="of lengths and numbers of requests")
+    parser.add_argument("--seconds", type=float, default=28.0, help="duration of the arrivals at each rate")
+    parser.add_argument(
+        "--pace", type=float, default=1.0, help="factor for the rates, which suit an 8B model on an H200"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for lengths and numbers of requests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument(
         "--set", dest="settings", action="append", type=setting, default=[], metavar="KEY=VALUE",
         help="a flag of both servers, such as gpu_memory_utilization=0.9",
     )  # fmt: skip
-    parser.add_argument("--weights-dir", type=Path, help="where random weights stay for the next run")
+    parser.add_argument("--weights-dir", type=Path, help="folder that keeps random weights for the next run")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.servers.split(",") if name not in KINDS]
     if unknown:

@@ -31,7 +31,7 @@ from loadtest.common.servers import HOST, KINDS, Running
 from loadtest.online.isolation_bench import percentiles, ttfts
 
 CORES = len(os.sched_getaffinity(0))
-# An engine that is said to have the cores alone leaves libgomp its default, which is to spin.
+# An engine that is configured to own the cores keeps libgomp's default, which is to spin.
 WAYS = {"cores": {"BATON_NUM_THREADS": str(CORES), "BATON_ENGINES_SHARING_CPU": "1"}, "chosen": {}}
 BESIDE = ("idle", "busy")
 _SET_HERE = ("BATON_NUM_THREADS", "BATON_ENGINES_SHARING_CPU", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
@@ -57,7 +57,7 @@ def start(model: Path, way: str, log: Path) -> Running:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and all that it has started and that still run."""
+    """Return the CPU time of a process and of its descendants that still run."""
     top = psutil.Process(pid)
     times = [process.cpu_times() for process in (top, *top.children(recursive=True))]
     return sum(time.user + time.system for time in times)
@@ -126,14 +126,19 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", nargs="?", default=MODEL_DIR)
     parser.add_argument(
-        "--out", type=Path, default=Path("loadtest/out/sharing_bench.json"), help="the servers' logs go along"
+        "--out",
+        type=Path,
+        default=Path("loadtest/out/sharing_bench.json"),
+        help="report file; the servers' logs are written beside it",
     )
     parser.add_argument("--rates", type=numbers, default=[2, 4, 8, 16], help="arrivals a second")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of arrivals, at each rate")
+    parser.add_argument("--seconds", type=float, default=6.0, help="duration of the arrivals at each rate")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--inputs", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--outputs", type=int, default=32, help="tokens of an answer")
-    parser.add_argument("--beside", choices=BESIDE, action="append", help="left out, both")
+    parser.add_argument(
+        "--beside", choices=BESIDE, action="append", help="condition to measure; both without this option"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     arguments.beside = arguments.beside or list(BESIDE)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Okabe and Ito's colours, which people who see fewer colours can tell apart, too.
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
 QUANTILES = 150  # points of a curve
 WIDTH, HEIGHT = 900, 360
@@ -15,7 +15,7 @@ BARS = (690, 850)
 
 @dataclass(frozen=True)
 class Curve:
-    """Of one policy. ttft: seconds, one for each request; hit_rate: of prompt tokens."""
+    """The results of one policy. ttft: seconds, one for each request; hit_rate: the cached share of prompt tokens."""
 
     ttft: Sequence[float]
     hit_rate: float

@@ -51,7 +51,7 @@ class Result:
     tpot: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    local: int = 0  # requests that a decode pod prefilled
+    local: int = 0  # requests whose prompt a decode pod computed
 
 
 def read_trace(path: Path, limit: int | None, speed: float) -> list[Request]:
@@ -83,7 +83,7 @@ class Replay:
         self._router = Router(decodes, prefills, make_policy(self._index), self._clock)
         self._pods = {pod.slot: pod for pod in (*decodes, *prefills)}
         self._sims = {slot: SimPod(self._clock, speed, BLOCK_SIZE, arguments.blocks) for slot in self._pods}
-        self._link_free = dict.fromkeys(self._pods, 0.0)  # when a decode pod's link has nothing to carry
+        self._link_free = dict.fromkeys(self._pods, 0.0)  # when the link into a decode pod becomes idle
         self._running = 0
 
     def run(self, requests: Sequence[Request]) -> Result:
@@ -197,10 +197,10 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1000, help="blocks of 512 tokens in a pod's prefix cache")
     parser.add_argument("--prefill-rate", type=float, default=20_000, help="tokens a second")
     parser.add_argument("--step-ms", type=float, default=5, help="a decode step")
-    parser.add_argument("--request-us", type=float, default=35, help="longer for each request in it")
+    parser.add_argument("--request-us", type=float, default=35, help="added to a decode step by each request in it")
     parser.add_argument("--transfer-rate", type=float, default=5e9, help="bytes a second into a decode pod")
-    parser.add_argument("--token-bytes", type=int, default=131_072, help="of KV")
-    parser.add_argument("--speed", type=float, default=1, help="arrivals, so many times as fast as in the trace")
+    parser.add_argument("--token-bytes", type=int, default=131_072, help="bytes of KV per token")
+    parser.add_argument("--speed", type=float, default=1, help="factor for the arrival rate of the trace")
     parser.add_argument("--limit", type=int, help="requests, from the start of the trace")
     parser.add_argument("--stay-margin", type=float, default=0.5)
     parser.add_argument("--local-prefill", action=argparse.BooleanOptionalAction, default=True)

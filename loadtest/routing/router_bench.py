@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=1_000_000, help="cached blocks over all pods")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="tokens of a prompt")
-    parser.add_argument("--decisions", type=int, default=5000, help="of each length")
+    parser.add_argument("--decisions", type=int, default=5000, help="decisions to time for each length")
     parser.add_argument("--json", help="file to write the figures to")
     arguments = parser.parse_args()
     rng = random.Random(0)

@@ -1,4 +1,4 @@
-"""Replays a trace of requests over simulated pods whose number somebody scales, once for each scaler.
+"""Replays a trace of requests over simulated pods, once for each scaler.
 
     python loadtest/scaling/scale_sim.py azure.csv --copies 4 --fixed 2:2 4:4 --json result.json --svg result.svg
 
@@ -41,7 +41,7 @@ from loadtest.scaling.sim_plot import plot
 from loadtest.scaling.sim_scalers import Controller, Fixed, Hpa, Scaler, Sizes, View
 
 REPORT_S = 0.2
-SPREAD_S = 30.0  # within which the copies of a request arrive
+SPREAD_S = 30.0  # the copies of a request arrive within this time
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Served:
 
 @dataclass
 class Result:
-    """samples: at each look the time, and the prefill and decode pods that take work."""
+    """samples: for each evaluation, the time and the numbers of prefill and decode pods that take work."""
 
     served: Served
     samples: list[tuple[float, int, int]]
@@ -63,7 +63,7 @@ class Result:
 
 
 def read_azure(path: Path, limit: int | None) -> list[Request]:
-    """Return the first requests of a trace. They tell nothing of what prompts have in common."""
+    """Return the first requests of a trace. The traces do not record which prefixes prompts share."""
     requests: list[Request] = []
     first: datetime | None = None
     with path.open() as lines:
@@ -106,7 +106,7 @@ class Replay:
         self._scaler = scaler
         self._clock = Clock()
         self._index = PrefixIndex()
-        # Who leaves keeps its place until its last request is done.
+        # A draining pod keeps its slot until its last request has ended.
         places = 2 * max(arguments.max, scaler.first.prefill, scaler.first.decode)
         decodes, prefills = ([self._pod(f"{role}-{i}") for i in range(places)] for role in ("decode", "prefill"))
         costs = CostModel(transfer_rate=arguments.transfer_rate)
@@ -123,7 +123,7 @@ class Replay:
         self._waiting: dict[int, deque[tuple[int, Callable[[], None]]]] = {slot: deque() for slot in self._by_slot}
         self._running = 0
         self._served = Served()
-        self._since = Served()  # the last look
+        self._since = Served()  # the counts at the last evaluation
         self._was_busy: dict[int, tuple[SimPod, float]] = {}
         self._samples: list[tuple[float, int, int]] = []
 
@@ -301,21 +301,21 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--rate", type=float, default=20, help="requests a second, without a trace")
     parser.add_argument("--seconds", type=float, default=3600, help="without a trace")
     parser.add_argument("--limit", type=int, help="requests, from the start of the trace")
-    parser.add_argument("--copies", type=int, default=1, help="of each request")
+    parser.add_argument("--copies", type=int, default=1, help="copies of each request")
     parser.add_argument("--first", type=_ratio, default=(2, 2), help="prefill:decode pods at the start")
     parser.add_argument("--fixed", type=_ratio, nargs="*", default=[(2, 2), (4, 4), (8, 8)], help="ratios to compare")
     parser.add_argument("--max", type=int, default=12, help="pods of a role that a scaler may ask for")
-    parser.add_argument("--start-s", type=float, default=60, help="until a new pod takes work")
-    parser.add_argument("--interval-s", type=float, default=15, help="between two looks of a scaler")
+    parser.add_argument("--start-s", type=float, default=60, help="time until a new pod takes work")
+    parser.add_argument("--interval-s", type=float, default=15, help="time between two evaluations of a scaler")
     parser.add_argument("--ttft-slo", type=float, default=2.0, help="seconds")
     parser.add_argument("--tpot-slo", type=float, default=0.1, help="seconds")
     parser.add_argument("--blocks", type=int, default=128, help="blocks of 512 tokens of KV in a decode pod")
     parser.add_argument("--cache-blocks", type=int, default=1000, help="blocks in a pod's prefix cache")
     parser.add_argument("--prefill-rate", type=float, default=8_000, help="tokens a second")
     parser.add_argument("--step-ms", type=float, default=20, help="a decode step")
-    parser.add_argument("--request-us", type=float, default=100, help="longer for each request in it")
+    parser.add_argument("--request-us", type=float, default=100, help="added to a decode step by each request in it")
     parser.add_argument("--transfer-rate", type=float, default=5e9, help="bytes a second into a decode pod")
-    parser.add_argument("--token-bytes", type=int, default=131_072, help="of KV")
+    parser.add_argument("--token-bytes", type=int, default=131_072, help="bytes of KV per token")
     parser.add_argument("--local-prefill", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--svg", type=Path, help="file to draw the pods over time into")

@@ -1,4 +1,4 @@
-"""The pods of one role on a simulated clock: they take a while to start, and finish their work before they leave."""
+"""The pods of one role on a simulated clock: pods need time to start, and finish their requests before they stop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Member:
     phase: Phase = Phase.OFF
     started: float = 0.0
     blocks_held: int = 0
-    requests: int = 0  # that are on their way to it or there
+    requests: int = 0  # requests on the pod or on their way to it
 
 
 class SimFleet:
-    """As many pods as somebody asks for."""
+    """The pods of one role, as many as a scaler asks for."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SimFleet:
         self._gone = gone
 
     def begin(self, count: int) -> None:
-        """Start with so many live pods."""
+        """Start with this number of live pods."""
         for member in self.members[:count]:
             member.started = self._clock.now
             self._turn_live(member)
@@ -68,19 +68,19 @@ class SimFleet:
             member.phase, member.started = Phase.STARTING, now
             self._clock.at(now + self._start_s, lambda member=member: self._started(member))  # type: ignore[misc]
         while self.replicas > count:
-            # As a ReplicaSet does: those that are not ready first, then the youngest.
+            # As in a ReplicaSet, pods that are not ready are removed first, then the youngest.
             candidates = [member for member in self.members if member.phase in (Phase.STARTING, Phase.LIVE)]
             leaving = max(candidates, key=lambda member: (member.phase is Phase.STARTING, member.started))
             self._leave(leaving)
 
     def done(self, member: Member) -> None:
-        """A request of a pod has ended."""
+        """Record that a request of a pod has ended."""
         member.requests -= 1
         if member.phase is Phase.DRAINING and not member.requests:
             self._turn_off(member)
 
     def finish(self) -> None:
-        """Count the time of the pods that are still there."""
+        """Add the time of the pods that still exist."""
         for member in self.members:
             if member.phase is not Phase.OFF:
                 self.pod_seconds += self._clock.now - member.started

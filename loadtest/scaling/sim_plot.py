@@ -1,4 +1,4 @@
-"""Draws how many pods there were over time."""
+"""Draws the number of pods over time."""
 
 from collections.abc import Sequence
 

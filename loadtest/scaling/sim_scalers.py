@@ -1,4 +1,4 @@
-"""Who decides how many simulated pods there are: the controller's policy, nobody, or a HorizontalPodAutoscaler."""
+"""The scalers of simulated pods: the controller's policy, a fixed number, or a HorizontalPodAutoscaler."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from baton_controller.scaling import Scaling
 
 @dataclass(frozen=True)
 class Sizes:
-    """Replicas there are to be."""
+    """The numbers of replicas that a scaler asks for."""
 
     prefill: int
     decode: int
@@ -21,7 +21,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class View:
-    """What a look sees. busy: by role, for each live pod the share of the time since the last look that it worked."""
+    """The input of one evaluation. busy: by role, the share of time that each live pod worked since the last one."""
 
     load: Load
     sizes: Sizes
@@ -35,7 +35,7 @@ class Scaler(Protocol):
 
 
 class Fixed:
-    """Never changes anything."""
+    """Keeps the number of pods fixed."""
 
     def __init__(self, prefill: int, decode: int) -> None:
         self.first = Sizes(prefill, decode)
@@ -84,22 +84,22 @@ class _HpaRole:
     def __init__(self, most: int, target: float) -> None:
         self._most = most
         self._target = target
-        self._wishes: deque[tuple[float, int]] = deque()
+        self._recommendations: deque[tuple[float, int]] = deque()
 
     def size(self, now: float, replicas: int, busy: Sequence[float]) -> int:
-        wish = self._wish(replicas, busy)
-        self._wishes.append((now, wish))
-        while self._wishes[0][0] < now - self._STABLE_S:
-            self._wishes.popleft()
-        least = max(wish for _, wish in self._wishes)
-        return wish if wish > replicas else min(replicas, least)
+        recommended = self._recommend(replicas, busy)
+        self._recommendations.append((now, recommended))
+        while self._recommendations[0][0] < now - self._STABLE_S:
+            self._recommendations.popleft()
+        least = max(recommended for _, recommended in self._recommendations)
+        return recommended if recommended > replicas else min(replicas, least)
 
-    def _wish(self, replicas: int, busy: Sequence[float]) -> int:
+    def _recommend(self, replicas: int, busy: Sequence[float]) -> int:
         if not busy:
             return replicas
         ratio, pods = sum(busy) / len(busy) / self._target, len(busy)
         if ratio > 1 and replicas > pods:
-            # Pods that start count as idle when there are to be more.
+            # On scaling up, the HPA counts starting pods as idle.
             ratio, pods = sum(busy) / replicas / self._target, replicas
             if ratio < 1:
                 return replicas

@@ -1,4 +1,4 @@
-"""One request's answer, as the client saw it."""
+"""The answer to one request, as the client measured it."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -62,12 +62,12 @@ class Answer:
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     outcome: Outcome = "pending"
-    error: str = ""  # its kind, by which errors are counted
+    error: str = ""  # the kind of error, by which errors are counted
     detail: str = ""
 
     @property
     def ttft(self) -> float | None:
-        """From when it was due: a client that sends late makes nothing look faster."""
+        """TTFT counts from the scheduled send time, so a client that sends late does not shorten it."""
         return self.events[0][0] - self.due if self.events else None
 
     @property
@@ -82,7 +82,7 @@ class Answer:
 
     @property
     def gaps(self) -> list[float]:
-        """The time of every token after the first chunk; tokens that came together share the time before them."""
+        """The ITL of every token after the first chunk; tokens of one chunk share the time since the previous chunk."""
         return [
             (now - before) / count
             for (before, _), (now, count) in zip(self.events, self.events[1:], strict=False)

@@ -1,4 +1,4 @@
-"""When requests arrive: seconds from the start, for ever or for as long as was asked."""
+"""Arrival times of requests in seconds from the start, without end or for a given duration."""
 
 import random
 from collections.abc import Iterable, Iterator

@@ -20,7 +20,7 @@ class Series:
 
 @dataclass(frozen=True)
 class _Scale:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class _Scale:
 
 
 def line_chart(series: Sequence[Series], x_label: str, y_label: str, log_x: bool = False, top: float = 0.0) -> str:
-    """Return an <svg> of these series. top: the least that the y axis ends at."""
+    """Return an <svg> of these series. top: the y axis ends at this value or higher."""
     points = [point for one in series for point in one.points if not log_x or point[0] > 0]
     x = _x_scale([point[0] for point in points] or [1.0], log_x)
     y = _Scale(0, max(top, *(point[1] for point in points), 1e-9) if points else top or 1, _HEIGHT - _BOTTOM, _TOP)

@@ -1,4 +1,4 @@
-"""How an endpoint is spoken to."""
+"""The forms of requests: token ids, text or chats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _WORDS = _TEXT.split()
 
 @dataclass(frozen=True)
 class Dialect:
-    """The requests that an endpoint takes.
+    """The form of requests that an endpoint accepts.
 
     form: prompts as token ids, text or chats. exact: it takes what vLLM has added to the API, so that answers have the
     asked length and chunks say how many tokens they have. token_ids: answers tell theirs, so that a conversation goes
@@ -57,21 +57,21 @@ class Dialect:
 
 
 class Conversation:
-    """What has been said so far, in the form of a dialect."""
+    """The conversation so far, in the form of a dialect."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
         self._ids: list[int] = []
-        self._texts: list[str] = []  # the client's and the server's in turns
+        self._texts: list[str] = []  # texts of the client and of the server, alternating
 
     @property
     def tokens(self) -> int:
-        """Length of the prompt; of text, about so many."""
+        """Length of the prompt in tokens; approximate for text."""
         return len(self._ids)
 
     @property
     def prompt(self) -> dict[str, Any]:
-        """The request's field."""
+        """The field of the request that holds the prompt: prompt or messages."""
         if self._form == "ids":
             return {"prompt": self._ids}
         if self._form == "text":

@@ -1,4 +1,4 @@
-"""Where a server is, and one HTTP exchange with it."""
+"""The address of a server, and one HTTP exchange with it."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ class Endpoint:
         return cls(parts.hostname, port or (443 if tls else 80), tls, path, {"Host": parts.netloc, **headers})
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """Return a whole request."""
+        """Return the bytes of a complete request."""
         return self._request("POST", path, {**headers, "Content-Type": "application/json"}, body)
 
     async def get(self, path: str) -> Any:
@@ -80,7 +80,7 @@ class Exchange(asyncio.Protocol):
         self.failure = "the connection ended before the answer did"
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Return when the answer is whole, or never will be. Raises OSError when there is no connection."""
+        """Return when the answer is complete or the connection was lost. Raises OSError when none can be made."""
         context = ssl.create_default_context() if endpoint.tls else None
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: self, endpoint.host, endpoint.port, ssl=context)

@@ -1,5 +1,5 @@
-"""What makes a measurement impossible."""
+"""Errors that make a measurement impossible."""
 
 
 class BenchError(Exception):
-    """Its text is for the user."""
+    """A measurement is impossible. The message is shown to the user."""

@@ -1,4 +1,4 @@
-"""The report as one HTML file, which needs nothing else: no script, no font, no network."""
+"""The report as one self-contained HTML file, without scripts, fonts or network access."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -34,7 +34,7 @@ polyline { fill: none; stroke-width: 1.8; }
 
 
 def html_report(report: Report) -> str:
-    """Return the whole file."""
+    """Return the content of the file."""
     names = [target.name for target in report.targets]
     colours = "".join(
         f"polyline.c{i} {{ stroke: {colour}; }} circle.c{i} {{ fill: {colour}; }} span.c{i} {{ color: {colour}; }}\n"
@@ -90,7 +90,7 @@ def _figure(kind: str, caption: str, svg: str) -> str:
 
 
 def _rate_charts(report: Report, names: Sequence[str]) -> Iterator[str]:
-    """Yield what depends on the offered rate, when there were several."""
+    """Yield the charts over the offered rate, if there were several rates."""
     if len({result.plan.name for result in report.results}) < 2:
         return
     summaries = report.summaries

@@ -16,12 +16,12 @@ from baton_bench.settings import BenchSettings
 from baton_bench.target import Target
 
 _TICK_S = 0.01
-_LEAST_SLEEP_S = 0.002  # timers of event loops are late by up to a millisecond
+_LEAST_SLEEP_S = 0.002  # timers of event loops fire up to a millisecond late
 
 
 @dataclass
 class LoadResult:
-    """What became of a plan. Times in seconds since it began. ticks: how late a timer of the client was, each 10 ms."""
+    """The result of a plan. Times are seconds since its start. ticks: how late the client's timer was, each 10 ms."""
 
     target: str
     plan: Plan
@@ -31,7 +31,7 @@ class LoadResult:
 
 
 async def run_load(target: Target, plan: Plan, settings: BenchSettings, watch: PodWatch | None = None) -> LoadResult:
-    """Run a plan to the end of its last answer."""
+    """Run a plan until its last answer has ended."""
     return await _Load(target, plan, settings).run(watch)
 
 
@@ -44,7 +44,7 @@ class _Load:
         self._began = 0.0
 
     async def run(self, watch: PodWatch | None) -> LoadResult:
-        # Made beforehand, for a long prompt takes longer to write down than to send.
+        # Requests are encoded in advance, because encoding a long prompt takes longer than sending it.
         openings = [self._opening(number, session) for number, session in enumerate(self._plan.sessions, 1)]
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(_prompts_left_out_of_collections())
@@ -107,7 +107,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def _prompts_left_out_of_collections() -> Iterator[None]:
-    """A garbage collection would walk through all prompts, and every stream would wait meanwhile."""
+    """Exclude the prompts from garbage collections, which would scan them while every stream waits."""
     gc.collect()
     gc.freeze()
     try:

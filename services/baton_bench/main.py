@@ -1,4 +1,4 @@
-"""`baton bench serve`: finds the targets, runs every load on each, and tells what came out."""
+"""`baton bench serve`: finds the targets, runs every load on each, and reports the results."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ async def measure(report: Report, say: Callable[[str], None]) -> None:
     settings = report.settings
     report.targets = [await find_target(name, url, settings) for name, url in settings.targets]
     watches = {name: await _watch(name, url) for name, url in settings.admin_urls.items()}
-    # The same for all, so that every target gets the very same requests.
+    # All targets share these values, so that each gets the same requests.
     plans = make_plans(settings, _common_room(report.targets))
     for plan in plans:
         if not plan.sessions:
@@ -85,18 +85,18 @@ async def _watch(name: str, url: str) -> PodWatch:
 
 
 async def _warm_up(target: Target, plan: Plan, settings: BenchSettings) -> None:
-    """What is compiled, captured or allocated at first use is not what a server does all day."""
+    """Warm a target up: compilation, graph capture and allocation at first use are not steady operation."""
     for session in plan.sessions[: settings.warmup]:
         turn = session.turns[0]
         conversation = Conversation(target.dialect.form)
-        conversation.say(turn.tokens[::-1])  # backwards, lest it be cached when it is measured
+        conversation.say(turn.tokens[::-1])  # reversed, so that the measured prompt is not cached
         answer = Answer(0.0, conversation.tokens, turn.outputs)
         request = target.request(conversation, answer)
         await target.send(request, conversation, answer, 0.0, settings.request_timeout_s)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop where there is one: a chunk costs the client less."""
+    """Run on uvloop if it is installed, because a chunk then costs the client less."""
     if importlib.util.find_spec("uvloop") is None:
         asyncio.run(work)
     else:

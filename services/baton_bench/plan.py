@@ -1,4 +1,4 @@
-"""What is sent when: made before anything is sent, and the same for every target."""
+"""The plan of requests and send times. It is complete before the first request and the same for every target."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -47,13 +47,13 @@ class Plan:
 
     @property
     def rate(self) -> float:
-        """Requests a second that are offered."""
+        """The offered requests a second."""
         return self.requests / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the model can take. max_model_len: tokens of prompt and answer, None = not known."""
+    """The limits of the model. max_model_len: tokens of prompt and answer, None = not known."""
 
     max_model_len: int | None
     highest_token: int
@@ -110,7 +110,7 @@ class _Builder:
         most = self._room.max_model_len
         if most is None or before + inputs + outputs <= most:
             return inputs, outputs
-        # A prompt is cut before an answer is.
+        # Prompts are shortened first, and answers only if that is not enough.
         outputs = min(outputs, most - before - 1)
         return None if self._settings.too_long == "drop" or outputs < 1 else (most - before - outputs, outputs)
 

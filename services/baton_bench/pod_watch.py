@@ -1,4 +1,4 @@
-"""What the pods of a Baton are doing while it is measured."""
+"""The state of Baton's pods during a measurement."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ class PodSample:
 
 
 class PodWatch:
-    """Asks the admin port of a gateway once a second."""
+    """Polls the admin port of a gateway once a second."""
 
     def __init__(self, url: str) -> None:
         self._endpoint = Endpoint.parse(url)
@@ -38,12 +38,12 @@ class PodWatch:
                 continue
 
     async def check(self) -> None:
-        """Raises OSError or ValueError when nobody answers."""
+        """Raises OSError or ValueError when the admin port does not answer correctly."""
         await self._endpoint.get("/pods")
 
 
 def sample(at: float, pods: Sequence[dict[str, Any]]) -> PodSample:
-    """Add up what the admin port says of each pod."""
+    """Combine the figures that the admin port reports for each pod."""
     roles = sorted({pod["role"] for pod in pods})
     kv = {}
     for role in roles:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 
-LOWEST_TOKEN = 10  # below are, in most vocabularies, tokens that begin, end or pad
+LOWEST_TOKEN = 10  # lower ids are begin, end or padding tokens in most vocabularies
 
 
 class PromptMaker:

@@ -1,4 +1,4 @@
-"""All that was measured."""
+"""The results of all measurements."""
 
 import platform
 from dataclasses import asdict, dataclass, field

@@ -15,7 +15,7 @@ TIMES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
 
 @dataclass(frozen=True)
 class Slo:
-    """Most milliseconds to the first token, and for each token after it; None = does not matter."""
+    """The limits of TTFT and of the time per later token in milliseconds; None = no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -29,7 +29,7 @@ class Slo:
         return self.ttft_ms is not None or self.tpot_ms is not None
 
     def met(self, answer: Answer) -> bool:
-        """A request meets it as a whole or not at all; one that was cancelled or failed does not."""
+        """Return whether a request meets both limits. A cancelled or failed request does not."""
         if answer.outcome != "completed":
             return False
         return _within(answer.ttft, self.ttft_ms) and _within(answer.tpot, self.tpot_ms)

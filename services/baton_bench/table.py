@@ -7,11 +7,11 @@ from rich.table import Table
 
 from baton_bench.report import Report
 
-_LATE_MS = 10.0  # beyond, what was measured may be the client
+_LATE_MS = 10.0  # above this delay, the client itself may distort the measurement
 
 
 def figure(value: float) -> str:
-    """Return a number in as many digits as mean something."""
+    """Return a number with its significant digits only."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -36,7 +36,7 @@ def rows(report: Report) -> Iterator[list[str]]:
 
 
 def notes(report: Report) -> Iterator[str]:
-    """Yield what else a reader must know."""
+    """Yield notes that a reader needs to interpret the table."""
     yield f"seed {report.settings.seed}"
     for target in report.targets:
         if target.dialect.form != "ids":
@@ -87,5 +87,5 @@ def _has_slo(report: Report) -> bool:
 
 
 def widths(lines: Sequence[Sequence[str]]) -> int:
-    """Return the characters that a line of a table needs."""
+    """Return the width of a table line in characters."""
     return sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True))

@@ -1,4 +1,4 @@
-"""A server under test, and how it wants to be spoken to."""
+"""A server under test, and the form of requests that it accepts."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ _FORMS: tuple[Form, ...] = ("ids", "text", "chat")
 
 @dataclass(frozen=True)
 class Target:
-    """highest_token, max_model_len: what it takes, None where it does not say. by_token: chunks tell their tokens."""
+    """highest_token, max_model_len: the server's limits, None if unknown. by_token: chunks report their tokens."""
 
     name: str
     url: str
@@ -87,7 +87,7 @@ class Target:
 
 
 async def find_target(name: str, url: str, settings: BenchSettings) -> Target:
-    """Ask a server what it takes. Raises BenchError when it answers nothing."""
+    """Find out which requests a server accepts. Raises BenchError when it answers none."""
     endpoint = Endpoint.parse(url, settings.api_key.get_secret_value())
     model, max_model_len = settings.model, settings.max_model_len
     if not model or max_model_len is None:

@@ -1,4 +1,4 @@
-"""Recorded requests: when they came, and how long prompt and answer were."""
+"""Recorded requests: their arrival times and the lengths of prompts and answers."""
 
 import csv
 import json

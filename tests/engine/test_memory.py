@@ -276,7 +276,7 @@ def test_the_largest_steps_are_as_large_as_the_scheduler_makes_them(tokens: int,
         assert step.num_tokens <= tokens
         assert len(step.rows) <= sequences
         assert all(1 <= count <= end <= context for count, end in zip(step.counts, step.ends, strict=True))
-        assert [len(new.blocks) for new in step.new_rows] == [-(-end // 16) for end in step.ends]
+        assert [new.blocks.shape[1] for new in step.new_rows] == [-(-end // 16) for end in step.ends]
         assert all(step.draws)
 
 

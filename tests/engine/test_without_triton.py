@@ -46,7 +46,7 @@ while engine.has_work:
 cache = engine.runner.cache
 part = Extent(first_token=3, num_tokens=9, first_layer=0, num_layers=1, first_head=0, num_heads=1)
 values = torch.empty(cache.layout.size(part), dtype=torch.uint8)
-moved = int(cache.gather([0, 1], part, values, check=True)) == int(cache.checksum(values))
+moved = int(cache.gather([[0, 1]], part, values, check=True)) == int(cache.checksum(values))
 loaded = [name for name in sys.modules if name.partition(".")[0] == "triton"]
 print(json.dumps({"tokens": [len(tokens[0]), len(tokens[1])], "moved": moved, "loaded": loaded}))
 """
