@@ -47,6 +47,8 @@ class TritonPaged:
         # Graphs keep its address, so it is never replaced.
         self._arrivals = torch.zeros(max_num_seqs * kv_heads, dtype=torch.int32, device=cache.device)
         self._tiles: tuple[torch.Tensor, torch.Tensor] | None = None
+        # [sequences, most blocks] for each group of layers. Views made anew for each layer would slow down short steps.
+        self._tables: tuple[torch.Tensor, ...] = ()
         self._rows = self._in_order = torch.empty(0, dtype=torch.int64, device=cache.device)
 
     def prepare(self, batch: AttentionBatch) -> None:
@@ -58,7 +60,7 @@ class TritonPaged:
         tiles = prefill_tiles(batch.starts, self._queries, range(self._decodes, sequences))
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts, *tiles]
         flat, self._lengths, self._starts, *on_device = _upload(parts, self._cache.device)
-        self._tables = flat.view(batch.tables.shape)
+        self._tables = flat.view(batch.tables.shape).unbind(1)
         self._tiles = (on_device[0], on_device[1]) if tiles[0] else None
         if len(self._in_order) < self._decodes:
             self._in_order = torch.arange(max(self._decodes, 1024), device=self._cache.device)
@@ -71,7 +73,7 @@ class TritonPaged:
         tables: [rows, groups of layers, most blocks] int32.
         """
         self._decodes, self._tiles = len(rows), None
-        self._tables, self._rows, self._lengths = tables, rows, lengths
+        self._tables, self._rows, self._lengths = tables.unbind(1), rows, lengths
         self._plan()
 
     def _plan(self) -> None:
@@ -81,7 +83,7 @@ class TritonPaged:
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = self._cache.layer(layer)
-        tables = self._tables[:, self._cache.group_of(layer)]
+        tables = self._tables[self._cache.group_of(layer)]
         variant, n = self._variants[layer], self._decodes
         if n:
             decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n])
