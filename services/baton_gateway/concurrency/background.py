@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 10.0
+_CANCEL_AGAIN_S = 0.1
 _STEADY_S = 60.0  # a task that ran this long before it failed is retried after _FIRST_RETRY_S
 
 # One counter for the process: every gateway in the process exposes it.
@@ -25,13 +26,24 @@ FAILURES = Counter(
 
 
 def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
-    """Start a task that never ends by itself; cancel it to stop it.
+    """Start a task that never ends by itself. `stop_running` ends it.
 
     name: the kind of task, one of a few words. run: it is called again, after a growing pause, whenever it raises an
     exception or returns.
     """
     FAILURES.labels(name)
     return asyncio.create_task(_run(name, run), name=name)
+
+
+async def stop_running(task: "asyncio.Task[None]") -> None:
+    """Cancel a task and wait for its end.
+
+    asyncio.wait_for of Python 3.11, in which the Redis client sends, loses a cancellation that comes together with its
+    result. So the task is cancelled until it has ended.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN_S)
 
 
 async def _run(name: str, run: Callable[[], Awaitable[None]]) -> None:

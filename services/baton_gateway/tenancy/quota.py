@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from redis.exceptions import RedisError
 
-from ..concurrency.background import keep_running
+from ..concurrency.background import keep_running, stop_running
 from ..errors import ApiError, overloaded
 from .keys import utc_now
 from .limits.memory import MemoryLimits
@@ -83,8 +83,7 @@ class Quota:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await stop_running(self._task)
         await asyncio.gather(*self._settling)
         if self._shared is not None:
             await self._settle_outstanding(self._shared)

@@ -12,7 +12,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from ..concurrency.background import keep_running
+from ..concurrency.background import keep_running, stop_running
 from .keys import Key, digest, key_id, utc_now
 from .limits.store import EVER, MOST_PER_MINUTE, TenantLimits
 from .redis_keys import RedisKeys
@@ -168,8 +168,7 @@ class Tenants:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await stop_running(self._task)
 
     def _find(self, id: str) -> Key | None:
         return self._keys.get(id) or (self._redis_keys.get(id) if self._redis_keys is not None else None)
