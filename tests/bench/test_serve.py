@@ -144,7 +144,8 @@ async def test_a_plain_server_gets_text_and_what_it_knows(canned: CannedServer) 
     assert (target.dialect.form, target.dialect.exact, target.by_token) == ("text", False, False)
     assert {len(body["prompt"].split()) for body in canned.bodies[-5:]} == {20}
     assert len(list(notes(report))) == 5
-    assert report.summaries[0]["tpot_ms"]["p50"] == pytest.approx(canned.interval_s * 1e3, rel=0.5)
+    # A busy machine makes the tokens late, never early.
+    assert canned.interval_s * 1e3 * 0.5 <= report.summaries[0]["tpot_ms"]["p50"] <= canned.interval_s * 1e3 * 10
 
 
 async def test_the_time_between_tokens_is_the_servers(canned: CannedServer) -> None:
