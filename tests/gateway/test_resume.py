@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import generate_latest
 
+from baton_gateway.generation.leg import Leg
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import FakePod, Job, echo, hang
@@ -17,8 +19,11 @@ TEXT = "hello lazy dog hello lazy dog"
 pytestmark = pytest.mark.processes
 
 
-def breaking(at: int, how: str = "stream"):
-    """Echo the first `at` tokens of each choice, one fewer for each after the first, then lose the pod."""
+def breaking(at: int, how: str = "stream", when: Callable[[], bool] = lambda: True):
+    """Echo the first `at` tokens of each choice, one fewer for each after the first, then lose the pod.
+
+    when: says whether the pod may be lost already. Tokens that are under way to the gateway can be lost with it.
+    """
 
     async def script(job: Job) -> None:
         done, first = list(job.submit.continuation.token_ids), job.submit.continuation.choice
@@ -26,6 +31,8 @@ def breaking(at: int, how: str = "stream"):
             choices = range(first, first + job.submit.sampling.n)
             going_on = [choice for choice in choices if position < at - (choice - first)]
             await job.send(*[job.delta([job.prompt[position]], choice=choice) for choice in going_on])
+        while not when():
+            await asyncio.sleep(0.005)
         if how == "stream":
             job.pod.drop_streams()
         elif how == "pod":
@@ -58,10 +65,12 @@ async def metric(stack: Stack, name: str) -> float:
 
 @pytest.mark.parametrize("how", ["stream", "pod", "handed back"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_rest_comes_from_another_pod(model_folder, how, stream):
+async def test_the_rest_comes_from_another_pod(model_folder, how, stream, monkeypatch):
+    delivered, deliver = [], Leg.deliver
+    monkeypatch.setattr(Leg, "deliver", lambda leg, delta: delivered.append(delta) or deliver(leg, delta))
     async with pods(2) as decodes, running(model_folder, decodes) as stack:
         first, second = decodes
-        first.script, first.cached_tokens = breaking(3, how), 2
+        first.script, first.cached_tokens = breaking(3, how, lambda: len(delivered) == 3), 2
         second.cached_tokens = 1
         options = {"stream_options": {"include_usage": True}} if stream else {}
         response = await stack.complete(TEXT, max_tokens=64, stream=stream, add_special_tokens=False, **options)
