@@ -126,16 +126,16 @@ class Engine:
         if not sequences:
             self._forget(id)
 
-    def step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
+    def step(self, on_wait: Callable[[], None] | None = None) -> StepResult:
         """Start the next step and return the results that became known, possibly none.
 
         On a GPU the next step is started before the tokens of the last one are read, so results come one call late. If
         the end of the last step can be predicted, the next one is started shortly before it, so that requests that
-        arrive until then are part of it. meanwhile: called repeatedly while there is nothing to start or read. It may
+        arrive until then are part of it. on_wait: called repeatedly while there is nothing to start or read. It may
         call every method of the engine except step.
         """
-        while meanwhile and self._in_flight.is_full():
-            meanwhile()
+        while on_wait and self._in_flight.is_full():
+            on_wait()
         result = StepResult()
         if self._compiling:
             self._take_compiled(result.rejections)
@@ -150,8 +150,8 @@ class Engine:
         if len(self._in_flight) > self.runner.depth or not step.sequences:
             if self._in_flight:
                 self._draw_masked()
-            while meanwhile and self._in_flight and not self._in_flight.done():
-                meanwhile()
+            while on_wait and self._in_flight and not self._in_flight.done():
+                on_wait()
             self._collect(result)
         if self._in_flight:
             self._draw_masked()
@@ -207,13 +207,13 @@ class Engine:
             return []
         step, launched = self._in_flight.oldest
         layers = launched.layers_done()
-        if layers <= self._exports.layers_out:
+        if layers <= self._exports.layers_sent:
             return []
         exports: list[Export] = []
         for (sequence, count, end), draws in zip(step, step.plan.draws, strict=True):
             if sequence.exports and sequence.state is not State.FINISHED:
                 exports += self._exports.hand_out(sequence, count, end, draws > 0, layers)
-        self._exports.layers_out = layers
+        self._exports.layers_sent = layers
         return exports
 
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
@@ -285,7 +285,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Compare every counter with the objects that it counts. Raises RuntimeError on the first difference. Call this
         only while the engine is idle."""
-        tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_left.keys()}
+        tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_unsent.keys()}
         check_integrity(self.allocator, self.scheduler, self._sequences, tables)
 
     def _chunk_tokens(self, prefill_rate: float) -> int:
@@ -294,7 +294,7 @@ class Engine:
     def _forget(self, id: int) -> None:
         self._sequences.pop(id, None)
         self._imports.waiting.pop(id, None)
-        self._exports.first_left.pop(id, None)
+        self._exports.first_unsent.pop(id, None)
 
     def _reserve(self, sequence: Sequence, first_tokens: list[int] | None = None) -> Reservation:
         return self._imports.order(sequence, self.runner.fence(), first_tokens)
@@ -341,7 +341,7 @@ class Engine:
         """Add the tokens sampled for a sequence, fork it at its first ones, and finish the choices that they end."""
         if sequence.known > sequence.given_len:
             sequence.append(choices[0].token)
-            self._tell(sequence, choices[0], deltas)
+            self._report(sequence, choices[0], deltas)
             return
         if sequence.exports:
             self._finish_export(sequence, choices, deltas)
@@ -354,9 +354,9 @@ class Engine:
             else:
                 self.scheduler.add(other)
         for member, choice in zip(group, choices, strict=True):
-            self._tell(member, choice, deltas)
+            self._report(member, choice, deltas)
 
-    def _tell(self, sequence: Sequence, choice: Choice, deltas: list[Delta]) -> None:
+    def _report(self, sequence: Sequence, choice: Choice, deltas: list[Delta]) -> None:
         """Report a sequence's newest token, and finish the sequence if the token ends it."""
         reason = sequence.finish_reason()
         deltas.append(delta_of(sequence, choice, reason))
@@ -366,10 +366,10 @@ class Engine:
     def _finish_export(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """Finish an exporting request at its first tokens. Its blocks stay."""
         for index, choice in enumerate(choices):
-            probe = sequence.fork(sequence.choice + index)
-            probe.append(choice.token)
-            probe.prompt_logprobs = sequence.prompt_logprobs
-            deltas.append(delta_of(probe, choice, probe.finish_reason()))
+            choice_sequence = sequence.fork(sequence.choice + index)
+            choice_sequence.append(choice.token)
+            choice_sequence.prompt_logprobs = sequence.prompt_logprobs
+            deltas.append(delta_of(choice_sequence, choice, choice_sequence.finish_reason()))
         self.scheduler.export(sequence)
 
     def _finish(self, sequence: Sequence) -> None:

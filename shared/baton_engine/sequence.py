@@ -98,8 +98,8 @@ class Sequence:
     - the scheduler: `state`, and `row`, the sequence's place among the running ones, -1 when it does not run.
       `num_tokens` counts the known tokens and those that are sampled on the device and not read yet. `computed` counts
       the tokens whose KV is in the sequence's blocks, including those of the steps under way. `began_at` (of the
-      monotonic clock, in seconds) is when it ran for the first time. `due` is where its prompt stands in the queue,
-      negative before it has been there, and `order` says who goes first: smaller is more urgent.
+      monotonic clock, in seconds) is when it ran for the first time. `queue_place` is its prompt's place in the
+      queue, negative before it has one, and `order` says who goes first: smaller is more urgent.
     - the block allocator: `tables`, the block table of each group of layers, whose first blocks the sequence may have
       as `shared` with its forks. `cached` counts the tokens whose KV the prefix cache had when the sequence was
       admitted. `settled` counts the full blocks that are computed, finite and known to the prefix cache.
@@ -117,7 +117,7 @@ class Sequence:
         self.arrived_at = time.monotonic()
         self.began_at = 0.0
         self.choice = choice
-        self.due = -1
+        self.queue_place = -1
         self.prompt = request.prompt
         self.output = list(request.output)
         self.prompt_len = len(self.prompt)
@@ -146,7 +146,7 @@ class Sequence:
         Both share the prompt and its hashes, so that a fork takes no longer for a longer prompt.
         """
         other = Sequence(self.request, self.arrival, self._block_size, self.most_tokens, choice)
-        other.due = self.due
+        other.queue_place = self.queue_place
         other.arrived_at, other.began_at = self.arrived_at, self.began_at
         other.output = list(self.output)
         other.known = other.num_tokens = self.known
@@ -160,7 +160,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        return self.request.priority, self.due, self.arrival, self.choice
+        return self.request.priority, self.queue_place, self.arrival, self.choice
 
     def append(self, token: int) -> None:
         """Add the next token."""
@@ -202,7 +202,7 @@ class Sequence:
         return range(self.choice, self.choice + count)
 
     @property
-    def width(self) -> int:
+    def rows_needed(self) -> int:
         """The number of rows that it needs once its choices have forked. Those of an export fork on the other pod."""
         return 1 if self.exports else len(self.choices)
 
