@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from operator import attrgetter
 
 from .block_allocator import BlockAllocator, NewBlock
@@ -42,23 +43,26 @@ class Scheduler:
         max_num_seqs: int,
         max_export_blocks: int,
         chunk_tokens: int = 0,
+        reach: Callable[[Sequence, int], int] = lambda sequence, cached: 0,
     ) -> None:
         """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
-        chunk_tokens: prompt tokens of a step that also decodes, while few are queued; 0 = as many as fit in.
+        chunk_tokens: prompt tokens of a step that also decodes, while few are queued; 0 = as many as fit in. reach: as
+        Imports.reach.
         """
         self.allocator = allocator
         self.pool = allocator.pool
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
-        self.imports_waiting = 0  # sequences in `waiting` that import KV
+        self.imports_waiting = 0  # sequences in `waiting` whose KV a source will bring
         self.num_preemptions = 0
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self._max_export_blocks = max_export_blocks
         self.chunk_tokens = chunk_tokens
+        self._reach = reach
         self._queue_chunk = chunk_tokens  # the chunk for the prompts that are queued now
         self._admitted_tokens = 0  # tokens of the prompts admitted since the start
         self._free_rows = list(reversed(range(max_num_seqs)))
@@ -74,8 +78,9 @@ class Scheduler:
         sequence.num_tokens = max(sequence.num_tokens, sequence.known)
         if sequence.queue_place < 0:
             sequence.queue_place = self._admitted_tokens + STRETCH * sequence.known
+        sequence.import_end = self._reach(sequence, self.allocator.cached_tokens(sequence))
         insort(self.waiting, sequence, key=_ORDER)
-        self.imports_waiting += sequence.request.imports_kv
+        self.imports_waiting += sequence.imports
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence in any state and free its blocks."""
@@ -105,7 +110,7 @@ class Scheduler:
     def end_import(self, sequence: Sequence) -> None:
         """Note that all KV of a sequence has been imported. The caller still has to start it."""
         self.importing.remove(sequence)
-        sequence.computed = sequence.given_len
+        sequence.computed, sequence.import_end = sequence.import_end, 0
 
     def _stop(self, sequence: Sequence) -> None:
         _remove_sorted(self.running, sequence)
@@ -161,7 +166,7 @@ class Scheduler:
             rows -= sequence.rows_needed
             if rows < 0:
                 return
-            if not sequence.request.imports_kv:
+            if not sequence.imports:
                 claimed += self.allocator.most_blocks(sequence.known)
             elif sequence.pending or not self._take_blocks(sequence, claimed):
                 return
@@ -178,7 +183,7 @@ class Scheduler:
         for sequence in self.waiting:
             if queued >= enough:
                 break
-            if not sequence.request.imports_kv:
+            if not sequence.imports:
                 queued += sequence.known
         if not queued:
             self._queue_chunk = self.chunk_tokens
@@ -233,7 +238,7 @@ class Scheduler:
         while self.waiting and step.plan.num_tokens < budget:
             sequence = self.waiting[0]
             # A queued sequence that imports KV waits for blocks, which less urgent sequences must not take.
-            if sequence.request.imports_kv or (before is not None and sequence.order > before.order):
+            if sequence.imports or (before is not None and sequence.order > before.order):
                 return
             rows -= sequence.rows_needed
             if sequence.pending or rows < 0 or self._exports_are_full(sequence) or not self._take_blocks(sequence):
@@ -245,7 +250,7 @@ class Scheduler:
 
     def _leave_queue(self, sequence: Sequence) -> None:
         _remove_sorted(self.waiting, sequence)
-        self.imports_waiting -= sequence.request.imports_kv
+        self.imports_waiting -= sequence.imports
 
     def _rows_left(self) -> int:
         return self._max_num_seqs - sum(sequence.rows_needed for sequence in (*self.running, *self.importing))

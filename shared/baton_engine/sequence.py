@@ -32,7 +32,7 @@ _GOES_ON = FinishReason.NONE
 class Request(msgspec.Struct, kw_only=True):
     """A request to the engine.
 
-    imports_kv: the prompt's KV and the first token of each choice come from another pod; the engine only reserves the
+    imports_kv: prefill pods bring the prompt's KV and the first token of each choice; the engine only reserves the
     blocks and waits. exports_from: the request ends here with its first tokens. The KV of its tokens from this index on
     is handed to another pod, and all its blocks stay until they are released. output: the tokens that another engine
     has generated before this one continues the request. choice: the number of the only choice that it continues. Both
@@ -80,7 +80,7 @@ class Request(msgspec.Struct, kw_only=True):
 class State(enum.Enum):
     NEW = enum.auto()  # not in the scheduler's queue yet, since its grammar is being compiled
     WAITING = enum.auto()  # in the queue, without blocks
-    IMPORTING = enum.auto()  # holds the prompt's blocks and waits for their KV from another pod
+    IMPORTING = enum.auto()  # holds the prompt's blocks and waits until a source has brought their KV
     RUNNING = enum.auto()
     EXPORTED = enum.auto()  # finished; its blocks stay until the other pod has received their KV
     FINISHED = enum.auto()
@@ -99,12 +99,13 @@ class Sequence:
       `num_tokens` counts the known tokens and those that are sampled on the device and not read yet. `computed` counts
       the tokens whose KV is in the sequence's blocks, including those of the steps under way. `began_at` (of the
       monotonic clock, in seconds) is when it ran for the first time. `queue_place` is its prompt's place in the
-      queue, negative before it has one, and `order` says who goes first: smaller is more urgent.
+      queue, negative before it has one, and `order` says who goes first: smaller is more urgent. `import_end`: a
+      source brings the KV of the tokens before this one that are not cached; 0 = the engine computes them.
     - the block allocator: `tables`, the block table of each group of layers, whose first blocks the sequence may have
       as `shared` with its forks. `cached` counts the tokens whose KV the prefix cache had when the sequence was
       admitted. `settled` counts the full blocks that are computed, finite and known to the prefix cache.
     - `compiling`: `matcher`, which follows the output through the grammar, if there is one.
-    - the engine: `prompt_logprobs`.
+    - the engine: `prompt_logprobs`, and `may_import`, which is False once a source has failed to bring KV.
 
     `fork` copies them all.
     """
@@ -118,6 +119,8 @@ class Sequence:
         self.began_at = 0.0
         self.choice = choice
         self.queue_place = -1
+        self.import_end = 0
+        self.may_import = True
         self.prompt = request.prompt
         self.output = list(request.output)
         self.prompt_len = len(self.prompt)
@@ -194,6 +197,16 @@ class Sequence:
     def about_to_split(self) -> bool:
         """Whether its first new tokens are still to be read, before which no further step may compute it."""
         return self.splits and self.known == self.given_len
+
+    @property
+    def imports(self) -> bool:
+        """Whether a source is to bring KV before this sequence can run."""
+        return self.import_end > 0
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the logits of every prompt token are needed, so that none may be skipped."""
+        return self.sampling.prompt_logprobs is not None and not self.output_len
 
     @property
     def choices(self) -> range:

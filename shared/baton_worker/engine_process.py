@@ -153,9 +153,7 @@ class EngineLoop:
             case ImportTokens(id, tokens):
                 engine.import_tokens(id, tokens)
             case RestartImport(id):
-                reservation = engine.restart_import(id)
-                if reservation is not None:
-                    mover.output.reservations.append(reservation)
+                engine.restart_import(id)
             case CancelImport(id):
                 engine.cancel_import(id)
             case FreeSlot(slot, on_gpu):
