@@ -159,21 +159,18 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.import_tokens(id, firsts)
 
     @precondition(lambda self: self.tier.orders)
-    @rule(data=st.data(), fails=st.sampled_from([False, False, True]))
-    def bring(self, data: st.DataObject, fails: bool) -> None:
-        """Let the tier bring the KV of an order, or fail."""
-        id = data.draw(st.sampled_from(list(self.tier.orders)))
-        if fails:
-            self.engine.cancel_import(id)
-        else:
-            self.tier.bring(id)
-
-    @precondition(lambda self: self.tier.kept)
     @rule(data=st.data())
-    def forget(self, data: st.DataObject) -> None:
-        """Let the tier lose a block, which may be ordered already."""
-        at = data.draw(st.integers(0, len(self.tier.kept) - 1))
-        del self.tier.kept[list(self.tier.kept)[at]]
+    def fail(self, data: st.DataObject) -> None:
+        """Let the tier give up an order."""
+        self.engine.cancel_import(data.draw(st.sampled_from(list(self.tier.orders))))
+
+    @precondition(lambda self: self.engine.pool.num_cached)
+    @rule(max_tokens=st.integers(1, 18), data=st.data())
+    def ask_again(self, max_tokens: int, data: st.DataObject) -> None:
+        """Ask with an earlier prompt after the pool has evicted the blocks that nobody holds."""
+        pool = self.engine.pool
+        pool.release(pool.allocate(pool.num_available))
+        self.add(data.draw(st.sampled_from(list(self.prompts.values()))), max_tokens, 1, 0, "plain", 0, 0)
 
     @rule()
     def reserve(self) -> None:
@@ -181,8 +178,11 @@ class EngineMachine(RuleBasedStateMachine):
         for reservation in self.engine.reserve():
             self.reservations[reservation.id] = reservation
 
-    @rule()
-    def step(self) -> None:
+    @rule(brings=st.booleans())
+    def step(self, brings: bool = False) -> None:
+        """Step the engine after the tier has brought what is ordered, or before."""
+        for id in list(self.tier.orders) if brings else ():
+            self.tier.bring(id)
         running = list(self.engine.scheduler.running)
         decodes = [
             s for s in running
