@@ -1,23 +1,20 @@
-"""A load on one OpenAI completions server: requests of exact lengths, each timed by the events of its stream.
-
-The client is an asyncio protocol and not an HTTP library, so that a chunk costs it only microseconds. It runs on the
-same machine as the servers that it measures.
-"""
+"""A load of requests of exact lengths on one OpenAI completions server, sent by the client of `baton bench`."""
 
 import asyncio
-import json
 import random
-import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 
-from loadtest.common.job import Json
+from baton_bench.answer import Answer
+from baton_bench.arrivals import gamma_arrivals
+from baton_bench.dialect import Conversation, Dialect
+from baton_bench.endpoint import Endpoint
+from baton_bench.prompts import PromptMaker
+from baton_bench.target import Target
 
-USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
-_EVENT = b"data: {"
-_PATIENCE_S = 120.0
-LOWEST_TOKEN, HIGHEST_TOKEN = 10, 30_000
+_TIMEOUT_S = 120.0
+_HIGHEST_TOKEN = 30_000
 
 
 @dataclass(frozen=True)
@@ -34,118 +31,45 @@ class Load:
     concurrency: int = 1
 
 
-@dataclass
-class Answer:
-    """Times in seconds on one clock. due: the scheduled send time. events: when the events with tokens arrived."""
-
-    due: float
-    events: list[float] = field(default_factory=list)
-    tokens: int = 0
-    error: str = ""
-
-
-class Stream(asyncio.Protocol):
-    """Sends a request, records the arrival times of events, and keeps the end of the received bytes."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-        self._cut = b""  # an event may be split between two reads
-        self.events: list[float] = []
-        self.tail = b""
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        data = self._cut + data
-        self.events += [now] * data.count(_EVENT)
-        self.tail = (self.tail + data)[-2000:]
-        self._cut = data[-len(_EVENT) + 1 :]
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
-
-
 async def drive(host: str, port: int, load: Load, seed: int, vocab: int, key: str = "none") -> list[Answer]:
-    """Put a load on the server and return its answers. Prompts are random token ids below `vocab`."""
-    rng = random.Random(seed)
-    highest = min(HIGHEST_TOKEN, vocab - 1)
-    requests = [_request(host, port, load, rng, highest, key) for _ in range(load.count)]
+    """Put a load on the server and return its answers, whose times count from now.
+
+    Prompts are random token ids below `vocab`. An answer that failed, or that has not exactly load.outputs tokens, has
+    an `error`.
+    """
+    highest = min(_HIGHEST_TOKEN, vocab - 1)
+    url = f"http://{host}:{port}"
+    dialect = Dialect("m", "ids", exact=True, token_ids=False, temperature=0.6)
+    target = Target("server", url, Endpoint.parse(url, key), dialect, highest, max_model_len=None, by_token=True)
+    prompts = PromptMaker(str(seed), highest)
+    # Requests are encoded in advance, because encoding a long prompt takes longer than sending it.
+    requests = [_Request(target, prompts.random(number, load.inputs), load.outputs) for number in range(load.count)]
+    began = time.perf_counter()
     if load.rate:
-        return await _open_loop(host, port, load, rng, requests)
-    left = iter(requests)
-    answers: list[Answer] = []
+        arrivals = gamma_arrivals(load.rate, 1.0, random.Random(seed))
+        async with asyncio.TaskGroup() as group:
+            for due, request in zip(islice(arrivals, load.count), requests, strict=True):
+                await asyncio.sleep(max(began + due - time.perf_counter(), 0))
+                group.create_task(request.send(began, due))
+    else:
+        left = iter(requests)
 
-    async def ask_on() -> None:
-        for request in left:
-            answers.append(Answer(time.perf_counter()))
-            await _ask(host, port, request, load, answers[-1])
+        async def send_next() -> None:
+            for request in left:
+                await request.send(began, time.perf_counter() - began)
 
-    await asyncio.gather(*(ask_on() for _ in range(load.concurrency)))
-    return answers
-
-
-async def _open_loop(host: str, port: int, load: Load, rng: random.Random, requests: list[bytes]) -> list[Answer]:
-    answers: list[Answer] = []
-    tasks: list[asyncio.Task[None]] = []
-    start = time.perf_counter()
-    for due, request in zip(_arrivals(load.rate, rng), requests, strict=False):
-        await asyncio.sleep(max(start + due - time.perf_counter(), 0))
-        answers.append(Answer(start + due))
-        tasks.append(asyncio.create_task(_ask(host, port, request, load, answers[-1])))
-    await asyncio.gather(*tasks)
-    return answers
+        await asyncio.gather(*(send_next() for _ in range(load.concurrency)))
+    return [request.answer for request in requests]
 
 
-def _arrivals(rate: float, rng: random.Random) -> Iterator[float]:
-    """Yield the arrival times of requests in seconds, without end."""
-    due = 0.0
-    while True:
-        due += rng.expovariate(rate)
-        yield due
+class _Request:
+    def __init__(self, target: Target, prompt: list[int], outputs: int) -> None:
+        self.answer = Answer(0.0, len(prompt), outputs)
+        self._target = target
+        self._conversation = Conversation("ids")
+        self._conversation.say(prompt)
+        self._bytes = target.request(self._conversation, self.answer)
 
-
-async def _ask(host: str, port: int, request: bytes, load: Load, answer: Answer) -> None:
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            transport, stream = await asyncio.get_running_loop().create_connection(lambda: Stream(request), host, port)
-            try:
-                await stream.over
-            finally:
-                transport.close()
-    except (OSError, TimeoutError) as error:
-        answer.error = repr(error)
-        return
-    usage = USAGE.findall(stream.tail)
-    # The last event contains the usage and no token.
-    answer.events = stream.events[:-1]
-    answer.tokens = int(usage[-1]) if usage else 0
-    if answer.tokens != load.outputs or not answer.events:
-        answer.error = f"{answer.tokens} of {load.outputs} tokens: {stream.tail[-300:]!r}"
-
-
-def _request(host: str, port: int, load: Load, rng: random.Random, highest: int, key: str) -> bytes:
-    lowest = min(LOWEST_TOKEN, highest)
-    body = {
-        "model": "m",
-        "prompt": [rng.randint(lowest, highest) for _ in range(load.inputs)],
-        "max_tokens": load.outputs,
-        "temperature": 0.6,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return post(f"{host}:{port}", "/v1/completions", body, key)
-
-
-def post(host: str, path: str, body: Json, key: str = "none", after: str = "close") -> bytes:
-    """Return the bytes of a request. after: the value of the Connection header, close or keep-alive."""
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nAuthorization: Bearer {key}\r\n"
-        f"Connection: {after}\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
+    async def send(self, began: float, due: float) -> None:
+        self.answer.due = due
+        await self._target.send(self._bytes, self._conversation, self.answer, began, _TIMEOUT_S)

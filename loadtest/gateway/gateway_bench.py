@@ -42,10 +42,9 @@ import psutil
 import baton_demo
 from baton_cli.ports import free_loopback_ports
 from loadtest.common.bench_table import aligned, figure
-from loadtest.common.client import Answer
 from loadtest.common.job import Json
 from loadtest.common.servers import HOST, Running
-from loadtest.gateway.steady_load import SteadyLoad, over_grpc, over_http
+from loadtest.gateway.steady_load import Answer, SteadyLoad, over_grpc, over_http
 
 MODEL = Path(baton_demo.__file__).parent / "model"
 KEY = "sk-benchmark"

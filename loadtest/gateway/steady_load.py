@@ -3,13 +3,18 @@
 They do so whenever that is in the engine's steps: streams that asked as soon as they ended would all arrive after a
 step, when everybody is busy with its tokens. Connections are kept for the next request, as clients do. What runs when
 the time is over is cut off. To be run in a process of its own, beside what it measures.
+
+The client of `baton bench` decodes every event and opens a connection for every request. This one counts events and
+keeps connections, so that it costs a small part of what the gateway under test costs.
 """
 
 import asyncio
 import itertools
+import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
@@ -17,10 +22,11 @@ import uvloop
 
 from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
-from loadtest.common.client import USAGE, Answer, Stream, post
 
 _QUESTION = "Which pods does a request go through, one after the other, and what does each of them do with it? " * 6
 _PROMPT_TOKENS = 150  # about as many as that has
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+_EVENT = b"data: {"
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,16 @@ class SteadyLoad:
     period_s: float
 
 
+@dataclass
+class Answer:
+    """Times in seconds on one clock. due: the scheduled send time. events: when events arrived."""
+
+    due: float
+    events: list[float] = field(default_factory=list)
+    tokens: int = 0
+    error: str = ""
+
+
 def over_http(port: int, load: SteadyLoad, key: str) -> list[Answer]:
     """Send a load of chats to an OpenAI-compatible server on this machine."""
     unused: list[_Connection] = []
@@ -49,7 +65,7 @@ def over_http(port: int, load: SteadyLoad, key: str) -> list[Answer]:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        request = post(f"127.0.0.1:{port}", "/v1/chat/completions", body, key, "keep-alive")
+        request = _post(f"127.0.0.1:{port}", "/v1/chat/completions", body, key)
         while unused and unused[-1].lost:
             unused.pop()
         if unused:
@@ -61,12 +77,42 @@ def over_http(port: int, load: SteadyLoad, key: str) -> list[Answer]:
         answer.events = stream.events
         await stream.over
         unused.append(connection)
-        usage = USAGE.findall(stream.tail)
+        usage = _USAGE.findall(stream.tail)
         answer.tokens = int(usage[-1]) if usage else 0
         if answer.tokens != load.tokens:
             answer.error = f"{answer.tokens} of {load.tokens} tokens: {stream.tail[-300:]!r}"
 
     return uvloop.run(_drive(load, ask))
+
+
+def _post(host: str, path: str, body: dict[str, Any], key: str) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+class _Stream:
+    """The arrival times of the events of one answer, and the end of its bytes."""
+
+    def __init__(self) -> None:
+        self._cut = b""  # an event may be split between two reads
+        self.events: list[float] = []
+        self.tail = b""
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def receive(self, data: bytes) -> None:
+        now = time.perf_counter()
+        data = self._cut + data
+        self.events += [now] * data.count(_EVENT)
+        self.tail = (self.tail + data)[-2000:]
+        self._cut = data[-len(_EVENT) + 1 :]
+
+    def end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 class _Connection(asyncio.Protocol):
@@ -75,11 +121,11 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.lost = False
         self._transport: asyncio.Transport
-        self._stream: Stream | None = None
+        self._stream: _Stream | None = None
 
-    def ask(self, request: bytes) -> Stream:
-        self._stream = Stream(request)
-        self._stream.connection_made(self._transport)
+    def ask(self, request: bytes) -> _Stream:
+        self._stream = _Stream()
+        self._transport.write(request)
         return self._stream
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -87,15 +133,15 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._stream is not None
-        self._stream.data_received(data)
+        self._stream.receive(data)
         # Each event ends with an empty line, so only the end of the answer matches this pattern.
         if data.endswith(b"0\r\n\r\n"):
-            self._stream.connection_lost(None)
+            self._stream.end()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
         if self._stream is not None:
-            self._stream.connection_lost(error)
+            self._stream.end()
 
 
 def over_grpc(decode: str, prefill: str, load: SteadyLoad) -> list[Answer]:

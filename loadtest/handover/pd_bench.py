@@ -25,9 +25,10 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import torch
 
+from baton_bench.answer import Answer
 from baton_engine.models.registry import load_model_config
 from loadtest.common.bench_table import aligned, figure
-from loadtest.common.client import Answer, Load, drive
+from loadtest.common.client import Load, drive
 from loadtest.common.random_tokenizer import write_random_tokenizer
 from loadtest.common.random_weights import write_random_weights
 from loadtest.common.servers import HOST, as_flags
@@ -54,7 +55,7 @@ def running(model: Path, arguments: argparse.Namespace) -> Iterator[tuple[Pods, 
 
 def checked(answers: list[Answer]) -> list[Answer]:
     """Raises RuntimeError when one of them failed."""
-    failed = [answer.error for answer in answers if answer.error]
+    failed = [f"{answer.error}: {answer.detail}" for answer in answers if answer.error]
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(answers)} requests failed: {failed[0]}")
     return answers
@@ -62,10 +63,6 @@ def checked(answers: list[Answer]) -> list[Answer]:
 
 def median_ms(values: list[float]) -> float:
     return statistics.median(values) * 1e3
-
-
-def gaps(answer: Answer) -> list[float]:
-    return [b - a for a, b in zip(answer.events, answer.events[1:], strict=False)]
 
 
 class Bench:
@@ -91,9 +88,9 @@ class Bench:
                 await self._drive(port, load)
             pd, alone = await self._drive(self._handing_over, load), await self._drive(self._alone, load)
             for name, answers in (("P/D", pd), ("aggregated", alone)):
-                self._note(f"{tokens} tokens, lone TTFT {name}, ms", median_ms([a.events[0] - a.due for a in answers]))
+                self._note(f"{tokens} tokens, lone TTFT {name}, ms", median_ms([a.ttft or 0.0 for a in answers]))
             for name, answers in (("exposed hand-over", pd), ("the same, aggregated", alone)):
-                late = [gaps(answer)[0] - statistics.median(gaps(answer)[2:]) for answer in answers]
+                late = [answer.gaps[0] - statistics.median(answer.gaps[2:]) for answer in answers]
                 self._note(f"{tokens} tokens, {name}, ms", median_ms(late))
         await self._beside(max(round(1024 * scale), 4))
         return self._rows
@@ -104,7 +101,7 @@ class Bench:
         handed = Load("handed", "", tokens, 2, max(round(8 * seconds), 1), rate=8.0)
         alone = await self._drive(self._alone, long)
         beside, _ = await asyncio.gather(self._drive(self._alone, long), self._drive(self._handing_over, handed))
-        quiet, busy = (median_ms([gap for a in answers for gap in gaps(a)]) for answers in (alone, beside))
+        quiet, busy = (median_ms([gap for a in answers for gap in a.gaps]) for answers in (alone, beside))
         self._note("time between tokens of 32 answers, ms", quiet)
         self._note("the same beside hand-overs, ms", busy)
         self._note("slower by, %", (busy / quiet - 1) * 100)

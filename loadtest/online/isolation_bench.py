@@ -21,10 +21,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from baton_bench.answer import Answer
 from baton_engine.models.registry import load_model_config
 from baton_gateway.tenancy.keys import Key, make_key
 from loadtest.common.bench_table import aligned, figure
-from loadtest.common.client import Answer, Load, drive
+from loadtest.common.client import Load, drive
 from loadtest.common.job import Json
 from loadtest.common.random_tokenizer import write_random_tokenizer
 from loadtest.common.random_weights import write_random_weights
@@ -99,9 +100,9 @@ class Bench:
         """Return the tokens a second of long prompts; one prompt waits while another is computed."""
         load = Load("rate", "", self._arguments.long, 1, self._arguments.calibration, concurrency=2)
         answers = await self._drive(load, "B")
-        if failed := [answer.error for answer in answers if answer.error]:
+        if failed := [f"{answer.error}: {answer.detail}" for answer in answers if answer.error]:
             raise RuntimeError(f"the rate cannot be measured: {failed[0]}")
-        span = max(answer.events[-1] for answer in answers) - min(answer.due for answer in answers)
+        span = max(answer.end for answer in answers) - min(answer.due for answer in answers)
         return load.inputs * load.count / span
 
     async def _drive(self, load: Load, tenant: str) -> list[Answer]:
@@ -114,7 +115,7 @@ def figures(answers: dict[str, list[Answer]], others: dict[str, list[Answer]]) -
     result: Json = {**compared(times), "ttfts": times}
     flood = others["long"]
     good = [answer for answer in flood if not answer.error]
-    span = max((answer.events[-1] for answer in good), default=0.0) - min(answer.due for answer in flood)
+    span = max((answer.end for answer in good), default=0.0) - min(answer.due for answer in flood)
     result["b_req_s"] = len(good) / span if good else 0.0
     result["b_ttft"] = percentiles(ttfts(flood))
     result["failed"] = {
@@ -125,7 +126,7 @@ def figures(answers: dict[str, list[Answer]], others: dict[str, list[Answer]]) -
 
 
 def ttfts(answers: Sequence[Answer]) -> list[float]:
-    return [(answer.events[0] - answer.due) * 1e3 for answer in answers if not answer.error]
+    return [answer.ttft * 1e3 for answer in answers if answer.ttft is not None and not answer.error]
 
 
 def compared(times: dict[str, list[float]]) -> Json:

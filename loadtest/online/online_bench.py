@@ -3,8 +3,9 @@
 Both answer the OpenAI completions API over loopback, with random weights, prefix caches off and a temperature of 0.6.
 A shape is a folder with a config.json; weights and tokenizer are made for it. "lone": one request at a time.
 "capacity": many at once, and how many a second are answered. "medium", "heavy": arrivals at random (Poisson), whatever
-the server does. TTFT counts from the moment a request was due; ITL is the time between two events of a stream, TPOT the
-mean of a request. Lengths of answers are checked; a request that fails counts as failed, and so does the run.
+the server does. TTFT counts from the moment a request was due; ITL is the time between two tokens of a stream, where
+tokens that come together share it; TPOT is its mean in a request. Lengths of answers are checked; a request that fails
+counts as failed, and so does the run.
 """
 
 import argparse
@@ -20,9 +21,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from baton_bench.answer import Answer
 from baton_engine.models.registry import load_model_config
 from loadtest.common.bench_table import aligned, figure
-from loadtest.common.client import Answer, Load, drive
+from loadtest.common.client import Load, drive
 from loadtest.common.job import Json
 from loadtest.common.random_tokenizer import write_random_tokenizer
 from loadtest.common.random_weights import write_random_weights
@@ -69,18 +71,16 @@ def summary(answers: list[Answer]) -> Json:
     good = [answer for answer in answers if not answer.error]
     result: Json = {"requests": len(answers), "failed": len(answers) - len(good)}
     if result["failed"]:
-        result["error"] = next(answer.error for answer in answers if answer.error)
+        result["error"] = next(f"{answer.error}: {answer.detail}" for answer in answers if answer.error)
     if not good:
         return result
-    span = max(answer.events[-1] for answer in good) - min(answer.due for answer in answers)
-    gaps = [b - a for answer in good for a, b in zip(answer.events, answer.events[1:], strict=False)]
-    means = [(a.events[-1] - a.events[0]) / (a.tokens - 1) for a in good if a.tokens > 1]
+    span = max(answer.end for answer in good) - min(answer.due for answer in answers)
     return result | {
         "req_s": len(good) / span,
         "out_tok_s": sum(answer.tokens for answer in good) / span,
-        "ttft_ms": _percentiles([answer.events[0] - answer.due for answer in good]),
-        "itl_ms": _percentiles(gaps),
-        "tpot_ms": _percentiles(means),
+        "ttft_ms": _percentiles([answer.ttft for answer in good if answer.ttft is not None]),
+        "itl_ms": _percentiles([gap for answer in good for gap in answer.gaps]),
+        "tpot_ms": _percentiles([answer.tpot for answer in good if answer.tpot is not None]),
     }
 
 

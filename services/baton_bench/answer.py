@@ -96,16 +96,17 @@ class Answer:
 class AnswerReader:
     """Reads an answer's server-sent events as they come.
 
-    said, token_ids: what it consists of. by_token: the server counts tokens in each chunk. done: it came to its end.
+    said, token_ids: what it consists of. by_token: the server counts tokens in each chunk; unless that is known before,
+    the first chunk with text and a count tells. done: it came to its end.
     """
 
-    def __init__(self, answer: Answer, began: float) -> None:
+    def __init__(self, answer: Answer, began: float, by_token: bool = False) -> None:
         self._answer = answer
         self._began = began
         self._rest = b""
         self.said: list[str] = []
         self.token_ids: list[int] = []
-        self.by_token = False
+        self.by_token = by_token
         self.done = False
 
     def feed(self, data: bytes, now: float) -> None:

@@ -49,7 +49,7 @@ class Target:
 
         began: what times count from, on the clock of time.perf_counter. cancel_after: tokens, 0 = never.
         """
-        reader = AnswerReader(answer, began)
+        reader = AnswerReader(answer, began, self.by_token)
 
         def on_body(body: bytes, now: float) -> None:
             reader.feed(body, now)

@@ -15,7 +15,7 @@ from baton_kube.canary_maps import (
     OVERRIDE_KEY,
     STATUS_KEY,
     CanaryMapError,
-    Moved,
+    ControllerWeight,
     override_map,
     parse_override,
     status_map,
@@ -64,7 +64,7 @@ class CanaryMap:
 
     def write(self, canaries: Canaries) -> None:
         """Write the states. Raises ApiException, with status 409 when the ConfigMap has changed since `read`."""
-        weights = {model: Moved(state.generation, state.weight) for model, state in canaries.states.items()}
+        weights = {model: ControllerWeight(state.generation, state.weight) for model, state in canaries.states.items()}
         data = {
             STATUS_KEY: msgspec.json.encode(weights).decode(),
             ANALYSIS_KEY: msgspec.json.encode(canaries.states).decode(),

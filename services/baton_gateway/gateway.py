@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Gateway:
-    """The models, the pods that serve them, and what is measured."""
+    """The parts of a gateway."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Gateway:
 
 
 def _followers(settings: GatewaySettings, catalog: Catalog) -> "Iterator[CanaryFile | Discovery]":
-    """Return what follows the pods and the canaries."""
+    """Return the objects that keep the lists of pods and canaries up to date."""
     if settings.canary_file is not None:
         yield CanaryFile(settings.canary_file, catalog)
     if settings.canary_configmaps or any(pool.spec.selector for _, pool in catalog.pools):
-        # Only here, as the client takes a second and 50 MB that a gateway without Kubernetes can do without.
+        # Imported only when it is needed, because the Kubernetes client takes a second to import and 50 MB.
         from .fleet.discovery import Discovery
 
         yield Discovery(settings, catalog)

@@ -53,8 +53,8 @@ def json_size(text: bytes, max_strings: int) -> JsonSize:
     return JsonSize(containers, strings, 1 + outside.count(b",") + outside.count(b":") + containers)
 
 
-def member_beyond(text: bytes, most: JsonSize) -> str | None:
-    """Return the key of the outermost object's member in which a text exceeds a limit of `most`.
+def member_beyond(text: bytes, limits: JsonSize) -> str | None:
+    """Return the key of the outermost object's member in which a text exceeds one of the `limits`.
 
     Return None when the text exceeds no limit, or when the key is empty or longer than MAX_KEY_BYTES.
     Takes about a second for megabytes, during which other threads can run.
@@ -75,7 +75,7 @@ def member_beyond(text: bytes, most: JsonSize) -> str | None:
             case b":":
                 values += 1
                 key = last if depth == 1 else key
-        if strings > most.strings or containers > most.containers or values >= most.values:
+        if strings > limits.strings or containers > limits.containers or values >= limits.values:
             return key[1:-1].decode(errors="replace") if 2 < len(key) <= MAX_KEY_BYTES else None
     return None
 

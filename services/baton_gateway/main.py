@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def main(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. Exits with status 1 and one log line when it cannot start."""
     configure_logging("gateway", settings.log_level, CrashFormatter)
-    # Its lines at this level repeat ours.
+    # Its messages below this level repeat ours.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server_socket = _listen(settings.host, settings.port)
     admin_socket = _listen(settings.admin_host or settings.host, settings.admin_port)
@@ -48,9 +48,9 @@ def main(settings: GatewaySettings) -> None:
     if settings.tls_cert_file is not None and settings.tls_key_file is not None:
         try:
             certificate = Certificate(settings.tls_cert_file, settings.tls_key_file)
-        except OSError as error:  # ssl's errors are, too
+        except OSError as error:  # ssl.SSLError is an OSError
             _fail(f"cannot use {settings.tls_cert_file} with {settings.tls_key_file}: {error}")
-    # What is here now stays: nothing of it needs to be looked at for garbage, which would hold up streams.
+    # The objects of now live as long as the process. Collections that scan them would delay streams.
     gc.collect()
     gc.freeze()
     ports = {"port": server_socket.getsockname()[1], "admin_port": admin_socket.getsockname()[1]}
@@ -63,7 +63,7 @@ def main(settings: GatewaySettings) -> None:
 def _telemetry(settings: GatewaySettings) -> "tuple[Tracing, GenAiMetrics] | tuple[()]":
     if not settings.otlp_endpoint:
         return ()
-    # Only here, as OpenTelemetry takes a moment and some memory.
+    # Imported only when it is needed, because OpenTelemetry takes time to import and memory.
     from baton_common.tracing import Tracing
 
     from .telemetry.genai_metrics import GenAiMetrics

@@ -46,11 +46,11 @@ class BlockAllocator:
         """
         pool, size, known = self.pool, self._size, sequence.known
         hashes = self._known_prefix(sequence)
-        imports, cached = sequence.request.imports_kv, len(hashes)
+        imports, cached = sequence.imports, len(hashes)
         tables, missing = [], []
         for index, group in enumerate(self._groups):
-            # Another pod hands over only what the first query here sees, so the oldest block may lack its first tokens.
-            seen = group.first_seen(known if imports else cached * size)
+            # A source brings only what the first query here sees, so the oldest block may lack its first tokens.
+            seen = group.first_seen(max(sequence.import_end, cached * size))
             first, whole_from = seen // size, -(-seen // size) if imports else 0
             found = [pool.find(digest, index) for digest in hashes[first:]]
             table = BlockTable([0] * first + [block for block in found if block is not None], first, whole_from)
@@ -71,12 +71,13 @@ class BlockAllocator:
             self.export_blocks += sequence.num_blocks
         return True
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many of a sequence's first tokens the prefix cache has now."""
+        return len(self._known_prefix(sequence)) * self._size
+
     def _known_prefix(self, sequence: Sequence) -> list[bytes]:
         """Return the hashes of the longest prefix whose blocks the cache has, as far as a later query sees them."""
-        # Prompt logprobs need the logits of every prompt token, so none may be skipped.
-        reads_cache = (
-            sequence.sampling.prompt_logprobs is None or sequence.request.imports_kv or bool(sequence.output_len)
-        )
+        reads_cache = sequence.imports or not sequence.needs_prompt_logits
         if not (self.pool.enable_prefix_caching and reads_cache):
             return []
         # The last token is always computed: its logits choose the next one.

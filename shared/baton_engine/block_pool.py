@@ -13,12 +13,14 @@ class BlockPool:
     """Reference counts, prefix cache and least-recently-used eviction over `num_blocks` blocks.
 
     Each group of layers has hashes of its own, since its blocks hold other KV of the same tokens. `changes` tells of
-    the first group's hashes only: they stand for the prompts that are known.
+    the first group's hashes only: they stand for the prompts that are known. on_evict: called with the block, the group
+    and the hash before a block whose contents are known is allocated anew, so that the contents can still be read.
     """
 
     def __init__(self, num_blocks: int, enable_prefix_caching: bool = True, num_groups: int = 1) -> None:
         self.num_blocks = num_blocks
         self.enable_prefix_caching = enable_prefix_caching
+        self.on_evict: Callable[[int, int, bytes], None] | None = None
         self.references = [0] * num_blocks
         self._hash_of: dict[int, tuple[int, bytes]] = {}  # with the group
         self._block_of: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
@@ -67,6 +69,8 @@ class BlockPool:
             entry = self._hash_of.pop(block, None)
             if entry is not None:
                 group, digest = entry
+                if self.on_evict is not None:
+                    self.on_evict(block, group, digest)
                 del self._block_of[group][digest]
                 self._tell(self.changes.lose, group, digest)
                 self.num_cached -= 1

@@ -16,7 +16,6 @@ from .decode_graphs import DecodeGraphs
 from .device_sampler import DeviceSampler, Drawn
 from .draw_groups import RowDraw
 from .executor import Fence, Launched
-from .flying import Flying, PromptLogprobs
 from .largest_steps import forward_steps
 from .layer_marks import LayerMarks
 from .loading import Progress
@@ -26,6 +25,7 @@ from .model_config import ModelConfig
 from .ops import Ops
 from .row_table import DeviceRowTable
 from .runner import FLOAT_ROWS, Runner, row_sums
+from .step_in_flight import PromptLogprobs, StepInFlight
 from .step_plan import StepPlan
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
@@ -126,7 +126,7 @@ class CudaRunner(Runner):
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> Launched:
         done = graphs.replay(plan)
-        flying = Flying(done.tokens, plan.draws)
+        launched = StepInFlight(done.tokens, plan.draws)
         special = self._table.special
         if not special.isdisjoint(plan.rows):
             draws = [
@@ -134,8 +134,8 @@ class CudaRunner(Runner):
                 for index, (row, end) in enumerate(zip(plan.rows, plan.ends, strict=True))
                 if row in special
             ]
-            self._draw(flying, plan, draws, done.logits, done.inputs, done.tokens)
-        return flying.send()
+            self._draw(launched, plan, draws, done.logits, done.inputs, done.tokens)
+        return launched.send()
 
     def _run(self, plan: StepPlan) -> Launched:
         """Compute a step of any kind."""
@@ -158,11 +158,11 @@ class CudaRunner(Runner):
                 ids = self._resolve(ids)
             hidden = self._model(self._context(Tokens(ids, inputs[1], inputs[2:]), written))
         tokens = torch.empty(sum(plan.draws), dtype=torch.int64, device=self.device)
-        flying = Flying(tokens, plan.draws)
-        flying.layers = marks
+        launched = StepInFlight(tokens, plan.draws)
+        launched.layers = marks
         if plan.has_prompts:
-            flying.starts, flying.sums = batch.starts, to_host(row_sums(hidden[:count]))
-        flying.prompt_logprobs = [
+            launched.starts, launched.sums = batch.starts, to_host(row_sums(hidden[:count]))
+        launched.prompt_logprobs = [
             self._prompt_logprobs(plan, chunk, first, batch.starts[chunk], hidden)
             for chunk, first in plan.prompt_logprobs
         ]
@@ -179,12 +179,12 @@ class CudaRunner(Runner):
             last.append(batch.starts[chunk + 1] - 1)
         if draws:
             which = to_device(last, self.device)
-            self._draw(flying, plan, draws, self._model.logits(hidden[which]), ids[which], tokens)
-        return flying.send()
+            self._draw(launched, plan, draws, self._model.logits(hidden[which]), ids[which], tokens)
+        return launched.send()
 
     def _draw(
         self,
-        flying: Flying,
+        launched: StepInFlight,
         plan: StepPlan,
         draws: list[RowDraw],
         logits: torch.Tensor,
@@ -196,7 +196,7 @@ class CudaRunner(Runner):
         masks = {plan.rows[chunk]: mask for mask, chunk in enumerate(plan.masked)}
         now = [each for each in draws if each.row not in masks] if masks else draws
         if now:
-            flying.add(draw(logits, inputs, tokens, now))
+            launched.add(draw(logits, inputs, tokens, now))
         if not masks:
             return
         late = [each for each in draws if each.row in masks]
@@ -206,7 +206,7 @@ class CudaRunner(Runner):
         def draw_late(bits: np.ndarray) -> Drawn:
             return draw(logits, inputs, tokens, late, to_device(bits, self.device, torch.int32))
 
-        flying.draw_late = draw_late
+        launched.draw_late = draw_late
 
     def _prompt_logprobs(
         self, plan: StepPlan, chunk: int, first: int, start: int, hidden: torch.Tensor

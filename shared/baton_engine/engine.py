@@ -23,11 +23,13 @@ from .exports import Export, Exports
 from .grammars import Grammars
 from .imports import Import, Imports
 from .integrity import check_integrity
+from .kv_source import KvSource
 from .loading import Progress
 from .masks import Masks
 from .model_config import ModelConfig
 from .models.registry import load_model_config
 from .pipeline import Pipeline
+from .prefill_pods import PrefillPods
 from .results import Choice
 from .runner import Runner
 from .sampling import TokenLogprobs
@@ -78,6 +80,8 @@ class Engine:
         layout = self.runner.cache.layout
         self.pool = BlockPool(self.runner.cache.num_blocks, config.enable_prefix_caching, len(layout.groups))
         self.allocator = BlockAllocator(self.pool, layout.groups, config.block_size, config.max_num_batched_tokens)
+        self._prefill_pods = PrefillPods()
+        self._imports = Imports(layout, [self._prefill_pods])
         self.scheduler = Scheduler(
             self.allocator,
             block_size=config.block_size,
@@ -85,10 +89,10 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_export_blocks=int(self.pool.num_blocks * config.export_fraction),
             chunk_tokens=self._chunk_tokens(self.runner.prefill_rate),
+            reach=self._imports.reach,
         )
         self._arrivals = 0
         self._sequences: dict[int, list[Sequence]] = {}
-        self._imports = Imports(layout)
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._masks = Masks(model.vocab_size)
         self._in_flight = Pipeline(self.runner.prefill_rate)
@@ -126,32 +130,32 @@ class Engine:
         if not sequences:
             self._forget(id)
 
-    def step(self, meanwhile: Callable[[], None] | None = None) -> StepResult:
+    def step(self, on_wait: Callable[[], None] | None = None) -> StepResult:
         """Start the next step and return the results that became known, possibly none.
 
         On a GPU the next step is started before the tokens of the last one are read, so results come one call late. If
         the end of the last step can be predicted, the next one is started shortly before it, so that requests that
-        arrive until then are part of it. meanwhile: called repeatedly while there is nothing to start or read. It may
+        arrive until then are part of it. on_wait: called repeatedly while there is nothing to start or read. It may
         call every method of the engine except step.
         """
-        while meanwhile and self._in_flight.is_full():
-            meanwhile()
+        while on_wait and self._in_flight.is_full():
+            on_wait()
         result = StepResult()
         if self._compiling:
             self._take_compiled(result.rejections)
-        waiting_imports = len(self.scheduler.importing)
+        known_imports = len(self.scheduler.importing)
         step = self.scheduler.schedule()
-        for sequence in self.scheduler.importing[waiting_imports:]:
-            result.reservations.append(self._reserve(sequence))
-        result.progress = bool(step.sequences or result.reservations or self._in_flight or self._compiling)
+        ordered = self._order_imports(known_imports)
+        result.reservations = self._prefill_pods.take()
+        result.progress = bool(step.sequences or ordered or self._in_flight or self._compiling)
         if step.sequences:
             self._step_tokens.observe(step.plan.num_tokens)
             self._in_flight.put(step, self.runner.launch)
         if len(self._in_flight) > self.runner.depth or not step.sequences:
             if self._in_flight:
                 self._draw_masked()
-            while meanwhile and self._in_flight and not self._in_flight.done():
-                meanwhile()
+            while on_wait and self._in_flight and not self._in_flight.done():
+                on_wait()
             self._collect(result)
         if self._in_flight:
             self._draw_masked()
@@ -167,11 +171,16 @@ class Engine:
             launched.draw_masked(self._masks.compute(step.masked))
             step.masked = []
 
+    def add_source(self, source: KvSource) -> None:
+        """Let a further source bring KV. It is asked after all others."""
+        self._imports.sources.append(source)
+
     def reserve(self) -> list[Reservation]:
-        """Reserve blocks for requests that import KV, as `step` would, and return the reservations."""
+        """Reserve blocks for requests that import KV, as `step` would, and return the orders for prefill pods."""
         known = len(self.scheduler.importing)
         self.scheduler.admit_imports()
-        return [self._reserve(sequence) for sequence in self.scheduler.importing[known:]]
+        self._order_imports(known)
+        return self._prefill_pods.take()
 
     def _collect(self, result: StepResult) -> None:
         """Wait for the oldest step and process its results."""
@@ -207,17 +216,17 @@ class Engine:
             return []
         step, launched = self._in_flight.oldest
         layers = launched.layers_done()
-        if layers <= self._exports.layers_out:
+        if layers <= self._exports.layers_sent:
             return []
         exports: list[Export] = []
         for (sequence, count, end), draws in zip(step, step.plan.draws, strict=True):
             if sequence.exports and sequence.state is not State.FINISHED:
                 exports += self._exports.hand_out(sequence, count, end, draws > 0, layers)
-        self._exports.layers_out = layers
+        self._exports.layers_sent = layers
         return exports
 
     def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool | None:
-        """Put KV from another pod into a waiting request's blocks, in the current stream.
+        """Put KV from a source into a waiting request's blocks, in the current stream.
 
         values: bytes of the extent, as KvCache.gather writes them. Returns whether the request's KV is complete now.
         Returns None, and writes nothing, when the request does not wait for this extent (any more).
@@ -234,31 +243,35 @@ class Engine:
         return not entry.missing
 
     def import_tokens(self, id: int, tokens: list[int]) -> None:
-        """Note the first token of each choice, which the other pod has sampled and the client already has."""
+        """Note the first token of each choice, which a prefill pod has sampled and the client already has."""
         entry = self._imports.waiting.get(id)
         if entry is not None and entry.first_tokens is None:
             entry.first_tokens = tokens
             self._start_import(entry)
 
-    def restart_import(self, id: int) -> Reservation | None:
-        """Order all missing KV again, from any pod. KV of the old order that arrives later is refused.
+    def restart_import(self, id: int) -> None:
+        """Order all missing KV of a request again. KV of the old order that arrives later is refused.
 
-        Returns None, and changes nothing, when the request does not wait for KV or tokens.
+        Nothing happens when the request does not wait for KV or first tokens.
         """
-        entry = self._imports.waiting.get(id)
-        return self._reserve(entry.sequence, entry.first_tokens) if entry is not None else None
+        entry = self._imports.end(id)
+        if entry is not None:
+            self._order(entry.sequence, entry.first_tokens)
 
     def cancel_import(self, id: int) -> None:
-        """Let this engine compute the KV that another pod failed to deliver. First tokens that did arrive are kept."""
-        entry = self._imports.waiting.pop(id, None)
-        if entry is None:
-            return
-        sequence = entry.sequence
+        """Let this engine compute the KV that a source failed to bring. First tokens that did arrive are kept."""
+        entry = self._imports.end(id)
+        if entry is not None:
+            self._compute(entry.sequence, entry.first_tokens)
+
+    def _compute(self, sequence: Sequence, first_tokens: list[int] | None) -> None:
+        """Queue an importing sequence anew, without a source."""
+        id = sequence.request.id
         self.scheduler.remove(sequence)
-        sequence.request.imports_kv = False
+        sequence.may_import = False
         self._sequences[id] = [sequence]
-        if entry.first_tokens is not None:
-            self._fork(sequence, entry.first_tokens)
+        if first_tokens is not None:
+            self._fork(sequence, first_tokens)
         for choice in list(self._sequences[id]):
             if choice.known > choice.given_len and choice.finish_reason():
                 self._finish(choice)
@@ -267,7 +280,7 @@ class Engine:
 
     def load(self) -> Load:
         waiting = self.scheduler.waiting
-        prefilling = [s for s in (*self.scheduler.running, *waiting) if not s.request.imports_kv]
+        prefilling = [s for s in (*self.scheduler.running, *waiting) if not s.imports]
         return Load(
             running=len(self.scheduler.running),
             waiting=len(waiting) + len(self._compiling),
@@ -285,7 +298,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Compare every counter with the objects that it counts. Raises RuntimeError on the first difference. Call this
         only while the engine is idle."""
-        tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_left.keys()}
+        tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_unsent.keys()}
         check_integrity(self.allocator, self.scheduler, self._sequences, tables)
 
     def _chunk_tokens(self, prefill_rate: float) -> int:
@@ -293,20 +306,31 @@ class Engine:
 
     def _forget(self, id: int) -> None:
         self._sequences.pop(id, None)
-        self._imports.waiting.pop(id, None)
-        self._exports.first_left.pop(id, None)
+        self._imports.end(id)
+        self._exports.first_unsent.pop(id, None)
 
-    def _reserve(self, sequence: Sequence, first_tokens: list[int] | None = None) -> Reservation:
-        return self._imports.order(sequence, self.runner.fence(), first_tokens)
+    def _order_imports(self, known: int) -> bool:
+        """Order the KV of the sequences that import, except the first `known`. Returns whether there are any."""
+        sequences = self.scheduler.importing[known:]
+        for sequence in sequences:
+            self._order(sequence, None)
+        return bool(sequences)
+
+    def _order(self, sequence: Sequence, first_tokens: list[int] | None) -> None:
+        if not self._imports.order(sequence, self.runner.fence(), first_tokens):
+            self._compute(sequence, first_tokens)
 
     def _start_import(self, entry: Import) -> None:
-        if entry.missing or entry.first_tokens is None:
+        """Let a sequence run if its import is complete."""
+        if not entry.complete:
             return
         sequence = entry.sequence
-        del self._imports.waiting[sequence.request.id]
-        sequence.request.imports_kv = False
+        self._imports.end(sequence.request.id)
         self.scheduler.end_import(sequence)
         self.allocator.settle(sequence, sequence.computed)
+        if entry.first_tokens is None:
+            self.scheduler.start(sequence)
+            return
         self._fork(sequence, entry.first_tokens)
         for choice in list(self._sequences[sequence.request.id]):
             self.scheduler.start(choice)
@@ -341,7 +365,7 @@ class Engine:
         """Add the tokens sampled for a sequence, fork it at its first ones, and finish the choices that they end."""
         if sequence.known > sequence.given_len:
             sequence.append(choices[0].token)
-            self._tell(sequence, choices[0], deltas)
+            self._report(sequence, choices[0], deltas)
             return
         if sequence.exports:
             self._finish_export(sequence, choices, deltas)
@@ -354,9 +378,9 @@ class Engine:
             else:
                 self.scheduler.add(other)
         for member, choice in zip(group, choices, strict=True):
-            self._tell(member, choice, deltas)
+            self._report(member, choice, deltas)
 
-    def _tell(self, sequence: Sequence, choice: Choice, deltas: list[Delta]) -> None:
+    def _report(self, sequence: Sequence, choice: Choice, deltas: list[Delta]) -> None:
         """Report a sequence's newest token, and finish the sequence if the token ends it."""
         reason = sequence.finish_reason()
         deltas.append(delta_of(sequence, choice, reason))
@@ -366,10 +390,10 @@ class Engine:
     def _finish_export(self, sequence: Sequence, choices: list[Choice], deltas: list[Delta]) -> None:
         """Finish an exporting request at its first tokens. Its blocks stay."""
         for index, choice in enumerate(choices):
-            probe = sequence.fork(sequence.choice + index)
-            probe.append(choice.token)
-            probe.prompt_logprobs = sequence.prompt_logprobs
-            deltas.append(delta_of(probe, choice, probe.finish_reason()))
+            choice_sequence = sequence.fork(sequence.choice + index)
+            choice_sequence.append(choice.token)
+            choice_sequence.prompt_logprobs = sequence.prompt_logprobs
+            deltas.append(delta_of(choice_sequence, choice, choice_sequence.finish_reason()))
         self.scheduler.export(sequence)
 
     def _finish(self, sequence: Sequence) -> None:

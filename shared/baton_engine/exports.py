@@ -24,18 +24,18 @@ class Export(msgspec.Struct):
 class Exports:
     """The progress of each exporting request.
 
-    first_left: by request, the first token whose KV has not been handed out for all layers. layers_out: the number of
-    layers that have been handed out for the tokens of the step in flight.
+    first_unsent: by request, the first token whose KV has not been handed out for all layers. layers_sent: how many
+    layers have been handed out for the tokens of the step in flight.
     """
 
     def __init__(self, layout: KvLayout, block_size: int) -> None:
-        self.first_left: dict[int, int] = {}
-        self.layers_out = 0
+        self.first_unsent: dict[int, int] = {}
+        self.layers_sent = 0
         self._layout = layout
         self._block_size = block_size
 
     def begin_step(self) -> None:
-        self.layers_out = 0
+        self.layers_sent = 0
 
     def hand_out(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Export]:
         """Return the KV that has not been handed out yet, when a step has computed so many layers of the `count` tokens
@@ -52,23 +52,23 @@ class Exports:
 
     def _extents(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Extent]:
         id, size, extent = sequence.request.id, self._block_size, self._layout.extent
-        first = self.first_left.get(id, cast(int, sequence.request.exports_from))
+        first = self.first_unsent.get(id, cast(int, sequence.request.exports_from))
         # Only whole blocks are handed out before the last chunk. Tokens of later steps do not count yet.
         end, begin = sequence.given_len if complete else end // size * size, end - count
         if end <= first:
             return []
         all_layers = layers == self._layout.num_layers
-        if all_layers and not self.layers_out:
-            self.first_left[id] = end
+        if all_layers and not self.layers_sent:
+            self.first_unsent[id] = end
             return [extent(first, end - first)]
         extents: list[Extent] = []
         if first < begin:
             # The steps before have computed these tokens, in all layers.
             first, earlier = min(begin, end), first
-            self.first_left[id] = first
+            self.first_unsent[id] = first
             extents.append(extent(earlier, first - earlier))
         if first < end:
-            extents.append(extent(first, end - first, self.layers_out, layers - self.layers_out))
+            extents.append(extent(first, end - first, self.layers_sent, layers - self.layers_sent))
             if all_layers:
-                self.first_left[id] = end
+                self.first_unsent[id] = end
         return extents

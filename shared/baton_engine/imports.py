@@ -1,4 +1,4 @@
-"""Tracks the KV of importing requests that has been ordered from another pod and has not arrived yet."""
+"""Tracks the KV that has been ordered from a source and has not arrived yet."""
 
 import msgspec
 
@@ -7,37 +7,62 @@ from baton_common.kv_layout import KvLayout
 
 from .delta import Reservation
 from .executor import Fence
+from .kv_source import KvSource
 from .sequence import Sequence
 
 
 class Import(msgspec.Struct):
-    """The KV that is to arrive in a sequence's blocks.
+    """The KV that a source is to bring into a sequence's blocks.
 
     fence: behind the steps in flight that may still write to these blocks on behalf of the previous owner.
     """
 
     sequence: Sequence
+    source: KvSource
     generation: int
     missing: Missing
     fence: Fence | None
     first_tokens: list[int] | None = None
 
+    @property
+    def complete(self) -> bool:
+        return not self.missing and (self.first_tokens is not None or not self.source.brings_first_tokens)
+
 
 class Imports:
-    """waiting: the imports of the requests that wait for KV or first tokens, by request id."""
+    """The sources of KV, and the imports of the sequences that wait for one of them.
 
-    def __init__(self, layout: KvLayout) -> None:
+    sources: in the order in which they are asked. waiting: by request id.
+    """
+
+    def __init__(self, layout: KvLayout, sources: list[KvSource]) -> None:
+        self.sources = sources
         self.waiting: dict[int, Import] = {}
         self._layout = layout
         self._generations = 0
 
-    def order(self, sequence: Sequence, fence: Fence | None, first_tokens: list[int] | None) -> Reservation:
-        """Order all KV that a sequence lacks. KV of an earlier order that arrives later is refused."""
+    def reach(self, sequence: Sequence, cached: int) -> int:
+        """Return the token up to which the first source that can help brings the KV of a sequence; 0 without one.
+
+        cached: as in KvSource.reach.
+        """
+        _, end = self._find(sequence, cached)
+        return end
+
+    def order(self, sequence: Sequence, fence: Fence | None, first_tokens: list[int] | None) -> bool:
+        """Order all KV that a sequence lacks up to its import_end. KV of an earlier order that comes later is refused.
+
+        Returns False, and orders nothing, if no source has that KV (any more).
+        """
+        id, first, end = sequence.request.id, sequence.cached, sequence.import_end
+        source, reach = self._find(sequence, first)
+        if source is None or reach < end:
+            return False
         self._generations += 1
-        id, first, count = sequence.request.id, sequence.cached, sequence.given_len - sequence.cached
-        missing = Missing(self._layout.seen(first, count))
-        self.waiting[id] = Import(sequence, self._generations, missing, fence, first_tokens)
-        return Reservation(id, first, count, self._generations, sequence.cached)
+        missing = Missing(self._layout.seen(first, end - first))
+        self.waiting[id] = Import(sequence, source, self._generations, missing, fence, first_tokens)
+        source.order(sequence, Reservation(id, first, end - first, self._generations, first))
+        return True
 
     def awaiting(self, id: int, generation: int, extent: Extent) -> Import | None:
         """Return the import that still lacks all of an extent, which was ordered in this generation."""
@@ -45,3 +70,21 @@ class Imports:
         if entry is None or entry.generation != generation or not entry.missing.lacks(extent):
             return None
         return entry
+
+    def end(self, id: int) -> Import | None:
+        """Forget the import of a request, if there is one, and return it."""
+        entry = self.waiting.pop(id, None)
+        if entry is not None:
+            entry.source.cancel(id)
+        return entry
+
+    def _find(self, sequence: Sequence, cached: int) -> tuple[KvSource | None, int]:
+        # After its first token a request may consist of several sequences, and imports are known by the request.
+        if sequence.may_import and sequence.known == sequence.given_len:
+            for source in self.sources:
+                end = source.reach(sequence, cached)
+                if not source.brings_first_tokens:
+                    end = 0 if sequence.needs_prompt_logits else min(end, sequence.known - 1)
+                if end > cached:
+                    return source, end
+        return None, 0

@@ -24,7 +24,7 @@ def check_integrity(
     for sequence in (*scheduler.running, *scheduler.importing, *scheduler.waiting):
         if id(sequence) not in known:
             raise RuntimeError(f"request {sequence.request.id} is scheduled but has ended")
-    if scheduler.imports_waiting != sum(s.request.imports_kv for s in scheduler.waiting):
+    if scheduler.imports_waiting != sum(s.imports for s in scheduler.waiting):
         raise RuntimeError("the scheduler's count of waiting imports is wrong")
     for name, ids in tables.items():
         stray = ids - requests.keys()

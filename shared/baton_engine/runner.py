@@ -93,7 +93,10 @@ class Runner:
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
         self._weights_bytes = weights_bytes(folder, dtype, unused)
         check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
-        with Weights(folder, dtype, device, progress) as weights, self._enough_for("the weights", self._weights_bytes):
+        with (
+            Weights(folder, dtype, device, progress) as weights,
+            self._explain_out_of_memory("the weights", self._weights_bytes),
+        ):
             self._model = model_class(model.architecture)(model, Source(weights, self._ops), self.max_model_len)
 
     def start(self) -> None:
@@ -103,11 +106,11 @@ class Runner:
         """
         budget = self._budget()
         num_blocks = choose_num_blocks(budget, self._shape, self._config, self._memory.measured)
-        with self._enough_for("the KV cache", num_blocks * self._shape.block_bytes):
+        with self._explain_out_of_memory("the KV cache", num_blocks * self._shape.block_bytes):
             self.cache.allocate(num_blocks)
         log_memory(budget, self._shape, num_blocks)
         before = self._memory.held()
-        with self._enough_for("CUDA graphs", budget.graphs):
+        with self._explain_out_of_memory("CUDA graphs", budget.graphs):
             self._record_graphs()
         taken = self._memory.held() - before
         if taken > budget.graphs > 0:
@@ -150,7 +153,7 @@ class Runner:
         return budget
 
     @contextmanager
-    def _enough_for(self, what: str, size: int) -> Iterator[None]:
+    def _explain_out_of_memory(self, what: str, size: int) -> Iterator[None]:
         """Raise ConfigError if an allocation fails although there was enough memory: another process has taken it."""
         try:
             yield
@@ -198,7 +201,7 @@ class Runner:
                 mark_broken(results.choices, batch.starts, row_sums(hidden).tolist())
             return results
 
-        return _Undrawn(draw) if plan.masked else Done(draw(None))
+        return _StepWithoutDraws(draw) if plan.masked else Done(draw(None))
 
     def _context(self, tokens: Tokens, written: Callable[[int], None] | None = None) -> Context:
         return Context(tokens, self.cache, self._backend, written)
@@ -278,7 +281,7 @@ class Runner:
         return found
 
 
-class _Undrawn:
+class _StepWithoutDraws:
     """A step whose draws wait for masks."""
 
     def __init__(self, draw: Callable[[np.ndarray], Results]) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from operator import attrgetter
 
 from .block_allocator import BlockAllocator, NewBlock
@@ -10,19 +11,19 @@ from .step import Step, new_rows
 
 _ORDER = attrgetter("order")
 # In steps that also decode, the chunk of prompt tokens grows with the queue, so that _STEPS_TO_CATCH_UP steps compute
-# all queued prompts. It grows to at most _MOST_PATIENCE times chunk_tokens, which bounds the inter-token latency, but
+# all queued prompts. It grows to at most _MOST_CHUNK_GROWTH times chunk_tokens to bound the inter-token latency, but it
 # never lets the queue take more than _MOST_STEPS steps: a client that waits a second for its first token gains little
 # from short gaps between tokens. The values were chosen with measured and simulated arrivals at 50 % to 100 % of what
 # a device can serve. With smaller chunks prompts wait longer, with larger ones decodes do.
 _STEPS_TO_CATCH_UP = 2
-_MOST_PATIENCE = 2
+_MOST_CHUNK_GROWTH = 2
 _MOST_STEPS = 24
 # Shorter prompts overtake a longer one until about STRETCH times its own tokens have been admitted since it arrived. In
 # order of arrival alone, each of them would wait until the whole long prompt is computed.
 STRETCH = 8
 # A step of at least so many tokens, all of prompts that end in it, gets no part of a further prompt, which would only
 # delay their first tokens. Some hundreds of tokens keep a device busy; twice as many take twice as long.
-_WORTH_A_STEP = 512
+_FULL_STEP_TOKENS = 512
 
 
 class Scheduler:
@@ -42,24 +43,27 @@ class Scheduler:
         max_num_seqs: int,
         max_export_blocks: int,
         chunk_tokens: int = 0,
+        reach: Callable[[Sequence, int], int] = lambda sequence, cached: 0,
     ) -> None:
         """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
-        chunk_tokens: prompt tokens of a step that also decodes, while few are queued; 0 = as many as fit in.
+        chunk_tokens: prompt tokens of a step that also decodes, while few are queued; 0 = as many as fit in. reach: as
+        Imports.reach.
         """
         self.allocator = allocator
         self.pool = allocator.pool
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.importing: list[Sequence] = []
-        self.imports_waiting = 0  # sequences in `waiting` that import KV
+        self.imports_waiting = 0  # sequences in `waiting` whose KV a source will bring
         self.num_preemptions = 0
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_num_seqs = max_num_seqs
         self._max_export_blocks = max_export_blocks
         self.chunk_tokens = chunk_tokens
-        self._burst_chunk = chunk_tokens  # the chunk for the prompts that are queued now
+        self._reach = reach
+        self._queue_chunk = chunk_tokens  # the chunk for the prompts that are queued now
         self._admitted_tokens = 0  # tokens of the prompts admitted since the start
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._new_rows: dict[int, Sequence] = {}  # rows that are not in any plan's new_rows yet
@@ -72,10 +76,11 @@ class Scheduler:
         sequence.state = State.WAITING
         # A sequence that has forked since it was last scheduled has one token more than num_tokens counts.
         sequence.num_tokens = max(sequence.num_tokens, sequence.known)
-        if sequence.due < 0:
-            sequence.due = self._admitted_tokens + STRETCH * sequence.known
+        if sequence.queue_place < 0:
+            sequence.queue_place = self._admitted_tokens + STRETCH * sequence.known
+        sequence.import_end = self._reach(sequence, self.allocator.cached_tokens(sequence))
         insort(self.waiting, sequence, key=_ORDER)
-        self.imports_waiting += sequence.request.imports_kv
+        self.imports_waiting += sequence.imports
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence in any state and free its blocks."""
@@ -105,10 +110,10 @@ class Scheduler:
     def end_import(self, sequence: Sequence) -> None:
         """Note that all KV of a sequence has been imported. The caller still has to start it."""
         self.importing.remove(sequence)
-        sequence.computed = sequence.given_len
+        sequence.computed, sequence.import_end = sequence.import_end, 0
 
     def _stop(self, sequence: Sequence) -> None:
-        _take_out(self.running, sequence)
+        _remove_sorted(self.running, sequence)
         self._new_rows.pop(sequence.row, None)
         self._free_rows.append(sequence.row)
         sequence.row = -1
@@ -158,10 +163,10 @@ class Scheduler:
         """
         rows, claimed = self._rows_left(), 0
         for sequence in self.waiting.copy() if self.imports_waiting else ():
-            rows -= sequence.width
+            rows -= sequence.rows_needed
             if rows < 0:
                 return
-            if not sequence.request.imports_kv:
+            if not sequence.imports:
                 claimed += self.allocator.most_blocks(sequence.known)
             elif sequence.pending or not self._take_blocks(sequence, claimed):
                 return
@@ -178,13 +183,13 @@ class Scheduler:
         for sequence in self.waiting:
             if queued >= enough:
                 break
-            if not sequence.request.imports_kv:
+            if not sequence.imports:
                 queued += sequence.known
         if not queued:
-            self._burst_chunk = self.chunk_tokens
-        soon = min(-(-queued // _STEPS_TO_CATCH_UP), self.chunk_tokens * _MOST_PATIENCE)
-        self._burst_chunk = max(self._burst_chunk, soon, queued // _MOST_STEPS)
-        return self._burst_chunk
+            self._queue_chunk = self.chunk_tokens
+        soon = min(-(-queued // _STEPS_TO_CATCH_UP), self.chunk_tokens * _MOST_CHUNK_GROWTH)
+        self._queue_chunk = max(self._queue_chunk, soon, queued // _MOST_STEPS)
+        return self._queue_chunk
 
     def _grow(self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[NewBlock]) -> bool:
         """Give a decode the blocks that its next token needs; False when it is the one to be preempted."""
@@ -202,9 +207,9 @@ class Scheduler:
 
     def _schedule_chunk(self, sequence: Sequence, step: Step, budget: int) -> None:
         missing, room = sequence.num_tokens - sequence.computed, budget - step.plan.num_tokens
-        if sequence.exports and missing <= room and not self._draws_fit(sequence, step):
+        if sequence.exports and missing <= room and not self._export_draws_fit(sequence, step):
             return
-        if 0 < missing <= room or (room > 0 and not _is_complete(step)):
+        if 0 < missing <= room or (room > 0 and not _is_full_of_prompts(step)):
             count = min(missing, room)
             if self.allocator.windowed:
                 end, new = self.allocator.extend(sequence, sequence.computed + count)
@@ -219,7 +224,7 @@ class Scheduler:
                 sequence.num_tokens += 1
             step.put(sequence, count, draws)
 
-    def _draws_fit(self, sequence: Sequence, step: Step) -> bool:
+    def _export_draws_fit(self, sequence: Sequence, step: Step) -> bool:
         """Whether a step may sample the first tokens of one more export. The choices of exports take no rows, so they
         need a limit of their own."""
         draws = step.exported_choices
@@ -233,10 +238,10 @@ class Scheduler:
         while self.waiting and step.plan.num_tokens < budget:
             sequence = self.waiting[0]
             # A queued sequence that imports KV waits for blocks, which less urgent sequences must not take.
-            if sequence.request.imports_kv or (before is not None and sequence.order > before.order):
+            if sequence.imports or (before is not None and sequence.order > before.order):
                 return
-            rows -= sequence.width
-            if sequence.pending or rows < 0 or self._exports_too_much(sequence) or not self._take_blocks(sequence):
+            rows -= sequence.rows_needed
+            if sequence.pending or rows < 0 or self._exports_are_full(sequence) or not self._take_blocks(sequence):
                 return
             del self.waiting[0]
             self._admitted_tokens += sequence.known
@@ -244,13 +249,13 @@ class Scheduler:
             self._schedule_chunk(sequence, step, budget)
 
     def _leave_queue(self, sequence: Sequence) -> None:
-        _take_out(self.waiting, sequence)
-        self.imports_waiting -= sequence.request.imports_kv
+        _remove_sorted(self.waiting, sequence)
+        self.imports_waiting -= sequence.imports
 
     def _rows_left(self) -> int:
-        return self._max_num_seqs - sum(sequence.width for sequence in (*self.running, *self.importing))
+        return self._max_num_seqs - sum(sequence.rows_needed for sequence in (*self.running, *self.importing))
 
-    def _exports_too_much(self, sequence: Sequence) -> bool:
+    def _exports_are_full(self, sequence: Sequence) -> bool:
         """Whether an export must wait until decode pods have received the KV of other exports."""
         held = self.allocator.export_blocks
         if not sequence.exports or not held:
@@ -280,12 +285,12 @@ class Scheduler:
         sequence.computed = 0
 
 
-def _is_complete(step: Step) -> bool:
+def _is_full_of_prompts(step: Step) -> bool:
     """Whether a step has enough tokens, all of prompts that end in it."""
     plan = step.plan
-    return plan.num_tokens >= _WORTH_A_STEP and all(plan.draws) and plan.counts[0] > 1
+    return plan.num_tokens >= _FULL_STEP_TOKENS and all(plan.draws) and plan.counts[0] > 1
 
 
-def _take_out(queue: list[Sequence], sequence: Sequence) -> None:
+def _remove_sorted(queue: list[Sequence], sequence: Sequence) -> None:
     """Remove a sequence from a list that is sorted by `order`."""
     del queue[bisect_left(queue, sequence.order, key=_ORDER)]

@@ -32,7 +32,7 @@ _GOES_ON = FinishReason.NONE
 class Request(msgspec.Struct, kw_only=True):
     """A request to the engine.
 
-    imports_kv: the prompt's KV and the first token of each choice come from another pod; the engine only reserves the
+    imports_kv: prefill pods bring the prompt's KV and the first token of each choice; the engine only reserves the
     blocks and waits. exports_from: the request ends here with its first tokens. The KV of its tokens from this index on
     is handed to another pod, and all its blocks stay until they are released. output: the tokens that another engine
     has generated before this one continues the request. choice: the number of the only choice that it continues. Both
@@ -80,7 +80,7 @@ class Request(msgspec.Struct, kw_only=True):
 class State(enum.Enum):
     NEW = enum.auto()  # not in the scheduler's queue yet, since its grammar is being compiled
     WAITING = enum.auto()  # in the queue, without blocks
-    IMPORTING = enum.auto()  # holds the prompt's blocks and waits for their KV from another pod
+    IMPORTING = enum.auto()  # holds the prompt's blocks and waits until a source has brought their KV
     RUNNING = enum.auto()
     EXPORTED = enum.auto()  # finished; its blocks stay until the other pod has received their KV
     FINISHED = enum.auto()
@@ -98,13 +98,14 @@ class Sequence:
     - the scheduler: `state`, and `row`, the sequence's place among the running ones, -1 when it does not run.
       `num_tokens` counts the known tokens and those that are sampled on the device and not read yet. `computed` counts
       the tokens whose KV is in the sequence's blocks, including those of the steps under way. `began_at` (of the
-      monotonic clock, in seconds) is when it ran for the first time. `due` is where its prompt stands in the queue,
-      negative before it has been there, and `order` says who goes first: smaller is more urgent.
+      monotonic clock, in seconds) is when it ran for the first time. `queue_place` is its prompt's place in the
+      queue, negative before it has one, and `order` says who goes first: smaller is more urgent. `import_end`: a
+      source brings the KV of the tokens before this one that are not cached; 0 = the engine computes them.
     - the block allocator: `tables`, the block table of each group of layers, whose first blocks the sequence may have
       as `shared` with its forks. `cached` counts the tokens whose KV the prefix cache had when the sequence was
       admitted. `settled` counts the full blocks that are computed, finite and known to the prefix cache.
     - `compiling`: `matcher`, which follows the output through the grammar, if there is one.
-    - the engine: `prompt_logprobs`.
+    - the engine: `prompt_logprobs`, and `may_import`, which is False once a source has failed to bring KV.
 
     `fork` copies them all.
     """
@@ -117,7 +118,9 @@ class Sequence:
         self.arrived_at = time.monotonic()
         self.began_at = 0.0
         self.choice = choice
-        self.due = -1
+        self.queue_place = -1
+        self.import_end = 0
+        self.may_import = True
         self.prompt = request.prompt
         self.output = list(request.output)
         self.prompt_len = len(self.prompt)
@@ -146,7 +149,7 @@ class Sequence:
         Both share the prompt and its hashes, so that a fork takes no longer for a longer prompt.
         """
         other = Sequence(self.request, self.arrival, self._block_size, self.most_tokens, choice)
-        other.due = self.due
+        other.queue_place = self.queue_place
         other.arrived_at, other.began_at = self.arrived_at, self.began_at
         other.output = list(self.output)
         other.known = other.num_tokens = self.known
@@ -160,7 +163,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        return self.request.priority, self.due, self.arrival, self.choice
+        return self.request.priority, self.queue_place, self.arrival, self.choice
 
     def append(self, token: int) -> None:
         """Add the next token."""
@@ -196,13 +199,23 @@ class Sequence:
         return self.splits and self.known == self.given_len
 
     @property
+    def imports(self) -> bool:
+        """Whether a source is to bring KV before this sequence can run."""
+        return self.import_end > 0
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the logits of every prompt token are needed, so that none may be skipped."""
+        return self.sampling.prompt_logprobs is not None and not self.output_len
+
+    @property
     def choices(self) -> range:
         """The choices whose next token is drawn from this sequence's logits: all of the request until they fork."""
         count = self.sampling.n if self.known == self.prompt_len else 1
         return range(self.choice, self.choice + count)
 
     @property
-    def width(self) -> int:
+    def rows_needed(self) -> int:
         """The number of rows that it needs once its choices have forked. Those of an export fork on the other pod."""
         return 1 if self.exports else len(self.choices)
 

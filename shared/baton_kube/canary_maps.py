@@ -27,7 +27,7 @@ def override_map(prefix: str) -> str:
     return f"{prefix}-override"
 
 
-class Moved(msgspec.Struct, frozen=True):
+class ControllerWeight(msgspec.Struct, frozen=True):
     """The controller's weight for a canary, in percent. It is valid only for settings with this generation."""
 
     generation: str
@@ -38,10 +38,10 @@ class CanaryMapError(ValueError):
     """The data of one of these ConfigMaps cannot be used."""
 
 
-def parse_status(text: str) -> dict[str, Moved]:
+def parse_status(text: str) -> dict[str, ControllerWeight]:
     """Return the controller's weights, by model. Raises CanaryMapError."""
     try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Moved])
+        return msgspec.json.decode(text or "{}", type=dict[str, ControllerWeight])
     except msgspec.MsgspecError as error:
         raise CanaryMapError(f"{STATUS_KEY}: {error}") from None
 

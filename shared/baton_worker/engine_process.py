@@ -97,7 +97,7 @@ class EngineLoop:
             for command in self._next_commands(progress):
                 self._obey(command)
             mover.settle()
-            result = engine.step(self._meanwhile)
+            result = engine.step(self._on_wait)
             progress = result.progress
             mover.output.deltas += result.deltas
             mover.output.reservations += result.reservations
@@ -123,7 +123,7 @@ class EngineLoop:
             commands = self._channel.receive(timeout=None)
         return commands
 
-    def _meanwhile(self) -> None:
+    def _on_wait(self) -> None:
         """Do what need not wait for the step that the device is at."""
         for command in self._channel.receive(timeout=_POLL_S):
             self._obey(command)
@@ -153,9 +153,7 @@ class EngineLoop:
             case ImportTokens(id, tokens):
                 engine.import_tokens(id, tokens)
             case RestartImport(id):
-                reservation = engine.restart_import(id)
-                if reservation is not None:
-                    mover.output.reservations.append(reservation)
+                engine.restart_import(id)
             case CancelImport(id):
                 engine.cancel_import(id)
             case FreeSlot(slot, on_gpu):

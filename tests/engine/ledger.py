@@ -70,6 +70,11 @@ class LedgerCache:
         for (_, target), values in zip(pairs, sources, strict=True):
             self.data[:, :, target] = values
 
+    def read(self, tables: list[list[int]], extent: Extent) -> torch.Tensor:
+        """Return one token's slot in one layer, [1]."""
+        [run] = self.layout.runs(extent.layers)
+        return self.slot(tables[run.group], extent.first_token).view(1)
+
     def scatter(self, tables: list[list[int]], extent: Extent, values: torch.Tensor) -> None:
         """values: [tokens], of all layers."""
         for run in self.layout.runs(extent.layers):

@@ -124,8 +124,8 @@ def test_an_order_made_anew_takes_nothing_of_the_old_one(llama: Path) -> None:
     assert pair.decode.import_kv(0, old.generation, first.extent, first.values) is False
     pair.decode.import_tokens(0, pair.first_tokens.pop(0))
 
-    new = pair.decode.restart_import(0)
-    assert new is not None
+    pair.decode.restart_import(0)
+    [new] = pair.decode.reserve()
     assert new.generation != old.generation
     assert (new.first_token, new.num_tokens) == (old.first_token, old.num_tokens)
     for late in pair.pieces:
@@ -135,7 +135,8 @@ def test_an_order_made_anew_takes_nothing_of_the_old_one(llama: Path) -> None:
     pair.prefill.abort(0)
     pair.pieces.clear()
     assert pair.run().tokens == generate(make_engine(llama), [request]).tokens
-    assert pair.decode.restart_import(0) is None
+    pair.decode.restart_import(0)
+    assert pair.decode.reserve() == []
     assert_idle(pair.decode)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from baton_engine.cuda_runner import CudaRunner
 from baton_engine.decode_graphs import DecodeGraphs
-from baton_engine.flying import Flying
 from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.sequence import FinishReason, Request
+from baton_engine.step_in_flight import StepInFlight
 from tests.conftest import MakeModel
 from tests.models import END, make_tokenizer
 
@@ -115,8 +115,8 @@ def test_grammars_and_prompt_logprobs_leave_a_pod_on_its_graphs(llama: Path, mon
 
     noted(DecodeGraphs, "replay", "graph")
     noted(CudaRunner, "_run", "eager")
-    noted(Flying, "wait", "read")
-    noted(Flying, "draw_masked", "draw")
+    noted(StepInFlight, "wait", "read")
+    noted(StepInFlight, "draw_masked", "draw")
     requests = [make_request(id, make_prompt(20, seed=id), 40, seed=id, **kind) for id, kind in enumerate(kinds)]
     transcript = generate(engine, requests)
     # Requests with a grammar are scheduled once it is compiled. The others may have decoded a few tokens by then.
@@ -142,7 +142,7 @@ def test_a_grammar_beside_others_may_be_aborted_before_its_mask(llama: Path, mon
         tokens: list[int] = []
         steps = 0
 
-        def meanwhile() -> None:
+        def on_wait() -> None:
             if steps == aborted_at:  # noqa: B023
                 engine.abort(1)
 
@@ -150,7 +150,7 @@ def test_a_grammar_beside_others_may_be_aborted_before_its_mask(llama: Path, mon
             steps += 1
             looks = iter([True, False])
             monkeypatch.setattr(engine._in_flight, "done", lambda: not next(looks, False))  # noqa: B023
-            tokens += [token for delta in engine.step(meanwhile).deltas if delta.id == 0 for token in delta.tokens]
+            tokens += [token for delta in engine.step(on_wait).deltas if delta.id == 0 for token in delta.tokens]
         monkeypatch.undo()
         pretend(monkeypatch)
         assert tokens == expected[0, 0]

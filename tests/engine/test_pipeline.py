@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class Flying:
+class StepInFlight:
     """A Launched step that is done once `over` is set."""
 
     over = False
@@ -49,7 +49,7 @@ class Flying:
     def layers_done(self) -> int:
         return 0
 
-    def launch(self, plan: StepPlan) -> "Flying":
+    def launch(self, plan: StepPlan) -> "StepInFlight":
         return self
 
 
@@ -60,15 +60,15 @@ def step_of(count: int) -> Step:
 
 
 def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock) -> None:
-    pipeline, flying = Pipeline(1000.0), Flying()
+    pipeline, launched = Pipeline(1000.0), StepInFlight()
     assert not pipeline.is_full()
-    pipeline.put(step_of(200), flying.launch)
+    pipeline.put(step_of(200), launched.launch)
     full_for = -clock.now
     while pipeline.is_full():
         pass
     full_for += clock.now
     assert 0.15 < full_for < 0.2
-    pipeline.put(step_of(200), Flying().launch)
+    pipeline.put(step_of(200), StepInFlight().launch)
     assert not pipeline.is_full()
     pipeline.read()
     # The second began when the first was over.
@@ -78,9 +78,9 @@ def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock) -> N
 def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
     pipeline = Pipeline(1000.0)
 
-    def launch(plan: StepPlan) -> Flying:
+    def launch(plan: StepPlan) -> StepInFlight:
         clock.now += 0.1
-        return Flying()
+        return StepInFlight()
 
     begun = clock.now
     pipeline.put(step_of(200), launch)
@@ -90,17 +90,17 @@ def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
 
 
 def test_what_was_predicted_too_long_ends_when_it_ends(clock: Clock) -> None:
-    pipeline, flying = Pipeline(1000.0), Flying()
-    pipeline.put(step_of(200), flying.launch)
+    pipeline, launched = Pipeline(1000.0), StepInFlight()
+    pipeline.put(step_of(200), launched.launch)
     assert pipeline.is_full()
-    flying.over = True
+    launched.over = True
     assert not pipeline.is_full()
 
 
 @pytest.mark.parametrize(("rate", "count"), [(0.0, 200), (1000.0, 1)], ids=["rate unknown", "decodes"])
 def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, count: int) -> None:
     pipeline = Pipeline(rate)
-    pipeline.put(step_of(count), Flying().launch)
+    pipeline.put(step_of(count), StepInFlight().launch)
     assert not pipeline.is_full()
 
 
@@ -108,12 +108,12 @@ def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
     """Two kinds of steps do not count: those before which the device was idle, since their time includes the launch,
     and those whose end was not observed."""
     pipeline, rates = Pipeline(10_000.0), []
-    steps = [(count, Flying()) for count in (1000, 100, 1000, 1000, 1000, 1000)]
-    for count, flying in steps:
-        pipeline.put(step_of(count), flying.launch)
-    for index, (_, flying) in enumerate(steps):
+    steps = [(count, StepInFlight()) for count in (1000, 100, 1000, 1000, 1000, 1000)]
+    for count, launched in steps:
+        pipeline.put(step_of(count), launched.launch)
+    for index, (_, launched) in enumerate(steps):
         clock.now += 0.05
-        flying.over = index == 3
+        launched.over = index == 3
         if index == 3:
             clock.now += 0.01
         pipeline.read()
@@ -146,13 +146,13 @@ def test_who_comes_during_a_step_is_in_the_next(clock: Clock, tmp_path: Path) ->
     first_tokens: dict[int, float] = {}
     late = [(1, 100.05), (2, 100.25)]  # steps of 50 tokens take 0.2 s
 
-    def meanwhile() -> None:
+    def on_wait() -> None:
         while late and clock() >= late[0][1]:
             engine.add(make_request(late.pop(0)[0], [1] * 10, 1))
 
     engine.add(make_request(0, [0] * 150, 1))
     while engine.has_work:
-        for delta in engine.step(meanwhile).deltas:
+        for delta in engine.step(on_wait).deltas:
             first_tokens[delta.id] = clock.now
     assert first_tokens[1] == pytest.approx(100.4, abs=0.01)
     assert first_tokens[2] == pytest.approx(100.6, abs=0.01)

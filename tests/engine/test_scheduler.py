@@ -15,11 +15,13 @@ from baton_engine.block_allocator import BlockAllocator
 from baton_engine.block_pool import BlockPool
 from baton_engine.delta import Reservation
 from baton_engine.exports import Export
+from baton_engine.prefill_pods import PrefillPods
 from baton_engine.scheduler import Scheduler
 from baton_engine.sequence import Sequence, State
 from baton_engine.step import Step
 
 from .harness import Transcript, assert_idle, finish, make_request
+from .host_tier import HostTier
 from .ledger import LedgerRunner, expected_output, fold, make_ledger_engine
 
 BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQS, CONTEXT = 4, 14, 6, 8, 48
@@ -51,7 +53,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.prompts: dict[int, list[int]] = {}
         self.reservations: dict[int, Reservation] = {}
         self.known: dict[int, list[int]] = {}  # prompt, and the output that another engine has generated
-        self.layout = self.engine.runner.cache.layout
+        cache = cast(LedgerRunner, self.engine.runner).cache
+        self.tier = HostTier(self.engine, cache.read)
+        self.layout = cache.layout
         self.exported: dict[int, dict[tuple[int, int], int]] = {}  # the block of each token in each layer
         self.transcript = Transcript()
 
@@ -120,10 +124,10 @@ class EngineMachine(RuleBasedStateMachine):
     def restart(self, data: st.DataObject) -> None:
         """Order the KV of a request again, in any state of the old order."""
         id = data.draw(st.sampled_from(list(self.reservations)))
-        reservation = self.engine.restart_import(id)
-        assert reservation is not None
-        assert reservation.generation != self.reservations[id].generation
-        self.reservations[id] = reservation
+        old = self.reservations[id].generation
+        self.engine.restart_import(id)
+        self.reserve()
+        assert self.reservations[id].generation != old
 
     @precondition(lambda self: self.reservations)
     @rule(data=st.data(), part=st.sampled_from(["last token", "first tokens", "all"]))
@@ -154,14 +158,31 @@ class EngineMachine(RuleBasedStateMachine):
             firsts.append(tokens[-1])
         self.engine.import_tokens(id, firsts)
 
+    @precondition(lambda self: self.tier.orders)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """Let the tier give up an order."""
+        self.engine.cancel_import(data.draw(st.sampled_from(list(self.tier.orders))))
+
+    @precondition(lambda self: self.engine.pool.num_cached)
+    @rule(max_tokens=st.integers(1, 18), data=st.data())
+    def ask_again(self, max_tokens: int, data: st.DataObject) -> None:
+        """Ask with an earlier prompt after the pool has evicted the blocks that nobody holds."""
+        pool = self.engine.pool
+        pool.release(pool.allocate(pool.num_available))
+        self.add(data.draw(st.sampled_from(list(self.prompts.values()))), max_tokens, 1, 0, "plain", 0, 0)
+
     @rule()
     def reserve(self) -> None:
         """Reserve blocks while a step is in flight."""
         for reservation in self.engine.reserve():
             self.reservations[reservation.id] = reservation
 
-    @rule()
-    def step(self) -> None:
+    @rule(brings=st.booleans())
+    def step(self, brings: bool = False) -> None:
+        """Step the engine after the tier has brought what is ordered, or before."""
+        for id in list(self.tier.orders) if brings else ():
+            self.tier.bring(id)
         running = list(self.engine.scheduler.running)
         decodes = [
             s for s in running
@@ -187,7 +208,7 @@ class EngineMachine(RuleBasedStateMachine):
         result = self.engine.step()
         self.engine.scheduler.schedule = schedule  # type: ignore[method-assign]
         if not running and self.engine.scheduler.waiting:
-            assert steps[0].sequences or self.engine.pool.num_held or result.reservations, "nothing runs, all wait"
+            assert steps[0].sequences or self.engine.pool.num_held or result.progress, "nothing runs, all wait"
         for reservation in result.reservations:
             self.reservations[reservation.id] = reservation
         for export in result.exports:
@@ -301,7 +322,12 @@ def make_allocator(num_blocks: int, step_tokens: int) -> BlockAllocator:
 @pytest.fixture
 def scheduler() -> Scheduler:
     return Scheduler(
-        make_allocator(64, 8), block_size=4, max_num_batched_tokens=8, max_num_seqs=4, max_export_blocks=32
+        make_allocator(64, 8),
+        block_size=4,
+        max_num_batched_tokens=8,
+        max_num_seqs=4,
+        max_export_blocks=32,
+        reach=PrefillPods().reach,
     )
 
 
@@ -461,7 +487,12 @@ def test_imports_do_not_wait_for_a_place_in_a_step(scheduler: Scheduler) -> None
 
 def test_imports_leave_more_urgent_prompts_the_blocks_that_they_need() -> None:
     scheduler = Scheduler(
-        make_allocator(20, 8), block_size=4, max_num_batched_tokens=8, max_num_seqs=8, max_export_blocks=32
+        make_allocator(20, 8),
+        block_size=4,
+        max_num_batched_tokens=8,
+        max_num_seqs=8,
+        max_export_blocks=32,
+        reach=PrefillPods().reach,
     )
     running, waiting = add(scheduler, 0, 32, priority=-2), add(scheduler, 1, 16, priority=-1)
     scheduler.schedule()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from baton_gateway.errors import ApiError
-from baton_gateway.routing.admission import Admission, Ask
+from baton_gateway.routing.admission import Admission, AdmissionRequest
 from baton_gateway.routing.cost import CostModel
 from baton_gateway.routing.demand import Demand
 from baton_gateway.routing.kv_aware import KvAware
@@ -31,7 +31,7 @@ class Door:
         self.admission = Admission(self.router, index, costs, **limits)  # type: ignore[arg-type]
         self.routes: dict[int, Route] = {}
         self.refused: dict[int, ApiError] = {}
-        self.asks: list[Ask] = []
+        self.asks: list[AdmissionRequest] = []
 
     @property
     def inside(self) -> list[int]:
@@ -41,7 +41,7 @@ class Door:
         number = len(self.asks)
         demand = Demand(tokens, tokens + 1, lambda size: range(first_key, first_key + tokens // size))
 
-        def come_in() -> None:
+        def admit() -> None:
             route = self.router.dispatch(demand)
             assert route is not None
             self.routes[number] = route
@@ -49,8 +49,8 @@ class Door:
         def refuse(error: ApiError) -> None:
             self.refused[number] = error
 
-        self.asks.append(Ask([demand], come_in, refuse, tenant, weight, priority))
-        self.admission.ask(self.asks[-1])
+        self.asks.append(AdmissionRequest([demand], admit, refuse, tenant, weight, priority))
+        self.admission.submit(self.asks[-1])
         return number
 
     def finish(self, number: int) -> None:
@@ -213,9 +213,9 @@ def test_without_pods_requests_come_in_to_be_told_so() -> None:
     called = []
     demands = door.asks[1].demands
     # One that comes now, and the one that has waited.
-    door.admission.ask(Ask(demands, lambda: called.append(2), lambda _error: None))
-    door.asks[1].come_in = lambda: called.append(1)
-    door.admission.let_in()
+    door.admission.submit(AdmissionRequest(demands, lambda: called.append(2), lambda _error: None))
+    door.asks[1].admit = lambda: called.append(1)
+    door.admission.admit_waiting()
     assert called == [2, 1]
 
 
@@ -247,7 +247,7 @@ class Cluster:
         def arrive() -> None:
             began = self._clock.now
 
-            def come_in() -> None:
+            def admit() -> None:
                 route = self._router.dispatch(demand)
                 assert route is not None
                 local = not route.prefills
@@ -263,7 +263,9 @@ class Cluster:
                     work.finished = route.done
                 self._sims[route.prefilling.slot].prefill(work)
 
-            self._admission.ask(Ask([demand], come_in, lambda _error: self.refused.append(tenant), tenant))
+            self._admission.submit(
+                AdmissionRequest([demand], admit, lambda _error: self.refused.append(tenant), tenant)
+            )
 
         return arrive
 

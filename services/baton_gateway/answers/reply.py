@@ -133,7 +133,7 @@ class Reply(Response):
                 if choice.finish_reason is not None:
                     parts.append(shape.closing(index, choice, usage))
                 if pace is not None:
-                    await pace.breathe()
+                    await pace.yield_to_loop()
             if not pieces:
                 parts.append(PING)
             if not self._open:
@@ -164,7 +164,7 @@ class Reply(Response):
         answers: list[tuple[Choice, Piece]] = []
         for choice, pieces in zip(self._choices, collected, strict=True):
             answers.append((choice, _joined(pieces)))
-            await pace.breathe()
+            await pace.yield_to_loop()
         body = await _collected(self._shape.body(answers, self._prompts, self._usage().as_dict()))
         self._started = True
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % sum(map(len, body)))]
@@ -179,7 +179,7 @@ class Reply(Response):
         pace = Pace() if len(arrived) > UNPACED_PIECES else None
         for index, delta in arrived:
             if pace is not None:
-                await pace.breathe()
+                await pace.yield_to_loop()
             choice = self._choices[index]
             if choice.finish_reason is not None:
                 continue
@@ -249,7 +249,7 @@ async def _collected(parts: Iterable[bytes]) -> list[bytes]:
     for part in parts:
         made.append(part)
         if pace.over:
-            await pace.breathe()
+            await pace.yield_to_loop()
     return made
 
 

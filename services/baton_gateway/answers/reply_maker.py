@@ -71,7 +71,7 @@ class ReplyMaker:
                 )
             )
             choices += [make_choice() for _ in range(request.choices)]
-            await pace.breathe()
+            await pace.yield_to_loop()
         record.prompt_tokens = sum(map(len, prompts))
         settings, options = self._settings, self._options(request)
         generation = Generation(

@@ -58,9 +58,9 @@ class FairQueue(Generic[Item]):
     its last request.
     """
 
-    def __init__(self, most: int) -> None:
-        """most: how many requests may wait."""
-        self._most = most
+    def __init__(self, capacity: int) -> None:
+        """capacity: how many requests may wait."""
+        self._capacity = capacity
         self._lines: dict[tuple[int, str], _Line[Item]] = {}  # by priority and tenant
         self._now: dict[int, float] = {}  # virtual time by priority
         self._length = 0
@@ -80,13 +80,14 @@ class FairQueue(Generic[Item]):
         line.weight = weight
         line.insert(self._now.get(priority, 0.0), cost, item, order)
         self._length += 1
-        return self.push_out() if self._length > self._most else None
+        return self.push_out() if self._length > self._capacity else None
 
-    def pop(self, may: Callable[[Item], bool] = lambda _item: True) -> Item | None:
+    def pop(self, can_serve: Callable[[Item], bool] = lambda _item: True) -> Item | None:
         """Remove and return the item whose turn it is; None if no item waits or none can be served now.
 
-        may: whether an item can be served now. An item that cannot be served keeps its turn. Until it is served, only
-        items that start before its virtual finish time may overtake it, since they would have been served beside it.
+        can_serve: whether an item can be served now. An item that cannot be served keeps its turn. Until it is served,
+        only items that start before its virtual finish time may overtake it, since they would have been served beside
+        it.
         """
         turns = sorted((key[0], self._lines[key].waiting[0].start, key[1]) for key in self._waiting())
         end = float("inf")
@@ -95,7 +96,7 @@ class FairQueue(Generic[Item]):
                 break
             line = self._lines[priority, tenant]
             entry = line.waiting[0]
-            if may(entry.item):
+            if can_serve(entry.item):
                 line.waiting.popleft()
                 self._now[priority] = max(self._now.get(priority, 0.0), start)
                 self._removed((priority, tenant))

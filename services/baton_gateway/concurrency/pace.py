@@ -19,7 +19,7 @@ class Pace:
         """Whether the current slice of time is over. This costs well below a microsecond."""
         return time.perf_counter() - self._began > SLICE_S
 
-    async def breathe(self) -> None:
+    async def yield_to_loop(self) -> None:
         """Call this between two steps. It yields to other tasks when the slice of time is over."""
         if self.over:
             await asyncio.sleep(0)

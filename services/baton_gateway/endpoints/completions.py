@@ -49,7 +49,7 @@ async def completion(services: Services, request: CompletionRequest, record: Req
     for prompt, token_ids in zip(request.prompt, tokenized, strict=True):
         fitted = fit_prompt(token_ids, request, max_tokens, limits, "prompt")
         output_budget(len(fitted), max_tokens, limits, "prompt")
-        await pace.breathe()
+        await pace.yield_to_loop()
         if request.echo:
             text = _text_of(prompt, token_ids, fitted, request, tokenizer)
             prompts.append(EchoedPrompt(fitted, await turns.run(text, len(fitted), record.client)))

@@ -1,1 +1,1 @@
-"""The connections to pods, which pods there are, and which models they serve."""
+"""Finds the pods, keeps connections to them, and knows which models they serve."""

@@ -1,4 +1,4 @@
-"""The canaries of a gateway outside of Kubernetes."""
+"""Reads canaries from a file, for a gateway outside of Kubernetes."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _POLL_S = 0.5
 
 
 class CanaryFile:
-    """Follows a file; one that is broken, or gone, changes nothing."""
+    """Follows a file of canaries. While it cannot be read or parsed, the last canaries stay."""
 
     def __init__(self, path: Path, catalog: Catalog) -> None:
         """Raises CanaryError."""

@@ -1,4 +1,4 @@
-"""The canaries of a gateway in Kubernetes."""
+"""Reads canaries from ConfigMaps, for a gateway in Kubernetes."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from baton_kube.canary_maps import (
     STATUS_KEY,
     VALUES_KEY,
     CanaryMapError,
-    Moved,
+    ControllerWeight,
     override_map,
     parse_override,
     parse_status,
@@ -18,19 +18,22 @@ from baton_kube.canary_maps import (
 )
 from baton_kube.object_watch import Objects
 
-from ..routing.canary import CanaryError, Stated, effective, parse_stated
+from ..routing.canary import CanaryError, StatedCanary, effective, parse_stated
 from .catalog import Catalog
 
 log = logging.getLogger(__name__)
 
 
 class CanaryWatches:
-    """Puts together what three ConfigMaps say; one that cannot be read changes nothing."""
+    """Combines the ConfigMaps of the chart, the controller and the operators.
+
+    When one of them cannot be parsed, its last content stays in use.
+    """
 
     def __init__(self, catalog: Catalog, prefix: str) -> None:
         self._catalog = catalog
-        self._stated: Mapping[str, Stated] = {}
-        self._moved: Mapping[str, Moved] = {}
+        self._stated: Mapping[str, StatedCanary] = {}
+        self._controller_weights: Mapping[str, ControllerWeight] = {}
         self._overrides: Mapping[str, int] = {}
         self.followed: dict[str, Callable[[Objects], None]] = {
             values_map(prefix): lambda maps: self._changed(self._read_values, _text(maps, VALUES_KEY)),
@@ -42,7 +45,7 @@ class CanaryWatches:
         self._stated = parse_stated(text or "{}")
 
     def _read_status(self, text: str) -> None:
-        self._moved = parse_status(text)
+        self._controller_weights = parse_status(text)
 
     def _read_override(self, text: str) -> None:
         self._overrides = parse_override(text)
@@ -56,7 +59,7 @@ class CanaryWatches:
         except (CanaryError, CanaryMapError) as error:
             log.error("the canaries stay as they were: %s", error, extra={"event": "canaries_refused"})
             return
-        canaries = effective(self._stated, self._moved, self._overrides)
+        canaries = effective(self._stated, self._controller_weights, self._overrides)
         self._catalog.set_canaries(canaries)
         shares: dict[str, Any] = {model: canary.weight for model, canary in canaries.items()}
         extra = {"event": "canaries_read", "canaries": shares, "overrides": dict(self._overrides)}

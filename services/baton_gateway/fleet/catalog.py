@@ -1,4 +1,4 @@
-"""The models of a gateway, and which of its pods serve which requests for them."""
+"""The models of a gateway, and the pools of pods that serve them."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ from .fleet import Fleet
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Pods that serve some of a model's requests."""
+    """Some pods of a model, and the requests that they are meant for."""
 
     spec: PoolSpec
     fleet: Fleet
 
     def limits(self) -> PodLimits:
-        """Return what the live pods can take. Raises ApiError 503 when there are none."""
+        """Return the longest request that every live pod can take. Raises ApiError 503 when no pod is live."""
         limits = self.fleet.limits()
         if limits is None:
             raise overloaded("No decode pod is available now.")
@@ -39,13 +39,13 @@ class Pool:
 
     @property
     def reach(self) -> float:
-        """Tokens of the longest prompt that it is meant for."""
+        """The longest prompt that the pool is meant for, in tokens."""
         return self.spec.max_prompt_tokens or float("inf")
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model and its pools, in the order in which they are asked."""
+    """A model, and its pools in order of preference."""
 
     served: ServedModel
     pools: Sequence[Pool]
@@ -57,7 +57,7 @@ class Model:
     def pool(self, identity: Identity | None, prompt_tokens: int) -> Pool:
         """Return the first pool with live pods that is meant for such a request, or else the first one.
 
-        A prompt that is longer than what any is meant for goes where the longest ones go.
+        A prompt that is longer than any pool is meant for goes to the pool for the longest prompts.
         """
         mine = [pool for pool in self.pools if pool.is_for(identity)]
         longest = max(pool.reach for pool in mine)
@@ -65,12 +65,12 @@ class Model:
         return next((pool for pool in fitting if pool.fleet.limits() is not None), fitting[0])
 
     def max_model_len(self, identity: Identity | None) -> int | None:
-        """Return how many tokens live pods take at most for somebody; None when there are no such pods."""
+        """Return the longest context of the live pods that serve an identity, in tokens; None without such pods."""
         found = [pool.fleet.limits() for pool in self.pools if pool.is_for(identity)]
         return max((limits.max_model_len for limits in found if limits is not None), default=None)
 
     def open_to(self, identity: Identity | None) -> bool:
-        """Whether somebody may use it."""
+        """Whether this identity may use the model."""
         return (identity is None or identity.may_use(self.name)) and any(pool.is_for(identity) for pool in self.pools)
 
 
@@ -80,7 +80,7 @@ class Catalog:
     def __init__(
         self, models: Iterable[Model], revisions: RevisionMetrics, routing: RouterMetrics, retries: RetryMetrics
     ) -> None:
-        self.refusing = False  # whether requests get no pool any more
+        self.refusing = False  # True once the gateway shuts down and takes no new requests
         self._models = {model.name: model for model in models}
         self._revisions = revisions
         self._routing = routing
@@ -102,7 +102,7 @@ class Catalog:
     def find(self, name: str | None, identity: Identity | None) -> Model:
         """Return the model of that name; without a name, the first.
 
-        Raises ApiError when there is none, or it is not for this identity.
+        Raises ApiError when there is no such model, or this identity may not use it.
         """
         model = next(iter(self)) if name is None else self._models.get(name)
         if model is None:
@@ -112,18 +112,18 @@ class Catalog:
         return model
 
     def pool(self, model: Model, identity: Identity | None, prompt_tokens: int) -> Pool:
-        """Return the pool for a request, as `Model.pool` does. Raises ApiError 503 when nothing new is taken."""
+        """Return the pool for a request, as `Model.pool` does. Raises ApiError 503 while the gateway shuts down."""
         if self.refusing:
             raise overloaded("The server is shutting down.")
         return model.pool(identity, prompt_tokens)
 
     def set_canaries(self, canaries: Mapping[str, CanaryShare]) -> None:
-        """Give canaries, by the name of their model, their share from now on; the others get none."""
+        """Replace all canaries. canaries: by model name; a model that is not in it has no canary from now on."""
         for name, pool in self.pools:
             pool.fleet.router.canary = canaries.get(name)
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Let a registry have what is counted of all models."""
+        """Add the metrics of all models to a registry."""
         for metrics in (self._revisions, self._routing, self._retries):
             metrics.register(registry)
 

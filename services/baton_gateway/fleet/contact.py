@@ -1,4 +1,4 @@
-"""What connects a gateway with one pod."""
+"""The connection between a gateway and one pod."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from .watcher import CHANNEL_OPTIONS, Watcher
 
 
 class Contact:
-    """Follows a pod's reports; a decode pod also has a link, for requests."""
+    """Follows a pod's reports. With a decode pod it also has a link, which carries requests."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Contact:
         token: PeerToken | None,
         require_cache_scopes: bool = False,
     ) -> None:
-        """index, timeout_s, require_cache_scopes: as Watcher has them.
+        """index, timeout_s, require_cache_scopes: as in Watcher.
 
-        changed: called whenever the pod may have come or gone.
+        changed: called whenever the pod may have become live or lost.
         """
         self.pod = pod
         self._changed = changed
@@ -46,7 +46,7 @@ class Contact:
         self._watching = keep_running("pod reports", watcher.run)
 
     async def end(self) -> None:
-        """Let go of the pod; what was on the link is lost."""
+        """Close the connection. Requests that are still on the link are lost."""
         self._watching.cancel()
         if self.link is not None:
             self.link.close()
@@ -54,7 +54,7 @@ class Contact:
         await self._channel.close()
 
     async def _current_channel(self) -> grpc.aio.Channel:
-        """Return the channel for another try, which must not show a certificate that has been replaced since."""
+        """Return the channel for the next attempt. A new one is opened when the certificate has been renewed."""
         if self._tls is not None and self._renewals != self._tls.renewals:
             self._renewals = self._tls.renewals
             old, self._channel = self._channel, self._open_channel()

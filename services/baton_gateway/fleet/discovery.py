@@ -1,4 +1,4 @@
-"""Where pods are, and which share of requests a canary gets, as the Kubernetes API tells it."""
+"""Learns from the Kubernetes API the addresses of pods, and the share of requests that a canary gets."""
 
 from collections.abc import Callable
 
@@ -64,7 +64,7 @@ def _follower(pool: Pool) -> Callable[[Objects], None]:
 
 
 def _addresses(slices: Objects, role: str) -> set[str]:
-    """Return where the pods of a role are, ready or not: a pod says by itself whether it takes requests."""
+    """Return the addresses of a role's pods, ready or not: each pod reports by itself whether it takes requests."""
     return {
         f"[{address}]:{port.port}" if ":" in address else f"{address}:{port.port}"
         for found in slices.values()

@@ -1,4 +1,4 @@
-"""Keeps the pods of a pool, and what routes requests to them."""
+"""The pods of a pool: the connections to them, and the routing of requests among them."""
 
 import asyncio
 import logging
@@ -122,7 +122,7 @@ class Fleet:
         return self.router.ready
 
     def limits(self) -> PodLimits | None:
-        """Return what every live decode pod can take; None when none is live."""
+        """Return the longest request that every live decode pod can take; None when no pod is live."""
         live = [pod for pod in self.router.decodes if pod.live]
         if not live:
             return None
@@ -162,7 +162,7 @@ class Fleet:
 
     @property
     def shadowed(self) -> bool:
-        """Whether there is a canary that gets copies of requests."""
+        """Whether a canary gets copies of requests."""
         return self.router.canary is not None and self.router.canary.shadow
 
     def shadow(self, submit: pb.Submit, demand: Demand) -> None:
@@ -229,7 +229,7 @@ class Fleet:
         """
         while True:
             await asyncio.sleep(_ADMIT_S)
-            self.admission.let_in()
+            self.admission.admit_waiting()
 
     async def _keep_checking(self) -> None:
         """Check all requests for stalls at intervals. A timer for each request would cost time per token.

@@ -1,4 +1,4 @@
-"""How many requests wait for the pods of each pool, and how many of these pods can be used."""
+"""Metrics of each pool: the requests that wait for its pods, and the state of these pods."""
 
 from collections.abc import Iterable
 from typing import get_args
@@ -11,7 +11,7 @@ from .catalog import Catalog
 
 
 class PoolMetrics(Collector):
-    """What is so at the time of a scrape."""
+    """Reads the state of all pools at each scrape."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -24,7 +24,7 @@ class PoolMetrics(Collector):
         live = GaugeMetricFamily("baton_gateway_live_pods", "Pods that take requests.", labels=[*labels, "role"])
         breakers = GaugeMetricFamily(
             "baton_gateway_breakers",
-            "Pods by what their breaker does: closed, requests pass; open, none; half_open, one tries.",
+            "Pods by the state of their breaker: closed, requests pass; open, none passes; half_open, one may pass.",
             labels=[*labels, "role", "state"],
         )
         for model, pool in self._catalog.pools:

@@ -1,4 +1,4 @@
-"""A copy of a request on the revision on trial. It costs its pods what the request would; nobody gets its answer."""
+"""A copy of a request that a canary in shadow mode computes, and whose answer is dropped."""
 
 import time
 from collections.abc import Callable
@@ -12,10 +12,13 @@ from .decode_link import DecodeLink
 
 
 class Shadow:
-    """Runs to its own end: where the answer stops is for nobody to say, as nobody reads it."""
+    """Follows a copy until the pod has ended it.
+
+    Stop strings do not end it, as nobody reads its text. It costs its pods as much as the request itself would.
+    """
 
     def __init__(self, route: Route, run: Run, stalls: StallTimeouts, over: Callable[["Shadow"], None]) -> None:
-        """over: called when nothing more will come."""
+        """over: called when the copy has ended."""
         self._route = route
         self._stalls = stalls
         self._link: DecodeLink | None = None
@@ -23,7 +26,7 @@ class Shadow:
         self._known_tokens = 0
         self._run = run
         self._over = over
-        self._choices: dict[int, float] = {}  # those that still run, with the time of their last tokens
+        self._choices: dict[int, float] = {}  # the choices that still run, with the time of their last tokens
 
     def start(self, submit: pb.Submit, link: DecodeLink) -> None:
         copy = pb.Submit()
@@ -35,7 +38,7 @@ class Shadow:
 
     def deliver(self, delta: pb.Delta) -> bool:
         if delta.finish_reason == pb.FINISH_REASON_ERROR:
-            # What cannot be answered is no fault of the revision.
+            # An invalid request is not the fault of the revision.
             self._end(ok=delta.failure.code == pb.Failure.CODE_INVALID)
             return True
         if self._run.first_token is None:

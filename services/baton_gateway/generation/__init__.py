@@ -1,1 +1,1 @@
-"""Requests while they run on pods: each prompt, and each pod that it runs on."""
+"""Requests while they run on pods: the prompts of a request, and the pods on which each prompt runs."""

@@ -10,7 +10,7 @@ from baton_proto import serving_pb2 as pb
 from ..concurrency.pace import SLICE_S
 from ..errors import ApiError, overloaded
 from ..fleet.fleet import Fleet
-from ..routing.admission import Ask
+from ..routing.admission import AdmissionRequest
 from .prompt import Prompt
 from .stream_limits import StreamLimits
 
@@ -36,7 +36,7 @@ class Generation:
         trace_id: str | None = None,
         order: int = 0,
     ) -> None:
-        """session, order: as in Demand and Ask. weight: the tenant's weight in the admission queue.
+        """session, order: as in Demand and AdmissionRequest. weight: the tenant's weight in the admission queue.
 
         trace_id: None when the request is not traced.
         """
@@ -52,7 +52,7 @@ class Generation:
         self._reading_since = 0.0  # when the reader last began to wait, on the event loop's clock
         self._read_timer: asyncio.TimerHandle | None = None
         self._prompts = [Prompt(self, fleet, submit, i * self._n) for i, submit in enumerate(submits)]
-        self._ask = Ask(
+        self._admission_request = AdmissionRequest(
             [prompt.demand(prompt.submit) for prompt in self._prompts],
             self._admitted,
             self.fail,
@@ -73,7 +73,7 @@ class Generation:
         """Queue for admission, then send every prompt to a decode pod. `read` raises the error if this fails."""
         self.queued_at = time.monotonic()
         self._queue_timer = asyncio.get_running_loop().call_later(self.limits.queue_timeout_s, self._queue_timed_out)
-        self._admission.ask(self._ask)
+        self._admission.submit(self._admission_request)
 
     def _admitted(self) -> None:
         self._leave_queue()
@@ -140,7 +140,7 @@ class Generation:
         """Leave the admission queue and cancel all prompts that still run."""
         if self._queue_timer is not None:
             self._leave_queue()
-            self._admission.withdraw(self._ask)
+            self._admission.withdraw(self._admission_request)
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None

@@ -49,10 +49,10 @@ def _check_stops(stops: list[str]) -> list[str]:
     return stops
 
 
-def check_entries(value: Any, most: int) -> Any:
-    """Raises ValueError for a mapping with more than `most` entries, before its entries are validated."""
-    if isinstance(value, dict) and len(value) > most:
-        raise ValueError(f"must have at most {most} entries")
+def check_entries(value: Any, maximum: int) -> Any:
+    """Raises ValueError for a mapping with more than `maximum` entries, before its entries are validated."""
+    if isinstance(value, dict) and len(value) > maximum:
+        raise ValueError(f"must have at most {maximum} entries")
     return value
 
 

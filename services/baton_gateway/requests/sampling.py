@@ -69,11 +69,11 @@ def prompt_length(request: GenerationRequest, *prompts: Sequence[int]) -> int:
 
 
 def fit_prompt(
-    token_ids: list[int], request: GenerationRequest, asked: int | None, limits: PodLimits, param: str
+    token_ids: list[int], request: GenerationRequest, requested: int | None, limits: PodLimits, param: str
 ) -> list[int]:
     """Check a prompt's tokens, and drop the first ones if the request asks for truncation.
 
-    asked: how many output tokens the request asks for. param: the field that holds the prompt.
+    requested: how many output tokens the request asks for. param: the field that holds the prompt.
     """
     keep = request.truncate_prompt_tokens
     if keep is not None:
@@ -82,7 +82,7 @@ def fit_prompt(
                 f"'truncate_prompt_tokens' ({keep}) is more than the model's {limits.max_model_len} tokens.",
                 "truncate_prompt_tokens",
             )
-        token_ids = token_ids[-(keep if keep > 0 else max(limits.max_model_len - max(asked or 0, 1), 1)) :]
+        token_ids = token_ids[-(keep if keep > 0 else max(limits.max_model_len - max(requested or 0, 1), 1)) :]
     if not token_ids:
         raise bad_request("The prompt is empty.", param)
     # A prompt that is too long is refused later, so its ids need no check.
@@ -91,17 +91,18 @@ def fit_prompt(
     return token_ids
 
 
-def output_budget(prompt_tokens: int, asked: int | None, limits: PodLimits, param: str) -> int:
+def output_budget(prompt_tokens: int, requested: int | None, limits: PodLimits, param: str) -> int:
     """Return how many tokens may be generated: the number asked for, or else all that fit in the context."""
     most = limits.max_model_len
-    if prompt_tokens + max(asked or 0, 1) <= most:
-        return asked if asked is not None else most - prompt_tokens
+    if prompt_tokens + max(requested or 0, 1) <= most:
+        return requested if requested is not None else most - prompt_tokens
     # LangChain recognises a prompt that is too long by "is too long", LiteLLM by the beginning of the message.
     has = "is too long: it has" if prompt_tokens >= most else "has"
-    output = "" if asked is None else f" and the output {asked}"
+    output = "" if requested is None else f" and the output {requested}"
     raise context_length_exceeded(
         f"This model's maximum context length is {most} tokens. However, the prompt {has} {prompt_tokens} tokens"
-        f"{output}, {prompt_tokens + max(asked or 0, 1)} together. Please shorten the prompt or ask for less output.",
+        f"{output}, {prompt_tokens + max(requested or 0, 1)} together. Please shorten the prompt or ask for less "
+        "output.",
         param,
     )
 

@@ -19,18 +19,18 @@ _OUTPUT_TOKENS = 1024  # of a chat request that does not limit its output
 _COMPLETION_TOKENS = 16  # of a completions request without `max_tokens`, as in OpenAI's API
 
 
-def num_sequences(body: GenerationRequest | TokenizeRequest | DetokenizeRequest, most: int) -> int:
+def num_sequences(body: GenerationRequest | TokenizeRequest | DetokenizeRequest, maximum: int) -> int:
     """Return how many sequences a request generates: one per prompt and choice; 1 for a request that generates none.
 
-    most: the most sequences of one request. Raises ApiError 400 for more.
+    maximum: of sequences for one request. Raises ApiError 400 for more.
     """
     if not isinstance(body, GenerationRequest):
         return 1
     prompts = len(body.prompt) if isinstance(body, CompletionRequest) else 1
-    if prompts * body.choices > most:
+    if prompts * body.choices > maximum:
         param = "prompt" if prompts > body.choices else "best_of" if body.best_of is not None else "n"
         raise bad_request(
-            f"At most {most} sequences are generated for one request; "
+            f"At most {maximum} sequences are generated for one request; "
             f"{prompts} prompts with {body.choices} choices each are {prompts * body.choices}.",
             param,
         )

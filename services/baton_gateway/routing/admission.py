@@ -16,16 +16,16 @@ _LONGEST_RETRY_S = 60  # OpenAI's SDK does not retry at all if Retry-After is lo
 
 
 @dataclass(eq=False, slots=True)
-class Ask:
-    """A request that asks for admission.
+class AdmissionRequest:
+    """A request that waits for admission.
 
-    come_in: called once when the request is admitted; it sends the prompts to pods. refuse: called instead if the
+    admit: called once when the request is admitted; it sends the prompts to pods. refuse: called instead if the
     request is refused. priority: of the tenant; lower is more urgent. order: among the requests of the tenant; lower is
     admitted first.
     """
 
-    demands: Sequence[Demand]  # of its prompts
-    come_in: Callable[[], None]
+    demands: Sequence[Demand]  # one for each of its prompts
+    admit: Callable[[], None]
     refuse: Callable[[ApiError], None]
     tenant: str = ""
     weight: float = 1.0
@@ -57,54 +57,56 @@ class Admission:
         self._costs = costs
         self._pod_queue_s = pod_queue_s
         self._ttft_slo_s = ttft_slo_s
-        self._queue: FairQueue[Ask] = FairQueue(most_waiting)
+        self._queue: FairQueue[AdmissionRequest] = FairQueue(most_waiting)
         self._admitting = False
-        router.freed = self.let_in
+        router.freed = self.admit_waiting
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
-    def ask(self, ask: Ask) -> None:
+    def submit(self, request: AdmissionRequest) -> None:
         """Admit a request, queue it, or refuse it because its predicted wait is too long."""
         pods = self._router.prefilling()
         # Without pods the request is admitted too: sending it then fails with the right error.
-        if not pods or (not self._queue and self._has_room(pods, ask)):
-            ask.come_in()
+        if not pods or (not self._queue and self._has_room(pods, request)):
+            request.admit()
             return
-        tokens = ask.num_tokens
-        missing = sum(map(self._missing, ask.demands))
+        tokens = request.num_tokens
+        missing = sum(map(self._missing, request.demands))
         rate = sum(map(self._costs.prefill_rate, pods))
-        ahead = self._queue.ahead(ask.tenant, missing, ask.weight, ask.priority, ask.order)
+        ahead = self._queue.ahead(request.tenant, missing, request.weight, request.priority, request.order)
         wait = (ahead + sum(pod.prefill_tokens.ahead_of(tokens) for pod in pods)) / rate
         # The prefill time of the prompt itself is part of the SLO, and waiting does not shorten it.
         slack = max(self._ttft_slo_s - missing / max(map(self._costs.prefill_rate, pods)), self._pod_queue_s)
         if wait > slack:
-            ask.refuse(_too_busy(wait - slack))
+            request.refuse(_too_busy(wait - slack))
             return
-        pushed_out = self._queue.push(ask.tenant, ask, max(missing, 1), ask.weight, ask.priority, ask.order)
+        pushed_out = self._queue.push(
+            request.tenant, request, max(missing, 1), request.weight, request.priority, request.order
+        )
         if pushed_out is not None:
             pushed_out.refuse(_too_busy(wait))
-        self.let_in()
+        self.admit_waiting()
 
-    def withdraw(self, ask: Ask) -> None:
+    def withdraw(self, request: AdmissionRequest) -> None:
         """Remove a request from the queue, if it still waits there."""
-        self._queue.remove(ask.tenant, ask, ask.priority)
+        self._queue.remove(request.tenant, request, request.priority)
 
-    def let_in(self) -> None:
+    def admit_waiting(self) -> None:
         """Admit queued requests in turn while pods have room. Call this when a pod may have got room."""
         if self._admitting:
             return
         self._admitting = True
         try:
-            while ask := self._queue.pop(lambda ask: self._has_room(self._router.prefilling(), ask)):
-                ask.come_in()
+            while request := self._queue.pop(lambda request: self._has_room(self._router.prefilling(), request)):
+                request.admit()
         finally:
             self._admitting = False
 
-    def _has_room(self, pods: Sequence[Pod], ask: Ask) -> bool:
+    def _has_room(self, pods: Sequence[Pod], request: AdmissionRequest) -> bool:
         """Whether a pod can prefill a request soon. Longer prompts queued there do not count, as it overtakes them."""
-        tokens = ask.num_tokens
+        tokens = request.num_tokens
         return not pods or any(
             pod.prefill_tokens.ahead_of(tokens) <= self._pod_queue_s * self._costs.prefill_rate(pod) for pod in pods
         )

@@ -5,13 +5,14 @@ from typing import Annotated
 
 import msgspec
 
-from baton_kube.canary_maps import Moved
+from baton_kube.canary_maps import ControllerWeight
 
 
 class CanaryShare(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A revision on trial. weight: percent of the sessions that it gets, or of the requests that it gets copies of.
+    """The share of a model's requests that one revision gets.
 
-    shadow: it only gets copies of requests, and the answers to them are dropped.
+    weight: in percent of the sessions. shadow: the revision only gets copies of its share, and the answers to them are
+    dropped.
     """
 
     revision: str
@@ -21,13 +22,13 @@ class CanaryShare(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def takes(self, canary_draw: float) -> bool:
         """Whether the canary gets a request with this draw, which is as in Demand.
 
-        A session that the canary has got once stays with it while the weight grows.
+        A session that the canary serves stays with it while the weight grows.
         """
         return canary_draw * 100 < self.weight
 
 
-class Stated(CanaryShare, forbid_unknown_fields=True, frozen=True):
-    """A canary as Helm values say it. generation: names its settings where the controller gives the weight."""
+class StatedCanary(CanaryShare, forbid_unknown_fields=True, frozen=True):
+    """A canary as Helm values state it. generation: identifies these settings if the controller sets the weight."""
 
     generation: str = ""
 
@@ -44,25 +45,25 @@ def parse_canaries(text: str | bytes) -> dict[str, CanaryShare]:
         raise CanaryError(str(error)) from None
 
 
-def parse_stated(text: str) -> dict[str, Stated]:
+def parse_stated(text: str) -> dict[str, StatedCanary]:
     """Read the canaries of Helm values, a JSON object by model name. Raises CanaryError."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Stated])
+        return msgspec.json.decode(text, type=dict[str, StatedCanary])
     except msgspec.MsgspecError as error:
         raise CanaryError(str(error)) from None
 
 
 def effective(
-    stated: Mapping[str, Stated], moved: Mapping[str, Moved], overrides: Mapping[str, int]
+    stated: Mapping[str, StatedCanary], controller_weights: Mapping[str, ControllerWeight], overrides: Mapping[str, int]
 ) -> dict[str, CanaryShare]:
-    """Return the canaries with the weights that hold: an override, else the controller's, else the stated one.
+    """Return the canaries with their effective weights: an override, else the controller's weight, else the stated one.
 
-    The controller's weight counts only for the generation of settings that it saw; else the stated weight is used.
+    The controller's weight counts only if it was set for the same generation of settings.
     """
     canaries = {}
     for model, canary in stated.items():
         weight: float = canary.weight
-        found = moved.get(model)
+        found = controller_weights.get(model)
         if canary.generation and found is not None and found.generation == canary.generation:
             weight = found.weight
         canaries[model] = CanaryShare(canary.revision, overrides.get(model, weight), canary.shadow)

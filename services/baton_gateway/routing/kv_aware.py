@@ -1,4 +1,4 @@
-"""The policy that knows what pods have cached and predicts how long each would take."""
+"""The routing policy that predicts the TTFT on each pod from its load and its cached blocks."""
 
 import heapq
 import math
@@ -12,12 +12,12 @@ from .pods import Pod
 from .policies import MOST_PREFILLS, Group, PodChoice, Reason
 from .prefix_index import PrefixIndex
 
-TICK_S = 0.001  # predictions that differ by less are equal
-CACHED_SHARE = 0.8  # of a prompt, at which it stays where that is
+TICK_S = 0.001  # predictions that differ by less count as equal
+CACHED_SHARE = 0.8  # a pod that has this share of a prompt cached is preferred for it
 
 
 class _Bid(NamedTuple):
-    """A prefill pod that may be chosen, the time that it needs, and what of the prompt it has cached."""
+    """A prefill pod that may be chosen, its predicted time, and how many tokens of the prompt it has cached."""
 
     seconds: float
     slot: int  # no two bids are equal
@@ -26,7 +26,10 @@ class _Bid(NamedTuple):
 
 
 class _DecodeBid(NamedTuple):
-    """A decode pod that may be chosen: what it adds to another pod's prefill, and the price if it prefills itself."""
+    """A decode pod that may be chosen.
+
+    after_prefill: seconds that it adds after another pod's prefill. alone: the price if it prefills by itself.
+    """
 
     after_prefill: float
     alone: float  # infinite if it may not
@@ -35,7 +38,7 @@ class _DecodeBid(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """A decode pod, and the prefill pods in the order in which they are to be tried; without any it prefills."""
+    """A decode pod, and the prefill pods in the order in which they are tried. Without any, the decode pod prefills."""
 
     price: float
     decode: _DecodeBid
@@ -44,10 +47,10 @@ class _Pair(NamedTuple):
 
 
 class KvAware:
-    """The pair of pods with the least predicted TTFT, and what others lose by it in time counted in.
+    """Chooses the pair of pods with the lowest price: the predicted TTFT, and the delay that other requests suffer.
 
-    A prompt stays on pods that have most of it cached unless that is predicted to take more than (1 + stay_margin)
-    times as long as the best pair: small differences in load would spread a prefix over all pods otherwise.
+    A prompt stays on pods that have most of it cached unless their price is more than (1 + stay_margin) times the
+    lowest. Otherwise small differences in load would spread a prefix over all pods.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class KvAware:
         return PodChoice(chosen.decode.pod, order, chosen.reason, known, chosen.price)
 
     def _cached(self, demand: Demand, groups: Sequence[Group]) -> dict[int, int]:
-        """Return by slot how many tokens of the prompt a pod has; none = not in it."""
+        """Return by slot how many tokens of the prompt a pod has cached. Pods with none are left out."""
         sizes = {pod.block_size for group in groups for pods in (group.decodes, group.prefills) for pod in pods} - {0}
         return {slot: blocks * size for size in sizes for slot, blocks in self._index.match(demand.keys(size)).items()}
 
@@ -131,7 +134,7 @@ def _best_pair(
 ) -> _Pair:
     """Return the best decode pod for the first of these prefill pods, or for none of them.
 
-    price: of a second on a prefill pod. reason: why these, if there are prefill pods at all.
+    price: of a second on a prefill pod. reason: why these prefill pods were chosen, if there are any.
     """
     before = prefills[0].seconds * price if prefills else math.inf
     sums = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
@@ -148,10 +151,10 @@ def _price(pair: _Pair) -> float:
 
 
 def _tie_breaker(session: str) -> Callable[[Pod], int]:
-    """Return the order of pods that are equal else: by session, or without one the least often chosen first.
+    """Return the order of pods with equal prices: by session, or without one the least often chosen pod first.
 
-    A session's order is the same in every gateway, and a pod more or less moves only the sessions that were on it
-    (rendezvous hashing).
+    A session's order is the same in every gateway. When a pod comes or goes, only the sessions that this pod serves
+    move (rendezvous hashing).
     """
     if not session:
         return lambda pod: pod.dispatched

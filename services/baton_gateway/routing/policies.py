@@ -1,4 +1,4 @@
-"""Ways to choose a request's pods. A policy sees only pods that may serve it."""
+"""Ways to choose the pods of a request. A policy sees only pods that may serve the request."""
 
 import heapq
 import random
@@ -12,8 +12,8 @@ from .pods import Pod
 MOST_PREFILLS = 3  # prefill pods that a request may be handed to, one after another
 
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin", "random"]
-# Why a prompt is computed where it is: predicted to be the soonest, most of it is cached there, there is no prefill pod
-# to do it, or the policy looks at nothing of that.
+# Why a prompt is computed on its pod: the predicted TTFT is the lowest there, most of the prompt is cached there, there
+# is no prefill pod, or the policy considers neither time nor cache.
 Reason = Literal["least_ttft", "cached", "no_prefill_pods", "policy"]
 
 
@@ -29,7 +29,7 @@ class Group:
 class PodChoice:
     """prefills: in the order in which they are to be tried; none = the decode pod prefills.
 
-    num_cached: tokens of the prompt that the pod which prefills first is known to have. price: in seconds.
+    num_cached: tokens of the prompt that the first of these pods is known to have cached. price: in seconds.
     """
 
     decode: Pod
@@ -46,7 +46,7 @@ class Policy(Protocol):
 
 
 class LeastLoaded:
-    """The decode pod with the fewest requests, and of its group the prefill pods with the fewest queued tokens."""
+    """Chooses the decode pod with the fewest requests, and of its group the prefill pods with the fewest tokens."""
 
     def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         decode, group = min(_decodes(groups), key=lambda pair: (pair[0].requests.load, pair[0].dispatched))
@@ -57,7 +57,7 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """One pod after the other."""
+    """Chooses one pod after the other."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -72,7 +72,7 @@ class RoundRobin:
 
 
 class Random:
-    """Any pod with equal probability."""
+    """Chooses every pod with equal probability."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)

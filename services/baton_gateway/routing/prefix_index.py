@@ -4,21 +4,23 @@ from collections.abc import Iterable
 
 
 class PrefixIndex:
-    """From a block's key to the pods that have it, a bit for each pod; and from a pod to its keys, to forget them.
+    """Maps the key of a block to the pods that have it, one bit for each pod, and each pod to its keys.
 
-    A pod is its slot, a small number. Blocks beyond `max_entries` (block, pod) pairs are not noted, which makes their
-    pods look as if they had less cached.
+    A pod is known by its slot, a small number. At most `max_entries` (block, pod) pairs are kept; a pod whose blocks do
+    not fit counts as having fewer blocks cached.
     """
 
     def __init__(self, max_entries: int = 4_000_000) -> None:
         self._max_entries = max_entries
         self._holders: dict[int, int] = {}
         self._keys: dict[int, set[int]] = {}
-        self._bits: list[int] = []  # one object for each, as most blocks are on one pod only
+        self._bits: list[
+            int
+        ] = []  # shared objects: most blocks are on one pod only, so that their values need no memory
         self.num_entries = 0
 
     def gain(self, slot: int, keys: Iterable[int]) -> None:
-        """Note blocks that a pod has."""
+        """Note blocks that a pod has cached."""
         holders, held, bit = self._holders, self._keys.setdefault(slot, set()), self._bit(slot)
         room = self._max_entries - self.num_entries + len(held)
         for key in keys:
@@ -32,7 +34,7 @@ class PrefixIndex:
         self.num_entries = self._max_entries - room + len(held)
 
     def lose(self, slot: int, keys: Iterable[int]) -> None:
-        """Note blocks that a pod has no more."""
+        """Note blocks that a pod has evicted."""
         held, bit = self._keys.get(slot, set()), self._bit(slot)
         for key in keys:
             if key in held:
@@ -49,9 +51,9 @@ class PrefixIndex:
             self._unmark(key, bit)
 
     def match(self, keys: Iterable[int]) -> dict[int, int]:
-        """Return by slot how many of these blocks, from the first on without a gap, a pod has; none = not in it.
+        """Return by slot how many of these blocks a pod has, from the first on without a gap.
 
-        Takes no more keys than some pod has, and one.
+        Pods with none are absent. Reads one key more than the longest match.
         """
         lengths: dict[int, int] = {}
         holders, length, at_all = self._holders, 0, -1

@@ -1,4 +1,4 @@
-"""How many retries a gateway may send. Plain state; the caller brings the clock."""
+"""Limits how many retries a gateway may send."""
 
 from collections.abc import Callable
 

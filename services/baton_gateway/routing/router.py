@@ -219,13 +219,14 @@ class Router:
         return groups
 
 
-def _share(groups: dict[str, Group], canary: CanaryShare, lot: float) -> dict[str, Group]:
-    """Return the groups by revision that a request with this lot may go to.
+def _share(groups: dict[str, Group], canary: CanaryShare, canary_draw: float) -> dict[str, Group]:
+    """Return the groups, by revision, that a request with this draw may go to.
 
-    Those with a share stand in for the others when there are no others; a canary without one never does.
+    A canary with a share serves all requests when no other revision can, and the other way round. A canary without a
+    share serves none.
     """
     trial = {revision: group for revision, group in groups.items() if revision == canary.revision}
     others = {revision: group for revision, group in groups.items() if revision != canary.revision}
     if canary.shadow or not canary.weight:
         return others
-    return (trial or others) if canary.takes(lot) else (others or trial)
+    return (trial or others) if canary.takes(canary_draw) else (others or trial)

@@ -1,4 +1,4 @@
-"""When a request that gets no tokens from its decode pod has waited for too long."""
+"""Decides when a request that gets no tokens from its decode pod has waited for too long."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ Stall = Literal["first_token_timeout", "inter_token_timeout"]
 
 @dataclass(frozen=True, slots=True)
 class StallTimeouts:
-    """Times in seconds, on top of what computing the prompt may take at worst."""
+    """Timeouts in seconds. The time that computing the prompt may take at most is added to them."""
 
     first_token_s: float
     inter_token_s: float
@@ -20,8 +20,8 @@ class StallTimeouts:
     def stalled(self, route: Route, begun: bool, silent_s: float, num_tokens: int) -> Stall | None:
         """Return the timeout that has passed, if any.
 
-        begun: whether there was a token. silent_s: since the last token, or since the request was sent. num_tokens:
-        known so far, which a pod computes again when it has taken the sequence's blocks away for a while.
+        begun: whether the first token has come. silent_s: time since the last token, or since the request was sent.
+        num_tokens: tokens known so far, all of which the pod computes again after a preemption.
         """
         if not begun:
             allowed = self.first_token_s

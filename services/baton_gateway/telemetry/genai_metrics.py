@@ -1,7 +1,6 @@
-"""What OpenTelemetry's conventions for generative AI want measured of a model server, sent to a collector.
+"""Sends the metrics of OpenTelemetry's conventions for generative AI to a collector.
 
-Source: OpenTelemetry's semantic conventions, "Generative AI metrics", whose names, units, attributes and buckets these
-are.
+Names, units, attributes and buckets are those of OpenTelemetry's semantic conventions, "Generative AI metrics".
 """
 
 import time
@@ -23,10 +22,10 @@ _TOKENS_BUCKETS = [4**i for i in range(14)]
 
 
 class GenAiMetrics:
-    """Of requests to generate, each noted once when it is over, so that tokens cost nothing."""
+    """Metrics of requests that generate text. A request is recorded once, at its end, so that tokens cost nothing."""
 
     def __init__(self, endpoint: str) -> None:
-        """endpoint: of OTLP over gRPC. How often it gets them is OTEL_METRIC_EXPORT_INTERVAL, in milliseconds."""
+        """endpoint: of OTLP over gRPC. Metrics are sent every OTEL_METRIC_EXPORT_INTERVAL milliseconds."""
         exporter = OTLPMetricExporter(endpoint, insecure=not endpoint.startswith("https://"))
         self._provider = MeterProvider(
             [PeriodicExportingMetricReader(exporter)], Resource.create({"service.name": "baton-gateway"})
@@ -63,13 +62,13 @@ class GenAiMetrics:
         if record.first_token is None or record.last_token is None or failed:
             return
         self._ttft.record(record.first_token - record.started, attributes)
-        # Choices come side by side.
+        # The choices are generated side by side, so each step brings one token of each.
         steps = record.completion_tokens / len(record.finish_reasons) - 1
         if steps > 0:
             self._tpot.record((record.last_token - record.first_token) / steps, attributes)
 
     def stop(self) -> None:
-        """Send what there is."""
+        """Send the last values."""
         self._provider.shutdown()
 
     def _histogram(self, name: str, unit: str, description: str, buckets: Sequence[float]) -> Histogram:

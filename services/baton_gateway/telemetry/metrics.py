@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. Labels take few values: a client cannot make new ones."""
+"""Prometheus metrics of the gateway. A client cannot add values to labels, so their number stays small."""
 
 import time
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class Metrics:
     def __init__(
         self, models: Iterable[str], tenants: Tenants, quota: Quota, genai: "GenAiMetrics | None" = None
     ) -> None:
-        """models: names of all models. genai: gets what ends, too."""
+        """models: names of all models. genai: is also given every request that has ended."""
         self._genai = genai
         self.registry = CollectorRegistry()
         registry = self.registry
@@ -40,7 +40,7 @@ class Metrics:
         )
         self._queue = Histogram(
             prefix + "queue_seconds",
-            "How long requests waited for their turn.",
+            "How long requests waited for admission.",
             _MODEL,
             buckets=TTFT_BUCKETS,
             registry=registry,
@@ -71,7 +71,7 @@ class Metrics:
         )
         self._parts = Histogram(
             prefix + "ttft_part_seconds",
-            "What the time to the first token is made of.",
+            "The parts of the time to the first token.",
             [*_MODEL, "part"],
             buckets=TTFT_BUCKETS,
             registry=registry,
@@ -124,7 +124,7 @@ class Metrics:
         self._generation_tokens.labels(model).inc(record.completion_tokens)
 
     def _begin_at_zero(self, models: Iterable[str]) -> None:
-        """Nobody sees the rise of a counter that begins at 1."""
+        """Create the counters at 0: Prometheus would miss the increase of a counter whose first sample is 1."""
         for model in models:
             for counter in (self._broken, self._prompt_tokens, self._cached_tokens, self._generation_tokens):
                 counter.labels(model)

@@ -1,4 +1,4 @@
-"""What is noted of one HTTP request for its log line and the metrics. Nothing of its content."""
+"""The facts about one HTTP request for its log line and the metrics. Its content is not among them."""
 
 import re
 import time
@@ -15,13 +15,13 @@ from ..tenancy.tenants import Identity
 WELL_FORMED_ID = re.compile(r"[A-Za-z0-9._\-]{1,128}")
 SCOPE_KEY = "baton.record"
 SMALL_BODY_BYTES = 32_768
-# Where the server's own `send` is: what follows the headers of a stream concerns no layer between.
+# The key in an ASGI scope of the server's own `send`. The events of a stream go there directly, past all middleware.
 SEND_BODY = "baton.send_body"
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Times are of the monotonic clock, in seconds."""
+    """Times are in seconds on the monotonic clock."""
 
     request_id: str
     session: str = ""
@@ -31,10 +31,10 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None
-    queued_s: float | None = None  # how long it waited for its turn
-    routed_s: float = 0.0  # how long choosing pods and sending it there took
-    tokenized_s: float = 0.0  # what of its preparing was tokenizing
-    prepared: float | None = None  # when it was known what to ask of pods
+    queued_s: float | None = None  # how long it waited for admission
+    routed_s: float = 0.0  # how long it took to choose pods and to send the request to them
+    tokenized_s: float = 0.0  # the part of its preparation that was tokenizing
+    prepared: float | None = None  # when its messages to pods were complete
     prefill_queued_s: float = 0.0  # how long the first prompt waited on the pod that computed it
     prefill_s: float = 0.0
     prefills: Counter[str] = field(default_factory=Counter)  # prompts by the kind of pod that computed them
@@ -47,7 +47,7 @@ class RequestRecord:
     resumes: int = 0
     identity: Identity | None = None
     body_bytes: int = 0
-    client: Client = field(default_factory=Client)  # of the work that is done in threads
+    client: Client = field(default_factory=Client)  # on whose behalf threads work on this request
     reservation: Reservation | None = None
     status: int = 0
     error: str | None = None
@@ -57,18 +57,18 @@ class RequestRecord:
 
     @property
     def large_bytes(self) -> int:
-        """The size of a body that is large; 0 of one that is dealt with in little time, whatever it holds."""
+        """The size of a large body. 0 for a small one, which is processed quickly whatever it holds."""
         return self.body_bytes if self.body_bytes > SMALL_BODY_BYTES else 0
 
     @contextmanager
     def tokenizing(self) -> Iterator[None]:
-        """Note how long what is done within takes."""
+        """Add the time that the body of the `with` statement takes to `tokenized_s`."""
         began = time.monotonic()
         yield
         self.tokenized_s += time.monotonic() - began
 
     def ttft_parts(self) -> dict[str, float]:
-        """Return what the time to the first token is made of; `delivery` is all that nobody has measured."""
+        """Return the parts of the time to the first token; `delivery` is the rest that no other part covers."""
         if self.first_token is None or self.prepared is None:
             return {}
         parts = {

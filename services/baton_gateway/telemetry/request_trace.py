@@ -1,6 +1,6 @@
-"""The span of a generation, named and described as OpenTelemetry's conventions for generative AI have it.
+"""The span of a generation, with names and attributes of OpenTelemetry's conventions for generative AI.
 
-Content is no part of it. Source: OpenTelemetry's semantic conventions, "Generative AI spans".
+It holds no content. Source: OpenTelemetry's semantic conventions, "Generative AI spans".
 """
 
 from typing import Any, Literal
@@ -24,12 +24,12 @@ _SAMPLING = {
 
 
 class RequestTrace:
-    """Of one HTTP request, from its arrival to its last token."""
+    """The span of one HTTP request, from its arrival to its last token."""
 
     def __init__(
         self, tracing: Tracing, operation: Operation, request: object, model: str, pool: str, record: RequestRecord
     ) -> None:
-        """request: has the sampling parameters as attributes; one that is None, or absent, is not told."""
+        """request: has the sampling parameters as attributes; one that is None or absent is left out."""
         self._tracing = tracing
         self._record = record
         attributes: dict[str, Any] = {
@@ -49,14 +49,14 @@ class RequestTrace:
         self.traceparent = tracing.traceparent(self._span)
 
     def end(self) -> None:
-        """The answer is sent, or has failed."""
+        """End the span, because the answer has been sent or has failed."""
         record, part = self._record, self._tracing.part
         if record.prepared is not None:
             part(self._span, "prepare", record.started, record.prepared)
-            let_in = record.prepared + (record.queued_s or 0.0)
-            sent = let_in + record.routed_s
-            part(self._span, "queue", record.prepared, let_in)
-            part(self._span, "route", let_in, sent)
+            admitted = record.prepared + (record.queued_s or 0.0)
+            sent = admitted + record.routed_s
+            part(self._span, "queue", record.prepared, admitted)
+            part(self._span, "route", admitted, sent)
             if record.first_token is not None and record.last_token is not None:
                 part(self._span, "first token", sent, record.first_token)
                 part(self._span, "stream", record.first_token, record.last_token)

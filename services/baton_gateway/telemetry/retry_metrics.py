@@ -1,4 +1,4 @@
-"""Why requests left decode pods before their end, and how often the retry budget was spent."""
+"""Counts why requests left decode pods before their end, and how often the retry budget was spent."""
 
 from typing import Literal, get_args
 

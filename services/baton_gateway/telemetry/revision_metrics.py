@@ -1,4 +1,4 @@
-"""How well each revision of each model does."""
+"""Errors and latencies of each revision of each model."""
 
 import time
 
@@ -11,7 +11,7 @@ _LABELS = ("model", "revision")
 
 
 class RevisionMetrics:
-    """Counts what pods did, so that a request which went on elsewhere counts as an error where it failed."""
+    """Counts requests by pod: one that fails on a pod and continues elsewhere is an error of that pod's revision."""
 
     def __init__(self) -> None:
         prefix = "baton_gateway_revision_"
@@ -50,7 +50,7 @@ class RevisionMetrics:
 
 
 class Run:
-    """A request, or a part of it, on one decode pod. Times of the monotonic clock, in seconds."""
+    """A request, or a part of it, on one decode pod. Times are in seconds on the monotonic clock."""
 
     __slots__ = ("_metrics", "first_token", "last_token", "model", "revision", "sent", "tokens_after_first", "trace_id")
 
@@ -62,10 +62,10 @@ class Run:
         self.first_token: float | None = None
         self.last_token = self.sent
         self.tokens_after_first = 0
-        self.trace_id: str | None = None  # where it is traced
+        self.trace_id: str | None = None  # None if the request is not traced
 
     def tokens(self, count: int) -> None:
-        """Note that tokens of one of its choices came."""
+        """Note that `count` tokens of one choice have arrived."""
         self.last_token = time.monotonic()
         if self.first_token is None:
             self.first_token = self.last_token

@@ -1,4 +1,4 @@
-"""What the router decides, and how well it knew what pods have cached."""
+"""Counts the decisions of the router, and compares the cached tokens that it predicted with those that pods had."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -11,7 +11,7 @@ from ..routing.router import Route
 
 Outcome = Literal["disaggregated", "local", "none"]
 
-# There from the start, since nobody sees the rise of a counter that begins at 1.
+# Created at 0: Prometheus would miss the increase of a counter whose first sample is 1.
 _DECISIONS: Iterable[tuple[Outcome, str]] = (
     *(("disaggregated", reason) for reason in ("least_ttft", "cached", "policy")),
     *(("local", reason) for reason in ("least_ttft", "cached", "no_prefill_pods")),
@@ -20,7 +20,7 @@ _DECISIONS: Iterable[tuple[Outcome, str]] = (
 
 
 class RouterMetrics:
-    """Of all models. Copies of requests for a canary are not among them."""
+    """The routing metrics of all models. Copies of requests for a canary are not counted."""
 
     def __init__(self) -> None:
         prefix = "baton_gateway_router_"
@@ -32,14 +32,14 @@ class RouterMetrics:
         )
         self.seconds = Histogram(
             prefix + "decision_seconds",
-            "What choosing pods took.",
+            "How long it took to choose pods.",
             ["model"],
             buckets=DECISION_BUCKETS,
             registry=None,
         )
         self.cached_tokens = Counter(
             prefix + "cached_tokens",
-            "Tokens of prompts in the prefix cache of the pod that computes them, as predicted and as it was.",
+            "Prompt tokens that the computing pod had in its prefix cache, as predicted and as it turned out.",
             ["model", "kind"],
             registry=None,
         )
@@ -53,7 +53,7 @@ class RouterMetrics:
 
 
 class ModelRouting:
-    """Of one model."""
+    """The routing metrics of one model."""
 
     def __init__(self, metrics: RouterMetrics, model: str) -> None:
         self._decisions = {key: metrics.decisions.labels(model, *key) for key in _DECISIONS}
@@ -62,7 +62,7 @@ class ModelRouting:
         self._actual = metrics.cached_tokens.labels(model, "actual")
 
     def decided(self, route: Route | None, seconds: float) -> None:
-        """Count a decision, which took so long; route: None when there was no decode pod."""
+        """Count a decision. route: None when there was no decode pod. seconds: how long the decision took."""
         if route is None:
             self._decisions["none", "no_decode_pods"].inc()
         else:

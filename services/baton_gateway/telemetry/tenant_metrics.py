@@ -1,4 +1,4 @@
-"""What tenants use, and what they may."""
+"""The usage and the limits of tenants."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ _PREFIX = "baton_gateway_"
 
 
 class TenantMetrics:
-    """Of those who have shown a key, or of "default" where none is needed."""
+    """Metrics by tenant. Where requests need no key, their tenant is "default"."""
 
     def __init__(self, tenants: Tenants, quota: Quota, registry: CollectorRegistry) -> None:
         self._requests = Counter(_PREFIX + "tenant_requests", "Requests.", ["tenant", "status"], registry=registry)
@@ -41,7 +41,9 @@ class _Limits(Collector):
 
     def collect(self) -> Iterable[Metric]:
         limits = GaugeMetricFamily(
-            _PREFIX + "tenant_limit", "What a tenant may use, where there is a limit.", labels=["tenant", "limit"]
+            _PREFIX + "tenant_limit",
+            "The limits of a tenant; a limit that is not set is absent.",
+            labels=["tenant", "limit"],
         )
         for name, tenant in self._tenants.known.items():
             for limit in ("requests_per_minute", "tokens_per_minute", "max_streams", "budget_tokens"):
@@ -56,7 +58,7 @@ class _Limits(Collector):
         yield open_now
         yield GaugeMetricFamily(
             _PREFIX + "keys_age_seconds",
-            "Time since tenants and keys were last read, or found unchanged.",
+            "Time since tenants and keys were last read or found unchanged.",
             value=self._tenants.age_s,
         )
         if self._tenants.unusable_keys is not None:

@@ -1,4 +1,4 @@
-"""Which tenants share what their requests leave in the prefix caches of pods."""
+"""Decides which tenants share cached prefixes on the pods."""
 
 import hashlib
 
@@ -10,8 +10,9 @@ _BYTES = 16
 def cache_salt(identity: Identity | None) -> bytes:
     """Return the salt of the cache scope of a request: that of the tenant's group, or else the tenant's own.
 
-    Every gateway derives the same salts, and pods learn no names. A tenant never has the salt of a group, whatever the
-    two are called. Requests that need no key and those of static keys are all of one tenant, which has no salt.
+    Every gateway derives the same salts, and pods do not learn the names of tenants. A tenant and a group of the same
+    name have different salts. Requests without a key and requests with a static key belong to the tenant "default",
+    which has no salt.
     """
     if identity is None:
         return b""

@@ -1,4 +1,4 @@
-"""Where `baton keys` writes what is kept of keys: a file of tenants, or Redis."""
+"""The stores in which `baton keys` keeps keys: a file of tenants, or Redis."""
 
 import os
 from abc import ABC, abstractmethod
@@ -13,22 +13,22 @@ from .tenants import TenantsError, TenantsFile, known_tenants, read_tenants
 
 
 class KeyBook(ABC):
-    """Each call is seen by running gateways within a second, if their file system shows it to them by then."""
+    """A store of keys. Running gateways apply a change within a second after their file system or Redis shows it."""
 
     @abstractmethod
     def all(self) -> list[Key]: ...
 
     @abstractmethod
     def put(self, key: Key) -> None:
-        """Add a key, or replace the one of its id. Raises TenantsError."""
+        """Add a key, or replace the key with the same id. Raises TenantsError."""
 
     @abstractmethod
     def remove(self, id: str) -> bool:
-        """Forget a key; return whether there was one."""
+        """Delete a key; return whether it existed."""
 
 
 class FileKeys(KeyBook):
-    """Keys in a file of tenants, which is written anew; comments in it are lost."""
+    """Keys in a file of tenants. Each change rewrites the file, and its comments are lost."""
 
     def __init__(self, path: Path) -> None:
         """Raises TenantsError."""
@@ -53,7 +53,7 @@ class FileKeys(KeyBook):
         return found
 
     def _write(self) -> None:
-        # Whole or not at all, and readable by nobody who could not read it before.
+        # The file is replaced as a whole, so that no reader sees a part of it, and keeps its permissions.
         other = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         mode = self._path.stat().st_mode & 0o777 if self._path.exists() else 0o600
         with os.fdopen(os.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -62,7 +62,7 @@ class FileKeys(KeyBook):
 
 
 class RedisKeys(KeyBook):
-    """Keys in Redis, of the tenants in the gateways' file."""
+    """Keys in Redis. Their tenants are defined in the gateways' file."""
 
     def __init__(self, redis: "Redis", tenants: Path | None = None) -> None:
         """tenants: the file of tenants that the gateways have; None when they have none. Raises TenantsError."""
@@ -71,7 +71,7 @@ class RedisKeys(KeyBook):
         self._path = tenants
 
     def all(self) -> list[Key]:
-        """Return the keys that can be used; others are left out, as gateways do."""
+        """Return the usable keys. Like the gateways, this ignores entries that cannot be read."""
         kept = self._redis.hscan_iter(REDIS_KEYS, count=KEYS_AT_A_TIME)
         return [key for id, value in kept if (key := read_key(id, value)) is not None]
 

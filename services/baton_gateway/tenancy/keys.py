@@ -1,4 +1,4 @@
-"""API keys: how they are made, and what is kept of them, which is not the key."""
+"""API keys: how they are made and checked. Only a hash of a key is stored."""
 
 import hashlib
 import hmac
@@ -14,13 +14,14 @@ MOST_DAYS = 36_500
 
 
 class Key(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is kept of a key. id: its public part, for logs and for revoking it. models: none = all of its tenant's.
+    """What is stored of a key.
 
-    days: how long it was made to be valid for, which `expires` does not tell after the key was rotated.
+    id: its public part, for logs and for revoking it. models: empty = all models of its tenant. days: the validity that
+    was asked for when the key was made; after a rotation `expires` no longer shows it.
     """
 
     id: str
-    hash: str  # SHA-256 of the whole key, in hex: of 192 random bits nobody finds the key for it
+    hash: str  # SHA-256 of the whole key, in hex; a key has 192 random bits, which nobody can guess
     tenant: str
     expires: datetime | None = None
     models: list[str] = []
@@ -31,7 +32,7 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
             raise ValueError(f"the expiry of key {self.id[:20]!r} has no time zone")
 
     def fits(self, text: str) -> bool:
-        """Whether this is the key; takes the same time for all that are not."""
+        """Whether this text is the key. The time it takes does not depend on how much of the text is right."""
         return hmac.compare_digest(digest(text).encode(), self.hash.encode())
 
     def expired(self, now: datetime) -> bool:
@@ -41,14 +42,14 @@ class Key(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 def make_key(
     tenant: str, expires: datetime | None = None, models: list[str] | None = None, days: float | None = None
 ) -> tuple[str, Key]:
-    """Return a new key, which is to be shown once, and what is to be kept of it."""
+    """Return a new key, which is to be shown once, and the record of it, which is to be stored."""
     id = secrets.token_hex(4)
     text = f"{_PREFIX}-{id}-{secrets.token_urlsafe(_SECRET_BYTES)}"
     return text, Key(id, digest(text), tenant, expires, models or [], days)
 
 
 def key_id(text: str) -> str | None:
-    """Return the public part of what may be a key, None if it has none."""
+    """Return the public part of a text that may be a key; None if the text is not one."""
     parts = text.split("-", 2)
     return parts[1] if len(parts) == 3 and parts[0] == _PREFIX else None
 

@@ -1,4 +1,4 @@
-"""The keys that `baton keys` puts into Redis, as a gateway reads them."""
+"""Reads the keys that `baton keys` has put into Redis."""
 
 import logging
 
@@ -11,24 +11,24 @@ log = logging.getLogger(__name__)
 
 REDIS_KEYS = "baton:keys"
 KEYS_AT_A_TIME = 1000
-_MOST_BYTES = 16_384  # of what is kept of one key
+_MOST_BYTES = 16_384  # of one entry
 _UNREAD = object()
 
 
 def read_key(id: bytes, value: bytes) -> Key | None:
-    """Read an entry; None when it cannot be used. Anybody with access to Redis may have written it."""
+    """Read an entry; None if it is no usable key. Anybody with access to Redis may have written it."""
     if len(value) > _MOST_BYTES:
         return None
     try:
         key = msgspec.json.decode(value, type=Key)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    # One that is not under its own id would take the place of another.
+    # A key that is stored under the id of another key would replace that one.
     return key if key.id.encode() == id else None
 
 
 class RedisKeys:
-    """Keys of all tenants by their public part, as of the last read of Redis."""
+    """The keys of all tenants by their public part, as of the last read of Redis."""
 
     def __init__(self, redis: "Redis") -> None:
         self._redis = redis
@@ -45,13 +45,13 @@ class RedisKeys:
         return self._keys.get(id)
 
     async def follow(self) -> None:
-        """Read the keys if they have changed. Raises redis.RedisError, and changes nothing then."""
+        """Read the keys if they have changed. Raises redis.RedisError; the keys then stay as they were."""
         version = await self._redis.get(f"{REDIS_KEYS}:version")
         if version == self._version:
             return
         found: dict[str, Key] = {}
         unusable: set[bytes] = set()
-        # In parts, so that neither Redis nor this event loop stands still for the time that all of them take.
+        # The keys are read in parts, so that neither Redis nor this event loop is blocked for long.
         async for id, value in self._redis.hscan_iter(REDIS_KEYS, count=KEYS_AT_A_TIME):
             key = read_key(id, value)
             if key is None:

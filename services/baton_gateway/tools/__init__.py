@@ -1,1 +1,1 @@
-"""Calls of functions in the text of a model."""
+"""Tool calls in the text of a model."""

@@ -1,4 +1,4 @@
-"""Where an object of JSON ends whose text arrives in pieces."""
+"""Finds the end of a JSON object whose text arrives in pieces."""
 
 import re
 
@@ -7,16 +7,16 @@ _END_OF_STRING = re.compile(r'["\\]')
 
 
 class JsonDepth:
-    """Follows how many objects and lists are open. Text that is no JSON has some depth, too."""
+    """Counts the objects and lists that are open. For text that is not JSON the count means nothing."""
 
     def __init__(self, depth: int = 0) -> None:
-        """depth: what is open already."""
+        """depth: how many objects and lists are open already."""
         self._depth = depth
         self._in_string = False
         self._escaped = False
 
     def advance(self, text: str, start: int = 0) -> int | None:
-        """Read on from `start`; return the position behind the last one that closes, None if the text ends before."""
+        """Read on from `start`. Return the position behind the bracket that closes everything; None without it."""
         position = start
         while position < len(text):
             if self._escaped:

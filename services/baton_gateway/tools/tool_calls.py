@@ -1,4 +1,4 @@
-"""Calls of functions as an answer has them, and how they are read where it consists of them."""
+"""Tool calls in the form of the API, and the reader for answers that consist of nothing but calls."""
 
 import json
 import re
@@ -11,21 +11,21 @@ from ..errors import bad_request
 from ..json_size import JsonSize, json_size
 from .json_depth import JsonDepth
 
-CallDelta = dict[str, Any]  # a member of `tool_calls` in a stream's delta: a call's beginning, or more of its arguments
-Part = str | CallDelta  # of an answer; text is content
+CallDelta = dict[str, Any]  # an item of `tool_calls` in a delta: the beginning of a call, or a piece of its arguments
+Part = str | CallDelta  # a part of an answer; a string is content
 
 
 class CallReader(Protocol):
-    """Reads the text of one choice while it comes."""
+    """Reads the text of one choice while it arrives."""
 
-    count: int  # calls that are complete, or would be if the text ended by itself now
+    count: int  # the calls that are complete, or would be if the model ended the text now
 
     def push(self, text: str) -> list[Part]:
-        """Return what some text adds."""
+        """Read more text, and return the parts that it adds to the answer."""
         ...
 
     def end(self) -> list[Part]:
-        """Return what was held back: no more text will come."""
+        """End the text, and return the parts that were held back."""
         ...
 
 
@@ -35,22 +35,22 @@ READ_CHARS = 1024
 SMALL_ARGUMENTS_CHARS = 32_768
 MOST = JsonSize(MAX_ARGUMENT_CONTAINERS, MAX_ARGUMENT_STRINGS, MAX_ARGUMENT_VALUES)
 
-# As the pods write a call (serving.proto, KIND_TOOL_CALLS): they follow this to the letter.
+# The beginning of a call. The grammar of the pods (serving.proto, KIND_TOOL_CALLS) allows exactly this form.
 _HEAD = re.compile(r'(?:\[|, )\{"name": "([^"]*)", "arguments": ')
 
 
 class ToolCalls:
-    """Turns the text of one choice into the members of `tool_calls` in a stream's deltas."""
+    """Turns the text of one choice into the items of `tool_calls` in the deltas of a stream."""
 
     def __init__(self, name: str | None) -> None:
-        """name: of the function whose arguments are all of the text; None = the text is a list of calls."""
+        """name: the function whose arguments the whole text is; None = the text is a list of calls."""
         self.count = 0
         self._named = name
-        self._rest = ""  # of the text between two calls
-        self._depth: JsonDepth | None = None  # of the arguments that have begun
+        self._rest = ""  # the text between two calls that has been read so far
+        self._depth: JsonDepth | None = None  # position in the arguments that have begun
 
     def push(self, text: str) -> list[Part]:
-        """Return what some text adds: the beginnings of calls, and parts of their arguments, each with its index."""
+        """Read more text. Return the beginnings of calls and the pieces of their arguments, each with its index."""
         if self._named is not None:
             begun = [] if self.count else [self._begin(self._named)]
             return [*begun, *([self._arguments(text)] if text else [])]
@@ -93,7 +93,7 @@ def arguments_go_on(index: int, text: str) -> CallDelta:
 
 
 def read_whole(text: str, reader: CallReader) -> tuple[str, list[dict[str, Any]]]:
-    """Return the content and the calls of a whole text, as the members of a message have them."""
+    """Return the content and the calls of a complete text, in the form of a message."""
     content: list[str] = []
     calls: list[dict[str, Any]] = []
     for part in _parts(text, reader):
@@ -107,14 +107,14 @@ def read_whole(text: str, reader: CallReader) -> tuple[str, list[dict[str, Any]]
 
 
 def _parts(text: str, reader: CallReader) -> Iterator[Part]:
-    # In pieces, as a reader takes time by what it has not understood yet.
+    # In pieces, because the time of a step grows with the text that the reader has not understood yet.
     for start in range(0, max(len(text), 1), READ_CHARS):
         yield from reader.push(text[start : start + READ_CHARS])
     yield from reader.end()
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose calls have their arguments as objects, which is how chat templates take them."""
+    """Return a message whose calls have their arguments as objects, as chat templates expect them."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message

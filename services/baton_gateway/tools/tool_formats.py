@@ -1,4 +1,4 @@
-"""How families of models write calls of functions, and which of it a model's chat template tells."""
+"""The formats in which families of models write tool calls, and how a chat template reveals its format."""
 
 import re
 from typing import Literal
@@ -7,13 +7,13 @@ from .tool_parser import NAME, ToolParser
 
 ToolFormat = Literal["auto", "hermes", "mistral", "llama3_json", "none"]
 
-# A name in front of its arguments, which from Mistral's tokenizer v11 on may have an id and a marker between the two.
+# A name before its arguments. From Mistral's tokenizer v11 on, an id and a marker may stand between the two.
 _NAMED = re.compile(rf"({NAME})(?:\[CALL_ID\][a-zA-Z0-9]{{0,64}})?(?:\[ARGS\])?")
 _MAYBE_NAMED = re.compile(r"[a-zA-Z0-9_.\-\[\]]{0,160}")
 
 
 class _MarkedParser(ToolParser):
-    """Calls that a marker begins, anywhere in the text."""
+    """Reads calls that begin with a marker anywhere in the text."""
 
     def _at_start(self) -> bool:
         return self._between()
@@ -22,7 +22,7 @@ class _MarkedParser(ToolParser):
         return self._between()
 
     def _after_none(self) -> bool:
-        """Content, until there is a marker."""
+        """The state in which text is content until a marker comes."""
         marker = self.markers[0]
         if (at := self._rest.find(marker)) >= 0:
             self._say(self._take(at))
@@ -32,7 +32,7 @@ class _MarkedParser(ToolParser):
         return False
 
     def _between(self) -> bool:
-        """Space before a call, or between two, is no content."""
+        """The state before a call or between two calls, where white space is not content."""
         marker, text = self.markers[0], self._rest.lstrip()
         if text.startswith(marker):
             self._opening = self._take(len(self._rest) - len(text) + len(marker))
@@ -45,7 +45,7 @@ class _MarkedParser(ToolParser):
         return self._go(self._after_none)
 
     def _opened(self) -> bool:
-        """Behind a marker."""
+        """The state behind a marker."""
         self._opening += self._take_space()
         if not self._rest:
             return self._ended and self._reject(0)
@@ -81,7 +81,7 @@ class MistralParser(_MarkedParser):
         return self._go(self._named)
 
     def _listed(self) -> bool:
-        """Where a list has its next call."""
+        """The state in which a list has its next call."""
         self._in_list = True
         return super()._opened()
 
@@ -110,7 +110,7 @@ class MistralParser(_MarkedParser):
 
 
 class Llama3Parser(ToolParser):
-    """Llama from 3.1 on: all of the text is {"name": …, "parameters": {…}}, or several of it with ; between them."""
+    """Llama from 3.1 on: the whole text is {"name": …, "parameters": {…}}, or several of these separated by ;."""
 
     markers = ("<|python_tag|>",)
 
@@ -154,7 +154,7 @@ PARSERS: dict[ToolFormat, type[ToolParser]] = {
 
 
 def find_parser(format: ToolFormat, template: str | None) -> type[ToolParser] | None:
-    """Return the parser of a format. auto: of the calls that a chat template writes into a conversation."""
+    """Return the parser of a format. auto: the format in which the chat template writes calls."""
     if format != "auto":
         return PARSERS.get(format)
     template = template or ""

@@ -1,7 +1,7 @@
-"""Calls of functions that a model has written into its text by itself, read while the text comes.
+"""Reads tool calls in the text of a model while the text arrives.
 
-Text is content until what a model begins its calls with. What only looks like a call, breaks off, is no JSON or names
-no function of the request is content, too. What comes out does not depend on how the text was split.
+Text is content until a call begins. Text that only looks like a call is content too: it breaks off, is not JSON, or
+names no function of the request. The result does not depend on how the text is split into pieces.
 """
 
 import json
@@ -15,26 +15,29 @@ from .tool_calls import CallDelta, Part, arguments_go_on, call_begins
 
 NAME = "[a-zA-Z0-9_.-]{1,64}"
 _SPACE = r"\s{0,32}"
-# A call up to its arguments as nearly all models write it: these can then be passed on while they come.
+# A call up to its arguments as nearly all models write it. The arguments can then be passed on while they arrive.
 _HEAD = re.compile(
     rf'\{{{_SPACE}"name"{_SPACE}:{_SPACE}"({NAME})"{_SPACE},{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}(?=\{{)'
 )
-# The beginning of what may become a call, with its members in this order or another.
+# The beginning of a possible call, whose members may come in any order.
 _MAYBE_CALL = re.compile(rf'\{{{_SPACE}(?:\Z|"(?:[a-z]{{0,10}}\Z|(?:name|arguments|parameters|type|id)"))')
 
 
 class ToolParser(ABC):
     """Reads the text of one choice.
 
-    A state is a method that takes what it can from the rest of the text, and returns whether there may be more to do.
+    A state is a method that takes what it can from the rest of the text. It returns whether the next state can go on
+    with the text that is left.
     """
 
-    markers: tuple[str, ...]  # that begin and end calls: they must be in the text, even where they are special tokens
+    markers: tuple[
+        str, ...
+    ]  # begin and end calls; the detokenizer must keep them in the text even if they are special tokens
 
     def __init__(self, names: Collection[str], *, parallel: bool, whole: bool) -> None:
-        """names: of the request's functions. parallel: whether calls after the first are taken, too.
+        """names: of the request's functions. parallel: whether calls after the first are read, too.
 
-        whole: parts of a call come out when it is complete, so that one that breaks off is content from its start.
+        whole: a call is passed on only when it is complete, so that a call that breaks off becomes content as a whole.
         """
         self.count = 0  # complete calls
         self._names = names
@@ -44,14 +47,14 @@ class ToolParser(ABC):
         self._ended = False
         self._parts: list[Part] = []
         self._state: Callable[[], bool] = self._at_start
-        self._opening = ""  # what has been taken of what may become a call
+        self._opening = ""  # the text of a possible call that has been taken so far
         self._depth = JsonDepth()
-        self._scanned = 0  # characters of the rest that the depth knows
-        # Of the call that has begun:
+        self._scanned = 0  # characters of the rest that the depth has counted
+        # The next four describe the call that has begun.
         self._index = -1
         self._source: list[str] = []
-        self._kept: list[CallDelta] | None = None  # its parts where they are held back
-        self._needs_brace = False  # its arguments are inside an object
+        self._kept: list[CallDelta] | None = None  # its parts, if they are held back
+        self._needs_brace = False  # whether its arguments stand inside an object, whose brace must follow
 
     def push(self, text: str) -> list[Part]:
         self._rest += text
@@ -75,7 +78,7 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _after_none(self) -> bool:
-        """The state behind what turned out to be no call."""
+        """The state behind text that turned out to be no call."""
 
     def _flushed(self) -> list[Part]:
         parts, self._parts = self._parts, []
@@ -99,7 +102,7 @@ class ToolParser(ABC):
         return True
 
     def _go_object(self) -> bool:
-        """What comes next is a call, if it is one, as an object with name and arguments."""
+        """Go on to a possible call, which is an object with a name and arguments."""
         self._depth, self._scanned = JsonDepth(), 0
         return self._go(self._object)
 
@@ -124,13 +127,13 @@ class ToolParser(ABC):
         return self._end_call(self._after_call)
 
     def _reject(self, count: int) -> bool:
-        """What was taken as an opening, and so many characters more, are no call."""
+        """Treat the opening, and `count` more characters, as content."""
         self._say(self._opening + self._take(count))
         self._opening = ""
         return self._go(self._after_none)
 
     def _go_arguments(self, name: str, count: int, needs_brace: bool) -> bool:
-        """A call begins with so many characters of the rest, and behind them its arguments."""
+        """Go on to the arguments of a call, which begin after `count` characters of the rest."""
         self._begin_call(name, count)
         self._needs_brace = needs_brace
         self._depth = JsonDepth()
@@ -169,7 +172,7 @@ class ToolParser(ABC):
         return self._go(state)
 
     def _break_call(self) -> bool:
-        """The call is none. What others have already seen of it cannot be taken back."""
+        """Give up a call that breaks off. Parts that have already been passed on cannot be taken back."""
         if self._kept is not None:
             self._index -= 1
             self._say("".join(self._source))
@@ -188,12 +191,12 @@ class ToolParser(ABC):
             self._take(end or 0)
         elif not text and not self._ended:
             return False
-        # Models forget the brace now and then.
+        # Models sometimes forget the brace.
         return self._go(self._after_call)
 
 
 def _read(text: str) -> dict[str, Any] | None:
-    """Return an object, None if the text is no JSON or something else."""
+    """Return the JSON object that a text is; None if it is anything else."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):

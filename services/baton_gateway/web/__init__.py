@@ -1,1 +1,1 @@
-"""HTTP: sockets, connections, keys and bodies, and the routes to the endpoints."""
+"""The HTTP server: sockets, connections, authentication, bodies, and the routes to the endpoints."""

@@ -1,4 +1,4 @@
-"""What operators see of a gateway, on a port of its own: metrics, probes, and what it knows of its pods."""
+"""The HTTP server for operators, on a port of its own: metrics, probes, and the state of the pods."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from ..routing.pods import Pod
 
 
 class AdminServer(uvicorn.Server):
-    """Runs beside the server for clients, whose signals it leaves alone."""
+    """Runs beside the server for clients, which handles the signals of the process."""
 
     def __init__(self, services: Services) -> None:
         app = create_admin(services)
@@ -29,7 +29,7 @@ class AdminServer(uvicorn.Server):
 
 
 def create_admin(services: Services) -> Starlette:
-    """Build the application. It asks for no key: its port is not for clients."""
+    """Build the application. It needs no key, because its port must not be open to clients."""
 
     async def metrics(request: Request) -> Response:
         content, content_type = exposition(services.metrics.registry, request.headers.get("accept"))

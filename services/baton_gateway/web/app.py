@@ -1,4 +1,4 @@
-"""The HTTP application: routes and what turns errors into answers."""
+"""The HTTP application: its routes, and the handlers that turn errors into answers."""
 
 import time
 from collections.abc import Callable
@@ -40,7 +40,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def create_app(services: Services, running: Callable[[], AbstractAsyncContextManager[None]]) -> FastAPI:
-    """Build the application. running: what runs while the application does."""
+    """Build the application. running: a context that is entered while the application runs."""
     app = FastAPI(
         title="Baton",
         summary="OpenAI-compatible API",

@@ -1,4 +1,4 @@
-"""Who a request comes from."""
+"""Authentication of requests."""
 
 from starlette.requests import Request
 
@@ -8,14 +8,16 @@ from ..tenancy.tenants import Tenants
 
 
 class Authenticator:
-    """Lets requests pass that carry a key, or all of them when there are none, and notes whose they are."""
+    """Finds the identity of each request from its key. Without any configured keys, every request passes."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
     async def __call__(self, request: Request) -> None:
-        """Raise ApiError 401 unless the request has a valid `Authorization: Bearer` header, 503 as long as that cannot
-        be told."""
+        """Put the identity into the record of the request.
+
+        Raises ApiError 401 unless the request has a valid `Authorization: Bearer` header, 503 while keys are not known.
+        """
         record: RequestRecord = request.scope[SCOPE_KEY]
         if self._tenants.open:
             record.identity = self._tenants.anyone()

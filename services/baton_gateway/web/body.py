@@ -1,4 +1,4 @@
-"""Reading request bodies."""
+"""Reads and validates request bodies."""
 
 import asyncio
 from collections.abc import Iterable
@@ -42,14 +42,15 @@ async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """Return the body's length as the headers of an ASGI scope declare it, None if they do not."""
     value = next((value for name, value in headers if name == b"content-length"), b"")
-    # Python reads no number of thousands of digits.
+    # Python refuses to parse a number with thousands of digits.
     return int(value[:MAX_LENGTH_DIGITS]) if value.isdigit() else None
 
 
 def parse_body(body: bytes, model: type[M]) -> M:
     """Validate a JSON body. Raises ApiError 400 naming the field at fault.
 
-    The interpreter is held until the body is read, also where a thread does it; so what it holds is counted before.
+    Parsing blocks the interpreter, even in a thread. So the parts of a large body are counted first, and a body with
+    too many of them is refused.
     """
     if len(body) > SMALL_BODY_BYTES:
         _check_size(body)

@@ -1,4 +1,4 @@
-"""The certificate with which the gateway speaks TLS by itself."""
+"""The certificate for TLS connections that end at the gateway itself."""
 
 import logging
 import ssl
@@ -10,10 +10,10 @@ log = logging.getLogger(__name__)
 
 
 class Certificate:
-    """A chain and its key in files that are replaced while the gateway runs, as cert-manager does."""
+    """A chain and its key, in files that cert-manager or others may replace while the gateway runs."""
 
     def __init__(self, chain: Path, key: Path) -> None:
-        """Raises OSError, ssl.SSLError when the files are none or do not belong together."""
+        """Raises OSError or ssl.SSLError when the files cannot be read or do not belong together."""
         self._chain = chain
         self._key = key
         self._loaded = file_state(chain, key)
@@ -21,13 +21,13 @@ class Certificate:
         self.context.set_alpn_protocols(["http/1.1"])
 
     def follow(self) -> None:
-        """Use for new connections what the files hold now; what cannot be used changes nothing."""
+        """Use the current content of the files for new connections. Files that cannot be used change nothing."""
         try:
             state = file_state(self._chain, self._key)
             if state == self._loaded:
                 return
             self._loaded = state
-            self._make_context()  # a chain without its key would leave the one in use broken
+            self._make_context()  # tried first: a chain without its key would break the context that is in use
             self.context.load_cert_chain(self._chain, self._key)
         except (OSError, ssl.SSLError) as error:
             log.error("the new certificate cannot be used: %s", error, extra={"event": "certificate_refused"})

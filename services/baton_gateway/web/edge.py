@@ -1,4 +1,4 @@
-"""The outermost layer of the HTTP application: request ids, the last resort for errors, log line and metrics."""
+"""The outermost layer of the HTTP application: request ids, errors that nothing else handles, log lines, metrics."""
 
 import logging
 import time
@@ -15,12 +15,12 @@ from ..tenancy.quota import Quota
 
 log = logging.getLogger(__name__)
 
-# Asked for every few seconds by machines; a line for each would bury the others.
+# Probes come every few seconds, and a log line for each would bury the others.
 QUIET_ROUTES = frozenset({"/health", "/live", "/ready"})
 
 
 class Edge:
-    """ASGI middleware around everything else."""
+    """ASGI middleware around the rest of the application."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, quota: Quota, session_header: str) -> None:
         self._app = app
@@ -67,7 +67,9 @@ class Edge:
             self._finish(scope, record)
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
-        record.client = Client()  # the other one refers to the server's part of the request, and that to the record
+        record.client = (
+            Client()
+        )  # breaks a reference cycle: the client refers to the server's request, which refers to the record
         route = scope.get("route")
         record.route = getattr(route, "path", "unmatched")
         self._metrics.finished(record)

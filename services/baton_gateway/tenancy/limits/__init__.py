@@ -1,1 +1,1 @@
-"""What each tenant may use."""
+"""Stores that count the usage of each tenant against its limits."""

@@ -13,20 +13,20 @@ class _Bucket(msgspec.Struct):
     at: int = 0
 
     def leak(self, rate: int, now: int) -> None:
-        # A clock that was set back leaks nothing until it goes on, and from then on as always.
+        # If the clock was set back, nothing leaks in this step.
         self.held = max(self.held - max(now - self.at, 0) * rate, 0)
         self.at = now
 
 
 class _Lease(msgspec.Struct):
-    """Of the streams of one reservation."""
+    """The lease of the streams of one reservation."""
 
-    end: int  # unless it is renewed
+    end: int  # in microseconds; each renewal moves it
     streams: int
 
 
 class _Use(msgspec.Struct):
-    """Of one tenant."""
+    """The usage of one tenant."""
 
     requests: _Bucket = msgspec.field(default_factory=_Bucket)
     tokens: _Bucket = msgspec.field(default_factory=_Bucket)
@@ -36,7 +36,7 @@ class _Use(msgspec.Struct):
 
 
 class MemoryLimits:
-    """A LimitStore."""
+    """A LimitStore in this process."""
 
     def __init__(self, clock: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         """clock: microseconds."""
@@ -89,7 +89,7 @@ class MemoryLimits:
         self._uses.clear()
 
     def _leaked(self, tenant: str, limits: TenantLimits) -> tuple[_Use, int]:
-        """Return what a tenant uses now, and now."""
+        """Return the usage of a tenant after leaking, and the time now."""
         use, now = self._uses.setdefault(tenant, _Use()), self._clock()
         use.requests.leak(limits.requests_per_minute, now)
         use.tokens.leak(limits.tokens_per_minute, now)

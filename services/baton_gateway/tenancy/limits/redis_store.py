@@ -1,4 +1,4 @@
-"""Limits counted in Redis, so that several gateways hold them together."""
+"""Limits counted in Redis, which all gateways share."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from redis.asyncio import Redis
 
 from .store import EVER, LEASE_S, MINUTE_US, Decision, TenantLimits, decision
 
-# What memory.py does, on the clock of Redis. All keys of a tenant hash to one slot of a cluster.
+# The algorithm is that of memory.py, on the clock of Redis. All keys of a tenant hash to one slot of a cluster.
 #
 # streams: the open reservations, by the end of their lease. wide: the number of streams of those that have more than
 # one. A gateway of an older version knows only the former and counts each reservation as one stream; it also ends
 # leases there alone, so an entry of `wide` counts only while its reservation is in `streams`.
-# cancelled: reservations that must not be made any more, by the time when that can be forgotten.
+# cancelled: reservations that must not be made any more, by the time at which the entry can be deleted.
 _PREPARE = """
 local limits, streams, wide, cancelled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local rpm, tpm, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -105,15 +105,15 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 for index = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', now + ARGV[1], ARGV[index]) end
 """
-_KEEP_S = 40 * 86_400  # longer than the longest period of a budget that begins anew
+_KEEP_S = 40 * 86_400  # longer than the longest period after which a budget begins anew
 _LATE_S = 600  # longer than a network keeps delivering a command whose sender has given up
 
-# A request waits no longer for Redis; what comes after that is the setting for its loss.
+# A request waits so long for Redis. After that, Redis counts as lost, and the setting redis_lost applies.
 _TIMEOUT_S = 0.5
 
 
 def connect(url: str) -> "Redis":
-    """Return a client that gives up soon."""
+    """Return a client whose calls fail after _TIMEOUT_S."""
     return Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
 
 

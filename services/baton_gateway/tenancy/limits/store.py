@@ -1,8 +1,8 @@
-"""Limits of a tenant, and what a store of their use answers.
+"""The limits of a tenant, and the interface of the stores that count its usage.
 
-Requests and tokens leak from a bucket each (the generic cell rate algorithm of the ATM Forum's Traffic Management 4.0,
-in its leaky-bucket form), as much in a minute as the limit, which is also what the bucket holds. Time is counted in
-microseconds and one request, or token, as MINUTE_US: all stores compute with whole numbers and agree to the last one.
+Requests and tokens have a leaky bucket each (the generic cell rate algorithm of the ATM Forum's Traffic Management
+4.0). A bucket holds as much as the limit, and leaks as much in a minute. Time is counted in microseconds, and one
+request or token as MINUTE_US, so that all stores compute with whole numbers and get exactly the same results.
 """
 
 from typing import Literal, Protocol
@@ -13,19 +13,19 @@ MINUTE_US = 60_000_000
 # Beyond this the products would not be exact in Redis, whose numbers are doubles.
 MOST_PER_MINUTE = 100_000_000
 
-# The period of a budget that never begins anew: what was used of it is kept for good.
+# The period of a budget that never begins anew. Its usage is kept for ever.
 EVER = "ever"
 
-# too_large, too_many: a request that alone is more than the limit on tokens, or on streams.
+# too_large, too_many: the request alone exceeds the limit of tokens, or of streams.
 Refusal = Literal["requests", "tokens", "streams", "budget", "too_large", "too_many"]
 REFUSALS: tuple[Refusal, ...] = ("requests", "tokens", "streams", "budget", "too_large", "too_many")
 
 
 class TenantLimits(msgspec.Struct, frozen=True):
-    """What a tenant may use; 0 = any amount.
+    """The limits of a tenant; 0 = no limit.
 
     max_streams: sequences that are generated at the same time; a request has one for each prompt and choice.
-    budget: tokens in a period, which is named so that the next one is another; None = any amount.
+    budget: tokens in a period; None = no limit. period: its name, which is different in the next period.
     """
 
     requests_per_minute: int = 0
@@ -36,7 +36,7 @@ class TenantLimits(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Of one limit: what is left of it now, and in how many seconds all of it will be."""
+    """The state of one limit. remaining: usable now. reset_s: seconds until the whole limit is usable again."""
 
     limit: int
     remaining: int
@@ -44,8 +44,11 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """refused: which limit does not allow a request, None if it was reserved. retry_after_s: when it may, if nothing
-    else comes; 0 = never."""
+    """The answer to a reservation.
+
+    refused: the limit that does not allow it; None if it was made. retry_after_s: time after which it would be allowed
+    if no other request came; 0 = never.
+    """
 
     refused: Refusal | None
     retry_after_s: float
@@ -54,22 +57,24 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class LimitStore(Protocol):
-    """Counts what tenants use. Every call is one step that no other call comes between."""
+    """Counts the usage of tenants. Every call is atomic."""
 
     async def reserve(
         self, tenant: str, limits: TenantLimits, reservation: str, tokens: int, streams: int = 1
     ) -> Decision:
-        """Take one request, so many streams and so many tokens, or nothing at all.
+        """Reserve one request, its streams and its tokens, or nothing at all.
 
-        A reservation that is open already is granted again and takes nothing, so that a call may be repeated.
+        A reservation that is open already is granted again and reserves nothing, so that a call may be repeated.
         """
 
     async def settle(self, tenant: str, limits: TenantLimits, reservation: str, unused: int) -> None:
-        """End a reservation and give back what was not used of its tokens; a negative number takes more. Once: later
-        calls change nothing."""
+        """End a reservation and give back its unused tokens; a negative number takes more.
+
+        Later calls for the same reservation change nothing.
+        """
 
     async def renew(self, tenant: str, reservations: list[str]) -> None:
-        """Keep the streams of reservations open, which otherwise end when their gateway is silent for LEASE_S."""
+        """Keep the streams of reservations open. They end when their gateway does not renew them for LEASE_S."""
 
     async def close(self) -> None: ...
 
@@ -78,7 +83,7 @@ LEASE_S = 60.0
 
 
 def decision(limits: TenantLimits, code: int, wait_us: int, requests_held: int, tokens_held: int) -> Decision:
-    """code: 0, or the number of the refusal among REFUSALS, from 1. held: what is in the buckets, in their units."""
+    """code: 0, or the number of the refusal in REFUSALS, from 1. *_held: the content of the buckets, in their units."""
     return Decision(
         REFUSALS[code - 1] if code else None,
         wait_us / 1e6,

@@ -28,7 +28,7 @@ class PromptLogprobs(msgspec.Struct):
         return [logprobs_of(token, row, self.count) for token, row in zip(self.tokens, rows, strict=True)]
 
 
-class Flying:
+class StepInFlight:
     """A Launched step on a GPU. The runner queues the device's work; `send` then queues the copy of the results."""
 
     def __init__(self, tokens: torch.Tensor, counts: list[int]) -> None:
@@ -47,7 +47,7 @@ class Flying:
         """Add the results of draws that the sampler has launched, and queue the copy of their logprobs."""
         self._drawn.append((drawn, None if drawn.logprobs is None else to_host(drawn.logprobs)))
 
-    def send(self) -> "Flying":
+    def send(self) -> "StepInFlight":
         """Queue the copy of the tokens if all draws are launched. Otherwise draw_masked does so later."""
         if self.draw_late is None:
             self._tokens = to_host(self._tokens)
