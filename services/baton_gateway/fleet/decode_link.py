@@ -1,4 +1,4 @@
-"""The one Serve stream between this gateway and a decode pod, which carries all their requests."""
+"""Keeps the one Serve stream between this gateway and a decode pod. It carries all requests for that pod."""
 
 import asyncio
 import logging
@@ -21,30 +21,30 @@ RETRY_S = 0.2
 
 
 class Receiver(Protocol):
-    """Who takes what the pod says about one request."""
+    """Handles the messages of the pod about one request."""
 
     def deliver(self, delta: pb.Delta) -> bool:
-        """Take new tokens; return True when they were the last."""
+        """Handle new tokens, or the failure of the request. Return True when no more messages are expected."""
         ...
 
     def handover_failed(self, prefill_address: str) -> None:
-        """Learn that a prefill pod did not deliver."""
+        """Handle that a prefill pod failed to hand its KV cache over to the decode pod."""
         ...
 
     def lost(self) -> None:
-        """Learn that the stream broke before the last tokens came."""
+        """Handle that the stream broke before the request was complete."""
         ...
 
     def check(self, now: float) -> None:
-        """Leave the pod if it has been silent for too long. now: of the monotonic clock, in seconds."""
+        """Leave the pod if it has sent no token for too long. now: seconds of the monotonic clock."""
         ...
 
 
 class DecodeLink:
-    """Sends requests to a decode pod and hands what comes back to their receivers."""
+    """Sends requests to a decode pod, and passes the pod's messages to the receiver of each request."""
 
     def __init__(self, pod: Pod, channel: Callable[[], grpc.aio.Channel], changed: Callable[[Pod], None]) -> None:
-        """channel: the one for the next stream. changed: called when the stream opened or broke."""
+        """channel: returns the channel for the next stream. changed: called when the stream has opened or broken."""
         self.pod = pod
         self._channel = channel
         self._changed = changed
@@ -57,7 +57,7 @@ class DecodeLink:
         pod.connected = False
 
     def submit(self, submit: pb.Submit, receiver: Receiver) -> int:
-        """Send a request and return its handle, which is also put into `submit`."""
+        """Send a request and return its handle, which is also stored in `submit`."""
         self._last_handle += 1
         submit.handle = self._last_handle
         self._receivers[submit.handle] = receiver
@@ -65,33 +65,33 @@ class DecodeLink:
         return submit.handle
 
     def introduce(self, prefill_addresses: Sequence[str]) -> None:
-        """Tell the pod which prefill pods its requests may be handed to."""
+        """Send the pod the addresses of the prefill pods that may prefill its requests."""
         peers = pb.Peers(prefill_addresses=prefill_addresses)
         if peers != self._peers:
             self._peers = peers
             self._send(pb.GatewayMessage(peers=peers))
 
     def cancel(self, handle: int) -> None:
-        """Stop a request; its receiver hears no more of it."""
+        """Stop a request. Its receiver gets no more messages."""
         if self._receivers.pop(handle, None) is not None:
             self._send(pb.GatewayMessage(cancel=pb.Cancel(handle=handle)))
 
     def cancel_choice(self, handle: int, choice: int) -> None:
-        """Stop one choice of a request that has others."""
+        """Stop one choice of a request. Its other choices continue."""
         self._send(pb.GatewayMessage(cancel=pb.Cancel(handle=handle, choice=choice)))
 
     def check(self, now: float) -> None:
-        """Let every receiver see whether it still waits in vain. now: of the monotonic clock, in seconds."""
+        """Let every receiver check whether its request has stalled. now: seconds of the monotonic clock."""
         for receiver in list(self._receivers.values()):
             receiver.check(now)
 
     def open(self) -> None:
-        """Keep a stream open from now on."""
+        """Open the stream, and reopen it whenever it breaks."""
         if self._task is None:
             self._task = keep_running("decode stream", self._run)
 
     def close(self) -> None:
-        """Drop the stream; what was on it is lost."""
+        """Close the stream. Its unfinished requests are lost."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -114,7 +114,7 @@ class DecodeLink:
             except grpc.aio.AioRpcError as error:
                 log.warning("stream lost", extra={"pod": self.pod.address, "reason": error.code().name})
             except Exception:
-                # Whatever went wrong, the requests on the stream must learn that nothing more will come.
+                # After any error the receivers must learn that their requests are lost, or they would wait for ever.
                 self._disconnect()
                 raise
             finally:
@@ -152,4 +152,4 @@ class DecodeLink:
                 try:
                     await call.write(self._outbox.popleft())
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    return  # the reader hears of it too
+                    return  # `_read` fails for the same reason and handles the lost stream

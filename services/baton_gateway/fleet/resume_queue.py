@@ -1,4 +1,4 @@
-"""Requests that had a decode pod and need another one."""
+"""Queues requests that lost their decode pod, or were refused by it, until another pod can take them."""
 
 import asyncio
 import random
@@ -14,16 +14,16 @@ class Waiter(Protocol):
     """A request that waits for a decode pod."""
 
     def try_start(self) -> bool:
-        """Go to a pod; return False when none can take the request."""
+        """Send the request to a pod. Return False when no pod can take it."""
         ...
 
 
 class ResumeQueue:
     """Sends waiting requests to pods, first come first served and at most BATCH in each STEP_S.
 
-    A request that no pod can take is set aside until a pod changes. In case a change goes unnoticed, BATCH of those are
-    tried again after a pause, which doubles from FIRST_PAUSE_S to LAST_PAUSE_S and is shortened at random, so that
-    gateways do not try in step. Each request ends its own wait by a timer; see `Leg`.
+    A request that no pod can take is set aside until a pod changes. In case the gateway misses a change, BATCH of these
+    requests are retried after a backoff. The backoff doubles from FIRST_PAUSE_S to LAST_PAUSE_S and is shortened at
+    random, so that gateways do not retry in step. `Leg` has the timer that ends the wait of a request.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ResumeQueue:
         self._ready[waiter] = None
 
     def remove(self, waiter: Waiter) -> None:
-        """Remove a request, if it is still queued."""
+        """Remove a request if it is still queued."""
         self._ready.pop(waiter, None)
         self._set_aside.pop(waiter, None)
 
@@ -49,7 +49,7 @@ class ResumeQueue:
         """Try all requests again, since a pod that can take them may have come."""
         self._pause_s = FIRST_PAUSE_S
         if self._set_aside:
-            self._ready = {**self._set_aside, **self._ready}  # those that were set aside have waited for longer
+            self._ready = {**self._set_aside, **self._ready}  # the requests that were set aside have waited longer
             self._set_aside = {}
             self._schedule(0.0)
 

@@ -1,4 +1,4 @@
-"""Follows the reports of one worker pod. The Watch stream decides whether the pod is alive."""
+"""Reads the reports of one worker pod. A pod whose Watch stream is down does not count as live."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Pings find a connection that only the other end has dropped, so that it is reopened when the pod is back.
+    # Pings find a connection that only the other end has dropped, so that the gateway reconnects when the pod is back.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
@@ -40,7 +40,7 @@ CHANNEL_OPTIONS = [
 
 
 class WrongPodError(Exception):
-    """The pod at an address has another role than the settings say, or does not keep cache scopes apart."""
+    """The pod at an address has another role than the settings say, or its prefix cache is shared among tenants."""
 
 
 class Watcher:
@@ -81,7 +81,7 @@ class Watcher:
             except WrongPodError as error:
                 reason = str(error)
             except Exception:
-                # No report updates the pod until this is restarted, so the pod must not count as live.
+                # While this task is down, no report updates the pod. The pod must not count as live then.
                 self._lose()
                 raise
             else:
