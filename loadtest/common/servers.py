@@ -1,6 +1,8 @@
 """The measured servers. Each is started with the command that its users run."""
 
+import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +11,7 @@ import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from baton_cli.ports import free_loopback_ports
 from loadtest.common.job import Json
@@ -118,3 +120,14 @@ def as_flags(settings: Json) -> list[str]:
         kebab = name.replace("_", "-")
         flags += [f"--{kebab}" if value else f"--no-{kebab}"] if isinstance(value, bool) else [f"--{kebab}", str(value)]
     return flags
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Return key and value of KEY=VALUE, where the value is JSON if it can be."""
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

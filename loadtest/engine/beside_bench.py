@@ -20,12 +20,10 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
-from baton_engine.models.registry import load_model_config
 from baton_engine.sampling import Grammar, GrammarKind, SamplingParams
 from baton_engine.sequence import FinishReason, Request
 from loadtest.common.bench_table import aligned
-from loadtest.common.random_tokenizer import write_random_tokenizer
-from loadtest.common.random_weights import write_random_weights
+from loadtest.common.random_model import write_random_model
 
 REQUESTS, PROMPT_TOKENS, BRIEF_TOKENS = 64, 512, 64
 # No output of the lengths here completes it.
@@ -119,14 +117,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = (arguments.weights_dir or Path(scratch)) / arguments.shape.name
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "config.json").exists():
-            (folder / "config.json").write_bytes((arguments.shape / "config.json").read_bytes())
-        if not list(folder.glob("*.safetensors")):
-            write_random_weights(folder, 0)
-        vocab_size = load_model_config(folder).vocab_size
-        if not (folder / "tokenizer.json").exists():
-            write_random_tokenizer(folder, vocab_size)
+        model = write_random_model(folder, (arguments.shape / "config.json").read_text(), seed=0)
         config = EngineConfig(
             model=str(folder),
             dtype=arguments.dtype,
@@ -135,7 +126,7 @@ def main() -> None:
             enable_prefix_caching=False,
             chunk_ms=0.0,
         )
-        bench, all_cases = Bench(Engine(config), vocab_size), cases(arguments.tokens)
+        bench, all_cases = Bench(Engine(config), model.vocab_size), cases(arguments.tokens)
         # The first round warms up.
         rounds = [{case.name: bench.run(case) for case in all_cases} for _ in range(arguments.rounds + 1)][1:]
     lines = [["ms between tokens of the others", "p50", "ratio", "lowest to highest", "p99"]]

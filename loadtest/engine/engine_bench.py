@@ -13,7 +13,6 @@ transformers has no scheduler, so of the rows it runs those of equal lengths, wi
 import argparse
 import contextlib
 import importlib.util
-import json
 import shutil
 import signal
 import sys
@@ -21,17 +20,17 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
 from baton_engine.models.registry import load_model_config
-from loadtest.common.bench_table import profile_table, table
 from loadtest.common.job import Job, Json
+from loadtest.common.servers import setting
 from loadtest.engine.bench_report import Report
 from loadtest.engine.device import Card
 from loadtest.engine.engines import ENGINES
 from loadtest.engine.limits import Limits
+from loadtest.engine.result_tables import profile_table, table
 from loadtest.engine.rows import make_rows, select_rows
 from loadtest.engine.task_process import run_task
 
@@ -122,17 +121,6 @@ class Bench:
             for event in events:
                 line = self._report.note(event, name, entry)
                 print(f"[{time.monotonic() - self._began:6.1f} s] {name}: {line}", flush=True)
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """Return key and value of KEY=VALUE, where the value is JSON if it can be."""
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value
 
 
 def parse_arguments() -> argparse.Namespace:

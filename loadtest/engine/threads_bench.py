@@ -27,9 +27,9 @@ from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request
 from baton_engine.threads import choose_threads
 from loadtest.common.bench_table import aligned, figure
+from loadtest.common.busy_process import busy_process
 from loadtest.common.job import Json
-from loadtest.online.isolation_bench import make_model
-from loadtest.online.sharing_bench import busy_process
+from loadtest.common.random_model import write_random_model
 
 WAITING = {"spin": {}, "sleep": {"OMP_WAIT_POLICY": "PASSIVE"}}
 STEPS = ("decode 1", "decode 8", "prefill 256")
@@ -51,10 +51,7 @@ def write_model(folder: Path, hidden: int) -> None:
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     }
-    source = folder / "shape"
-    source.mkdir(parents=True)
-    (source / "config.json").write_text(json.dumps(shape))
-    make_model(folder, source, seed=0)
+    write_random_model(folder, json.dumps(shape), seed=0)
 
 
 class Steps:

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -29,10 +28,8 @@ from baton_bench.answer import Answer
 from baton_engine.models.registry import load_model_config
 from loadtest.common.bench_table import aligned, figure
 from loadtest.common.client import Load, drive
-from loadtest.common.random_tokenizer import write_random_tokenizer
-from loadtest.common.random_weights import write_random_weights
-from loadtest.common.servers import HOST, as_flags
-from loadtest.engine.engine_bench import setting
+from loadtest.common.random_model import write_random_model
+from loadtest.common.servers import HOST, as_flags, setting
 from loadtest.handover.pods import Pods, seconds_between
 
 
@@ -140,12 +137,7 @@ def main() -> None:
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="baton-pd-") as name:
         model = arguments.weights_dir or Path(name)
-        model.mkdir(parents=True, exist_ok=True)
-        shutil.copy(arguments.shape / "config.json", model)
-        vocab = load_model_config(model).vocab_size
-        write_random_tokenizer(model, vocab)
-        if not any(model.glob("*.safetensors")):
-            write_random_weights(model, arguments.seed)
+        vocab = write_random_model(model, (arguments.shape / "config.json").read_text(), arguments.seed).vocab_size
         with running(model, arguments) as (pods, handing_over, alone):
             rows = asyncio.run(Bench(arguments, pods, handing_over, alone, vocab).run())
     print("\n" + aligned([[row, figure(value)] for row, value in rows.items()], 1))

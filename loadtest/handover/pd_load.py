@@ -8,7 +8,6 @@ replicas: two decode pods. Random weights, prefix caches off. On a machine witho
 
 import argparse
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,11 +19,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 import torch
 
 from baton_cli.ports import free_loopback_ports
-from baton_engine.models.registry import load_model_config
-from loadtest.common.random_tokenizer import write_random_tokenizer
-from loadtest.common.random_weights import write_random_weights
-from loadtest.common.servers import HOST, as_flags
-from loadtest.engine.engine_bench import setting
+from loadtest.common.random_model import write_random_model
+from loadtest.common.servers import HOST, as_flags, setting
 from loadtest.handover.pods import Pods
 
 _LAYOUTS = ("pd", "replicas")
@@ -78,11 +74,7 @@ def main() -> None:
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="baton-pd-") as name:
         model = arguments.weights_dir or Path(name)
-        model.mkdir(parents=True, exist_ok=True)
-        shutil.copy(arguments.shape / "config.json", model)
-        write_random_tokenizer(model, load_model_config(model).vocab_size)
-        if not any(model.glob("*.safetensors")):
-            write_random_weights(model, arguments.seed)
+        write_random_model(model, (arguments.shape / "config.json").read_text(), arguments.seed)
         for layout in arguments.layouts.split(","):
             measure(layout, model, arguments.loads, arguments)
 

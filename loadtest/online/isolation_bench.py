@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -22,15 +21,12 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 from baton_bench.answer import Answer
-from baton_engine.models.registry import load_model_config
 from baton_gateway.tenancy.keys import Key, make_key
 from loadtest.common.bench_table import aligned, figure
 from loadtest.common.client import Load, drive
 from loadtest.common.job import Json
-from loadtest.common.random_tokenizer import write_random_tokenizer
-from loadtest.common.random_weights import write_random_weights
-from loadtest.common.servers import HOST, Server
-from loadtest.engine.engine_bench import setting
+from loadtest.common.random_model import write_random_model
+from loadtest.common.servers import HOST, Server, setting
 
 # Small enough for 2 cores to compute a hundred short prompts a round: with fewer, a p99 is an accident. Wide enough for
 # products to be most of the work, as in real models: where attention is, a step deep in a long prompt takes longer.
@@ -200,15 +196,6 @@ def _entry(key: Key) -> Json:
     return {"id": key.id, "hash": key.hash, "tenant": key.tenant}
 
 
-def make_model(folder: Path, shape: Path | None, seed: int) -> None:
-    if shape is None:
-        (folder / "config.json").write_text(json.dumps(SMALL_SHAPE))
-    else:
-        shutil.copy(shape / "config.json", folder)
-    write_random_tokenizer(folder, load_model_config(folder).vocab_size)
-    write_random_weights(folder, seed)
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", type=Path, metavar="SHAPE_DIR", nargs="?")
@@ -239,14 +226,14 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="baton-isolation-") as name:
         folder = Path(name)
-        make_model(folder, arguments.shape, arguments.seed)
+        config = json.dumps(SMALL_SHAPE) if arguments.shape is None else (arguments.shape / "config.json").read_text()
+        vocab = write_random_model(folder, config, arguments.seed).vocab_size
         keys = write_tenants(folder / "tenants.json")
         os.environ["BATON_TENANTS_FILE"] = str(folder / "tenants.json")
         if arguments.threads is not None:
             os.environ["BATON_NUM_THREADS"] = str(arguments.threads)
         settings = {"enable_prefix_caching": False, **dict(arguments.settings)}
         with Server("ours-pd", folder, settings, arguments.out.with_suffix(".log")) as server:
-            vocab = load_model_config(folder).vocab_size
             report = asyncio.run(Bench(arguments, server.port, vocab, keys).run())
     print(f"\n{table(report)}\n")
     arguments.out.write_text(json.dumps({"settings": settings, **report}, indent=1))

@@ -13,7 +13,6 @@ import asyncio
 import fnmatch
 import importlib.util
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -26,10 +25,8 @@ from baton_engine.models.registry import load_model_config
 from loadtest.common.bench_table import aligned, figure
 from loadtest.common.client import Load, drive
 from loadtest.common.job import Json
-from loadtest.common.random_tokenizer import write_random_tokenizer
-from loadtest.common.random_weights import write_random_weights
-from loadtest.common.servers import HOST, KINDS, Server
-from loadtest.engine.engine_bench import setting
+from loadtest.common.random_model import write_random_model
+from loadtest.common.servers import HOST, KINDS, Server, setting
 
 SHORT, LONG = (1024, 128), (4000, 200)
 PERCENTILES = (50, 90, 99)
@@ -146,12 +143,7 @@ class Bench:
         return bool(results) and not any(result.get("failed") or "error" in result for result in results)
 
     def _make_model(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(self._arguments.shape / "config.json", folder)
-        config = load_model_config(folder)
-        write_random_tokenizer(folder, config.vocab_size)
-        if not any(folder.glob("*.safetensors")):
-            write_random_weights(folder, self._arguments.seed)
+        write_random_model(folder, (self._arguments.shape / "config.json").read_text(), self._arguments.seed)
         self._say("weights and tokenizer made")
 
     def _measure(self, name: str, model: Path, log: Path) -> None:

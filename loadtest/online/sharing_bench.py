@@ -12,9 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -25,6 +23,7 @@ from baton_cli.ports import free_loopback_ports
 from baton_demo import MODEL_DIR
 from baton_engine.models.registry import load_model_config
 from loadtest.common.bench_table import aligned, figure
+from loadtest.common.busy_process import busy_process
 from loadtest.common.client import Load, drive
 from loadtest.common.job import Json
 from loadtest.common.servers import HOST, KINDS, Running
@@ -36,16 +35,6 @@ WAYS = {"cores": {"BATON_NUM_THREADS": str(CORES), "BATON_ENGINES_SHARING_CPU": 
 BESIDE = ("idle", "busy")
 _SET_HERE = ("BATON_NUM_THREADS", "BATON_ENGINES_SHARING_CPU", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 _WARM_UP = 4  # requests
-
-
-@contextlib.contextmanager
-def busy_process() -> Iterator[None]:
-    """Keep one core busy."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        try:
-            yield
-        finally:
-            process.kill()
 
 
 def start(model: Path, way: str, log: Path) -> Running:
