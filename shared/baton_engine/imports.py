@@ -1,5 +1,7 @@
 """Tracks the KV that has been ordered from a source and has not arrived yet."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from baton_common.extent import Extent, Missing
@@ -41,7 +43,7 @@ class Imports:
         self._layout = layout
         self._generations = 0
 
-    def reach(self, sequence: Sequence, cached: int) -> int:
+    def reach(self, sequence: Sequence, cached: Callable[[], int]) -> int:
         """Return the token up to which the first source that can help brings the KV of a sequence; 0 without one.
 
         cached: as in KvSource.reach.
@@ -52,11 +54,12 @@ class Imports:
     def order(self, sequence: Sequence, fence: Fence | None, first_tokens: list[int] | None) -> bool:
         """Order all KV that a sequence lacks up to its import_end. KV of an earlier order that comes later is refused.
 
-        Returns False, and orders nothing, if no source has that KV (any more).
+        Returns False, and orders nothing, if no source has that KV any more or none of it is lacking.
         """
         id, first, end = sequence.request.id, sequence.cached, sequence.import_end
-        source, reach = self._find(sequence, first)
-        if source is None or reach < end:
+        source, reach = self._find(sequence, lambda: first)
+        # While the sequence waited for its blocks, the source may have lost KV, or the cache may have caught up.
+        if source is None or not first < end <= reach:
             return False
         self._generations += 1
         missing = Missing(self._layout.seen(first, end - first))
@@ -78,13 +81,13 @@ class Imports:
             entry.source.cancel(id)
         return entry
 
-    def _find(self, sequence: Sequence, cached: int) -> tuple[KvSource | None, int]:
+    def _find(self, sequence: Sequence, cached: Callable[[], int]) -> tuple[KvSource | None, int]:
         # After its first token a request may consist of several sequences, and imports are known by the request.
         if sequence.may_import and sequence.known == sequence.given_len:
             for source in self.sources:
                 end = source.reach(sequence, cached)
                 if not source.brings_first_tokens:
                     end = 0 if sequence.needs_prompt_logits else min(end, sequence.known - 1)
-                if end > cached:
+                if end:
                     return source, end
         return None, 0

@@ -1,5 +1,6 @@
 """Where the KV of a prompt can come from, if this engine need not compute it."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from .delta import Reservation
@@ -18,11 +19,11 @@ class KvSource(Protocol):
 
     brings_first_tokens: bool
 
-    def reach(self, sequence: Sequence, cached: int) -> int:
-        """Return the token up to which this source can bring the KV of a sequence, excluding that token.
+    def reach(self, sequence: Sequence, cached: Callable[[], int]) -> int:
+        """Return the token up to which this source can bring the KV of a sequence, excluding that token; 0 = none.
 
-        cached: the prefix cache has the KV of so many of the first tokens, and these are not ordered. A source that has
-        nothing after them returns any number up to `cached`.
+        cached: returns how many of the first tokens the prefix cache has, which takes time. These are not ordered, so a
+        source that has nothing after them returns 0.
         """
         ...
 

@@ -1,5 +1,7 @@
 """Prefill pods as a source of KV."""
 
+from collections.abc import Callable
+
 from .delta import Reservation
 from .sequence import Sequence
 
@@ -15,7 +17,7 @@ class PrefillPods:
     def __init__(self) -> None:
         self._orders: dict[int, Reservation] = {}
 
-    def reach(self, sequence: Sequence, cached: int) -> int:
+    def reach(self, sequence: Sequence, cached: Callable[[], int]) -> int:
         return sequence.given_len if sequence.request.imports_kv else 0
 
     def order(self, sequence: Sequence, reservation: Reservation) -> None:

@@ -43,7 +43,7 @@ class Scheduler:
         max_num_seqs: int,
         max_export_blocks: int,
         chunk_tokens: int = 0,
-        reach: Callable[[Sequence, int], int] = lambda sequence, cached: 0,
+        reach: Callable[[Sequence, Callable[[], int]], int] = lambda sequence, cached: 0,
     ) -> None:
         """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
@@ -78,7 +78,7 @@ class Scheduler:
         sequence.num_tokens = max(sequence.num_tokens, sequence.known)
         if sequence.queue_place < 0:
             sequence.queue_place = self._admitted_tokens + STRETCH * sequence.known
-        sequence.import_end = self._reach(sequence, self.allocator.cached_tokens(sequence))
+        sequence.import_end = self._reach(sequence, lambda: self.allocator.cached_tokens(sequence))
         insort(self.waiting, sequence, key=_ORDER)
         self.imports_waiting += sequence.imports
 

@@ -39,13 +39,13 @@ class HostTier:
             for offset in range(self._size)
         }
 
-    def reach(self, sequence: Sequence, cached: int) -> int:
+    def reach(self, sequence: Sequence, cached: Callable[[], int]) -> int:
         groups = range(len(self._layout.groups))
         hashes = sequence.hashes(0, (sequence.known - 1) // self._size)
-        at = cached // self._size
+        at = known = cached() // self._size
         while at < len(hashes) and all((group, hashes[at]) in self.kept for group in groups):
             at += 1
-        return at * self._size
+        return at * self._size if at > known else 0
 
     def order(self, sequence: Sequence, reservation: Reservation) -> None:
         self.orders[reservation.id] = sequence, reservation

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 
+from baton_common.block_hash import block_hashes
 from baton_common.extent import Extent
 from baton_engine.engine import Engine
 from tests.models import reference_choices, reference_greedy
@@ -32,10 +33,14 @@ def make_tiered(folder: Path, **settings: object) -> tuple[Engine, HostTier]:
     return engine, HostTier(engine, read)
 
 
-def push_out(engine: Engine) -> None:
-    """Let the pool evict everything that the prefix cache knows."""
+def with_evicted_prompt(folder: Path, length: int = 61) -> tuple[Engine, HostTier, list[int]]:
+    """Return an engine and its tier, and a prompt that the engine has served and whose blocks the pool has evicted."""
+    engine, tier = make_tiered(folder)
+    prompt = make_prompt(length)
+    generate(engine, [make_request(0, prompt, 2)])
     engine.pool.release(engine.pool.allocate(engine.pool.num_blocks))
     assert engine.pool.num_cached == 0
+    return engine, tier, prompt
 
 
 def run(engine: Engine, tier: HostTier) -> Transcript:
@@ -56,10 +61,7 @@ def test_evicted_kv_is_not_computed_again(
     name: str, length: int, computed: int, request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(name)
-    engine, tier = make_tiered(folder)
-    prompt = make_prompt(length)
-    generate(engine, [make_request(0, prompt, 2)])
-    push_out(engine)
+    engine, tier, prompt = with_evicted_prompt(folder, length)
     before = engine._step_tokens.total
     engine.add(make_request(1, prompt, 20))
     transcript = run(engine, tier)
@@ -70,10 +72,7 @@ def test_evicted_kv_is_not_computed_again(
 
 
 def test_the_tier_brings_only_what_the_cache_lacks(llama: Path) -> None:
-    engine, tier = make_tiered(llama)
-    prompt = make_prompt(61)
-    generate(engine, [make_request(0, prompt, 2)])
-    push_out(engine)
+    engine, tier, prompt = with_evicted_prompt(llama)
     engine.add(make_request(1, prompt[:21], 2))
     run(engine, tier)
     engine.add(make_request(2, prompt, 20))
@@ -86,10 +85,7 @@ def test_the_tier_brings_only_what_the_cache_lacks(llama: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["before the order", "a block in the middle"])
 def test_what_a_source_cannot_bring_is_computed(llama: Path, lost: str) -> None:
-    engine, tier = make_tiered(llama)
-    prompt = make_prompt(61)
-    generate(engine, [make_request(0, prompt, 2)])
-    push_out(engine)
+    engine, tier, prompt = with_evicted_prompt(llama)
     engine.add(make_request(1, prompt, 20))
     assert engine.scheduler.waiting[0].imports
     if lost == "before the order":
@@ -105,10 +101,7 @@ def test_what_a_source_cannot_bring_is_computed(llama: Path, lost: str) -> None:
 
 
 def test_a_source_that_fails_is_not_asked_again_for_the_same_request(llama: Path) -> None:
-    engine, _ = make_tiered(llama)
-    prompt = make_prompt(61)
-    generate(engine, [make_request(0, prompt, 2)])
-    push_out(engine)
+    engine, _, prompt = with_evicted_prompt(llama)
     engine.add(make_request(1, prompt, 20))
     engine.step()
     engine.cancel_import(1)
@@ -120,20 +113,14 @@ def test_a_source_that_fails_is_not_asked_again_for_the_same_request(llama: Path
 
 def test_prompt_logprobs_are_computed(llama: Path) -> None:
     """They need the logits of every token, which no source brings."""
-    engine, tier = make_tiered(llama)
-    prompt = make_prompt(61)
-    generate(engine, [make_request(0, prompt, 2)])
-    push_out(engine)
+    engine, tier, prompt = with_evicted_prompt(llama)
     transcript = generate(engine, [make_request(1, prompt, 2, prompt_logprobs=0)])
     assert len(transcript.first(1).prompt_logprobs or []) == len(prompt) - 1
     assert not tier.brought
 
 
 def test_an_aborted_request_takes_its_order_back(llama: Path) -> None:
-    engine, tier = make_tiered(llama)
-    prompt = make_prompt(61)
-    generate(engine, [make_request(0, prompt, 2)])
-    push_out(engine)
+    engine, tier, prompt = with_evicted_prompt(llama)
     engine.add(make_request(1, prompt, 20))
     engine.step()
     assert list(tier.orders) == [1]
@@ -144,10 +131,7 @@ def test_an_aborted_request_takes_its_order_back(llama: Path) -> None:
 
 def test_a_request_of_prefill_pods_is_theirs(llama: Path) -> None:
     """They bring the first tokens too. Once they have failed, no other source is asked."""
-    engine, tier = make_tiered(llama)
-    prompt = make_prompt(61)
-    generate(engine, [make_request(0, prompt, 2)])
-    push_out(engine)
+    engine, tier, prompt = with_evicted_prompt(llama)
     engine.add(make_request(1, prompt, 20, imports_kv=True))
     [order] = engine.step().reservations
     assert (order.id, order.num_tokens) == (1, 61)
@@ -184,4 +168,21 @@ def test_prompts_come_back_from_the_tier_without_a_wrong_token(name: str, reques
             tokens = transcript.tokens[each.id, choice]
             assert tokens == reference_choices(folder, each.prompt, tokens)
     assert tier.brought > 200
+    assert_idle(engine)
+
+
+def test_the_cache_may_know_more_than_was_to_be_brought(llama: Path) -> None:
+    """Another request computes the same prompt while this one waits for blocks."""
+    engine, tier, prompt = with_evicted_prompt(llama)
+    known = list(block_hashes(prompt, SIZE, len(prompt) // SIZE))
+    lost = {key: tier.kept.pop(key) for key in list(tier.kept) if key[1] not in known[:5]}
+    held = engine.pool.allocate(100)
+    engine.add(make_request(1, prompt, 3))
+    engine.add(make_request(2, prompt[:41], 2, priority=-1, prompt_logprobs=0))
+    tier.kept.update(lost)
+    assert engine.scheduler.waiting[-1].import_end == 20
+    transcript = run(engine, tier)
+    assert transcript.first(1).cached_tokens == 40
+    assert transcript.tokens[1, 0] == reference_greedy(llama, prompt, 3)
+    engine.pool.release(held)
     assert_idle(engine)

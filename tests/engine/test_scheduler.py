@@ -319,16 +319,20 @@ def make_allocator(num_blocks: int, step_tokens: int) -> BlockAllocator:
     return BlockAllocator(BlockPool(num_blocks), (LayerGroup(None, (0,)),), 4, step_tokens)
 
 
-@pytest.fixture
-def scheduler() -> Scheduler:
+def make_scheduler(num_blocks: int, max_num_seqs: int) -> Scheduler:
     return Scheduler(
-        make_allocator(64, 8),
+        make_allocator(num_blocks, 8),
         block_size=4,
         max_num_batched_tokens=8,
-        max_num_seqs=4,
+        max_num_seqs=max_num_seqs,
         max_export_blocks=32,
         reach=PrefillPods().reach,
     )
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return make_scheduler(64, 4)
 
 
 def computed(step: Step) -> list[tuple[Sequence, int]]:
@@ -486,14 +490,7 @@ def test_imports_do_not_wait_for_a_place_in_a_step(scheduler: Scheduler) -> None
 
 
 def test_imports_leave_more_urgent_prompts_the_blocks_that_they_need() -> None:
-    scheduler = Scheduler(
-        make_allocator(20, 8),
-        block_size=4,
-        max_num_batched_tokens=8,
-        max_num_seqs=8,
-        max_export_blocks=32,
-        reach=PrefillPods().reach,
-    )
+    scheduler = make_scheduler(20, 8)
     running, waiting = add(scheduler, 0, 32, priority=-2), add(scheduler, 1, 16, priority=-1)
     scheduler.schedule()
     # 8 of 20 blocks are held, 4 are kept for the waiting prompt, and one for each running sequence.

@@ -109,6 +109,7 @@ def check_addresses(addresses: Sequence[str]) -> None:
 
 
 def _path(kind: type, value: object) -> object:
+    """Convert a text to a path. NotImplementedError tells msgspec that a value of another type cannot be converted."""
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise NotImplementedError
