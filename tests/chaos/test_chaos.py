@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.prompts import make_prompt
+
 from .case import Case
 from .fleet import Fleet
 from .journal import Journal
@@ -19,6 +21,8 @@ from .plan import Scenario, make_plan
 NUM_SCENARIOS = int(os.environ.get("CHAOS_SCENARIOS") or 60)
 NUM_CASES = 200
 RECORDED_AT_ONCE = 8
+NUM_ROUNDS = 20
+FRESH_TOKENS = 200
 
 pytestmark = pytest.mark.soak
 
@@ -42,8 +46,6 @@ async def asked_again(fleet: Fleet, cases: Sequence[Case]) -> None:
     """Compare every answer with the one before: nothing wrong has stayed in a prefix cache, and hand-overs succeed."""
     asking = asyncio.Semaphore(RECORDED_AT_ONCE)
     failed = await fleet.failed_handovers()
-    wires = [member.wire for member in fleet.of("prefill") if member.wire is not None]
-    passed = [wire.num_pieces for wire in wires]
 
     async def ask(case: Case) -> None:
         async with asking, asyncio.timeout(BOUND_S):
@@ -53,7 +55,25 @@ async def asked_again(fleet: Fleet, cases: Sequence[Case]) -> None:
 
     await asyncio.gather(*map(ask, cases))
     assert await fleet.failed_handovers() == failed
-    assert all(wire.num_pieces > before for wire, before in zip(wires, passed, strict=True))
+
+
+async def every_prefill_pod_serves(fleet: Fleet) -> None:
+    """Send prompts that no cache holds until each prefill pod has handed KV over: all are back in the rotation."""
+    wires = {member.name: member.wire for member in fleet.of("prefill") if member.wire is not None}
+    passed = {name: wire.num_pieces for name, wire in wires.items()}
+    rng = random.Random(0)
+    failed = await fleet.failed_handovers()
+
+    for _ in range(NUM_ROUNDS):
+        prompts = [make_prompt(FRESH_TOKENS, rng.randrange(1 << 30)) for _ in range(2 * len(wires))]
+        fresh = [Case(number, {"prompt": prompt, "max_tokens": 2}) for number, prompt in enumerate(prompts)]
+        async with asyncio.timeout(BOUND_S):
+            await asyncio.gather(*(case.ask(fleet.http, stream=False) for case in fresh))
+        idle = [name for name, wire in wires.items() if wire.num_pieces == passed[name]]
+        if not idle:
+            break
+    assert not idle, f"{idle} had nothing to hand over in {NUM_ROUNDS} rounds"
+    assert await fleet.failed_handovers() == failed
 
 
 async def run_scenarios(fleet: Fleet, load: Load, journal: Journal, plan: Sequence[Scenario]) -> None:
@@ -109,6 +129,7 @@ async def test_faults(fleet: Fleet, llama: Path, seed: int) -> None:
     await under_load(load, asyncio.create_task(run_scenarios(fleet, load, journal, plan)))
     await nothing_stays(fleet)
     await asked_again(fleet, cases)
+    await every_prefill_pod_serves(fleet)
     await nothing_stays(fleet)
     hits: Counter[str] = Counter()
     for scenario in plan:
