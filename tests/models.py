@@ -25,6 +25,8 @@ _CLASSES = {
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
 }
 VOCAB_SIZE = 512
+# Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
+NEAR_TIE = 1e-4
 BEGIN, END = "<|begin|>", "<|end|>"
 
 # Original context 64 of 512, so that prompts of a few blocks reach beyond it.
@@ -171,3 +173,12 @@ def reference_choices(folder: Path, prompt_ids: list[int], output_ids: list[int]
     """
     choices: list[int] = reference_logits(folder, prompt_ids, output_ids).argmax(dim=-1).tolist()
     return choices
+
+
+def is_greedy(folder: Path, prompt_ids: list[int], output_ids: list[int]) -> bool:
+    """Whether transformers finds no token clearly better than each of the output, given those before it."""
+    import torch
+
+    logits = reference_logits(folder, prompt_ids, output_ids)
+    behind = logits.amax(dim=-1) - logits[torch.arange(len(output_ids)), torch.tensor(output_ids)]
+    return bool(behind.max() < NEAR_TIE)

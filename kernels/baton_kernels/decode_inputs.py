@@ -1,4 +1,5 @@
-"""The inputs of a decode step on the device. The host sends rows and positions; the rest is looked up there by row."""
+"""The inputs of a decode step on the device. The host sends rows, positions and the blocks of these positions; the rest
+is looked up there by row."""
 
 import torch
 import triton
@@ -30,11 +31,12 @@ def _unpack_kernel(
     for field in tl.static_range(3):
         bits = tl.load(columns + (4 + field) * rows + row, mask=inside, other=0).to(tl.int32)
         tl.store(floats + field * stride + at, bits.to(tl.float32, bitcast=True), mask=inside)
+    real = inside & (row < rows - 1)
     for group in tl.static_range(GROUPS):
+        block = tl.load(packed + (2 + group) * count + at, mask=inside, other=0)
         table = tables + row * table_stride + group * group_stride
-        block = tl.load(table + position // PAGE, mask=inside, other=0).to(tl.int64)
-        slot = tl.where(row < rows - 1, block * PAGE + position % PAGE, -1)
-        tl.store(ints + (7 + group) * stride + at, slot, mask=inside)
+        tl.store(table + position // PAGE, block.to(tl.int32), mask=real)
+        tl.store(ints + (7 + group) * stride + at, tl.where(real, block * PAGE + position % PAGE, -1), mask=inside)
 
 
 class DecodeInputs:
@@ -44,7 +46,7 @@ class DecodeInputs:
     """
 
     def __init__(self, count: int, device: torch.device, num_groups: int = 1) -> None:
-        self.packed = torch.zeros(2, count, dtype=torch.int64, device=device)
+        self.packed = torch.zeros(2 + num_groups, count, dtype=torch.int64, device=device)
         # Each row begins at a multiple of 16 bytes: Triton compiles a kernel again for pointers of another alignment.
         stride = -(-count // 4) * 4
         self._ints = torch.zeros(7 + num_groups, stride, dtype=torch.int64, device=device)[:, :count]
@@ -56,7 +58,7 @@ class DecodeInputs:
         self.lengths = torch.ones(count, dtype=torch.int32, device=device)
 
     def unpack(self, columns: torch.Tensor, tables: torch.Tensor, block_size: int) -> None:
-        """Fill the tensors from `packed`.
+        """Fill the tensors from `packed`, and write its blocks into the tables.
 
         columns: [FIELDS, rows] int64, and tables: [rows, groups of layers, most blocks] int32, both contiguous;
         reference/decode_inputs.py describes them.

@@ -139,6 +139,7 @@ class CudaRunner(Runner):
 
     def _run(self, plan: StepPlan) -> Launched:
         """Compute a step of any kind."""
+        self._table.upload_blocks(plan)
         count = plan.num_tokens
         size = self._token_graphs.size_for(count) if self._token_graphs else None
         host = host_buffer((2 + self._num_groups, size or count), torch.int64, self.device)

@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from baton_kernels.decode_inputs import DecodeInputs
-from baton_kernels.reference.decode_inputs import POSITION, ROW
+from baton_kernels.reference.decode_inputs import BLOCKS, POSITION, ROW
 from baton_kernels.sampling import gumbel_argmax
 from baton_kernels.thresholds import thresholds
 
@@ -101,13 +101,16 @@ class DecodeGraphs:
         count = len(plan.rows)
         size = next(size for size in self._graphs if size >= count)
         graph = self._graphs[size]
-        host = host_buffer((2, size), torch.int64, self._device)
+        host = host_buffer(graph.inputs.packed.shape, torch.int64, self._device)
         packed = host.numpy()
-        packed[ROW, :count] = plan.rows
-        packed[POSITION, :count] = plan.ends
-        packed[POSITION, :count] -= 1
+        rows, positions = packed[ROW, :count], packed[POSITION, :count]
+        rows[:] = plan.rows
+        positions[:] = plan.ends
+        positions -= 1
+        # The only block of a table that a decode can have changed.
+        packed[BLOCKS:, :count] = self._table.blocks[rows, :, positions // self._block_size].T
         packed[ROW, count:] = self._table.spare
-        packed[POSITION, count:] = 0
+        packed[POSITION:, count:] = 0
         graph.inputs.packed.copy_(host, non_blocking=True)
         graph.graph.replay()
         return Replayed(graph.tokens[:count], graph.inputs.token_ids[:count], self._logits[:count])

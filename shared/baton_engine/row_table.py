@@ -75,6 +75,10 @@ class DeviceRowTable(RowTable):
         super().take(plan)
         if plan.new_rows:
             self._begin(plan.new_rows)
+
+    def upload_blocks(self, plan: StepPlan) -> None:
+        """Write a plan's new blocks into `tables`. Graphs of decodes do so themselves, for a reason of speed: after the
+        kernels of this copy had run between two replays, the kernels of later replays no longer overlapped."""
         if plan.new_blocks:
             _, groups, width = self.blocks.shape
             places = [(row * groups + group) * width + index for row, group, index, _ in plan.new_blocks]

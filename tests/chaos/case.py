@@ -11,13 +11,12 @@ import torch
 
 from baton_kernels.reference.philox import gumbel_noise
 from tests.e2e.prompts import make_prompt
-from tests.models import reference_logits
+from tests.models import NEAR_TIE, reference_logits
 
 from .answer import Answer, MalformedAnswer
 from .fleet import MODEL_NAME
 
 _LENGTHS = (1, 48), (49, 400)  # ranges; the second takes several chunks
-_NEAR_TIE = 1e-4  # of logits: float32 does not settle which token is ahead, and another batch may take the other
 
 
 class Refused(Exception):
@@ -73,7 +72,7 @@ class Case:
         expected = await self.ask(http, stream=False)
         for index, choice in enumerate(expected.choices):
             best = self._scores(folder, choice.token_ids, index).topk(2)
-            if (best.values[:, 0] - best.values[:, 1]).min() < _NEAR_TIE:
+            if (best.values[:, 0] - best.values[:, 1]).min() < NEAR_TIE:
                 return None
             assert choice.token_ids == best.indices[:, 0].tolist(), str(self)
         return replace(self, expected=expected)

@@ -23,7 +23,7 @@ from baton_kernels.penalties import apply_penalties
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import gather_kv_reference
-from baton_kernels.reference.decode_inputs import FIELDS, POSITION, ROW
+from baton_kernels.reference.decode_inputs import BLOCKS, FIELDS, POSITION, ROW
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.logprobs import chosen_logprobs_reference
 from baton_kernels.reference.masks import apply_masks_reference
@@ -213,9 +213,9 @@ def test_block_tables(device: torch.device) -> None:
     inputs = DecodeInputs(1, device)
     # The last row belongs to no sequence.
     inputs.packed[ROW], inputs.packed[POSITION] = len(tables) - 2, width - 1
-    tables[-2, -1] = 77
+    inputs.packed[BLOCKS] = 77
     inputs.unpack(torch.zeros(FIELDS, len(tables), dtype=torch.int64, device=device), tables.unsqueeze(1), 1)
-    assert int(inputs.slots) == 77
+    assert int(inputs.slots) == int(tables[-2, -1]) == 77
     rows = torch.tensor([len(tables) - 1], device=device)
     lengths = torch.tensor([1], dtype=torch.int32, device=device)
     tables[-1, 0] = 1

@@ -1,10 +1,12 @@
-"""The inputs of a decode step on the device. The host sends rows and positions; the rest is looked up there by row."""
+"""The inputs of a decode step on the device. The host sends rows, positions and the blocks of these positions; the rest
+is looked up there by row."""
 
 import torch
 
-# Fields of a packed decode input, [2, sequences] int64: the sequence's row in the row table, and the position of its
-# input token. The last row of the table belongs to no sequence: inputs are padded with it.
-ROW, POSITION = range(2)
+# Fields of a packed decode input, [2 + groups of layers, sequences] int64: the sequence's row in the row table, the
+# position of its input token, and from BLOCKS on the block for that position's KV in each group. The last row of the
+# table belongs to no sequence: inputs are padded with it.
+ROW, POSITION, BLOCKS = range(3)
 # Fields of the columns, [FIELDS, rows] int64. They hold for each row the token that was sampled last and the values
 # that do not change from step to step. last token: negative where the logits were not finite; such a sequence has
 # ended, though the host may not know it yet. temperature, top_p, min_p: the bits of a float32.
@@ -15,20 +17,21 @@ LAST_TOKEN, CHOICE, SEED, TOP_K, TEMPERATURE, TOP_P, MIN_P = range(FIELDS)
 def unpack_reference(
     packed: torch.Tensor, columns: torch.Tensor, tables: torch.Tensor, block_size: int
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors that `DecodeInputs.unpack` fills, by name.
+    """Return the tensors that `DecodeInputs.unpack` fills, by name, and write the blocks into the tables.
 
     tables: [rows, groups of layers, most blocks] int32. slots: [groups of layers, sequences], the cache slot of each
     input token's KV, -1 (none) for padding.
     """
-    row, position = packed
-    block = tables[row, :, position // block_size].long().T
+    row, position, block = packed[ROW], packed[POSITION], packed[BLOCKS:]
+    real = row < columns.shape[1] - 1
+    tables[row[real], :, position[real] // block_size] = block[:, real].T.int()
     last_token, choice, seed, top_k, *bits = columns[:, row]
     temperature, top_p, min_p = (field.int().view(torch.float32) for field in bits)
     return {
         "token_ids": last_token.clamp(min=0),
         "rows": row,
         "positions": position,
-        "slots": torch.where(row < columns.shape[1] - 1, block * block_size + position % block_size, -1),
+        "slots": torch.where(real, block * block_size + position % block_size, -1),
         "next_positions": position + 1,
         "choices": choice,
         "seeds": seed,
