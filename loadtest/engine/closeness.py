@@ -1,17 +1,18 @@
 """Greedy tokens of the engine beside those of Hugging Face transformers, for every family and way of running.
 
-Random weights that bfloat16 holds exactly; mixed prompts, answered all at once, with CUDA graphs and without, with the
-prefix cache and without, with prompts in chunks and whole. transformers then judges every token in float32, given the
-tokens that the engine put before it, so that what follows a first divergence is judged as well.
+The weights are random and exact in bfloat16. Prompts of mixed lengths are answered at the same time, with and without
+CUDA graphs, with and without the prefix cache, with prompts in chunks and whole. For each token of an answer,
+transformers then computes the logits in float32 from the prompt and the engine's tokens before it. So the tokens after
+a first difference are checked as well.
 
 float32: each token must be the one with the highest logit.
-bfloat16: it may be another one where the two are close. transformers' own bfloat16 logprobs are off from its float32
-ones by at most `noise`, over the same tokens and the two best candidates of each; two candidates that are each off by
-so much change places when they are 2 * noise apart. So the bound on the gap between the logprobs, in float32, of the
-best token and of the engine's is FACTOR = 2 times noise. And, against errors that are many but small: FACTOR times as
-many tokens, and MARGIN of all, may differ from float32's as of the best tokens in transformers' bfloat16.
+bfloat16: two checks. Let `noise` be the largest difference between transformers' logprobs in bfloat16 and in float32,
+over all answers and the two best candidates for each token. Rounding can swap two candidates whose logprobs are at most
+2 * noise apart, so the engine's token may be behind the best one by FACTOR = 2 times noise, in float32. Against errors
+that are small but many, the number of tokens that differ from the best in float32 is limited too: to FACTOR times the
+number for transformers' own bfloat16, plus MARGIN of all tokens.
 
-The exit code is 1 when this does not hold. The prompts, and with them the answers, follow from --seed.
+The exit code is 1 if a check fails. The prompts, and so the answers, depend only on --seed.
 """
 
 import argparse

@@ -1,13 +1,17 @@
 """Baton's engine beside vLLM and Hugging Face transformers: one run, one device, the same shapes and the same requests.
 
-A shape is a folder with a config.json. Where it holds no weights, random ones are made for Baton in a temporary folder;
-the others make their own in memory. Prompts are random token ids, every output has an exact length, prefix caches are
-off, the temperature is 0.6 (transformers decodes greedily, which costs it less). An engine that is not installed is
-left out. Results are written after every row.
+A shape is a folder with a config.json. If it has no weights, random ones are written to a temporary folder for Baton;
+the other engines make their own in memory. Prompts are random token ids, each output has a fixed length, prefix caches
+are off, the temperature is 0.6 (transformers decodes greedily, which takes less time). Engines that are not installed
+are left out. Results are written after every row.
 
-ms/token: (time of a run with long outputs - time of one with outputs of 8 tokens) / tokens between; 512 tokens in.
-ms: from a lone prompt to its first token. tok/s of prefill: prompt tokens over the time to everyone's first token.
-transformers has no scheduler, so of the rows it runs those of equal lengths, with 32 tokens and 16 prompts at most.
+- ms/token, of decodes: the time of a run with long outputs, minus that of a run with outputs of 8 tokens, divided by
+  the difference of their lengths. Prompts have 512 tokens.
+- ms, of one prompt: the time from the request to its first token.
+- tok/s, of prefill: all prompt tokens, divided by the time until every request has its first token.
+
+transformers has no scheduler: it runs only the rows whose requests have equal lengths, with at most 32 tokens per
+output and 16 prompts.
 """
 
 import argparse
@@ -131,7 +135,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default="*", help=f"keys or shell patterns of rows: {keys}")
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/engine_bench.json"))
     parser.add_argument("--profile", type=Path, metavar="DIR", help="also trace our steps, and write the traces there")
-    parser.add_argument("--deterministic", action="store_true", help="also run ours with its setting of that name")
+    parser.add_argument("--deterministic", action="store_true", help="also run Baton's engine with --deterministic")
     parser.add_argument("--quick", action="store_true", help="fewer rows, shorter runs")
     parser.add_argument("--scale", type=float, default=1.0, help="factor for lengths and numbers of requests")
     parser.add_argument("--seed", type=int, default=0)

@@ -22,7 +22,7 @@ GROUPS = {
     "attention": r"_decode_kernel|_join_kernel|_prefill_kernel|attention|flash|fmha|sdpa",
     "norm": r"norm",
     "rope": r"rope",
-    "activation": r"silu",
+    "activation": r"silu|gelu|gate_mul",
     "sampling": r"_partial_kernel|_choose_kernel|_thresholds_kernel|_penalties_kernel|_logprobs_kernel|argmax|softmax",
     "gemm": r"gemm|gemv|nvjet|cutlass|xmma|splitk|_one_row_kernel|_tiles_kernel|linear|aten::mm|addmm|matmul",
     "copies": r"memcpy|memset|_move_kernel|_unpack_kernel|copy|fill|index|embedding|scatter|gather|aten::to|cat",

@@ -1,13 +1,15 @@
-"""Prefill and decode on a GPU each, beside the decode pod alone: what a hand-over adds, as a client sees it.
+"""Measures at the client what a hand-over costs: prefill and decode on a GPU each, beside the decode pod alone.
 
-Usage: pd_bench.py SHAPE_DIR [--transport auto|tcp|grpc] [--out FILE]. One prefill pod, one decode pod, and two
-gateways before the latter: one hands prompts over, for the other the decode pod prefills by itself. Random weights,
-prefix caches off, temperature 0.6. On a machine without GPUs both pods share the CPU.
+Usage: pd_bench.py SHAPE_DIR [--transport auto|tcp|grpc] [--out FILE]. There are one prefill pod, one decode pod and two
+gateways. One gateway uses both pods; for the other the decode pod does the prefill as well. Weights are random, prefix
+caches are off, the temperature is 0.6. On a machine without GPUs both pods share the CPU.
 
-first hand-over: from the link between the two pods to the connection between their GPUs, which no request waits for.
-lone TTFT: of one request at a time through either gateway. exposed hand-over: how much later than the next ones the
-second token comes, the first being the prefill pod's. beside hand-overs: the time between tokens of 32 long answers,
-which the decode pod prefilled, alone and while prompts of 1,024 tokens are handed over 8 times a second.
+- first hand-over: the time until the GPUs of two linked pods are connected. No request waits for it.
+- lone TTFT: the TTFT of one request at a time, through each gateway.
+- exposed hand-over: the prefill pod sends the first token and the decode pod the second. This is the time between these
+  two, minus the median time between later tokens.
+- beside hand-overs: the time between the tokens of 32 long answers that the decode pod has prefilled itself, alone and
+  while 8 prompts of 1,024 tokens per second are handed over.
 """
 
 import argparse
@@ -78,10 +80,8 @@ class Bench:
         scale = self._arguments.scale
         for tokens in (max(round(length * scale), 4) for length in (1024, 4000)):
             load = Load("lone", "", tokens, 24, self._arguments.repeats)
-            for port in (
-                self._handing_over,
-                self._alone,
-            ):  # warm-up: kernels are compiled and graphs captured at first use
+            # Kernels are compiled and graphs captured at their first use.
+            for port in (self._handing_over, self._alone):
                 await self._drive(port, load)
             pd, alone = await self._drive(self._handing_over, load), await self._drive(self._alone, load)
             for name, answers in (("P/D", pd), ("aggregated", alone)):

@@ -8,11 +8,13 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Lengths = tuple[int, int]
-"""The least and the most, in tokens."""
+"""The smallest and the largest length, in tokens."""
 
 
 class BenchSettings(BaseSettings):
-    """Send requests to one or several OpenAI endpoints at given times, whatever they do, and measure the answers."""
+    """Send requests to one or several OpenAI endpoints and measure the answers.
+
+    Requests are sent at times that are planned beforehand: a slow answer does not delay the next request."""
 
     model_config = SettingsConfigDict(
         env_prefix="BATON_BENCH_",
@@ -24,70 +26,76 @@ class BenchSettings(BaseSettings):
     )
 
     target: Annotated[list[str], NoDecode] = ["baton=http://127.0.0.1:8000"]
-    """Server to measure, as name=url or url; repeated, the servers are measured one after the other, with the same
-    arrivals."""
+    """Server to measure, as name=url or url. With several of them, the servers are measured one after the other, with
+    the same arrivals."""
     admin_url: Annotated[list[str], NoDecode] = []
-    """Admin port of a Baton, as url or, with several targets, name=url: its pods are watched once a second."""
+    """Admin port of a Baton gateway, as url or, with several targets, name=url. The state of its pods is read there
+    once a second."""
     model: str = ""
-    """Model to ask for. Empty: the first that the server lists."""
+    """Name of the model in requests. Empty: the first model that the server lists."""
     api_key: SecretStr = SecretStr("")
-    """Key to show to the servers."""
+    """API key that is sent to the servers."""
 
     rates: Annotated[list[float], NoDecode] = [1.0]
-    """Arrivals a second, several separated by commas: each is a load of its own. With --turns, of conversations."""
+    """Arrivals per second. Several values, separated by commas, are measured as separate loads. With --turns, each
+    arrival starts a conversation."""
     burstiness: float = Field(default=1.0, gt=0)
-    """Shape of the gamma distribution of the times between arrivals: 1 is Poisson, less comes in bursts."""
+    """Shape of the gamma distribution of the times between arrivals: 1 gives Poisson arrivals, less gives bursts."""
     steps: Annotated[list[tuple[float, float]], NoDecode] = []
-    """In place of --rates, one load whose rate changes: rate:seconds,rate:seconds,…"""
+    """Instead of --rates: one load whose rate changes, as rate:seconds,rate:seconds,…"""
     trace: Path | None = None
-    """In place of --rates, a recorded trace: .csv in Azure's format, anything else JSON lines in Mooncake's."""
+    """Instead of --rates: a recorded trace. A .csv file has Azure's format, any other file has JSON lines as Mooncake's
+    traces."""
     speeds: Annotated[list[float], NoDecode] = [1.0]
-    """How many times as fast as recorded the trace's requests arrive, several separated by commas."""
+    """Factor by which the requests of the trace arrive faster than recorded. Several values, separated by commas, are
+    measured as separate loads."""
     length_scale: float = Field(default=1.0, gt=0)
-    """Factor of all lengths in the trace."""
+    """Factor for all lengths in the trace."""
     seconds: float = Field(default=60.0, gt=0)
-    """Arrivals of a load end after so many seconds."""
+    """Duration of the arrivals of a load, in seconds."""
     requests: int | None = Field(default=None, ge=1)
-    """Or after so many of them, whichever is first."""
+    """Number of arrivals after which a load ends even before --seconds are over."""
 
     input_tokens: Annotated[Lengths, NoDecode] = (512, 512)
-    """Length of prompts, N or LEAST-MOST. With --turns, of what each turn adds."""
+    """Length of prompts, as N or LEAST-MOST. With --turns, the length of the text that each turn adds."""
     output_tokens: Annotated[Lengths, NoDecode] = (128, 128)
-    """Length of answers, N or LEAST-MOST."""
+    """Length of answers, as N or LEAST-MOST."""
     shared_prefix_tokens: int = Field(default=0, ge=0)
     """Tokens that all prompts of a load begin with, before their own."""
     turns: int = Field(default=1, ge=1)
-    """Requests of a conversation: each goes on with the answer to the one before and has the header x-session-id."""
+    """Requests of a conversation. Each one contains the conversation so far and has the header x-session-id."""
     think_s: float = Field(default=1.0, ge=0)
     """Seconds between an answer and the next turn."""
     cancel_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the requests that the client leaves in the middle of the answer."""
+    """Share of the requests that the client cancels in the middle of the answer."""
     too_long: Literal["drop", "clip"] = "drop"
-    """What happens to requests that are too long for the model; how many there were is told."""
+    """Whether requests that are too long for the model are left out or shortened. Their number is reported."""
     max_model_len: int | None = Field(default=None, ge=2)
-    """Tokens of prompt and answer that the model takes. Left out: what the servers say, if they do."""
+    """Largest number of tokens of prompt and answer together. By default the limit that the servers report, if any."""
     highest_token: int | None = Field(default=None, ge=1)
-    """Largest token id in prompts. Left out: the largest of 30000, 2000, 500 and 250 that the servers take."""
+    """Largest token id in prompts. By default the largest of 30000, 2000, 500 and 250 that the servers accept."""
     prompt_as: Literal["auto", "ids", "text", "chat"] = "auto"
-    """Send prompts as token ids, as text of about as many tokens, or as chats; auto: the first of them that works."""
+    """Whether prompts are sent as token ids, as text of about as many tokens, or as chats. auto takes the first of them
+    that works."""
     temperature: float = Field(default=0.6, ge=0, le=2)
     """Sampling temperature."""
     request_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds a request may take in all."""
+    """Seconds after which a request counts as failed."""
     warmup: int = Field(default=2, ge=0)
-    """Requests that each server gets before the first load, one after the other; they are not measured."""
+    """Number of requests that are sent to each server before the first load, one after the other, without being
+    measured."""
     seed: int | None = None
-    """Arrivals, lengths and content of prompts are the same for the same seed. Left out: another for each run, as a
-    server may still have the prompts of the last one cached."""
+    """Runs with the same seed have the same arrivals, lengths and prompts. By default each run has a new seed, because
+    a server may still have the prompts of the previous run cached."""
 
     ttft_slo_ms: float | None = Field(default=None, gt=0)
-    """Time to first token that a request must meet to count for the goodput."""
+    """Longest time to first token with which a request counts for the goodput."""
     tpot_slo_ms: float | None = Field(default=None, gt=0)
-    """Time per output token after the first that it must meet as well."""
+    """Longest time per output token after the first with which a request counts for the goodput."""
     json_file: Path | None = None
-    """File that gets parameters, results and every request."""
+    """JSON file to write, with the parameters, the results and every request."""
     html_file: Path | None = None
-    """File that gets a report with charts."""
+    """HTML file to write, with a report and charts."""
 
     @field_validator("target", "admin_url", "rates", "speeds", mode="before")
     @classmethod
@@ -149,12 +157,12 @@ class BenchSettings(BaseSettings):
 
     @property
     def targets(self) -> list[tuple[str, str]]:
-        """Name and URL of each."""
+        """The name and the URL of each target."""
         return [_named(target, target.partition("://")[2] or target) for target in self.target]
 
     @property
     def admin_urls(self) -> dict[str, str]:
-        """By name of the target."""
+        """The admin URLs, by name of the target."""
         first = self.targets[0][0]
         return dict(_named(url, first) for url in self.admin_url)
 
@@ -163,6 +171,7 @@ class BenchSettings(BaseSettings):
         return ",".join(f"{rate:g}:{seconds:g}" for rate, seconds in self.steps)
 
 
-def _named(text: str, otherwise: str) -> tuple[str, str]:
+def _named(text: str, default: str) -> tuple[str, str]:
+    """Return name and URL of "name=url", or the default name and the URL."""
     name, equals, url = text.partition("=")
-    return (name, url) if equals and "/" not in name else (otherwise, text)
+    return (name, url) if equals and "/" not in name else (default, text)

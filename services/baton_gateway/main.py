@@ -50,7 +50,7 @@ def main(settings: GatewaySettings) -> None:
             certificate = Certificate(settings.tls_cert_file, settings.tls_key_file)
         except OSError as error:  # ssl.SSLError is an OSError
             _fail(f"cannot use {settings.tls_cert_file} with {settings.tls_key_file}: {error}")
-    # The objects of now live as long as the process. Collections that scan them would delay streams.
+    # The objects that exist by now live as long as the process. Garbage collections that scan them would delay streams.
     gc.collect()
     gc.freeze()
     ports = {"port": server_socket.getsockname()[1], "admin_port": admin_socket.getsockname()[1]}

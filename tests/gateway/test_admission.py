@@ -27,7 +27,7 @@ class Door:
         self.index = index
         self.pods = pods
         self.router = Router([make_pod("d", RATE)], pods, KvAware(index, costs, local_prefill=False), lambda: 0.0)
-        limits = {"most_waiting": 100, "pod_queue_s": 0.1, "ttft_slo_s": 5.0, **settings}
+        limits = {"max_waiting": 100, "pod_queue_s": 0.1, "ttft_slo_s": 5.0, **settings}
         self.admission = Admission(self.router, index, costs, **limits)  # type: ignore[arg-type]
         self.routes: dict[int, Route] = {}
         self.refused: dict[int, ApiError] = {}
@@ -112,7 +112,7 @@ def test_short_ones_go_ahead_of_a_long_one_only_for_their_share() -> None:
 
 
 def test_tenants_take_turns_by_weight() -> None:
-    door = Door(most_waiting=1000, ttft_slo_s=1e9)
+    door = Door(max_waiting=1000, ttft_slo_s=1e9)
     first = door.come(1000)
     flood = [door.come(1000, "flood") for _ in range(20)]
     calm = [door.come(1000, "calm", weight=2.0) for _ in range(6)]
@@ -174,7 +174,7 @@ def test_what_pods_have_cached_costs_no_time() -> None:
 
 
 def test_when_too_many_wait_the_longest_line_gives_way() -> None:
-    door = Door(most_waiting=3, ttft_slo_s=1e9)
+    door = Door(max_waiting=3, ttft_slo_s=1e9)
     door.come(1000)
     flood = [door.come(1000, "flood") for _ in range(3)]
     calm = door.come(1000, "calm")
@@ -232,7 +232,7 @@ class Cluster:
         self._router = Router(decodes, prefills, KvAware(index, costs), self._clock)
         speed = Speed(self._RATE, 0.004, 0.00003, chunk_tokens=1148, most_tokens=1024)
         self._sims = {pod.slot: SimPod(self._clock, speed, 10, 10**6) for pod in (*decodes, *prefills)}
-        self._admission = Admission(self._router, index, costs, most_waiting=1024, pod_queue_s=0.5, ttft_slo_s=30.0)
+        self._admission = Admission(self._router, index, costs, max_waiting=1024, pod_queue_s=0.5, ttft_slo_s=30.0)
         self.ttft: dict[str, list[float]] = {tenant: [] for tenant in tenants}
         self.refused: list[str] = []
         for tenant, (share, tokens) in tenants.items():

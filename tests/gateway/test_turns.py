@@ -32,7 +32,7 @@ class Gate:
 
 @pytest.fixture
 async def turns() -> AsyncIterator[Turns]:
-    made = Turns(threads=2, most_waiting=5)
+    made = Turns(threads=2, max_waiting=5)
     yield made
     made.close()
 

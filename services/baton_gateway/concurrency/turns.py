@@ -46,12 +46,12 @@ class Turns:
     client disconnects leaves the queue.
     """
 
-    def __init__(self, threads: int, most_waiting: int = MAX_WAITING) -> None:
-        """most_waiting: pieces of work that may wait."""
+    def __init__(self, threads: int, max_waiting: int = MAX_WAITING) -> None:
+        """max_waiting: pieces of work that may wait."""
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="turns")
         self._free = threads
         self._free_for_long = max(threads - 1, 1)
-        self._queue: FairQueue[_Job[Any]] = FairQueue(most_waiting)
+        self._queue: FairQueue[_Job[Any]] = FairQueue(max_waiting)
         self._waiting_bytes = 0
 
     @property

@@ -44,6 +44,10 @@ class CanaryFile:
                 self._text = text
                 self._catalog.set_canaries(parse_canaries(text))
             except (OSError, CanaryError) as error:
-                log.error("the canaries stay as they were: %s", error, extra={"event": "canaries_refused"})
+                log.error(
+                    "the new canaries are not used, the previous ones stay: %s",
+                    error,
+                    extra={"event": "canaries_refused"},
+                )
             else:
                 log.info("canaries read", extra={"event": "canaries_read", "canaries": text.decode()})

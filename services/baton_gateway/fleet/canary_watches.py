@@ -57,7 +57,9 @@ class CanaryWatches:
         try:
             read(text)
         except (CanaryError, CanaryMapError) as error:
-            log.error("the canaries stay as they were: %s", error, extra={"event": "canaries_refused"})
+            log.error(
+                "the new canaries are not used, the previous ones stay: %s", error, extra={"event": "canaries_refused"}
+            )
             return
         canaries = effective(self._stated, self._controller_weights, self._overrides)
         self._catalog.set_canaries(canaries)

@@ -38,7 +38,7 @@ class Pool:
         return not self.spec.tenants or (identity is not None and identity.name in self.spec.tenants)
 
     @property
-    def reach(self) -> float:
+    def prompt_limit(self) -> float:
         """The longest prompt that the pool is meant for, in tokens."""
         return self.spec.max_prompt_tokens or float("inf")
 
@@ -60,8 +60,8 @@ class Model:
         A prompt that is longer than any pool is meant for goes to the pool for the longest prompts.
         """
         mine = [pool for pool in self.pools if pool.is_for(identity)]
-        longest = max(pool.reach for pool in mine)
-        fitting = [pool for pool in mine if pool.reach >= min(prompt_tokens, longest)]
+        longest = max(pool.prompt_limit for pool in mine)
+        fitting = [pool for pool in mine if pool.prompt_limit >= min(prompt_tokens, longest)]
         return next((pool for pool in fitting if pool.fleet.limits() is not None), fitting[0])
 
     def max_model_len(self, identity: Identity | None) -> int | None:

@@ -41,7 +41,7 @@ class Contact:
         self._token = token
         self._renewals = tls.renewals if tls is not None else 0
         self._channel = self._open_channel()
-        self.link = DecodeLink(pod, lambda: self._channel, self._tell) if role == pb.ROLE_DECODE else None
+        self.link = DecodeLink(pod, lambda: self._channel, self._report_change) if role == pb.ROLE_DECODE else None
         watcher = Watcher(pod, role, self._current_channel, index, timeout_s, self._reported, require_cache_scopes)
         self._watching = keep_running("pod reports", watcher.run)
 
@@ -70,7 +70,7 @@ class Contact:
                 self.link.open()
             else:
                 self.link.close()
-        self._tell(pod)
+        self._report_change(pod)
 
-    def _tell(self, _pod: Pod) -> None:
+    def _report_change(self, _pod: Pod) -> None:
         self._changed(self)

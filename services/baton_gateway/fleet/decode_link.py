@@ -64,7 +64,7 @@ class DecodeLink:
         self._send(pb.GatewayMessage(submit=submit))
         return submit.handle
 
-    def introduce(self, prefill_addresses: Sequence[str]) -> None:
+    def set_prefill_addresses(self, prefill_addresses: Sequence[str]) -> None:
         """Send the pod the addresses of the prefill pods that may prefill its requests."""
         peers = pb.Peers(prefill_addresses=prefill_addresses)
         if peers != self._peers:

@@ -82,7 +82,7 @@ class Fleet:
             self.router,
             self._index,
             costs,
-            most_waiting=settings.max_waiting_requests,
+            max_waiting=settings.max_waiting_requests,
             pod_queue_s=settings.pod_queue_s,
             ttft_slo_s=settings.ttft_slo_s,
         )
@@ -207,7 +207,7 @@ class Fleet:
     def _send_partners(self) -> None:
         """Send each decode pod the addresses of the prefill pods it may use."""
         for link in [contact.link for contact in self._contacts.values() if contact.link is not None]:
-            link.introduce([partner.address for partner in self.router.partners(link.pod)])
+            link.set_prefill_addresses([partner.address for partner in self.router.partners(link.pod)])
 
     def _forget_if_gone(self, contact: Contact) -> None:
         pod = contact.pod

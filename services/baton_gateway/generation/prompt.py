@@ -57,9 +57,9 @@ class Prompt:
         known = (
             submit.prompt_token_ids[:] + submit.continuation.token_ids[:]
         )  # copying slices is much faster than iterating
-        most_tokens = len(submit.prompt_token_ids) + submit.sampling.max_tokens
+        max_total_tokens = len(submit.prompt_token_ids) + submit.sampling.max_tokens
         scope = CacheScope(submit.cache_scope.salt, submit.cache_scope.shared_tokens)
-        return Demand.of(known, most_tokens, self._generation.session, scope)
+        return Demand.of(known, max_total_tokens, self._generation.session, scope)
 
     def start(self) -> None:
         """Send the prompt to a decode pod. Raises ApiError when there is none."""
@@ -80,8 +80,8 @@ class Prompt:
 
     def has_other(self, avoid: Sequence[str]) -> bool:
         """Whether a decode pod outside `avoid` could start the prompt, or resume it."""
-        most_tokens = len(self.submit.prompt_token_ids) + self.submit.sampling.max_tokens
-        demand = Demand.of((), most_tokens, self._generation.session)
+        max_total_tokens = len(self.submit.prompt_token_ids) + self.submit.sampling.max_tokens
+        demand = Demand.of((), max_total_tokens, self._generation.session)
         return self.fleet.router.has_other(demand, avoid, self._required_fingerprint)
 
     def known_tokens(self, choice: int) -> int:

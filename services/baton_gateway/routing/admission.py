@@ -46,18 +46,18 @@ class Admission:
         index: PrefixIndex,
         costs: CostModel,
         *,
-        most_waiting: int,
+        max_waiting: int,
         pod_queue_s: float,
         ttft_slo_s: float,
     ) -> None:
-        """most_waiting: requests that may wait. pod_queue_s: seconds of prefill that a pod may have queued when it gets
+        """max_waiting: requests that may wait. pod_queue_s: seconds of prefill that a pod may have queued when it gets
         another request. ttft_slo_s: a request whose predicted TTFT is longer is refused at once."""
         self._router = router
         self._index = index
         self._costs = costs
         self._pod_queue_s = pod_queue_s
         self._ttft_slo_s = ttft_slo_s
-        self._queue: FairQueue[AdmissionRequest] = FairQueue(most_waiting)
+        self._queue: FairQueue[AdmissionRequest] = FairQueue(max_waiting)
         self._admitting = False
         router.freed = self.admit_waiting
 

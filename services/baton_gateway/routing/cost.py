@@ -23,7 +23,7 @@ class CostModel:
     turnover_s: float = 10.0  # time in which all blocks of a full pod become free
     # A second of delay to one running decode counts as so many seconds of TTFT.
     decode_delay: float = 0.4
-    most_busy: float = 0.9  # upper bound of the share of the time that a pod counts as busy
+    max_busy_share: float = 0.9  # upper bound of the share of the time that a pod counts as busy
 
     def prefill_rate(self, pod: Pod) -> float:
         """Return how many prompt tokens a pod computes in a second."""
@@ -49,7 +49,7 @@ class CostModel:
         A second of work on a pod delays the requests that arrive until the pod is idle again. This takes 1 / (1 - busy
         share) seconds (the busy period of M/G/1: Kleinrock, Queueing Systems 1, 5.8).
         """
-        return 1 / (1 - min(pod.busy_share, self.most_busy))
+        return 1 / (1 - min(pod.busy_share, self.max_busy_share))
 
     def transfer(self, pod: Pod, num_tokens: int) -> float:
         """Return how long after the first token a decode pod has received the KV of so many tokens from another pod."""

@@ -14,7 +14,7 @@ _SALT = 0x5EED  # makes the canary draw independent of the pod to which the sess
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """num_tokens: of the prompt and of the output so far. most_tokens: of the prompt and the longest possible output.
+    """num_tokens: of the prompt and the output so far. max_total_tokens: of the prompt and the longest possible output.
 
     keys: returns the prefix-cache keys of the prompt's blocks for a block size. session: the client's name for requests
     that belong together; empty = none. canary_draw: decides whether a canary gets the request. It is a number from 0 up
@@ -22,16 +22,18 @@ class Demand:
     """
 
     num_tokens: int
-    most_tokens: int = 0
+    max_total_tokens: int = 0
     keys: Callable[[int], Iterable[int]] = lambda _block_size: ()
     session: str = ""
     canary_draw: float = 0.0
 
     @classmethod
     def of(
-        cls, token_ids: Sequence[int], most_tokens: int, session: str = "", scope: CacheScope = UNSALTED
+        cls, token_ids: Sequence[int], max_total_tokens: int, session: str = "", scope: CacheScope = UNSALTED
     ) -> "Demand":
         """Return the demand of a prompt. scope: the part of prefix caches in which the request may find blocks."""
         canary_draw = zlib.crc32(session.encode(errors="replace"), _SALT) / 2**32 if session else random.random()
         ids = array("I", token_ids)  # an array is copied much faster than a list
-        return cls(len(ids), most_tokens, lambda block_size: block_keys(ids, block_size, scope), session, canary_draw)
+        return cls(
+            len(ids), max_total_tokens, lambda block_size: block_keys(ids, block_size, scope), session, canary_draw
+        )

@@ -9,23 +9,23 @@ from typing import NamedTuple
 from .cost import CostModel
 from .demand import Demand
 from .pods import Pod
-from .policies import MOST_PREFILLS, Group, PodChoice, Reason
+from .policies import MAX_PREFILLS, Group, PodChoice, Reason
 from .prefix_index import PrefixIndex
 
 TICK_S = 0.001  # predictions that differ by less count as equal
 CACHED_SHARE = 0.8  # a pod that has this share of a prompt cached is preferred for it
 
 
-class _Bid(NamedTuple):
+class _PrefillCandidate(NamedTuple):
     """A prefill pod that may be chosen, its predicted time, and how many tokens of the prompt it has cached."""
 
     seconds: float
-    slot: int  # no two bids are equal
+    slot: int  # no two candidates are equal
     pod: Pod
     cached: int  # tokens
 
 
-class _DecodeBid(NamedTuple):
+class _DecodeCandidate(NamedTuple):
     """A decode pod that may be chosen.
 
     after_prefill: seconds that it adds after another pod's prefill. alone: the price if it prefills by itself.
@@ -41,8 +41,8 @@ class _Pair(NamedTuple):
     """A decode pod, and the prefill pods in the order in which they are tried. Without any, the decode pod prefills."""
 
     price: float
-    decode: _DecodeBid
-    prefills: Sequence[_Bid]
+    decode: _DecodeCandidate
+    prefills: Sequence[_PrefillCandidate]
     reason: Reason
 
 
@@ -65,20 +65,20 @@ class KvAware:
     def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         cached = self._cached(demand, groups)
         tie = _tie_breaker(demand.session)
-        most = CACHED_SHARE * demand.num_tokens
+        mostly_cached = CACHED_SHARE * demand.num_tokens
         pairs: list[_Pair] = []
         staying: list[_Pair] = []
         for group in groups:
-            prefills = self._prefill_bids(demand, group.prefills, cached)
-            best = _first_few(prefills, tie)
+            prefills = self._prefill_candidates(demand, group.prefills, cached)
+            best = _best_prefills(prefills, tie)
             price = self._costs.price(best[0].pod) if best else 1.0
-            decodes = self._decode_bids(demand, group, cached)
+            decodes = self._decode_candidates(demand, group, cached)
             pairs.append(_best_pair(decodes, best, price, tie, "least_ttft"))
-            holding = _first_few([bid for bid in prefills if bid.cached >= most], tie)
-            holders = [bid for bid in decodes if bid.cached >= most]
+            holding = _best_prefills([each for each in prefills if each.cached >= mostly_cached], tie)
+            holders = [each for each in decodes if each.cached >= mostly_cached]
             if holding or holders:
-                others = [bid for bid in best if bid not in holding]
-                first = [*holding, *others][:MOST_PREFILLS]
+                others = [each for each in best if each not in holding]
+                first = [*holding, *others][:MAX_PREFILLS]
                 staying.append(_best_pair(holders or decodes, first, price, tie, "cached"))
             if best:
                 best[0].pod.note_arrival()
@@ -88,7 +88,7 @@ class KvAware:
             chosen = stay if stay.price <= chosen.price * (1 + self._stay_margin) else chosen
         chosen.decode.pod.note_arrival()
         known = chosen.prefills[0].cached if chosen.prefills else chosen.decode.cached
-        order = [bid.pod for bid in chosen.prefills]
+        order = [each.pod for each in chosen.prefills]
         return PodChoice(chosen.decode.pod, order, chosen.reason, known, chosen.price)
 
     def _cached(self, demand: Demand, groups: Sequence[Group]) -> dict[int, int]:
@@ -96,15 +96,17 @@ class KvAware:
         sizes = {pod.block_size for group in groups for pods in (group.decodes, group.prefills) for pod in pods} - {0}
         return {slot: blocks * size for size in sizes for slot, blocks in self._index.match(demand.keys(size)).items()}
 
-    def _prefill_bids(self, demand: Demand, pods: Iterable[Pod], cached: dict[int, int]) -> list[_Bid]:
-        bids, prefill, num_tokens = [], self._costs.prefill, demand.num_tokens
+    def _prefill_candidates(
+        self, demand: Demand, pods: Iterable[Pod], cached: dict[int, int]
+    ) -> list[_PrefillCandidate]:
+        candidates, prefill, num_tokens = [], self._costs.prefill, demand.num_tokens
         for pod in pods:
             known = cached.get(pod.slot, 0)
-            bids.append(_Bid(prefill(pod, num_tokens - known), pod.slot, pod, known))
-        return bids
+            candidates.append(_PrefillCandidate(prefill(pod, num_tokens - known), pod.slot, pod, known))
+        return candidates
 
-    def _decode_bids(self, demand: Demand, group: Group, cached: dict[int, int]) -> list[_DecodeBid]:
-        bids, costs, num_tokens = [], self._costs, demand.num_tokens
+    def _decode_candidates(self, demand: Demand, group: Group, cached: dict[int, int]) -> list[_DecodeCandidate]:
+        candidates, costs, num_tokens = [], self._costs, demand.num_tokens
         for pod in group.decodes:
             known = cached.get(pod.slot, 0)
             missing = num_tokens - known
@@ -113,37 +115,45 @@ class KvAware:
                 alone: float | None = costs.prefill(pod, missing)
             else:
                 alone = costs.local_prefill(pod, missing) if self._local_prefill else None
-            bids.append(
-                _DecodeBid(wait + costs.transfer(pod, missing), math.inf if alone is None else wait + alone, pod, known)
+            candidates.append(
+                _DecodeCandidate(
+                    wait + costs.transfer(pod, missing), math.inf if alone is None else wait + alone, pod, known
+                )
             )
-        return bids
+        return candidates
 
 
-def _first_few(bids: Sequence[_Bid], tie: Callable[[Pod], int]) -> list[_Bid]:
+def _best_prefills(candidates: Sequence[_PrefillCandidate], tie: Callable[[Pod], int]) -> list[_PrefillCandidate]:
     """Return the best prefill pod, and the next ones."""
-    few = heapq.nsmallest(MOST_PREFILLS, bids)
+    few = heapq.nsmallest(MAX_PREFILLS, candidates)
     if not few:
         return []
     limit = few[0].seconds + TICK_S
-    first = min([bid for bid in bids if bid.seconds < limit], key=lambda bid: (tie(bid.pod), bid.slot))
-    return [first, *(bid for bid in few if bid is not first)][:MOST_PREFILLS]
+    first = min([each for each in candidates if each.seconds < limit], key=lambda each: (tie(each.pod), each.slot))
+    return [first, *(each for each in few if each is not first)][:MAX_PREFILLS]
 
 
 def _best_pair(
-    decodes: Sequence[_DecodeBid], prefills: Sequence[_Bid], price: float, tie: Callable[[Pod], int], reason: Reason
+    decodes: Sequence[_DecodeCandidate],
+    prefills: Sequence[_PrefillCandidate],
+    price: float,
+    tie: Callable[[Pod], int],
+    reason: Reason,
 ) -> _Pair:
     """Return the best decode pod for the first of these prefill pods, or for none of them.
 
     price: of a second on a prefill pod. reason: why these prefill pods were chosen, if there are any.
     """
     before = prefills[0].seconds * price if prefills else math.inf
-    sums = [min(before + bid.after_prefill, bid.alone) for bid in decodes]
+    sums = [min(before + each.after_prefill, each.alone) for each in decodes]
     limit = min(sums) + TICK_S
-    least, bid = min(
-        [(total, bid) for total, bid in zip(sums, decodes, strict=True) if total < limit],
+    least, candidate = min(
+        [(total, each) for total, each in zip(sums, decodes, strict=True) if total < limit],
         key=lambda pair: (tie(pair[1].pod), pair[1].pod.slot),
     )
-    return _Pair(least, bid, [] if least == bid.alone else prefills, reason if prefills else "no_prefill_pods")
+    return _Pair(
+        least, candidate, [] if least == candidate.alone else prefills, reason if prefills else "no_prefill_pods"
+    )
 
 
 def _price(pair: _Pair) -> float:

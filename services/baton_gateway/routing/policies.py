@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from .demand import Demand
 from .pods import Pod
 
-MOST_PREFILLS = 3  # prefill pods that a request may be handed to, one after another
+MAX_PREFILLS = 3  # prefill pods that a request may be handed to, one after another
 
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin", "random"]
 # Why a prompt is computed on its pod: the predicted TTFT is the lowest there, most of the prompt is cached there, there
@@ -51,7 +51,7 @@ class LeastLoaded:
     def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         decode, group = min(_decodes(groups), key=lambda pair: (pair[0].requests.load, pair[0].dispatched))
         prefills = heapq.nsmallest(
-            MOST_PREFILLS, group.prefills, key=lambda pod: (pod.prefill_tokens.load, pod.dispatched)
+            MAX_PREFILLS, group.prefills, key=lambda pod: (pod.prefill_tokens.load, pod.dispatched)
         )
         return PodChoice(decode, prefills, _reason(group))
 
@@ -66,7 +66,7 @@ class RoundRobin:
         decodes = _decodes(groups)
         decode, group = decodes[self._turn % len(decodes)]
         count = len(group.prefills)
-        prefills = [group.prefills[(self._turn + i) % count] for i in range(min(MOST_PREFILLS, count))]
+        prefills = [group.prefills[(self._turn + i) % count] for i in range(min(MAX_PREFILLS, count))]
         self._turn += 1
         return PodChoice(decode, prefills, _reason(group))
 
@@ -79,7 +79,7 @@ class Random:
 
     def choose(self, demand: Demand, groups: Sequence[Group]) -> PodChoice:
         decode, group = self._random.choice(_decodes(groups))
-        prefills = self._random.sample(group.prefills, min(MOST_PREFILLS, len(group.prefills)))
+        prefills = self._random.sample(group.prefills, min(MAX_PREFILLS, len(group.prefills)))
         return PodChoice(decode, prefills, _reason(group))
 
 

@@ -56,17 +56,17 @@ class PrefixIndex:
         Pods with none are absent. Reads one key more than the longest match.
         """
         lengths: dict[int, int] = {}
-        holders, length, at_all = self._holders, 0, -1
+        holders, length, holding_all = self._holders, 0, -1
         for key in keys:
-            at_this = holders.get(key, 0) & at_all
-            if at_this != at_all and length:
-                _note(at_all & ~at_this, length, lengths)
-            at_all = at_this
-            if not at_all:
+            holding_this = holders.get(key, 0) & holding_all
+            if holding_this != holding_all and length:
+                _note(holding_all & ~holding_this, length, lengths)
+            holding_all = holding_this
+            if not holding_all:
                 return lengths
             length += 1
         if length:
-            _note(at_all, length, lengths)
+            _note(holding_all, length, lengths)
         return lengths
 
     def _bit(self, slot: int) -> int:

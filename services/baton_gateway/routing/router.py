@@ -199,7 +199,7 @@ class Router:
 
     def _groups(self, demand: Demand, avoid: Collection[str], fingerprint: str | None) -> dict[str, Group]:
         now = self._clock()
-        fits = [pod for pod in self.decodes if pod.live and pod.max_model_len >= demand.most_tokens]
+        fits = [pod for pod in self.decodes if pod.live and pod.max_model_len >= demand.max_total_tokens]
         if fingerprint is not None:
             fits = [pod for pod in fits if pod.fingerprint == fingerprint]
         # If all decode pods have failed, they are used. Failed prefill pods never are, since decode pods can prefill.
@@ -208,7 +208,7 @@ class Router:
         prefills = [
             pod
             for pod in self.prefills
-            if pod.live and pod.max_model_len >= demand.most_tokens and pod.breaker.allows(now)
+            if pod.live and pod.max_model_len >= demand.max_total_tokens and pod.breaker.allows(now)
         ]
         groups: defaultdict[str, Group] = defaultdict(lambda: Group([], []))
         for pod in sound or wanted or fits:

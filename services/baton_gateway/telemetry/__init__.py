@@ -1,1 +1,1 @@
-"""What is noted of a request, and the metrics and traces that are made of it."""
+"""Records of requests, and the metrics and traces that are made of them."""

@@ -80,8 +80,8 @@ class RedisKeys(KeyBook):
             if self._path is not None:
                 raise TenantsError(f"{self._path} has no tenant {key.tenant!r}: add it there first")
             raise TenantsError(
-                f"which tenants there are is not known, and gateways refuse keys of a tenant that they do not know, as "
-                f"{key.tenant!r} may be: give the gateways' file of tenants, too, with --file"
+                f"cannot check whether there is a tenant {key.tenant!r}, and gateways refuse keys of unknown tenants: "
+                f"name the gateways' file of tenants with --file"
             )
         with self._redis.pipeline() as pipeline:
             pipeline.hset(REDIS_KEYS, key.id, msgspec.json.encode(key))

@@ -116,10 +116,10 @@ class Quota:
         """
         limits, id = identity.tenant.limits(utc_now()), uuid.uuid4().hex
         # Taken before the call, so that a remembered refusal never outlasts the one in the store.
-        asked_at = time.monotonic()
+        started = time.monotonic()
         store, decision = await self._decide(identity.name, limits, id, tokens, streams)
         if decision.refused:
-            self._remember(identity.name, decision, asked_at)
+            self._remember(identity.name, decision, started)
             raise _refused(decision, identity, tokens, streams)
         reservation = Reservation(id, identity.name, limits, tokens, store, decision)
         self._live[id] = reservation
@@ -154,11 +154,11 @@ class Quota:
             raise overloaded("Limits cannot be checked now.")
         return self._local, await self._local.reserve(tenant, limits, id, tokens, streams)
 
-    def _remember(self, tenant: str, decision: Decision, asked_at: float) -> None:
+    def _remember(self, tenant: str, decision: Decision, started: float) -> None:
         if decision.refused == "requests" and decision.requests is not None:
             standing = decision.requests
             self._refusals[tenant] = _Refusal(
-                standing.limit, asked_at + decision.retry_after_s, asked_at + standing.reset_s
+                standing.limit, started + decision.retry_after_s, started + standing.reset_s
             )
 
     async def _settle(self, reservation: Reservation, used: int) -> None:

@@ -25,10 +25,10 @@ class _MarkedParser(ToolParser):
         """The state in which text is content until a marker comes."""
         marker = self.markers[0]
         if (at := self._rest.find(marker)) >= 0:
-            self._say(self._take(at))
+            self._add_content(self._take(at))
             return self._go(self._between)
         held = 0 if self._ended else _overlap(self._rest, marker)
-        self._say(self._take(len(self._rest) - held))
+        self._add_content(self._take(len(self._rest) - held))
         return False
 
     def _between(self) -> bool:
@@ -142,7 +142,7 @@ class Llama3Parser(ToolParser):
         return self._go(self._next)
 
     def _after_none(self) -> bool:
-        self._say(self._take(len(self._rest)))
+        self._add_content(self._take(len(self._rest)))
         return False
 
 

@@ -30,9 +30,8 @@ class ToolParser(ABC):
     with the text that is left.
     """
 
-    markers: tuple[
-        str, ...
-    ]  # begin and end calls; the detokenizer must keep them in the text even if they are special tokens
+    # Begin and end calls. The detokenizer must keep them in the text even if they are special tokens.
+    markers: tuple[str, ...]
 
     def __init__(self, names: Collection[str], *, parallel: bool, whole: bool) -> None:
         """names: of the request's functions. parallel: whether calls after the first are read, too.
@@ -84,7 +83,7 @@ class ToolParser(ABC):
         parts, self._parts = self._parts, []
         return parts
 
-    def _say(self, content: str) -> None:
+    def _add_content(self, content: str) -> None:
         if content and self._parts and isinstance(self._parts[-1], str):
             self._parts[-1] += content
         elif content:
@@ -128,7 +127,7 @@ class ToolParser(ABC):
 
     def _reject(self, count: int) -> bool:
         """Treat the opening, and `count` more characters, as content."""
-        self._say(self._opening + self._take(count))
+        self._add_content(self._opening + self._take(count))
         self._opening = ""
         return self._go(self._after_none)
 
@@ -175,7 +174,7 @@ class ToolParser(ABC):
         """Give up a call that breaks off. Parts that have already been passed on cannot be taken back."""
         if self._kept is not None:
             self._index -= 1
-            self._say("".join(self._source))
+            self._add_content("".join(self._source))
         return self._go(self._after_none)
 
     def _closing(self) -> bool:

@@ -67,9 +67,8 @@ class Edge:
             self._finish(scope, record)
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
-        record.client = (
-            Client()
-        )  # breaks a reference cycle: the client refers to the server's request, which refers to the record
+        # This breaks a reference cycle: the client refers to the server's request, which refers to the record.
+        record.client = Client()
         route = scope.get("route")
         record.route = getattr(route, "path", "unmatched")
         self._metrics.finished(record)

@@ -49,16 +49,16 @@ class MemoryLimits:
         use, now = self._leaked(tenant, limits)
         requests_held, tokens_held = use.requests.held, use.tokens.held
         rpm, tpm = limits.requests_per_minute, limits.tokens_per_minute
-        most, code, wait = limits.max_streams, 0, 0
+        max_streams, code, wait = limits.max_streams, 0, 0
         if reservation in use.open:
             pass
         elif tpm and tokens > tpm:
             code = 5
-        elif most and streams > most:
+        elif max_streams and streams > max_streams:
             code = 6
         elif limits.budget is not None and use.used + tokens > limits.budget:
             code = 4
-        elif most and sum(lease.streams for lease in use.open.values()) + streams > most:
+        elif max_streams and sum(lease.streams for lease in use.open.values()) + streams > max_streams:
             code, wait = 3, 1_000_000
         elif rpm and requests_held + MINUTE_US > rpm * MINUTE_US:
             code, wait = 1, -(-(requests_held + MINUTE_US - rpm * MINUTE_US) // rpm)

@@ -14,7 +14,7 @@ from .store import EVER, LEASE_S, MINUTE_US, Decision, TenantLimits, decision
 # cancelled: reservations that must not be made any more, by the time at which the entry can be deleted.
 _PREPARE = """
 local limits, streams, wide, cancelled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local rpm, tpm, most = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local rpm, tpm, max_streams = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local budget, period = tonumber(ARGV[4]), ARGV[5]
 local minute = %(minute)d
 local time = redis.call('TIME')
@@ -68,11 +68,11 @@ if redis.call('ZSCORE', streams, id) or redis.call('ZSCORE', cancelled, id) then
   code = 0
 elseif tpm > 0 and asked > tpm then
   code = 5
-elseif most > 0 and wanted > most then
+elseif max_streams > 0 and wanted > max_streams then
   code = 6
 elseif budget >= 0 and used + asked > budget then
   code = 4
-elseif most > 0 and open_now() + wanted > most then
+elseif max_streams > 0 and open_now() + wanted > max_streams then
   code, wait = 3, 1000000
 elseif rpm > 0 and requests + minute > rpm * minute then
   code, wait = 1, math.ceil((requests + minute - rpm * minute) / rpm)
