@@ -38,8 +38,8 @@ MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "2500"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 TOKEN = "fuzz-token-0123456789"
 NUM_ATTACKERS = 6
-# Of each process between the parts of the messages that are compared. A leak of 1 KiB a message shows at 100,000.
-MOST_GROWTH_BYTES = 32 << 20
+# Of each process between the parts of the messages that are compared. A leak of 2 KiB a message shows at 100,000.
+MOST_GROWTH_BYTES = 64 << 20
 # Odd requests lead to steps of many sizes. With as few kernels kept, these caches are full before growth is measured.
 # With one arena, malloc gives back what is free, so that the size of a process says what it holds.
 SMALL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64", "MALLOC_ARENA_MAX": "1"}
