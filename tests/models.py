@@ -23,6 +23,10 @@ _CLASSES = {
     "granite": ("GraniteConfig", "GraniteForCausalLM"),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
+    "qwen2_moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM"),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
 }
 VOCAB_SIZE = 512
 # Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
@@ -98,6 +102,12 @@ def make_model(
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
         ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
+    if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
+        fields |= {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}
+    if family in ("qwen2_moe", "qwen3_moe"):
+        fields |= {"moe_intermediate_size": 40, "decoder_sparse_step": 1}
+    if family == "qwen2_moe":
+        fields["shared_expert_intermediate_size"] = 56
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
     config = config_class(**{**fields, **overrides})
     torch.manual_seed(seed)

@@ -9,6 +9,14 @@ from .reference.activation import GATES
 
 
 @triton.jit
+def silu_mul(gate, up, dtype: tl.constexpr):
+    """Return silu(gate) * up of float32 values."""
+    # Values are rounded where the unfused computation rounds them: after the linear layer and after silu.
+    gate = gate.to(dtype).to(tl.float32)
+    return (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, OVERLAP: tl.constexpr):
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)

@@ -10,19 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from .activation import gate_mul
+from .activation import gate_mul, silu_mul
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .tuning import LinearConfig, linear_config
 
 # Elements of each output's weights that are prefetched while the preceding kernel still runs.
 _AHEAD = 512
-
-
-@triton.jit
-def _gate(gate, up, dtype: tl.constexpr):
-    # Values are rounded where the unfused computation rounds them: after the linear layer and after silu.
-    gate = gate.to(dtype).to(tl.float32)
-    return (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -59,7 +52,7 @@ def _one_row_kernel(
         result_up = tl.sum(acc_up, axis=1)
         if BIAS:
             result_up += tl.load(bias + outputs + output, mask=output < outputs, other=0.0).to(tl.float32)
-        result = _gate(result, result_up, out.dtype.element_ty)
+        result = silu_mul(result, result_up, out.dtype.element_ty)
     tl.store(out + row * outputs + output, result.to(out.dtype.element_ty), mask=output < outputs)
 
 
@@ -141,7 +134,7 @@ def _tiles_kernel(
         if GATED:
             if BIAS:
                 acc_up += tl.load(bias + outputs + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
-            acc = _gate(acc, acc_up, out.dtype.element_ty)
+            acc = silu_mul(acc, acc_up, out.dtype.element_ty)
         real = (output < outputs)[:, None] & (row < rows)[None, :]
         at = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
         tl.store(at, acc.to(out.dtype.element_ty), mask=real)

@@ -42,6 +42,7 @@ BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # the engine's own default
 # How much wider than its inputs a product's outputs spread: enough that the context decides on the next token, and not
 # so much that rounding does.
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
+EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 352, "shared_expert_intermediate_size": 704}
 # By transformers' name of the model type. Head size and queries per KV head vary as they do among real models.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
@@ -54,8 +55,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"num_attention_heads": 16},
     "gpt_neox": {"num_attention_heads": 16},
     "granite": {"num_attention_heads": 8, "num_key_value_heads": 2, "residual_multiplier": 0.5},
+    "mixtral": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 8, "pad_token_id": None},
     "olmo2": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "olmoe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 16, "num_experts_per_tok": 4},
     "phi3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
+    "qwen2_moe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 12, **EXPERTS},
+    "qwen3_moe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 32, **EXPERTS},
     "smollm3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
     "gemma3_text": {
         "head_dim": 256,

@@ -20,7 +20,7 @@ class Limits:
 
     @property
     def _layer_weights(self) -> int:
-        """Elements of the matrices that every token goes through."""
+        """Elements of the matrices that a token goes through."""
         return self.model.num_layers * self.model.layer_weights
 
     @property
@@ -30,7 +30,8 @@ class Limits:
     def products(self, tokens: int, logits: int, steps: int = 1) -> float:
         """Of all matrix products over so many tokens and rows of logits, the weights read once a step."""
         operations = 2 * (self._layer_weights * tokens + self._head_weights * logits)
-        read = steps * self.itemsize * (self._layer_weights + self._head_weights)
+        layers = self.model.num_layers * self.model.layer_weights_read(tokens / steps)
+        read = steps * self.itemsize * (layers + self._head_weights)
         return self._larger(read, operations)
 
     def prefill_attention(self, lengths: list[int]) -> float:

@@ -56,6 +56,19 @@ class ConfigFile:
         self._check(name, value, _is_integer(value) and value >= 1, "an integer of at least 1")
         return value
 
+    def at_most(self, name: str, most: int, default: int) -> int:
+        """Return an integer from 1 to `most`."""
+        value = self.count(name, default)
+        self._check(name, value, value <= most, f"at most {most}")
+        return value
+
+    def integers(self, name: str) -> list[int]:
+        """Return a list of integers of at least 0, empty when the field is absent."""
+        value: list[int] = self.fields.get(name) or []
+        valid = isinstance(value, list) and all(_is_integer(each) and each >= 0 for each in value)
+        self._check(name, value, valid, "a list of integers of at least 0")
+        return value
+
     def integer(self, name: str, default: int | None = None) -> int:
         """Return an integer of at least 0. Without a default the field is required."""
         value: int = self._present(name, default)

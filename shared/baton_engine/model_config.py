@@ -43,9 +43,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layer_weights(self) -> int:
-        """The number of elements in the weight matrices of one layer."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
-        return attention + 3 * self.hidden_size * self.intermediate_size
+        """The number of elements in the weight matrices of one layer that a token is multiplied with."""
+        return self.attention_weights + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def attention_weights(self) -> int:
+        """The number of elements in the weight matrices around one layer's attention."""
+        return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+
+    def layer_weights_read(self, tokens: float) -> float:
+        """Return how many elements of one layer's weight matrices a step of so many tokens reads."""
+        return self.layer_weights
 
     def limited(self, max_positions: int) -> Self:
         """Return the config for an engine whose sequences have at most max_positions tokens."""

@@ -7,6 +7,7 @@ import torch
 
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
+from baton_kernels.reference.experts import experts_reference, route_reference
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import add_rms_norm_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
@@ -19,6 +20,8 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
     gate_mul: Callable[[torch.Tensor, str], torch.Tensor]
     rope_and_cache: Callable[..., torch.Tensor]
+    route: Callable[[torch.Tensor, int, bool], tuple[torch.Tensor, torch.Tensor]]
+    run_experts: Callable[..., torch.Tensor]
     gather_kv: Callable[..., torch.Tensor]
     scatter_kv: Callable[..., torch.Tensor]
     checksum: Callable[[torch.Tensor], torch.Tensor]
@@ -29,6 +32,8 @@ TORCH = Ops(
     add_rms_norm=add_rms_norm_reference,
     gate_mul=gate_mul_reference,
     rope_and_cache=rope_and_cache_reference,
+    route=route_reference,
+    run_experts=experts_reference,
     gather_kv=gather_kv_reference,
     scatter_kv=scatter_kv_reference,
     checksum=checksum_reference,

@@ -58,7 +58,10 @@ def make_requests(seed: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("family", ["bloom", "gemma2", "gemma3", "gpt2", "gpt_neox", "falcon", "granite", "olmo2"])
+@pytest.mark.parametrize(
+    "family",
+    ["bloom", "gemma2", "gemma3", "gpt2", "gpt_neox", "falcon", "granite", "olmo2", "mixtral", "qwen2_moe", "olmoe"],
+)
 def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_model(family, initializer_range=0.1)
     settings = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 160}

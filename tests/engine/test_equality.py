@@ -141,6 +141,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {"num_key_value_heads": 2}),
     "olmo2-biases-yarn": ("olmo2", {"num_key_value_heads": 4, "attention_bias": True, "rope": "yarn"}),
+    "mixtral-window": ("mixtral", {"sliding_window": 21}),
+    "qwen2-moe-dense-layer-normalized": (
+        "qwen2_moe",
+        {"num_hidden_layers": 3, "mlp_only_layers": [1], "norm_topk_prob": True},
+    ),
+    "qwen3-moe": ("qwen3_moe", {"head_dim": 32, "norm_topk_prob": True, "seed": 5}),
+    "qwen3-moe-every-second-layer": ("qwen3_moe", {"num_hidden_layers": 3, "decoder_sparse_step": 2}),
+    "olmoe": ("olmoe", {}),
     "phi3-window": ("phi3", {"sliding_window": 21, "pad_token_id": None}),
     "phi3-a-part-rotated-tied": (
         "phi3",

@@ -15,7 +15,8 @@ from baton_engine.models.bloom import alibi_slopes
 from baton_engine.models.gemma3 import Gemma3Config
 from baton_engine.models.gpt_neox import GptNeoXConfig
 from baton_engine.models.registry import load_model_config, parse_model_config
-from tests.models import FAMILIES
+from tests.conftest import MakeModel
+from tests.models import FAMILIES, reference_model
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -209,6 +210,11 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
     [
         ({"architectures": ["T5ForCausalLM"]}, ["unknown architecture T5ForCausalLM", "LlamaForCausalLM"]),
         ({"architectures": None}, ["unknown architecture"]),
+        ({"architectures": ["Qwen3NextForCausalLM"]}, ["nearest relative by name is Qwen3ForCausalLM"]),
+        ({"architectures": ["GPTJForCausalLM"]}, ["nearest relative by name is GPT"]),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, ["clip_qkv", "OlmoeForCausalLM"]),
+        ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, ["mlp_only_layers", "list of integers"]),
         ({"rope_parameters": {"rope_type": "ntk"}}, ["rope type 'ntk' is unknown", "yarn"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["short_factor", "a list of numbers"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope type 'dynamic' is unknown"]),
@@ -337,3 +343,18 @@ def test_a_field_of_another_kind_is_named(fields: dict[str, Any], words: list[st
         parse_model_config({**GEMMA, **fields})
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("dense", [[], [1]])
+def test_weights_that_are_read(tiny_model: MakeModel, dense: list[int]) -> None:
+    """With many tokens all matrices are read; one token reads its own experts alone."""
+    folder = tiny_model("qwen2_moe", mlp_only_layers=dense)
+    config, layers = load_model_config(folder), reference_model(folder).model.layers
+    matrices = {name: value.numel() for name, value in layers.named_parameters() if value.ndim > 1}
+    experts = sum(count for name, count in matrices.items() if ".experts." in name)
+    # The products that choose and weight experts are left out as too small to matter.
+    others = sum(count for name, count in matrices.items() if "expert" not in name or "shared_expert." in name)
+    others -= sum(count for name, count in matrices.items() if name.endswith("mlp.gate.weight"))
+    assert config.num_layers * config.layer_weights_read(1e6) == pytest.approx(others + experts)
+    assert config.num_layers * config.layer_weights_read(1) == pytest.approx(others + experts * 2 / 6)
+    assert config.num_layers * config.layer_weights == pytest.approx(others + experts * 2 / 6)

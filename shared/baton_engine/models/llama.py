@@ -96,21 +96,27 @@ class LlamaLayer:
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
-        hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
-        attention, mlp = source.at("self_attn"), source.at("mlp")
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        attention = source.at("self_attn")
         norms = None
         if config.qk_norm:
             q_norm, k_norm = (RmsNorm(attention.at(name), config.head_dim, eps) for name in ("q_norm", "k_norm"))
             norms = q_norm, k_norm
         attended = config.num_heads * config.head_dim
         output = Linear(attention, ["o_proj"], [hidden], attended, bias=config.output_bias)
-        down = Linear(mlp, ["down_proj"], [hidden], inner, bias=config.mlp_bias)
         self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps)
         self.attention = Attention(config, layer, source.ops, self.qkv(config, attention), output, rotary, norms)
         self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
-        self.mlp = GatedMlp(self.gate_up(config, mlp), down, "silu")
+        self.mlp = self.make_mlp(config, source, layer)
 
-    def qkv(self, config: LlamaConfig, source: Source) -> Linear:
+    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the MLP, from [T, hidden] to [T, hidden]."""
+        source = source.at("mlp")
+        down = Linear(source, ["down_proj"], [config.hidden_size], config.intermediate_size, bias=config.mlp_bias)
+        return GatedMlp(self.gate_up(config, source), down, "silu")
+
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the projection of [T, hidden] to queries, keys and values side by side."""
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         names = ["q_proj", "k_proj", "v_proj"]
         return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias)

@@ -1,6 +1,7 @@
 """The class that serves each architecture. A family's module is imported only when one of its models is served."""
 
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,13 +27,21 @@ MODELS = {
     "GraniteForCausalLM": ("granite", "Granite"),
     "SmolLM3ForCausalLM": ("smollm3", "SmolLm3"),
     "Olmo2ForCausalLM": ("olmo2", "Olmo2"),
+    "MixtralForCausalLM": ("mixtral", "Mixtral"),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", "Qwen2Moe"),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3Moe"),
+    "OlmoeForCausalLM": ("olmoe", "Olmoe"),
 }
 
 
 def model_class(architecture: str) -> type[Model]:
     """Return the class that serves an architecture. Raises ConfigError if there is none."""
     if architecture not in MODELS:
-        raise ConfigError(f"unknown architecture {architecture}; served are {', '.join(MODELS)}")
+        nearest = max(MODELS, key=lambda served: _letters_in_common(served, architecture))
+        # Names of one family begin with the same letters, such as Phi, GPT or Qwen.
+        related = _letters_in_common(nearest, architecture) >= 3
+        hint = f", whose nearest relative by name is {nearest}" if related else ""
+        raise ConfigError(f"unknown architecture {architecture}{hint}; served are {', '.join(MODELS)}")
     module, name = MODELS[architecture]
     return cast(type[Model], getattr(import_module(f".{module}", __package__), name))
 
@@ -54,3 +63,8 @@ def _parse(file: ConfigFile) -> ModelConfig:
         method = quantization.get("quant_method", "an unnamed method")
         raise ConfigError(f"the weights are quantized ({method}), which is not served; use a checkpoint that is not")
     return kind.read_config(file)
+
+
+def _letters_in_common(one: str, other: str) -> int:
+    """Return with how many of the same letters two names begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,42 @@
+"""Mixtral (Jiang et al., "Mixtral of Experts", 2024): Mistral with experts in place of each MLP."""
+
+from collections.abc import Callable
+
+import torch
+
+from baton_engine.config_file import ConfigFile
+from baton_engine.layers.experts import ExpertMlp, ExpertNames
+from baton_engine.source import Source
+
+from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .sparse_config import SparseConfig, read_experts_per_token
+
+_NAMES = ExpertNames(router="gate", gate="w1", up="w3", down="w2")
+
+
+class MixtralLayer(LlamaLayer):
+    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        assert isinstance(config, SparseConfig)
+        return ExpertMlp(
+            source.at("block_sparse_moe"), _NAMES, hidden=config.hidden_size, size=config.expert_size,
+            experts=config.num_experts, chosen=config.experts_per_token, normalize=config.normalize,
+        )  # fmt: skip
+
+
+class Mixtral(Llama):
+    layer = MixtralLayer
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        window = None if file.fields.get("sliding_window") is None else file.count("sliding_window")
+        experts = file.count("num_local_experts", 8)
+        return read_llama_config(
+            SparseConfig,
+            file,
+            Defaults(131072, num_kv_heads=8, rms_norm_eps=1e-5),
+            (window,) * file.count("num_hidden_layers"),
+            num_experts=experts,
+            experts_per_token=read_experts_per_token(file, experts, 2),
+            expert_size=file.count("intermediate_size"),
+            normalize=True,
+        )

@@ -1,0 +1,43 @@
+"""OLMoE (Muennighoff et al., 2024): Llama with experts, and with norms across all heads of queries and keys."""
+
+from collections.abc import Callable
+
+import torch
+
+from baton_engine.config_file import ConfigFile
+from baton_engine.layers.linear import Linear
+from baton_engine.layers.norm import RmsNorm
+from baton_engine.source import Source
+
+from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .olmo2 import NormedQkv
+from .qwen2_moe import SparseQwenLayer
+from .sparse_config import SparseConfig, read_experts_per_token
+
+
+class OlmoeLayer(SparseQwenLayer):
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[torch.Tensor], torch.Tensor]:
+        q, kv, eps = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.rms_norm_eps
+        linear = Linear(source, ["q_proj", "k_proj", "v_proj"], [q, kv, kv], config.hidden_size, bias=config.qkv_bias)
+        return NormedQkv(linear, RmsNorm(source.at("q_norm"), q, eps), RmsNorm(source.at("k_norm"), kv, eps))
+
+
+class Olmoe(Llama):
+    layer = OlmoeLayer
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        file.require_absent("clip_qkv")
+        bias = file.flag("attention_bias")
+        experts = file.count("num_experts", 64)
+        return read_llama_config(
+            SparseConfig,
+            file,
+            Defaults(4096, rms_norm_eps=1e-5),
+            qkv_bias=bias,
+            output_bias=bias,
+            num_experts=experts,
+            experts_per_token=read_experts_per_token(file, experts, 8),
+            expert_size=file.count("intermediate_size"),
+            normalize=file.flag("norm_topk_prob"),
+        )
