@@ -6,36 +6,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from baton_engine.model_config import ModelConfig
-from baton_engine.models.registry import load_model_config, model_class
-from baton_engine.ops import TORCH
-from baton_engine.source import Source
+from baton_engine.load_plan import tensor_shapes
+from baton_engine.models.registry import load_model_config
 
 SHARD_BYTES = 2 << 30
 INDEX = "model.safetensors.index.json"
-
-
-class _Shapes:
-    """Replaces Weights: records which tensors a model loads, and returns tensors without memory."""
-
-    dtype, device = torch.bfloat16, torch.device("meta")
-
-    def __init__(self) -> None:
-        self.taken: dict[str, tuple[int, ...]] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return True
-
-    def take(self, name: str, shape: tuple[int, ...], part: object, dtype: torch.dtype) -> torch.Tensor:
-        self.taken[name] = shape
-        return torch.empty(shape, dtype=dtype, device=self.device)
-
-
-def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's tensors by name."""
-    shapes = _Shapes()
-    model_class(model.architecture)(model, Source(shapes, TORCH), 1)
-    return shapes.taken
 
 
 def write_random_weights(folder: Path, seed: int, std: float = 0.02) -> None:

@@ -2,16 +2,13 @@
 
 import sys
 from importlib.metadata import version as installed_version
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from baton_cli import keys
+from baton_cli import keys, model
 from baton_cli.errors import UserError
-from baton_cli.model_facts import model_facts
 from baton_cli.up import up
-from baton_demo import MODEL_DIR
 
 # The settings class of a service parses its flags and prints its --help, so typer passes all arguments on.
 _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -19,6 +16,7 @@ _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(context_settings={"auto_envvar_prefix": "BATON"})(up)
 app.add_typer(keys.app, name="keys")
+app.add_typer(model.app, name="model")
 bench = typer.Typer(help="Measure servers.", no_args_is_help=True, add_completion=False)
 app.add_typer(bench, name="bench")
 
@@ -97,17 +95,6 @@ def serve(context: typer.Context) -> None:
         raise typer.Exit(main(settings))
     except BenchError as error:
         raise UserError(str(error)) from None
-
-
-@app.command()
-def model(
-    folder: Annotated[Path, typer.Argument(help="Model folder. Default: the demo model.")] = MODEL_DIR,
-) -> None:
-    """Print facts about the model in a folder."""
-    facts = model_facts(folder)
-    width = max(map(len, facts))
-    for label, fact in facts.items():
-        typer.echo(f"{label:{width}}  {fact}")
 
 
 def main() -> None:

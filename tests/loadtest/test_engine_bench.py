@@ -84,7 +84,7 @@ def check_rows(rows: dict[str, Any], printed: str) -> None:
 def test_random_weights_are_what_the_model_takes() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from loadtest.common.random_weights import tensor_shapes
+    from baton_engine.load_plan import tensor_shapes
 
     kinds: list[dict[str, Any]] = [
         {},
