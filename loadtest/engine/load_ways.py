@@ -84,7 +84,9 @@ class MappedWeights(TimedWeights):
 def _take_all(kind: type[TimedWeights], folder: Path, target: torch.device) -> Tensors:
     model = load_model_config(folder)
     with kind(folder, torch.bfloat16, target) as weights:
-        takes = planned_takes(lambda source: model_class(model.architecture)(model, source, 1), weights.dtype, weights)
+        takes = planned_takes(
+            lambda source: model_class(model.architecture)(model, source, 1), weights.dtype, weights.names
+        )
         weights.expect(weights.range(take.name, take.shape, take.part) for take in takes)
         return {take.name: weights.take(*take) for take in takes}
 

@@ -137,7 +137,7 @@ def _mismatch(config: ModelConfig, folder: Path) -> str | None:
     kind = model_class(config.architecture)
     try:
         weights = Weights(folder, torch.bfloat16, torch.device("meta"))
-        for take in planned_takes(lambda source: kind(config, source, 1), weights.dtype, weights):
+        for take in planned_takes(lambda source: kind(config, source, 1), weights.dtype, weights.names):
             weights.range(take.name, take.shape, take.part)
     except ConfigError as error:
         return str(error)

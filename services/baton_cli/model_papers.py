@@ -47,7 +47,7 @@ def _declared(readme: Path) -> dict[str, str]:
     lines = _text(readme).splitlines()
     if not lines or lines[0].strip() != "---":
         return {}
-    fields = {}
+    fields: dict[str, str] = {}
     for line in lines[1:]:
         if line.strip() == "---":
             return fields

@@ -65,9 +65,6 @@ class Checkpoint:
         tensors = read_header(path)
         return cls(folder, tensors, dict.fromkeys(tensors, path))
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.names
-
     def __iter__(self) -> Iterator[Stored]:
         """Iterate over all tensors that exist."""
         return iter(self._tensors.values())

@@ -1,7 +1,7 @@
 """Finds out which tensors a model takes, and in which order, without reading any."""
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ class _Notes:
 
     device = torch.device("meta")
 
-    def __init__(self, dtype: torch.dtype, names: Container[str] | None) -> None:
+    def __init__(self, dtype: torch.dtype, names: Set[str] | None) -> None:
         self.dtype = dtype
         self.takes: list[Take] = []
         self._names = names
@@ -46,9 +46,7 @@ class _Notes:
         return whole[part] if part else whole
 
 
-def planned_takes(
-    build: Callable[[Source], object], dtype: torch.dtype, names: Container[str] | None = None
-) -> list[Take]:
+def planned_takes(build: Callable[[Source], object], dtype: torch.dtype, names: Set[str] | None = None) -> list[Take]:
     """Return what a model takes from a checkpoint, in order.
 
     build: makes the model, and does not look at the values of its tensors. dtype: of the engine. names: of the
@@ -71,7 +69,7 @@ def planned_ranges(build: Callable[[Source], object], weights: Weights) -> list[
     Raises ConfigError when a tensor is missing or has another shape: nobody waits for other tensors to learn it.
     """
     try:
-        takes = planned_takes(build, weights.dtype, weights)
+        takes = planned_takes(build, weights.dtype, weights.names)
     except Exception:
         # The order only makes loading faster.
         log.warning("the weights are read one at a time, as their order is not known beforehand", exc_info=True)

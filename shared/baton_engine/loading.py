@@ -10,8 +10,7 @@ import torch
 
 from .checkpoint import Checkpoint
 from .config import ConfigError
-from .host_memory import HostMemory
-from .read_ahead import AHEAD_BYTES, Range, ReadAhead
+from .read_ahead import Range, ReadAhead
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +38,9 @@ class Weights:
         self._folder = folder
         self._progress = progress
         self._checkpoint = Checkpoint.read(folder)
-        self._untaken = set(self._checkpoint.names)
-        # On a CPU the tensors ahead take memory of the host.
-        self._files = ReadAhead(device, min(AHEAD_BYTES, HostMemory().free() // 8))
+        self.names = self._checkpoint.names
+        self._untaken = set(self.names)
+        self._files = ReadAhead.for_device(device)
 
     def __enter__(self) -> "Weights":
         self._files.__enter__()
@@ -56,7 +55,7 @@ class Weights:
             log.warning("the model does not use %d tensors of %s: %s", len(names), self._folder, ", ".join(names[:5]))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._checkpoint
+        return name in self.names
 
     def range(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None) -> Range:
         """Return where the rows of a tensor, or of a part of it, are. Raises ConfigError as `take` does."""
@@ -91,8 +90,7 @@ class Weights:
             raise ConfigError(f"{name} cannot be read from {wanted.path}: {error}") from None
         self._untaken.discard(name)
         if self._progress is not None:
-            total = len(self._checkpoint.names)
-            self._progress("weights", total - len(self._untaken), total)
+            self._progress("weights", len(self.names) - len(self._untaken), len(self.names))
         tensor = stored.view(-1, *shape[1:]) if shape else stored.view(())
         if part:
             tensor = tensor[(slice(None), *part[1:])]

@@ -14,7 +14,7 @@ from .model_config import ModelConfig
 _LOGITS_COPIES = 4
 
 
-class Card(msgspec.Struct, frozen=True):
+class Card(msgspec.Struct):
     """A GPU that nothing else uses, as the engine sees it (Memory). size: the bytes that CUDA reports."""
 
     name: str

@@ -1,5 +1,6 @@
 """Reads ranges of files into the memory of a device, in several threads and before anybody waits for them."""
 
+import math
 import os
 import threading
 from collections import deque
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from baton_common.cores import available_cores
+
+from .host_memory import HostMemory
 
 THREADS = 16
 # What a thread reads at a time. A GPU's thread has two pinned buffers of this size, so that it reads into one while the
@@ -31,8 +36,8 @@ class ReadAhead:
 
     ahead_bytes: the most bytes that are read, or being read, and not taken yet; one range may be larger than that.
 
-    Files are read through the page cache, so that the next start on the same machine finds them there. These pages
-    belong to no process, and the kernel drops them when the container of this process has no other memory left.
+    Files are read through the page cache, so that the next start on the same machine finds them there. The container of
+    this process is charged for these pages, but the kernel drops them before it ends a process for want of memory.
     """
 
     def __init__(
@@ -55,6 +60,15 @@ class ReadAhead:
         self._files: dict[Path, int] = {}
         self._lanes: list[_Lane] = []
         self._own = threading.local()
+
+    @classmethod
+    def for_device(cls, device: torch.device) -> "ReadAhead":
+        """Return one whose buffers take at most an eighth of the memory that the host has left."""
+        host = HostMemory().free() // 8
+        if device.type == "cuda":
+            # The bytes ahead are in the device's memory, as part of the weights that it will hold anyway.
+            return cls(device, threads=max(min(THREADS, host // (2 * PIECE_BYTES)), 1))
+        return cls(device, min(AHEAD_BYTES, host), threads=min(THREADS, math.ceil(available_cores())))
 
     def __enter__(self) -> "ReadAhead":
         return self
@@ -151,7 +165,7 @@ class _Lane:
 
     def __init__(self, device: torch.device, piece_bytes: int) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Memory that torch itself pins would stay with the process.
         self._buffers = [torch.empty(piece_bytes, dtype=torch.uint8) for _ in range(2)]
         for buffer in self._buffers:
@@ -188,7 +202,7 @@ def _record() -> torch.cuda.Event:
 
 def _fill(file: int, begin: int, target: torch.Tensor) -> None:
     """Fill host memory with the bytes of a file from `begin` on."""
-    memory = memoryview(target.numpy())
+    memory = target.numpy().data
     done = 0
     while done < len(memory):
         # The interpreter lock is released while the kernel reads.
