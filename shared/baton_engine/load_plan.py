@@ -70,8 +70,8 @@ def planned_ranges(build: Callable[[Source], object], weights: Weights) -> list[
     """
     try:
         takes = planned_takes(build, weights.dtype, weights.names)
-    except Exception:
+    except Exception as error:
         # The order only makes loading faster.
-        log.warning("the weights are read one at a time, as their order is not known beforehand", exc_info=True)
+        log.warning("the weights are read one at a time, as their order is not known beforehand: %r", error)
         return []
     return [weights.range(take.name, take.shape, take.part) for take in takes]

@@ -99,6 +99,11 @@ class TokenGraphs:
                 break
         log.info("captured token graphs", extra={"event": "graphs", "sizes": list(self._pieces)})
 
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of tokens that have graphs."""
+        return list(self._pieces)
+
     def size_for(self, tokens: int) -> int | None:
         """Return the smallest size with graphs that holds so many tokens."""
         return next((size for size in self._pieces if size >= tokens), None)

@@ -158,6 +158,20 @@ def check_prefill(case: "Case", kind: str) -> None:
         q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how, block_queries=queries
     )
     assert relative_error(out.cpu(), expected) < TOLERANCE[dtype]
+    # A graph always has the same number of tiles; those that a step does not need belong to a sequence without tokens.
+    count, end = len(LENGTHS), starts[-1]
+    spare = [
+        torch.cat([x, x.new_tensor([value] * 2)])
+        for x, value in ((case.lengths, 0), (where, end), (sequences, count), (rows, end))
+    ]
+    tables = torch.cat([case.tables, case.tables[:1]])
+    padded = torch.full_like(torch.cat([q, q[:3]]), 7.0)
+    prefill_attention(
+        torch.cat([q, q[:3]]), case.keys, case.values, tables, spare[0], spare[1], (spare[2], spare[3]), how, padded,
+        block_queries=queries,
+    )  # fmt: skip
+    assert torch.equal(padded[:end], out)
+    assert (padded[end:] == 7.0).all()
     plain = paged_attention_reference(
         q.float(), case.keys.float(), case.values.float(), case.tables, case.lengths, where, how
     )
