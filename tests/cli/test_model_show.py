@@ -1,6 +1,7 @@
 """`baton model`, in this process."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def test_json_is_for_scripts() -> None:
     assert facts["served"]["parameters"] == 2_755_008
     assert facts["served"]["gpus"]["h200"]["weights_fit"] is True
     assert facts["not_served"] is None
+
+
+def test_without_the_packages_of_a_worker_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "baton_cli.model_facts", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match=r"baton\[worker\].*torch"):
+        run(MODEL_DIR)
 
 
 def test_errors_are_for_users(tmp_path: Path) -> None:
