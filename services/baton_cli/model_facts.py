@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from baton_cli.model_papers import Licence, chat_template_file, read_licence
+from baton_cli.model_card import Licence, chat_template_file, read_licence
 from baton_engine.checkpoint import Checkpoint
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
