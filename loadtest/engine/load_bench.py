@@ -14,10 +14,12 @@ Before a row "disk" the files' pages are dropped from the page cache, before a r
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,7 +34,7 @@ from loadtest.common.job import Json
 from loadtest.common.random_weights import INDEX, write_random_weights
 from loadtest.common.servers import setting
 from loadtest.engine import device
-from loadtest.engine.load_ways import STARTS, WAYS, LoadJob, command
+from loadtest.engine.load_ways import RESULT, STARTS, WAYS, LoadJob, command
 
 _CHUNK = 16 << 20
 
@@ -111,15 +113,24 @@ class LoadBench:
             way=way, folder=str(self._folder), began=time.time(), threads=a.threads, ahead_bytes=a.ahead << 20,
             piece_bytes=a.piece << 20, ours=dict(a.ours), vllm=dict(a.vllm),
         )  # fmt: skip
+        # Engines start processes of their own, which end with their group.
+        process = subprocess.Popen(
+            command(kind, job), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         try:
-            done = subprocess.run(command(kind, job), capture_output=True, text=True, timeout=a.timeout)
+            output, errors = process.communicate(timeout=a.timeout)
         except subprocess.TimeoutExpired:
             return {"error": f"not done after {a.timeout:.0f} s"}
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            return {"error": lines[-1][:200] if lines else f"exit code {done.returncode}"}
-        result: Json = json.loads(done.stdout.splitlines()[-1])
-        return result
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for line in output.splitlines():
+            if line.startswith(RESULT):
+                result: Json = json.loads(line.removeprefix(RESULT))
+                return result
+        lines = [line for line in errors.splitlines() if line.strip()]
+        return {"error": lines[-1][:200] if lines else f"exit code {process.returncode}"}
 
 
 def _installed(chosen: str, packages: dict[str, str]) -> list[str]:

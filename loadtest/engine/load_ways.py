@@ -24,6 +24,8 @@ from loadtest.engine import device
 from loadtest.engine.engines import ENGINES
 
 Tensors = dict[str, torch.Tensor]
+# Begins the line with the result. Engines print other lines.
+RESULT = "result of load_ways.py: "
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,7 @@ def command(kind: str, job: LoadJob) -> list[str]:
 def main(kind: str, text: str) -> None:
     TimedWeights.job = LoadJob(**json.loads(text))
     result = {"load": load, "start": start}[kind](TimedWeights.job)
-    # What engines print comes before.
-    print(json.dumps(result), flush=True)
+    print(RESULT + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
