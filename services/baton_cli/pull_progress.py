@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from baton_common.logging import configure_logging
+from baton_hub.cache import size_text
 
 if TYPE_CHECKING:
     from baton_hub.pull import Progress as PullProgress
@@ -52,7 +53,7 @@ class LogProgress:
 
     def _log(self, event: str) -> None:
         extra = {"event": event, "done": self._done, "total": self._total}
-        log.info("%s: %.2f of %.2f GB are there", self._name, self._done / 1e9, self._total / 1e9, extra=extra)
+        log.info("%s: %s of %s", self._name, size_text(self._done), size_text(self._total), extra=extra)
 
 
 class BarProgress:

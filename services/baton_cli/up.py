@@ -81,12 +81,17 @@ def up(
         raise BadSetting("--aggregated runs no prefill worker: leave --prefill out")
     workers = decode if aggregated else decode + (prefill or 1)
     level = _flags(log_level=log_level)
+    public, admin = Address(host, port), Address(LOOPBACK, admin_port or free_loopback_ports(1)[0])
+    keys = _api_keys(api_key)
+    # Checked before the model is downloaded, which may take long.
+    check_usable(public)
+    check_usable(admin)
     folder, name = _model(model, served_model_name)
     layout = Layout(
         model=str(folder),
         served_model_name=name,
-        public=Address(host, port),
-        admin=Address(LOOPBACK, admin_port or free_loopback_ports(1)[0]),
+        public=public,
+        admin=admin,
         prefill=0 if aggregated else prefill or 1,
         decode=decode,
         worker_flags=level
@@ -109,10 +114,8 @@ def up(
             tool_call_parser=tool_call_parser,
             use_generation_config=use_generation_config,
         ),
-        api_keys=_api_keys(api_key),
+        api_keys=keys,
     )
-    check_usable(layout.public)
-    check_usable(layout.admin)
     raise typer.Exit(asyncio.run(_supervise(layout, log_level or LogLevel.INFO, log_dir)))
 
 

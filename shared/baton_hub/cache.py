@@ -54,10 +54,11 @@ class Cache:
 
     def remember(self, listing: Listing, model: HubModel) -> None:
         """Keep a listing, and the commit of the revision, for times when the hub is not asked."""
-        self.snapshot(listing.commit).mkdir(parents=True, exist_ok=True)
-        _write(self._listing(listing.commit), msgspec.json.encode(listing))
-        if not model.pinned:
-            _write(self._ref, listing.commit.encode())
+        with contextlib.suppress(OSError):  # a cache that is complete may be read-only
+            self.snapshot(listing.commit).mkdir(parents=True, exist_ok=True)
+            _write(self._listing(listing.commit), msgspec.json.encode(listing))
+            if not model.pinned:
+                _write(self._ref, listing.commit.encode())
 
     def holds(self, file: RemoteFile, commit: str) -> bool:
         return _has_size(self.snapshot(commit) / file.name, file.size)

@@ -92,7 +92,7 @@ class HubClient:
                         body += chunk
                         if len(body) > _LARGEST_ANSWER:
                             raise HubError(f"{url} answers with more than {_LARGEST_ANSWER} bytes")
-                    return body, response.links.get("next", {}).get("url")
+                    return body, _next_page(response)
             except (httpx2.HTTPError, httpx2.InvalidURL, OfflineModeIsEnabled) as error:
                 retries.failed(error)
 
@@ -114,6 +114,13 @@ class HubClient:
                     raise Stopped
                 yield chunk[skip:]
                 skip = max(0, skip - len(chunk))
+
+
+def _next_page(response: httpx2.Response) -> str | None:
+    url = response.links.get("next", {}).get("url")
+    if url is not None and not url.startswith(f"{constants.ENDPOINT}/"):
+        raise HubError(f"{constants.ENDPOINT} continues its answer at another address, which would get the token")
+    return url
 
 
 def _is_transient(error: Exception) -> bool:

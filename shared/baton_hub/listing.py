@@ -15,17 +15,19 @@ from .model_id import is_commit
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}", re.ASCII)
-_SHA256 = r"^[0-9a-f]{64}$"
+# A plain component of a path. A file with another name at the root of a repository is none that Baton reads.
+_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}\Z"
 _MOST_PAGES = 20  # of 1,000 entries
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
+_Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class _Lfs(msgspec.Struct):
     """oid: the SHA-256 of the content."""
 
-    oid: Annotated[str, msgspec.Meta(pattern=_SHA256)]
+    oid: _Sha256
     size: _Size
 
 
@@ -33,7 +35,7 @@ class _Entry(msgspec.Struct):
     """A file or folder in an answer of the API. oid: the id of its Git object."""
 
     path: str
-    oid: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}$")]
+    oid: _Sha1
     type: str
     size: _Size = 0
     lfs: _Lfs | None = None
@@ -50,9 +52,9 @@ class RemoteFile(msgspec.Struct, frozen=True):
     the file has this name in the cache.
     """
 
-    name: str
-    size: int
-    hash: str
+    name: Annotated[str, msgspec.Meta(pattern=_NAME)]
+    size: _Size
+    hash: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|[0-9a-f]{64})\Z")]
 
     def hasher(self) -> "_Hash":
         """Return what computes `hash` from the content."""
@@ -77,8 +79,7 @@ def fetch_listing(client: HubClient) -> Listing:
     revision = client.model.revision
     commit = revision if client.model.pinned else _commit(client, revision)
     pages = client.pages(f"tree/{commit}", list[_Entry], _MOST_PAGES)
-    # A name with other characters is that of no file that is ever read.
-    entries = [entry for page in pages for entry in page if entry.type == "file" and _NAME.fullmatch(entry.path)]
+    entries = [entry for page in pages for entry in page if entry.type == "file" and re.search(_NAME, entry.path)]
     return Listing(commit, {entry.path: _remote(entry) for entry in entries})
 
 

@@ -43,6 +43,7 @@ class HubDouble:
     """A hub with one model, and the CDN to which it redirects for files in Git LFS.
 
     files: the content by name. revisions: the commits of branches and tags. served: what is sent in place of a file.
+    listed: what is listed in place of the files. next_page: the URL to which the listing refers, whose page is empty.
     token: the one that is needed. gated, missing: the model is. ranges: whether ranges are known. bytes_per_s: of each
     answer. failures: answers with 503 before the next good one. cut: bytes after which the next answers break off.
     """
@@ -50,7 +51,8 @@ class HubDouble:
     files: dict[str, bytes]
     revisions: dict[str, str] = field(default_factory=lambda: {"main": COMMIT, "v1.0": COMMIT})
     served: dict[str, bytes] = field(default_factory=dict)
-    listed: list[dict[str, Any]] | None = None
+    listed: list[Any] | None = None
+    next_page: str | None = None
     token: str | None = None
     gated: bool = False
     missing: bool = False
@@ -82,7 +84,7 @@ class HubDouble:
         found = [request for request in self.requests if request.path.endswith(ends) and request.method == "GET"]
         return [request for request in found if request.server == ("cdn" if is_lfs(name) else "hub")]
 
-    def tree(self) -> list[dict[str, Any]]:
+    def tree(self) -> list[Any]:
         """Return the listing of the root, as the API answers it."""
         if self.listed is not None:
             return self.listed
@@ -147,7 +149,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "revision":
             self._send(json.dumps({"id": REPO, "sha": commit}).encode(), {})
         else:
-            self._send(json.dumps(double.tree()).encode(), {})
+            first = "cursor=" not in self.path
+            headers = {"Link": f'<{double.next_page}>; rel="next"'} if double.next_page and first else {}
+            self._send(json.dumps(double.tree() if first else []).encode(), headers)
 
     def _resolve(self, commit: str, name: str) -> None:
         double = self.server.double

@@ -286,6 +286,17 @@ def test_a_cache_that_cannot_be_written(hub: HubDouble, cache: Path) -> None:
     assert refusal(cache) == f"the cache {cache} cannot be used (Not a directory)"
 
 
+def test_a_complete_cache_may_be_read_only(hub: HubDouble, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(30, "Read-only file system")
+
+    pulled(cache)
+    monkeypatch.setattr(cache_module, "_write", refuse)
+    hub.requests.clear()
+    assert pulled(cache)[0].commit == COMMIT
+    assert not hub.downloads("config.json")
+
+
 def test_a_file_system_without_links(hub: HubDouble, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -335,6 +346,16 @@ def test_names_that_lead_out_of_the_folder_are_not_read(hub: HubDouble, cache: P
     found, _ = pulled(cache, weights=False)
     assert contents(found.folder).keys() == {"config.json"}
     assert {path.name for path in cache.parent.iterdir()} == {"cache"}
+
+
+def test_a_long_listing_has_pages_at_the_hub(hub: HubDouble, cache: Path) -> None:
+    path = f"/api/models/{REPO}/tree/{COMMIT}"
+    hub.next_page = f"{hub.url}{path}?cursor=2"
+    pulled(cache, weights=False)
+    assert [request.path for request in hub.requests if "/tree/" in request.path] == [path, path]
+    hub.next_page = f"{hub.cdn}{path}?cursor=2"
+    assert "continues its answer at another address" in refusal(cache)
+    assert not [request for request in hub.requests if request.server == "cdn"]
 
 
 def test_a_listing_of_unlimited_length_is_not_read(hub: HubDouble, cache: Path, monkeypatch) -> None:
