@@ -1,6 +1,7 @@
 """Requests to a hub, with the session, the token and the errors of huggingface_hub."""
 
 import http
+import logging
 import threading
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -17,6 +18,8 @@ from .model_id import HubModel
 
 # Otherwise the library asks the hub for a list of coding agents, in order to name the one that runs this process.
 constants.HF_HUB_DISABLE_TELEMETRY = True
+
+log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16  # bytes; when a connection breaks, at most as many are lost
@@ -46,6 +49,7 @@ class Retries:
         self._failures += 1
         if self._failures > self._most or not _is_transient(error):
             raise explain(error, self._model) from None
+        log.warning("%s; trying again", explain(error, self._model))
         if self._stop.wait(_wait_s(error, self._failures)):
             raise Stopped
 
@@ -64,12 +68,11 @@ class HubClient:
         # Without compression, sizes and ranges are those of the files.
         self._headers["Accept-Encoding"] = "identity"
 
-    def answer(self, path: str, kind: type[_T]) -> _T:
-        """Return the hub's answer to a request to its API. path: relative to that of the model. Raises HubError."""
-        return self.pages(path, kind, most=1)[0]
-
     def pages(self, path: str, kind: type[_T], most: int) -> list[_T]:
-        """Return the pages of an answer, at most `most`. Raises HubError."""
+        """Return the pages of the hub's answer to a request to its API, at most `most`. Raises HubError.
+
+        path: relative to that of the model.
+        """
         url: str | None = f"{constants.ENDPOINT}/api/models/{self.model.repo}/{path}"
         pages: list[_T] = []
         while url is not None and len(pages) < most:
@@ -80,14 +83,14 @@ class HubClient:
                 raise explain(error, self.model) from None
         return pages
 
-    def _body(self, url: str) -> tuple[bytes, str | None]:
+    def _body(self, url: str) -> tuple[bytearray, str | None]:
         """Return the body of an answer and the URL of the next page."""
         retries = Retries(self.model, self.stop, most=2)
         while True:
             try:
                 with get_session().stream("GET", url, headers=self._headers, timeout=self._timeout) as response:
                     hf_raise_for_status(response)
-                    body = b""
+                    body = bytearray()
                     for chunk in response.iter_bytes(_CHUNK):
                         body += chunk
                         if len(body) > _LARGEST_ANSWER:

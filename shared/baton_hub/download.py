@@ -82,7 +82,7 @@ class Download:
             end = min(file.size, first + _LARGEST_REQUEST)
             try:
                 for chunk in self._client.chunks(file.name, self._commit, first, end, file.size):
-                    if first + len(chunk) > end:
+                    if first + len(chunk) > file.size:
                         raise HubError(f"the hub sends more than the {file.size} bytes of {file.name} that it lists")
                     partial.seek(first)
                     partial.write(chunk)

@@ -84,7 +84,7 @@ def fetch_listing(client: HubClient) -> Listing:
 
 
 def _commit(client: HubClient, revision: str) -> str:
-    commit = client.answer(f"revision/{quote(revision, safe='')}?expand=sha", _Revision).sha
+    commit = client.pages(f"revision/{quote(revision, safe='')}?expand=sha", _Revision, 1)[0].sha
     if not is_commit(commit):
         raise HubError(f"{constants.ENDPOINT} names the commit {commit[:64]!r} for {client.model}")
     return commit

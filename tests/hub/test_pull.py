@@ -166,6 +166,8 @@ def test_files_are_asked_for_in_parts_that_every_server_sends(hub: HubDouble, ca
     found, _ = pulled(cache)
     assert (found.folder / SHARDS[0]).read_bytes() == hub.files[SHARDS[0]]
     assert [request.range for request in hub.downloads(SHARDS[0])] == ["bytes=0-1048575", "bytes=1048576-2097151"]
+    hub.ranges = False
+    assert contents(pulled(cache.with_name("other"))[0].folder) == contents(found.folder)
 
 
 def test_a_hub_that_stays_broken_is_given_up(hub: HubDouble, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
