@@ -22,8 +22,6 @@ from .tiktoken import TiktokenFile, looks_like_tiktoken
 
 log = logging.getLogger(__name__)
 
-# Goes up whenever a conversion gives another tokenizer than before.
-_CONVERSION = 1
 _ONE_FILE = ("tokenizer.model", "spiece.model", "tiktoken.model")
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 
@@ -102,9 +100,11 @@ def _source(folder: ModelFolder, names: tuple[str, ...]) -> _Source:
 
 
 def _entry(folder: ModelFolder, names: tuple[str, ...]) -> str:
-    """Return the name of a conversion in the cache."""
-    digest = hashlib.sha256(f"{_CONVERSION} {version('tokenizers')}".encode())
-    for name in (*names, *_BESIDE):
-        content = hashlib.sha256(folder.read(name) or b"").hexdigest()
-        digest.update(f"\n{name} {content}".encode())
+    """Return the name of a conversion in the cache: the hash of the files it reads, of this code, and of the library's
+    version."""
+    read = [(name, folder.read(name) or b"") for name in (*names, *_BESIDE)]
+    code = [(path.name, path.read_bytes()) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    digest = hashlib.sha256(version("tokenizers").encode())
+    for name, content in (*read, *code):
+        digest.update(f"\n{name} {hashlib.sha256(content).hexdigest()}".encode())
     return f"{digest.hexdigest()}.json"

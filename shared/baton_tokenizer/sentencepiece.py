@@ -21,6 +21,7 @@ from .model_folder import ModelFolder
 from .special_names import special_names
 
 _SPACE = "▁"
+_USER_DEFINED = -0.1
 _BYTE = "<0x[0-9A-F]{2}>"
 _MODEL_TYPES = (TrainerSpec.UNIGRAM, TrainerSpec.BPE)
 # Whether a class of tokenizers puts bos and eos around a text unless tokenizer_config.json says it. Where it names no
@@ -53,10 +54,10 @@ class SentencePieceFile:
             if piece.type in kinds
         }
         added.collect(defaults, names.values())
-        bpe = self._model.trainer_spec.model_type == TrainerSpec.BPE
-        tokenizer = Tokenizer(self._bpe(added.ids) if bpe else self._unigram(added.ids))
+        tokenizer = Tokenizer(self._bpe(added.ids) if self._is_bpe else self._unigram(added.ids))
         self._set_spaces(tokenizer)
-        tokenizer.add_tokens([self._found(token, tokenizer.normalizer) for token in added.in_order()])
+        found = (self._found(token) for token in added.in_order())
+        tokenizer.add_tokens([token for token in found if token is not None])
         bos, eos = _AROUND.get(self._folder.tokenizer_class(), (False, False))
         return Draft(tokenizer, names, bos, eos)
 
@@ -76,6 +77,10 @@ class SentencePieceFile:
                 raise self._error(f"the piece {piece.piece!r} is unused, or has no finite score")
         if self._byte_fallback and sum(piece.type == Piece.BYTE for piece in pieces) != 256:
             raise self._error("a model with bytes as pieces needs all 256")
+
+    @property
+    def _is_bpe(self) -> bool:
+        return bool(self._model.trainer_spec.model_type == TrainerSpec.BPE)
 
     @property
     def _byte_fallback(self) -> bool:
@@ -105,7 +110,9 @@ class SentencePieceFile:
         tokens = sorted(ids, key=ids.__getitem__)
         if ids[tokens[-1]] != len(tokens) - 1:
             raise self._error("ids of added tokens leave gaps after those of the model")
-        scores = [piece.score for piece in self._model.pieces]
+        # SentencePiece gives a user-defined piece a score that wins over any other way to read its characters. Where
+        # several ways have the same sum, as in a run of one character, rounding decides, which is not the same there.
+        scores = [_USER_DEFINED if p.type == Piece.USER_DEFINED else p.score for p in self._model.pieces]
         scores += [0.0] * (len(tokens) - len(scores))
         return models.Unigram(list(zip(tokens, scores, strict=True)), self._unknown, self._byte_fallback)
 
@@ -114,18 +121,12 @@ class SentencePieceFile:
         spec = self._model.normalizer_spec
         prefix = self._folder.flag("add_prefix_space", spec.add_dummy_prefix)
         legacy = self._folder.flag("legacy", True)
-        steps: list[normalizers.Normalizer] = []
-        if spec.precompiled_charsmap:
-            steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
-        if spec.remove_extra_whitespaces:
-            steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-        if prefix and legacy:
-            steps.append(self._dummy_prefix())
-        tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+        first = [self._dummy_prefix()] if prefix and legacy else []
+        tokenizer.normalizer = normalizers.Sequence([*self._cleaning(), *first, normalizers.Replace(" ", _SPACE)])
         splits: list[pre_tokenizers.PreTokenizer] = []
         if prefix and not legacy:
             splits.append(pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first", split=False))
-        if self._byte_fallback and self._model.trainer_spec.model_type == TrainerSpec.UNIGRAM:
+        if self._byte_fallback and not self._is_bpe:
             # Unigram would take the name of a byte's piece in a text for that piece.
             splits.append(pre_tokenizers.Split(Regex(f"<(?={_BYTE[1:]})"), "isolated"))
         if splits:
@@ -133,21 +134,38 @@ class SentencePieceFile:
         joins = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         tokenizer.decoder = decoders.Sequence([*joins, decoders.Strip(" ", 1, 0)] if prefix else joins)
 
+    def _cleaning(self) -> list[normalizers.Normalizer]:
+        """Return what happens to a text before its dummy prefix."""
+        spec = self._model.normalizer_spec
+        steps: list[normalizers.Normalizer] = []
+        if spec.precompiled_charsmap:
+            steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+        if spec.remove_extra_whitespaces:
+            steps.append(normalizers.Replace(Regex(rf"\A +|[ {_SPACE}]+\z"), ""))
+            steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+        return steps
+
     def _dummy_prefix(self) -> normalizers.Normalizer:
-        pieces = self._user_defined()
+        pieces = [piece for piece in self._user_defined() if self._is_bpe and self._is_clean(piece)]
         if not pieces:
             return normalizers.Prepend(_SPACE)
         # The library normalizes the added tokens, too, which are to stay as they are. So a text that is one of them,
         # and nothing else, gets no prefix either.
         return normalizers.Replace(Regex(rf"\A(?!(?:{'|'.join(map(re.escape, pieces))})\z)"), _SPACE)
 
-    def _found(self, token: AddedToken, normalizer: normalizers.Normalizer) -> AddedToken:
-        """Return how an added token is found. User-defined pieces are parts of a normalized text, in which they do not
-        begin a new text as other added tokens do, and in which runs of spaces are found."""
-        text = token.content
-        if text in self._user_defined() and not token.special and normalizer.normalize_str(text) == text:
-            return AddedToken(text, normalized=True)
-        return token
+    def _found(self, token: AddedToken) -> AddedToken | None:
+        """Return how an added token is found; None = by the model.
+
+        User-defined pieces are parts of a text that has been normalized, and texts do not begin anew after them as they
+        do after other added tokens.
+        """
+        if token.special or token.content not in self._user_defined() or not self._is_clean(token.content):
+            return token
+        return AddedToken(token.content, normalized=True) if self._is_bpe else None
+
+    def _is_clean(self, piece: str) -> bool:
+        cleaned: str = normalizers.Sequence(self._cleaning()).normalize_str(piece)
+        return cleaned == piece
 
     def _error(self, message: str) -> TokenizerError:
         return TokenizerError(f"{self._path}: {message}")
