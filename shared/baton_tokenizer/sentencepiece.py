@@ -21,7 +21,6 @@ from .model_folder import ModelFolder
 from .special_names import special_names
 
 _SPACE = "▁"
-_USER_DEFINED = -0.1
 _BYTE = "<0x[0-9A-F]{2}>"
 _MODEL_TYPES = (TrainerSpec.UNIGRAM, TrainerSpec.BPE)
 # Whether a class of tokenizers puts bos and eos around a text unless tokenizer_config.json says it. Where it names no
@@ -110,9 +109,7 @@ class SentencePieceFile:
         tokens = sorted(ids, key=ids.__getitem__)
         if ids[tokens[-1]] != len(tokens) - 1:
             raise self._error("ids of added tokens leave gaps after those of the model")
-        # SentencePiece gives a user-defined piece a score that wins over any other way to read its characters. Where
-        # several ways have the same sum, as in a run of one character, rounding decides, which is not the same there.
-        scores = [_USER_DEFINED if p.type == Piece.USER_DEFINED else p.score for p in self._model.pieces]
+        scores = [_bonus(p.piece) if p.type == Piece.USER_DEFINED else p.score for p in self._model.pieces]
         scores += [0.0] * (len(tokens) - len(scores))
         return models.Unigram(list(zip(tokens, scores, strict=True)), self._unknown, self._byte_fallback)
 
@@ -169,3 +166,12 @@ class SentencePieceFile:
 
     def _error(self, message: str) -> TokenizerError:
         return TokenizerError(f"{self._path}: {message}")
+
+
+def _bonus(piece: str) -> float:
+    """Return the score of a user-defined piece of Unigram, which wins over other pieces, as does one over two of them.
+
+    Where several ways to read a text have the same sum of scores, as in a run of one character, rounding decides. That
+    is not the same in both libraries.
+    """
+    return 1000.0 * len(piece) - 0.1
