@@ -159,8 +159,12 @@ def test_a_tokenizer_beyond_the_vocabulary_is_refused(folder: Path) -> None:
 
 
 def test_an_added_token_beyond_the_vocabulary_is_refused(folder: Path) -> None:
-    added = {"id": 512, "content": "outside"}
-    edit_tokenizer(folder, lambda content: content["added_tokens"].append({**content["added_tokens"][0], **added}))
+    def edit(content: Any) -> None:
+        vocab = content["model"]["vocab"]
+        vocab.update({f"more {id}": id for id in range(len(vocab), 512)})
+        content["added_tokens"].append({**content["added_tokens"][0], "id": 512, "content": "outside"})
+
+    edit_tokenizer(folder, edit)
     assert "token ids up to 512" in refusal(folder)
 
 
