@@ -16,7 +16,7 @@ class WorkerSettings(PeerSettings):
     )
 
     model: Path
-    """Hugging Face model folder: config.json, safetensors, tokenizer.json."""
+    """Hugging Face model folder: config.json, safetensors, a tokenizer."""
     served_model_name: str = ""
     """Name that clients use; empty = the folder's name."""
     revision: str = "stable"
