@@ -8,7 +8,6 @@ from pathlib import Path
 
 from baton_tokenizer.load import load_tokenizer
 
-
 # Words only, so that every token is whole characters and every server can write it as soon as it has it.
 _TEXT = (
     "Baton serves large language models on separate pods and hands the cache from one to the other while the prompt "
