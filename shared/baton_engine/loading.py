@@ -138,7 +138,7 @@ def check_tokenizer(folder: Path, vocab_size: int) -> None:
     except NoTokenizerError:
         return
     except TokenizerError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"the tokenizer of {folder} cannot be used: {error}") from None
     if max(ids, default=0) >= vocab_size:
         raise ConfigError(
             f"the tokenizer in {folder} has token ids up to {max(ids)}, but the weights have a vocabulary of "

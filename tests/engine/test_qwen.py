@@ -18,6 +18,7 @@ from tests.qwen_model import write_qwen
 
 from .handover import Pair
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
+from .test_cuda_runner import pretend
 
 TRAINED = 32
 
@@ -83,6 +84,16 @@ def test_beyond_the_trained_length(qwen: Path, tmp_path: Path, extensions: tuple
             tokens = transcript.tokens[id, 0]
             assert tokens == reference_choices(tmp_path, prompt + tokens, longest)[len(prompt) - 1 : -1]
     assert_idle(engine)
+
+
+def test_beyond_the_trained_length_in_graphs(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    prompts = [make_prompt(length, seed=8) for length in (3, 20, 60)]
+    engine = make_engine(long, block_size=4, max_num_seqs=5, max_num_batched_tokens=32, max_model_len=100)
+    transcript = generate(engine, [make_request(id, prompt, 40) for id, prompt in enumerate(prompts)])
+    for id, prompt in enumerate(prompts):
+        tokens = transcript.tokens[id, 0]
+        assert tokens == reference_choices(long, prompt + tokens, 100)[len(prompt) - 1 : -1]
 
 
 def test_the_factor_of_the_base() -> None:
