@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from baton_tokenizer.errors import NoTokenizerError, TokenizerError
+from baton_tokenizer.load import load_tokenizer
+
 from .config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -130,15 +133,14 @@ def _index(folder: Path) -> dict[str, Path]:
 
 def check_tokenizer(folder: Path, vocab_size: int) -> None:
     """Raise ConfigError when the folder's tokenizer can produce ids that the weights have no embedding for."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return
     try:
-        content = json.loads(path.read_text())
-        ids = list(content["model"]["vocab"].values()) if isinstance(content["model"]["vocab"], dict) else []
-        ids += [len(content["model"]["vocab"]) - 1] if not ids else []
-        ids += [token["id"] for token in content.get("added_tokens", [])]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a tokenizer: {error!r}") from None
-    if max(ids) >= vocab_size:
-        raise ConfigError(f"{path} has token ids up to {max(ids)}, but the weights have a vocabulary of {vocab_size}")
+        ids = load_tokenizer(folder).get_vocab(with_added_tokens=True).values()
+    except NoTokenizerError:
+        return
+    except TokenizerError as error:
+        raise ConfigError(f"the tokenizer of {folder} cannot be used: {error}") from None
+    if max(ids, default=0) >= vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {folder} has token ids up to {max(ids)}, but the weights have a vocabulary of "
+            f"{vocab_size}"
+        )

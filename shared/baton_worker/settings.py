@@ -16,7 +16,7 @@ class WorkerSettings(PeerSettings):
     )
 
     model: Path
-    """Hugging Face model folder: config.json, safetensors, tokenizer.json. Or its id on a hub: owner/name, or
+    """Hugging Face model folder: config.json, safetensors, a tokenizer. Or its id on a hub: owner/name, or
     owner/name@revision."""
     served_model_name: str = ""
     """Name that clients use; empty = the folder's name, or owner/name."""
