@@ -29,6 +29,7 @@ _CLASSES = {
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
 }
 VOCAB_SIZE = 512
+_REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
 # Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
 NEAR_TIE = 1e-4
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -70,13 +71,22 @@ _CHAT_TEMPLATE = (
 def make_model(
     folder: Path, family: str, *, rope: str = "default", seed: int = 0, shard_size: str | None = None, **overrides: Any
 ) -> Path:
-    """Write a model of a family of _CLASSES with a tokenizer into `folder`, and return the folder.
+    """Write a model of a family of _CLASSES, or of "qwen", with a tokenizer into `folder`, and return the folder.
 
     rope: a key of ROPES; without effect where the family has no rope. shard_size: largest safetensors file, as "100KB";
     None = one file. overrides: fields of the family's configuration class.
     """
     import torch
     import transformers
+
+    if family == "qwen":
+        # transformers has no such family. The reference is a Qwen2 of the same weights.
+        from .qwen_model import write_qwen
+
+        heads = {"num_key_value_heads": 4, **overrides}
+        write_qwen(folder, make_model(folder / _REFERENCE, "qwen2", rope=rope, seed=seed, **heads))
+        make_tokenizer().save_pretrained(folder)
+        return folder
 
     fields: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -147,7 +157,10 @@ def reference_model(folder: Path) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    instead = folder / _REFERENCE
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        instead if instead.exists() else folder, dtype=torch.float32
+    )
     return model.eval()
 
 

@@ -2,13 +2,21 @@
 
 import sys
 from importlib.metadata import version as installed_version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from baton_cli import keys, model
 from baton_cli.errors import UserError
+from baton_cli.hub_models import local_folder
 from baton_cli.up import up
+
+if TYPE_CHECKING:
+    from baton_decode.settings import DecodeSettings
+    from baton_gateway.settings import GatewaySettings
+    from baton_prefill.settings import PrefillSettings
+
+_Served = TypeVar("_Served", "GatewaySettings", "PrefillSettings", "DecodeSettings")
 
 # The settings class of a service parses its flags and prints its --help, so typer passes all arguments on.
 _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -39,7 +47,7 @@ def gateway(context: typer.Context) -> None:
     from baton_cli.service_settings import settings_from
     from baton_gateway.settings import GatewaySettings
 
-    settings = settings_from(context.args, GatewaySettings, "baton gateway")
+    settings = _with_folder(settings_from(context.args, GatewaySettings, "baton gateway"), weights=False)
     from baton_gateway.main import main
 
     main(settings)
@@ -51,7 +59,7 @@ def prefill(context: typer.Context) -> None:
     from baton_cli.service_settings import settings_from
     from baton_prefill.settings import PrefillSettings
 
-    settings = settings_from(context.args, PrefillSettings, "baton prefill")
+    settings = _with_folder(settings_from(context.args, PrefillSettings, "baton prefill"), weights=True)
     from baton_prefill.main import main
 
     main(settings)
@@ -63,7 +71,7 @@ def decode(context: typer.Context) -> None:
     from baton_cli.service_settings import settings_from
     from baton_decode.settings import DecodeSettings
 
-    settings = settings_from(context.args, DecodeSettings, "baton decode")
+    settings = _with_folder(settings_from(context.args, DecodeSettings, "baton decode"), weights=True)
     from baton_decode.main import main
 
     main(settings)
@@ -95,6 +103,14 @@ def serve(context: typer.Context) -> None:
         raise typer.Exit(main(settings))
     except BenchError as error:
         raise UserError(str(error)) from None
+
+
+def _with_folder(settings: _Served, *, weights: bool) -> _Served:
+    """Return settings in which the id of a model on a hub is replaced with the folder into which it was downloaded."""
+    folder, name = (None, None) if settings.model is None else local_folder(str(settings.model), weights=weights)
+    if name is None:
+        return settings
+    return settings.model_copy(update={"model": folder, "served_model_name": settings.served_model_name or name})
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ def model_facts(folder: Path, dtype: str, cards: Sequence[Card]) -> ModelFacts:
     except ConfigError as error:
         not_served = str(error)
     files = None
-    if any(folder.glob("*.safetensors*")):
+    if any(folder.glob("*.safetensors")):
         files = _files(Checkpoint.read(folder))
     elif any(folder.glob("*.bin")):
         not_served = not_served or "weights in pickle files are not read"

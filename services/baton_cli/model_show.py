@@ -1,13 +1,13 @@
 """`baton model show`: what a model is, and which GPUs it fits on."""
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from baton_cli.errors import BadSetting, UserError
+from baton_cli.hub_models import local_folder
 
 if TYPE_CHECKING:
     from baton_cli.model_facts import ModelFacts, Served
@@ -26,7 +26,7 @@ GPUS = {
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="Model folder.")],
+    model: Annotated[str, typer.Argument(help="Model folder, or owner/name or owner/name@revision on the hub.")],
     gpu: Annotated[
         list[str] | None,
         typer.Option(help=f"{', '.join(GPUS)}, or a memory as 24GiB; may be repeated. Default: all of these."),
@@ -34,8 +34,13 @@ def show(
     dtype: Annotated[str, typer.Option(help="Data type of the weights, as --dtype of a worker on a GPU.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with sizes in bytes and tokens.")] = False,
 ) -> None:
-    """Print what a model is and which GPUs it fits on. It reads no weights and needs no GPU."""
-    folder = find_folder(model)
+    """Print what a model is and which GPUs it fits on. It reads no weights and needs no GPU.
+
+    Of a model on the hub, everything but the weights is downloaded.
+    """
+    folder, _ = local_folder(model, weights=False)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {model}")
     try:
         from baton_cli.model_facts import model_facts
         from baton_engine.config import ConfigError
@@ -51,14 +56,6 @@ def show(
     typer.echo(_facts_text(facts))
     if facts.served is not None:
         typer.echo(f"\n{_gpus_text(facts.served, facts.context or 0)}")
-
-
-def find_folder(model: str) -> Path:
-    """Return the folder of a model."""
-    folder = Path(model)
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {model}")
-    return folder
 
 
 def _card(name: str) -> "Card":

@@ -1,12 +1,14 @@
 """Weights from safetensors files: taken one tensor at a time, checked by name and shape, and read ahead."""
 
-import json
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
 import torch
+
+from baton_tokenizer.errors import NoTokenizerError, TokenizerError
+from baton_tokenizer.load import load_tokenizer
 
 from .checkpoint import Checkpoint
 from .config import ConfigError
@@ -105,15 +107,14 @@ def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = fr
 
 def check_tokenizer(folder: Path, vocab_size: int) -> None:
     """Raise ConfigError when the folder's tokenizer can produce ids that the weights have no embedding for."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return
     try:
-        content = json.loads(path.read_text())
-        ids = list(content["model"]["vocab"].values()) if isinstance(content["model"]["vocab"], dict) else []
-        ids += [len(content["model"]["vocab"]) - 1] if not ids else []
-        ids += [token["id"] for token in content.get("added_tokens", [])]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a tokenizer: {error!r}") from None
-    if max(ids) >= vocab_size:
-        raise ConfigError(f"{path} has token ids up to {max(ids)}, but the weights have a vocabulary of {vocab_size}")
+        ids = load_tokenizer(folder).get_vocab(with_added_tokens=True).values()
+    except NoTokenizerError:
+        return
+    except TokenizerError as error:
+        raise ConfigError(f"the tokenizer of {folder} cannot be used: {error}") from None
+    if max(ids, default=0) >= vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {folder} has token ids up to {max(ids)}, but the weights have a vocabulary of "
+            f"{vocab_size}"
+        )

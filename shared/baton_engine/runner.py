@@ -69,7 +69,7 @@ class Runner:
         self.model = model
         self.device = device
         self.dtype = dtype  # of weights and activations
-        self.max_model_len = config.max_model_len or model.max_position_embeddings
+        self.max_model_len = config.max_model_len or model.default_model_len
         if self.max_model_len > model.max_position_embeddings:
             raise ConfigError(
                 f"--max-model-len {self.max_model_len} is more than the {model.max_position_embeddings} positions "

@@ -49,6 +49,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "initializer_range": 0.18,
         },
     ),
+    "qwen": ("qwen", {}),
     "qwen3, 2 to 1, 128": ("qwen3", {"head_dim": 128}),
     "qwen3, 1 to 1, linear, biases, 32": (
         "qwen3",

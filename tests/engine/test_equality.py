@@ -56,6 +56,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"num_key_value_heads": 1, "head_dim": 128, "rope": "llama3", "shard_size": "150KB"},
     ),
+    "qwen": ("qwen", {}),
     "qwen3-plain": ("qwen3", {"num_key_value_heads": 1, "head_dim": 128}),
     "qwen3-tied-bias-yarn": (
         "qwen3",

@@ -13,7 +13,6 @@ from .conversation import Conversation, Role
 from .template_environment import TemplateEnvironment
 from .template_text import TemplateText, concat
 
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Variables that the gateway itself passes to a template. A request may not replace them.
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 # A role is one of a few known words. Many templates put it into a control token, so it counts as template text.
@@ -30,18 +29,6 @@ def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str
     if isinstance(template, list):
         return {entry["name"]: entry["template"] for entry in template}.get("default")
     return template if isinstance(template, str) else None
-
-
-def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that templates refer to by name."""
-    tokens = {}
-    for name in SPECIAL_TOKENS:
-        token = tokenizer_config.get(name)
-        if isinstance(token, dict):
-            token = token.get("content")
-        if isinstance(token, str):
-            tokens[name] = token
-    return tokens
 
 
 class ChatTemplate:

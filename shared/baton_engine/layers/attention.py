@@ -36,8 +36,11 @@ class Attention:
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the keys and values of the tokens are in the cache."""
-        q = self._ops.rope_and_cache(
+        return self._output(ctx.attend(self._layer, self.queries(x, ctx)).flatten(1))
+
+    def queries(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """Return the queries [T, heads, head_dim] of x [T, hidden], and write its keys and values to the cache."""
+        return self._ops.rope_and_cache(
             self._qkv(x), self._rotary, ctx.positions, *ctx.cache(self._layer),
             self._heads, self._norms, self._eps, ctx.queries(len(x), self._heads, self._head_dim),
         )  # fmt: skip
-        return self._output(ctx.attend(self._layer, q).flatten(1))

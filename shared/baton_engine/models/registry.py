@@ -15,6 +15,7 @@ from .model import Model
 MODELS = {
     "LlamaForCausalLM": ("llama", "Llama"),
     "MistralForCausalLM": ("mistral", "Mistral"),
+    "QWenLMHeadModel": ("qwen", "Qwen"),
     "Qwen2ForCausalLM": ("qwen2", "Qwen2"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3"),
     "BloomForCausalLM": ("bloom", "Bloom"),
