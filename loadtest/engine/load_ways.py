@@ -15,9 +15,9 @@ import torch
 from safetensors import safe_open
 
 from baton_engine import runner
-from baton_engine.load_plan import planned_takes
+from baton_engine.load_plan import build_of, planned_takes
 from baton_engine.loading import Weights
-from baton_engine.models.registry import load_model_config, model_class
+from baton_engine.models.registry import load_model_config
 from baton_engine.read_ahead import AHEAD_BYTES, PIECE_BYTES, THREADS, Range, ReadAhead
 from loadtest.common.job import Job, Json
 from loadtest.engine import device
@@ -86,9 +86,7 @@ class MappedWeights(TimedWeights):
 def _take_all(kind: type[TimedWeights], folder: Path, target: torch.device) -> Tensors:
     model = load_model_config(folder)
     with kind(folder, torch.bfloat16, target) as weights:
-        takes = planned_takes(
-            lambda source: model_class(model.architecture)(model, source, 1), weights.dtype, weights.names
-        )
+        takes = planned_takes(build_of(model, 1), weights.dtype, weights)
         weights.expect(weights.range(take.name, take.shape, take.part) for take in takes)
         return {take.name: weights.take(*take) for take in takes}
 

@@ -14,11 +14,11 @@ from baton_engine.checkpoint import Checkpoint
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.device import choose_dtype
-from baton_engine.load_plan import planned_takes
+from baton_engine.load_plan import build_of, planned_takes
 from baton_engine.loading import Weights
 from baton_engine.memory_estimate import Card, Fit, fit
 from baton_engine.model_config import ModelConfig
-from baton_engine.models.registry import MODELS, load_model_config, model_class
+from baton_engine.models.registry import MODELS, load_model_config
 
 # Tokens of the shorter sequences that are counted for each GPU.
 BRIEF_LENGTH = 4096
@@ -110,8 +110,7 @@ def model_facts(folder: Path, dtype: str, cards: Sequence[Card]) -> ModelFacts:
 
 def _served(config: ModelConfig, folder: Path, dtype: str, cards: Sequence[Card]) -> Served:
     chosen = choose_dtype(dtype, config.dtype, _GPU)
-    kind = model_class(config.architecture)
-    takes = planned_takes(lambda source: kind(config, source, 1), chosen)
+    takes = planned_takes(build_of(config, 1), chosen)
     sizes = {take.name: (math.prod(take.shape), take.dtype.itemsize) for take in takes}
     parameters = sum(elements for elements, _ in sizes.values())
     weights = sum(elements * itemsize for elements, itemsize in sizes.values())
@@ -134,10 +133,9 @@ def _served(config: ModelConfig, folder: Path, dtype: str, cards: Sequence[Card]
 
 def _mismatch(config: ModelConfig, folder: Path) -> str | None:
     """Return what is wrong with the weights' names, shapes or dtypes, if anything is."""
-    kind = model_class(config.architecture)
     try:
         weights = Weights(folder, torch.bfloat16, torch.device("meta"))
-        for take in planned_takes(lambda source: kind(config, source, 1), weights.dtype, weights.names):
+        for take in planned_takes(build_of(config, 1), weights.dtype, weights):
             weights.range(take.name, take.shape, take.part)
     except ConfigError as error:
         return str(error)

@@ -1,19 +1,24 @@
 """Finds out which tensors a model takes, and in which order, without reading any."""
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from .config import ConfigError
 from .loading import Weights
 from .model_config import ModelConfig
+from .models.model import Model
 from .models.registry import model_class
-from .ops import TORCH
+from .ops import TORCH, Ops
 from .read_ahead import Range
-from .source import Source
+from .source import Source, Tensors
 
 log = logging.getLogger(__name__)
+
+# Makes a model, and does not look at the values of its tensors.
+Build = Callable[[Tensors, Ops], Model]
 
 
 class Take(NamedTuple):
@@ -26,17 +31,20 @@ class Take(NamedTuple):
 
 
 class _Notes:
-    """Replaces Weights: notes what is taken, and returns tensors without memory. names: None = all exist."""
+    """Replaces Weights: notes what is taken, and returns tensors without memory.
+
+    weights: those that are replaced; None = there are all that a model can use.
+    """
 
     device = torch.device("meta")
 
-    def __init__(self, dtype: torch.dtype, names: Set[str] | None) -> None:
+    def __init__(self, dtype: torch.dtype, weights: Weights | None) -> None:
         self.dtype = dtype
         self.takes: list[Take] = []
-        self._names = names
+        self._weights = weights
 
     def __contains__(self, name: str) -> bool:
-        return self._names is None or name in self._names
+        return self._weights is None or name in self._weights
 
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
@@ -46,30 +54,33 @@ class _Notes:
         return whole[part] if part else whole
 
 
-def planned_takes(build: Callable[[Source], object], dtype: torch.dtype, names: Set[str] | None = None) -> list[Take]:
-    """Return what a model takes from a checkpoint, in order.
-
-    build: makes the model, and does not look at the values of its tensors. dtype: of the engine. names: of the
-    checkpoint's tensors; None = there are all that the model can use.
-    """
-    notes = _Notes(dtype, names)
-    build(Source(notes, TORCH))
+def planned_takes(build: Build, dtype: torch.dtype, weights: Weights | None = None) -> list[Take]:
+    """Return what a model takes, in order. dtype: of the engine. weights: None = there are all that it can use."""
+    notes = _Notes(dtype, weights)
+    build(notes, TORCH)
     return notes.takes
+
+
+def build_of(model: ModelConfig, max_positions: int) -> Build:
+    """Return what makes a model. max_positions: the most tokens of a sequence."""
+    kind = model_class(model.architecture)
+    return lambda tensors, ops: kind(model, Source(tensors, ops), max_positions)
 
 
 def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that a checkpoint of a model has, by name."""
-    takes = planned_takes(lambda source: model_class(model.architecture)(model, source, 1), torch.bfloat16)
-    return {take.name: take.shape for take in takes}
+    return {take.name: take.shape for take in planned_takes(build_of(model, 1), torch.bfloat16)}
 
 
-def planned_ranges(build: Callable[[Source], object], weights: Weights) -> list[Range]:
-    """Return what a model reads, in order. build: as in planned_takes.
+def planned_ranges(build: Build, weights: Weights) -> list[Range]:
+    """Return what a model reads, in order.
 
     Raises ConfigError when a tensor is missing or has another shape: nobody waits for other tensors to learn it.
     """
     try:
-        takes = planned_takes(build, weights.dtype, weights.names)
+        takes = planned_takes(build, weights.dtype, weights)
+    except ConfigError:
+        raise
     except Exception as error:
         # The order only makes loading faster.
         log.warning("the weights are read one at a time, as their order is not known beforehand: %r", error)

@@ -62,11 +62,10 @@ class Weights:
     def range(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None) -> Range:
         """Return where the rows of a tensor, or of a part of it, are. Raises ConfigError as `take` does."""
         stored = self._checkpoint.find(name)
-        where = f"{name} in {stored.path.name}"
         if stored.shape != shape:
-            raise ConfigError(f"{where} is {list(stored.shape)}; config.json calls for {list(shape)}")
-        if stored.dtype not in _DTYPES:
-            raise ConfigError(f"{where} is {stored.dtype}, which is not served")
+            has, needed = list(stored.shape), list(shape)
+            raise ConfigError(f"{name} in {stored.path.name} is {has}; config.json calls for {needed}")
+        self.stored_dtype(name)
         if not part:
             return Range(stored.path, stored.begin, stored.size)
         first, end, _ = part[0].indices(shape[0])
@@ -87,7 +86,7 @@ class Weights:
         """
         wanted = self.range(name, shape, part)
         try:
-            stored = self._files.take(wanted).view(_DTYPES[self._checkpoint.find(name).dtype])
+            stored = self._files.take(wanted).view(self.stored_dtype(name))
         except OSError as error:
             raise ConfigError(f"{name} cannot be read from {wanted.path}: {error}") from None
         self._untaken.discard(name)
@@ -97,6 +96,14 @@ class Weights:
         if part:
             tensor = tensor[(slice(None), *part[1:])]
         return tensor.to(dtype).contiguous()
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor in its file. Raises ConfigError when the tensor is missing, or of a dtype that
+        no weight has."""
+        stored = self._checkpoint.find(name)
+        if stored.dtype not in _DTYPES:
+            raise ConfigError(f"{name} in {stored.path.name} is {stored.dtype}, which is not served")
+        return _DTYPES[stored.dtype]
 
 
 def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = frozenset()) -> int:

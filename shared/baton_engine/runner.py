@@ -20,7 +20,7 @@ from .device import choose_dtype, find_device
 from .executor import Done, Fence, Launched
 from .kv_cache import KvCache
 from .largest_steps import forward_steps, sampling_steps
-from .load_plan import planned_ranges
+from .load_plan import build_of, planned_ranges
 from .loading import Progress, Weights, check_tokenizer, weights_bytes
 from .memory import (
     Budget,
@@ -35,13 +35,11 @@ from .memory import (
     unmeasured,
 )
 from .model_config import ModelConfig
-from .models.registry import model_class
 from .ops import TORCH, Ops
 from .results import Choice, Results, mark_broken
 from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
-from .source import Source
 from .step_plan import StepPlan
 from .threads import Threads, choose_threads
 from .transfer import to_device
@@ -98,9 +96,9 @@ class Runner:
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
-            kind, positions = model_class(model.architecture), self.max_model_len
-            weights.expect(planned_ranges(lambda source: kind(model, source, positions), weights))
-            self._model = kind(model, Source(weights, self._ops), positions)
+            build = build_of(model, self.max_model_len)
+            weights.expect(planned_ranges(build, weights))
+            self._model = build(weights, self._ops)
 
     def start(self) -> None:
         """Set aside all the memory that steps need, and give the rest to the KV cache. Call this once, before `launch`.

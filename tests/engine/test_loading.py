@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from baton_engine.checkpoint import read_header
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
-from baton_engine.load_plan import planned_ranges
+from baton_engine.load_plan import build_of, planned_ranges
 from baton_engine.loading import Weights, weights_bytes
-from baton_engine.models.registry import load_model_config, model_class
-from baton_engine.ops import TORCH
+from baton_engine.models.registry import load_model_config
+from baton_engine.ops import TORCH, Ops
 from baton_engine.read_ahead import Range
-from baton_engine.source import Source
+from baton_engine.source import Tensors
 from tests.conftest import MakeModel
 
 from .harness import make_engine
@@ -117,14 +117,12 @@ def test_the_order_in_which_a_model_takes_its_tensors_is_known_before(tiny_model
     config = load_model_config(folder)
     tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
-    def build(source: Source) -> object:
-        return model_class(config.architecture)(config, source, 64)
-
+    build = build_of(config, 64)
     with Weights(folder, torch.bfloat16, torch.device("cpu")) as weights:
         planned = planned_ranges(build, weights)
         weights.expect(planned)
         spy = Spy(weights, tensors)
-        build(Source(spy, TORCH))
+        build(spy, TORCH)
     assert len(planned) > 10
     assert planned == spy.ranges
 
@@ -158,13 +156,13 @@ def test_a_model_that_looks_at_values_while_it_is_built_is_read_all_the_same(
 ) -> None:
     name = "model.norm.weight"
 
-    def build(source: Source) -> float:
-        return source.take(name, (64,)).sum().item()
+    def build(tensors: Tensors, ops: Ops) -> Any:
+        return tensors.take(name, (64,), None, torch.float32).sum().item()
 
     with Weights(folder, torch.float32, torch.device("cpu")) as weights, caplog.at_level(logging.WARNING):
         weights.expect(planned_ranges(build, weights))
         expected = load_file(folder / "model.safetensors")[name].sum().item()
-        assert build(Source(weights, TORCH)) == expected
+        assert build(weights, TORCH) == expected
     assert "read one at a time" in caplog.text
 
 
