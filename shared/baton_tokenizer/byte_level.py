@@ -64,18 +64,13 @@ class ByteLevelFiles:
 
     def convert(self) -> Draft:
         """Return the tokenizer of the files and of the tokens that the folder adds."""
-        try:
-            ids, merges = models.BPE.read_file(*(str(self._folder.path / name) for name in FILES))
-            # A role of the class whose token this vocabulary lacks is no token of this model.
-            defaults = {role: token for role, token in self._class.names.items() if token in ids}
-            names = special_names(self._folder, defaults)
-            added = AddedTokens(self._folder, ids)
-            added.collect({}, names.values())
-            tokenizer = Tokenizer(models.BPE(vocab=added.ids, merges=merges))
-        except TokenizerError:
-            raise
-        except Exception as error:  # the library raises nothing narrower
-            raise TokenizerError(f"{self._folder.path}: vocab.json and merges.txt: {error}") from None
+        ids, merges = models.BPE.read_file(*(str(self._folder.path / name) for name in FILES))
+        # A role of the class whose token this vocabulary lacks is no token of this model.
+        defaults = {role: token for role, token in self._class.names.items() if token in ids}
+        names = special_names(self._folder, defaults)
+        added = AddedTokens(self._folder, ids)
+        added.collect({}, names.values())
+        tokenizer = Tokenizer(models.BPE(vocab=added.ids, merges=merges))
         if self._class.composed:
             tokenizer.normalizer = normalizers.NFC()
         prefix = self._folder.flag("add_prefix_space", False)

@@ -75,8 +75,8 @@ class SentencePieceFile:
         if [piece.type for piece in pieces].count(Piece.UNKNOWN) != 1:
             raise self._error("a model needs one unknown piece")
         for piece in pieces:
-            if len(piece.piece) > _LONGEST_PIECE:
-                raise self._error(f"a piece is longer than {_LONGEST_PIECE} characters")
+            if not 0 < len(piece.piece) <= _LONGEST_PIECE:
+                raise self._error(f"a piece is empty, or longer than {_LONGEST_PIECE} characters")
             if piece.type == Piece.UNUSED or not math.isfinite(piece.score):
                 raise self._error(f"the piece {piece.piece!r} is unused, or has no finite score")
         if self._byte_fallback and sum(piece.type == Piece.BYTE for piece in pieces) != 256:

@@ -256,6 +256,8 @@ def with_pieces(*pieces: Piece) -> bytes:
         (lambda: with_pieces(Piece(piece="second", type=Piece.UNKNOWN)), "one unknown piece"),
         (lambda: with_pieces(Piece(piece="odd", type=Piece.UNUSED)), "'odd'"),
         (lambda: with_pieces(Piece(piece="odd" * 400)), "longer than"),
+        (lambda: with_pieces(Piece(piece="")), "empty"),
+        (lambda: edited(LLAMA, precompiled_charsmap=b"\xff" * 40), "tokenizer.model"),
         (lambda: with_pieces(Piece(piece="odd", score=float("nan"))), "'odd'"),
         (lambda: with_pieces(Piece(piece="<0x1FF>", type=Piece.BYTE)), "256"),
     ],
