@@ -21,7 +21,7 @@ FIXED = LinearConfig(64, 64, 64, 1, 4, 4)
 
 
 @triton.jit
-def _choose_kernel(
+def _route_kernel(
     logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -87,7 +87,7 @@ def choose(
     chosen = torch.empty(tokens, routing.count, dtype=torch.int32, device=logits.device)
     # Without a choice between them, groups do not matter.
     groups = routing.groups if routing.used_groups < routing.groups else 1
-    _choose_kernel[(tokens,)](
+    _route_kernel[(tokens,)](
         logits, logits if correction is None else correction, weights, chosen, routing.scale,
         EXPERTS=experts, GROUPS=groups, SIZE=experts // groups, BLOCK_GROUPS=triton.next_power_of_2(groups),
         BLOCK_SIZE=triton.next_power_of_2(experts // groups), COUNT=routing.count,

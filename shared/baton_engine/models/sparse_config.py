@@ -25,19 +25,26 @@ class SparseConfig(LlamaConfig, frozen=True, kw_only=True):
     @property
     def layer_weights(self) -> int:
         """As in ModelConfig, on average over layers with experts and without."""
-        return round(self._on_average(self.routing.count))
+        return round(self._weights(self.routing.count))
+
+    @property
+    def mlp_units(self) -> float:
+        """As in ModelConfig, on average over layers with experts and without."""
+        return self._units(self.routing.count)
 
     def layer_weights_read(self, tokens: float) -> float:
         """As in ModelConfig, on average, for tokens that use all experts equally often."""
         unused = (1 - self.routing.count / self.num_experts) ** tokens
-        return self._on_average(self.num_experts * (1 - unused))
+        return self._weights(self.num_experts * (1 - unused))
 
-    def _on_average(self, experts: float) -> float:
-        router = self.num_experts * self.hidden_size
-        sparse = router + 3 * self.hidden_size * (experts * self.expert_size + self.shared_size)
-        dense = len(self.dense_layers)
-        mlps = dense * 3 * self.hidden_size * self.intermediate_size + (self.num_layers - dense) * sparse
-        return self.attention_weights + mlps / self.num_layers
+    def _weights(self, experts: float) -> float:
+        routers = self.num_experts * self.hidden_size * (1 - len(self.dense_layers) / self.num_layers)
+        return self.attention_weights + routers + 3 * self.hidden_size * self._units(experts)
+
+    def _units(self, experts: float) -> float:
+        """Return the hidden units of a layer that uses so many experts, on average over layers."""
+        dense = len(self.dense_layers) / self.num_layers
+        return dense * self.intermediate_size + (1 - dense) * (experts * self.expert_size + self.shared_size)
 
 
 def read_experts_per_token(file: ConfigFile, experts: int, default: int) -> int:
