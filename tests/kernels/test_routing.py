@@ -39,7 +39,7 @@ def test_choice(experts: int, routing: Routing, corrected: bool, device: torch.d
 
 
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("tokens", [1, 3, 20])
 def test_route(tokens: int, biased: bool, device: torch.device) -> None:
     """The logits are not rounded to the dtype of the weights."""
     x, weight = torch.randn(tokens, 96, device=device).half(), (torch.randn(24, 96, device=device) / 8).half()
@@ -47,7 +47,7 @@ def test_route(tokens: int, biased: bool, device: torch.device) -> None:
     correction = torch.randn(24, device=device)
     routing = Routing(3, sigmoid=True, normalize=True)
     expected_weights, expected = route_reference(x.double(), weight, bias, correction, routing)
-    for config in (None, *routing_kernels.BY_ROWS.values(), routing_kernels.FIXED):
+    for config in (None, *routing_kernels.BY_TOKENS.values(), routing_kernels.FIXED):
         weights, chosen = route(x, weight, bias, correction, routing, config)
         assert torch.equal(chosen, expected)
         torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-4, atol=1e-5)
