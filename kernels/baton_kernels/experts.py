@@ -25,7 +25,7 @@ FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 
 
 @triton.jit
 def _gate_up_row_kernel(
-    x, weight, bias, experts, out, outputs, inner_size, COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
+    x, weight, bias, experts, out, outputs, INNER: tl.constexpr, COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -34,15 +34,15 @@ def _gate_up_row_kernel(
     output = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     real = output < outputs
-    x_at = x + pair // COUNT * inner_size + inner
+    x_at = x + pair // COUNT * INNER + inner
     wait_for_inputs(OVERLAP)
     gate = tl.load(experts + pair).to(tl.int64) * 2 * outputs + output
-    at = weight + gate[:, None] * inner_size + inner[None, :]
-    up_at = at + outputs.to(tl.int64) * inner_size
+    at = weight + gate[:, None] * INNER + inner[None, :]
+    up_at = at + outputs.to(tl.int64) * INNER
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
-    for first in range(0, inner_size, BLOCK_INNER):
-        known = first + inner < inner_size
+    for first in tl.range(0, INNER, BLOCK_INNER, loop_unroll_factor=4):
+        known = first + inner < INNER
         there = real[:, None] & known[None, :]
         w = tl.load(at + first, mask=there, other=0.0)
         w_up = tl.load(up_at + first, mask=there, other=0.0)
@@ -59,8 +59,9 @@ def _gate_up_row_kernel(
 
 @triton.jit
 def _down_row_kernel(
-    x, weight, bias, weights, experts, out, outputs, inner_size, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
-    BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+    x, weight, bias, weights, experts, out, outputs, INNER: tl.constexpr, COUNT: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -68,17 +69,17 @@ def _down_row_kernel(
     choice = tl.arange(0, BLOCK_COUNT)
     inner = tl.arange(0, BLOCK_INNER)
     pair = token * COUNT + choice
-    x_at = x + pair[:, None] * inner_size + inner[None, :]
+    x_at = x + pair[:, None] * INNER + inner[None, :]
     mine = choice < COUNT
     real = (output < outputs)[:, None] & mine[None, :]
     wait_for_inputs(OVERLAP)
     # [BLOCK_OUTPUTS, BLOCK_COUNT]
     row = tl.load(experts + pair, mask=mine, other=0).to(tl.int64)[None, :] * outputs + output[:, None]
     share = tl.load(weights + pair, mask=mine, other=0.0)
-    at = weight + row[:, :, None] * inner_size + inner[None, None, :]
+    at = weight + row[:, :, None] * INNER + inner[None, None, :]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_COUNT, BLOCK_INNER], tl.float32)
-    for first in range(0, inner_size, BLOCK_INNER):
-        known = first + inner < inner_size
+    for first in tl.range(0, INNER, BLOCK_INNER, loop_unroll_factor=4):
+        known = first + inner < INNER
         w = tl.load(at + first, mask=real[:, :, None] & known[None, None, :], other=0.0)
         values = tl.load(x_at + first, mask=mine[:, None] & known[None, :], other=0.0).to(tl.float32)
         acc += w.to(tl.float32) * values[None, :, :]
@@ -91,7 +92,7 @@ def _down_row_kernel(
 
 @triton.jit
 def _blocks_kernel(
-    x, weight, bias, order, block_experts, out, outputs, inner_size, PAIRS_PER_ROW: tl.constexpr,
+    x, weight, bias, order, block_experts, out, outputs, inner_size, pairs_per_row,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, EVEN: tl.constexpr,
     GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -112,7 +113,7 @@ def _blocks_kernel(
     w_row = expert * halves * outputs + tl.minimum(output, outputs - 1)
     w_at = weight + w_row[:, None] * inner_size + inner[None, :]
     up_at = w_at + outputs.to(tl.int64) * inner_size
-    x_at = x + (tl.maximum(pair, 0) // PAIRS_PER_ROW)[None, :] * inner_size + inner[:, None]
+    x_at = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * inner_size + inner[:, None]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     for first in range(0, inner_size, BLOCK_INNER):
@@ -175,13 +176,13 @@ def _by_rows(
     options = overlap_options(x.device)
     first, second = config.gate_up, config.down
     _gate_up_row_kernel[(tokens * count, triton.cdiv(size, first.block_outputs))](
-        x, held.gate_up, held.gate_up if held.gate_up_bias is None else held.gate_up_bias, experts, inner, size, hidden,
-        COUNT=count, BLOCK_OUTPUTS=first.block_outputs, BLOCK_INNER=first.block_inner, num_warps=first.num_warps,
-        **_gate_options(held), **options,
+        x, held.gate_up, held.gate_up if held.gate_up_bias is None else held.gate_up_bias, experts, inner, size,
+        INNER=hidden, COUNT=count, BLOCK_OUTPUTS=first.block_outputs, BLOCK_INNER=first.block_inner,
+        num_warps=first.num_warps, **_gate_options(held), **options,
     )  # fmt: skip
     _down_row_kernel[(tokens, triton.cdiv(hidden, second.block_outputs))](
-        inner, held.down, held.down if held.down_bias is None else held.down_bias, weights, experts, out, hidden, size,
-        COUNT=count, BLOCK_COUNT=triton.next_power_of_2(count), BLOCK_OUTPUTS=second.block_outputs,
+        inner, held.down, held.down if held.down_bias is None else held.down_bias, weights, experts, out, hidden,
+        INNER=size, COUNT=count, BLOCK_COUNT=triton.next_power_of_2(count), BLOCK_OUTPUTS=second.block_outputs,
         BLOCK_INNER=second.block_inner, BIAS=held.down_bias is not None, num_warps=second.num_warps, **options,
     )  # fmt: skip
     return out
@@ -204,7 +205,7 @@ def _by_blocks(
     ):
         outputs, inner_size = to.shape[1], values.shape[1]
         _blocks_kernel[(len(groups.block_experts), triton.cdiv(outputs, tiles.block_outputs))](
-            values, weight, weight if bias is None else bias, *groups, to, outputs, inner_size, PAIRS_PER_ROW=rows,
+            values, weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows,
             BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=tiles.block_outputs, BLOCK_INNER=tiles.block_inner,
             EVEN=inner_size % tiles.block_inner == 0, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
             **flags, **options,

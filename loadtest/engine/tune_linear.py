@@ -22,6 +22,7 @@ import triton
 
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import load_model_config
+from baton_engine.models.sparse_config import SparseConfig
 from baton_kernels.activation import gate_mul
 from baton_kernels.linear import linear
 from baton_kernels.reference.linear import linear_reference
@@ -43,11 +44,15 @@ class Product(NamedTuple):
 def products(config: ModelConfig) -> set[Product]:
     heads = config.num_heads + 2 * config.num_kv_heads
     size = config.hidden_size
+    inner = {config.intermediate_size}
+    if isinstance(config, SparseConfig):
+        dense = {config.intermediate_size} if config.dense_layers else set()
+        inner = dense | ({config.shared_size} if config.shared_size else set())
     return {
         Product(heads * config.head_dim, size, False),
         Product(size, config.num_heads * config.head_dim, False),
-        Product(2 * config.intermediate_size, size, True),
-        Product(size, config.intermediate_size, False),
+        *(Product(2 * units, size, True) for units in inner),
+        *(Product(size, units, False) for units in inner),
         Product(config.vocab_size, size, False),
     }
 
