@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .activation import gate_of_expert
 from .overlap import let_next_start, overlap_options, wait_for_inputs
@@ -91,45 +92,61 @@ def _down_row_kernel(
 
 
 @triton.jit
+def _weights(weight, at, row, first, known, EVEN: tl.constexpr, WHOLE: tl.constexpr):
+    """Load a tile of weights: with WHOLE by the descriptor `weight`, from its row and column on, or else by pointers.
+
+    at: pointers to the tile's first columns. EVEN: tiles divide the inner dimension. known: whether columns exist.
+    """
+    if WHOLE:
+        tile = weight.load([row, first])
+    elif EVEN:
+        tile = tl.load(at + first)
+    else:
+        tile = tl.load(at + first, mask=known[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
 def _blocks_kernel(
     x, weight, bias, order, block_experts, out, outputs, inner_size, pairs_per_row,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, EVEN: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    WHOLE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     # Programs of one block are neighbours in one dimension and share its rows; those of one expert share its weights.
     block = tl.program_id(0)
-    output = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    first_output = tl.program_id(1) * BLOCK_OUTPUTS
+    output = first_output + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     wait_for_inputs(OVERLAP)
-    expert = tl.load(block_experts + block).to(tl.int64)
+    expert = tl.load(block_experts + block)
     if expert < 0:
         return
     pair = tl.load(order + block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
-    # Outputs beyond the last one read its weights, and rows without a pair read the first row, so that loads need no
+    # Outputs beyond the last one read other weights, and rows without a pair read the first row, so that loads need no
     # mask. Their results are not stored.
     halves: tl.constexpr = 2 if GATED else 1
-    w_row = expert * halves * outputs + tl.minimum(output, outputs - 1)
-    w_at = weight + w_row[:, None] * inner_size + inner[None, :]
-    up_at = w_at + outputs.to(tl.int64) * inner_size
+    row = expert * halves * outputs
+    w_row = row + tl.minimum(output, outputs - 1).to(tl.int64)
+    w_at = weight
+    up_at = weight
+    if not WHOLE:
+        w_at = weight + w_row[:, None] * inner_size + inner[None, :]
+        up_at = w_at + outputs.to(tl.int64) * inner_size
     x_at = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * inner_size + inner[:, None]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     for first in range(0, inner_size, BLOCK_INNER):
+        known = first + inner < inner_size
         if EVEN:
             values = tl.load(x_at + first)
-            w = tl.load(w_at + first)
         else:
-            known = first + inner < inner_size
             values = tl.load(x_at + first, mask=known[:, None], other=0.0)
-            w = tl.load(w_at + first, mask=known[None, :], other=0.0)
+        w = _weights(weight, w_at, row + first_output, first, known, EVEN, WHOLE)
         acc = tl.dot(w, values, acc, input_precision="ieee")
         if GATED:
-            if EVEN:
-                w_up = tl.load(up_at + first)
-            else:
-                w_up = tl.load(up_at + first, mask=(first + inner < inner_size)[None, :], other=0.0)
+            w_up = _weights(weight, up_at, row + outputs + first_output, first, known, EVEN, WHOLE)
             acc_up = tl.dot(w_up, values, acc_up, input_precision="ieee")
     if BIAS:
         acc += tl.load(bias + w_row).to(tl.float32)[:, None]
@@ -204,11 +221,15 @@ def _by_blocks(
         (inner, held.down, held.down_bias, results, 1, config.down, {"GATED": False, **down}),
     ):
         outputs, inner_size = to.shape[1], values.shape[1]
+        held_weight: torch.Tensor | TensorDescriptor = weight
+        if tiles.whole:
+            tile = [tiles.block_outputs, tiles.block_inner]
+            held_weight = TensorDescriptor(weight, [weight.numel() // inner_size, inner_size], [inner_size, 1], tile)
         _blocks_kernel[(len(groups.block_experts), triton.cdiv(outputs, tiles.block_outputs))](
-            values, weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows,
+            values, held_weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows,
             BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=tiles.block_outputs, BLOCK_INNER=tiles.block_inner,
-            EVEN=inner_size % tiles.block_inner == 0, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-            **flags, **options,
+            EVEN=inner_size % tiles.block_inner == 0, WHOLE=tiles.whole, num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages, **flags, **options,
         )  # fmt: skip
     block = min(triton.next_power_of_2(hidden), 1024)
     _sum_kernel[(tokens, triton.cdiv(hidden, block))](

@@ -25,12 +25,14 @@ class LinearConfig(NamedTuple):
 
 
 class ProductConfig(NamedTuple):
-    """Tile sizes of a product in experts.py."""
+    """Tile sizes of a product in experts.py. whole: the GPU's copy engine fetches the tiles of weights, whose rows must
+    be multiples of 16 bytes; without effect in small batches."""
 
     block_outputs: int
     block_inner: int
     num_warps: int
     num_stages: int
+    whole: bool = False
 
 
 class ExpertsConfig(NamedTuple):

@@ -4,7 +4,8 @@
 
 A MODEL_DIR needs its config.json alone; those of models without experts are passed over. Each candidate runs in a CUDA
 graph of several calls that choose other experts, at random. For each number of rows of a block, the tiles of the first
-product are chosen first and then those of the second. With --keep, the table keeps the entries of other shapes.
+product are chosen first and then those of the second; the best ones are tried with the copy engine, too. With --keep,
+the table keeps the entries of other shapes.
 """
 
 import argparse
@@ -33,7 +34,11 @@ from loadtest.engine.tune_linear import SHARED_MEMORY, seconds
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MOST_PAIRS_BY_ROW = 256  # for more, reading each row's weights anew is never faster
 BLOCK_ROWS = (16, 32, 64, 128)
+COPIED = 3  # so many of the fastest candidates are tried with the copy engine
 DEVICE = "cuda"
+
+
+Timed = tuple[float, ExpertsConfig]  # seconds of a call
 
 
 class Layer(NamedTuple):
@@ -139,23 +144,34 @@ class Call:
             return None
         return seconds(partial(self.run, config=config), len(self._choices))
 
-    def fastest(self, configs: list[ExpertsConfig]) -> tuple[float, ExpertsConfig] | None:
-        timed = [(took, config) for config in configs if (took := self.seconds(config)) is not None]
-        return min(timed, default=None)
+    def ranked(self, configs: list[ExpertsConfig]) -> list[Timed]:
+        """Return the configurations that run, the fastest one first."""
+        return sorted((took, config) for config in configs if (took := self.seconds(config)) is not None)
+
+    def fastest(self, rows: int, gate_up: list[ProductConfig], down: list[ProductConfig]) -> list[Timed]:
+        """Return the fastest one of these candidates, if any runs."""
+        found = self.ranked([ExpertsConfig(rows, each, down[0]) for each in gate_up])
+        if rows > 1:
+            best = [config.gate_up._replace(whole=True) for _, config in found[:COPIED]]
+            found = sorted(found + self.ranked([ExpertsConfig(rows, each, down[0]) for each in best]))
+        if not found:
+            return []
+        first = found[0][1].gate_up
+        found = self.ranked([ExpertsConfig(rows, first, each) for each in down])
+        if rows > 1:
+            best = [config.down._replace(whole=True) for _, config in found[:COPIED]]
+            found = sorted(found + self.ranked([ExpertsConfig(rows, first, each) for each in best]))
+        return found[:1]
 
 
-def tune(layer: Layer, held: ExpertWeights, tokens: int) -> tuple[float, ExpertsConfig]:
+def tune(layer: Layer, held: ExpertWeights, tokens: int) -> Timed:
     """Return the best time of a call and its configuration."""
     call = Call(layer, held, tokens)
     shape = tokens, layer.count, layer.experts, layer.hidden, layer.size
     plain = experts_config(*shape, 2, torch.device(DEVICE))
     best = [(call.seconds(plain) or float("inf"), plain)]
     for rows in rows_to_try(layer, tokens):
-        first, second = tiles(layer, rows)
-        found = call.fastest([ExpertsConfig(rows, each, second[0]) for each in first])
-        if found:
-            found = call.fastest([ExpertsConfig(rows, found[1].gate_up, each) for each in second])
-        best += [found] if found else []
+        best += call.fastest(rows, *tiles(layer, rows))
     return min(best)
 
 
@@ -184,6 +200,9 @@ def to_compile(layers: list[Layer]) -> list[tuple[Layer, ExpertsConfig]]:
             if key not in seen:
                 seen.add(key)
                 work.append((layer, ExpertsConfig(rows, first, second)))
+                if rows > 1:
+                    copied = first._replace(whole=True), second._replace(whole=True)
+                    work.append((layer, ExpertsConfig(rows, *copied)))
     return work
 
 

@@ -39,7 +39,15 @@ def config(rows: int, outputs: int, inner: int) -> ExpertsConfig:
     return ExpertsConfig(rows, ProductConfig(outputs, inner, 2, 2), ProductConfig(outputs, inner, 2, 2))
 
 
-CONFIGS = [config(1, 8, 32), config(1, 16, 64), FIXED, config(16, 32, 16), config(32, 16, 32)]
+WHOLE = ProductConfig(32, 16, 2, 2, whole=True)
+CONFIGS = [
+    ExpertsConfig(16, WHOLE, WHOLE),
+    config(1, 8, 32),
+    config(1, 16, 64),
+    FIXED,
+    config(16, 32, 16),
+    config(32, 16, 32),
+]
 
 
 @pytest.mark.parametrize("biased", [False, True])

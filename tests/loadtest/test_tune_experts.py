@@ -53,5 +53,5 @@ def test_the_table_has_the_fastest_candidates(
     assert table.pop("1 of 2, 3x4")
     assert list(table) == (["2 of 6, 96x64"] if family == "gpt_oss" else [])
     for choices in table.values():
-        assert choices["1"] == [1, [128, 128, 4, 1], [128, 128, 4, 1]]
+        assert choices["1"] == [1, [128, 128, 4, 1, False], [128, 128, 4, 1, False]]
         assert list(choices) == ["1"]
