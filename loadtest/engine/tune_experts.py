@@ -128,7 +128,7 @@ class Call:
         self._expected = self.run(0, FIXED).float()
 
     def run(self, index: int, config: ExpertsConfig) -> torch.Tensor:
-        return run_experts(self._x, self._held, *self._choices[index], config)
+        return run_experts(self._x, self._held, *self._choices[index], config=config)
 
     def seconds(self, config: ExpertsConfig) -> float | None:
         """Return the time of a call; None = the GPU cannot run it, or its result is wrong."""
@@ -182,7 +182,7 @@ def compile_all(entries: list[tuple[Layer, ExpertsConfig]]) -> None:
         x = torch.zeros(1, layer.hidden, dtype=torch.bfloat16, device=DEVICE)
         experts = torch.arange(layer.count, dtype=torch.int32, device=DEVICE)[None]
         try:
-            run_experts(x, held, torch.ones_like(experts, dtype=torch.float32), experts, config)
+            run_experts(x, held, torch.ones_like(experts, dtype=torch.float32), experts, config=config)
         except Exception:
             continue
 

@@ -77,10 +77,10 @@ def test_experts(
 
 
 @pytest.mark.parametrize("rows", [16, 64])
-@pytest.mark.parametrize(("pairs", "experts"), [(1, 4), (40, 5), (1023, 60), (1400, 8)])
+@pytest.mark.parametrize(("pairs", "experts"), [(1, 4), (40, 5), (255, 20), (300, 8)])
 def test_groups(pairs: int, experts: int, rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_groups, "_PAIRS_AT_ONCE", 256)
-    monkeypatch.setattr(pair_groups, "_PAIRS_OF_RANGE", 512)
+    monkeypatch.setattr(pair_groups, "_PAIRS_AT_ONCE", 64)
+    monkeypatch.setattr(pair_groups, "_PAIRS_OF_RANGE", 128)
     chosen = torch.randint(0, experts, (pairs, 1), dtype=torch.int32, device=device)
     chosen[chosen == 2] = 1
     groups = group_pairs(chosen, experts, rows)
@@ -107,11 +107,11 @@ def test_a_token_does_not_depend_on_the_others(device: torch.device) -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_nan_of_one_token_stays_with_it(biased: bool, device: torch.device) -> None:
-    x, held = torch.randn(24, 32, device=device), make_weights(4, 32, 16, device, biased)
+    x, held = torch.randn(9, 32, device=device), make_weights(4, 32, 16, device, biased)
     for token in (0, 5):
         x[token] = float("nan")
-    weights, chosen = choices(24, 4, 2, device)
+    weights, chosen = choices(9, 4, 2, device)
     for config in CONFIGS:
-        result = run_experts(x, held, weights, chosen, config)
+        result = run_experts(x, held, weights, chosen, config=config)
         assert result[[0, 5]].isnan().all()
-        assert result[[token for token in range(24) if token not in (0, 5)]].isfinite().all()
+        assert result[[token for token in range(9) if token not in (0, 5)]].isfinite().all()
