@@ -20,6 +20,7 @@ from .pair_groups import group_pairs
 from .reference.experts import ExpertWeights
 from .tuning import ExpertsConfig, ProductConfig, experts_config
 
+_NEIGHBOURS = tl.constexpr(16)
 # A token's result does not depend on the tokens around it when all batches have the same tiles.
 FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 3))
 
@@ -106,17 +107,23 @@ def _weights(weight, at, row, first, known, EVEN: tl.constexpr, WHOLE: tl.conste
     return tile
 
 
-@triton.jit
+# One compiled kernel serves all numbers of blocks.
+@triton.jit(do_not_specialize=["blocks"])
 def _blocks_kernel(
-    x, weight, bias, order, block_experts, out, outputs, inner_size, pairs_per_row,
+    x, weight, bias, order, block_experts, out, outputs, inner_size, pairs_per_row, blocks,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, EVEN: tl.constexpr,
     WHOLE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    # Programs of one block are neighbours in one dimension and share its rows; those of one expert share its weights.
-    block = tl.program_id(0)
-    first_output = tl.program_id(1) * BLOCK_OUTPUTS
+    # Programs that run at the same time have few blocks and few tiles of outputs, so that the L2 cache holds the rows
+    # and the weights that they share.
+    tiles = tl.cdiv(outputs, BLOCK_OUTPUTS)
+    first_block = tl.program_id(0) // (tiles * _NEIGHBOURS) * _NEIGHBOURS
+    place = tl.program_id(0) - first_block * tiles
+    together = tl.minimum(blocks - first_block, _NEIGHBOURS)
+    block = first_block + place % together
+    first_output = place // together * BLOCK_OUTPUTS
     output = first_output + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     wait_for_inputs(OVERLAP)
@@ -225,8 +232,9 @@ def _by_blocks(
         if tiles.whole:
             tile = [tiles.block_outputs, tiles.block_inner]
             held_weight = TensorDescriptor(weight, [weight.numel() // inner_size, inner_size], [inner_size, 1], tile)
-        _blocks_kernel[(len(groups.block_experts), triton.cdiv(outputs, tiles.block_outputs))](
-            values, held_weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows,
+        blocks = len(groups.block_experts)
+        _blocks_kernel[(blocks * triton.cdiv(outputs, tiles.block_outputs),)](
+            values, held_weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows, blocks,
             BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=tiles.block_outputs, BLOCK_INNER=tiles.block_inner,
             EVEN=inner_size % tiles.block_inner == 0, WHOLE=tiles.whole, num_warps=tiles.num_warps,
             num_stages=tiles.num_stages, **flags, **options,

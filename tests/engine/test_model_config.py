@@ -215,6 +215,7 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, ["clip_qkv", "OlmoeForCausalLM"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, ["mlp_only_layers", "list of integers"]),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_limit": 0}, ["swiglu_limit", "above 0"]),
         ({"architectures": ["Glm4MoeForCausalLM"], "n_group": 3}, ["n_group", "3", "divide the 128 experts"]),
         (
             {"architectures": ["Glm4MoeForCausalLM"], "n_group": 64, "topk_group": 2},

@@ -54,7 +54,7 @@ CONFIGS = [
 @pytest.mark.parametrize("config", [None, *CONFIGS])
 @pytest.mark.parametrize(
     ("tokens", "experts", "count", "hidden", "size"),
-    [(1, 4, 2, 64, 48), (3, 16, 3, 80, 40), (21, 4, 2, 48, 24)],
+    [(1, 4, 2, 64, 48), (11, 24, 3, 80, 40), (21, 4, 2, 48, 24)],
 )
 def test_experts(
     tokens: int,

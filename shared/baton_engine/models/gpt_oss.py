@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.experts import ExpertMlp, Router
 from baton_engine.layers.rope import read_rope
@@ -49,7 +50,9 @@ class GptOss(Llama):
         if not (file.fields.get("rope_parameters") or file.fields.get("rope_scaling")):
             file.fields["rope_scaling"] = _ROPE
         layers, experts = file.count("num_hidden_layers"), file.count("num_local_experts", 128)
-        bias = file.flag("attention_bias", True)
+        bias, limit = file.flag("attention_bias", True), file.number("swiglu_limit", 7.0)
+        if not limit > 0:
+            raise ConfigError(f"swiglu_limit in config.json is {limit}; it must be above 0")
         return read_llama_config(
             GptOssConfig,
             file,
@@ -63,7 +66,7 @@ class GptOss(Llama):
             expert_size=file.count("intermediate_size"),
             # The softmax of the chosen logits.
             routing=Routing(read_experts_per_token(file, experts, 4), normalize=True),
-            clamp=ClampedGate(file.number("swiglu_alpha", 1.702), file.number("swiglu_limit", 7.0)),
+            clamp=ClampedGate(file.number("swiglu_alpha", 1.702), limit),
         )
 
 
