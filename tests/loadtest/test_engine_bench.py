@@ -84,7 +84,7 @@ def check_rows(rows: dict[str, Any], printed: str) -> None:
 def test_random_weights_are_what_the_model_takes() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from loadtest.common.random_weights import tensor_shapes
+    from baton_engine.load_plan import tensor_shapes
 
     kinds: list[dict[str, Any]] = [
         {},
@@ -106,7 +106,8 @@ def test_weights_in_memory_are_random_and_complete(tmp_path: Path) -> None:
     import torch
 
     from baton_engine import runner
-    from loadtest.common.random_weights import random_weights_in_memory, tensor_shapes
+    from baton_engine.load_plan import tensor_shapes
+    from loadtest.common.random_weights import random_weights_in_memory
 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     shapes = tensor_shapes(parse_model_config(CONFIG))
