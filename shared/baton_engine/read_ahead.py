@@ -99,7 +99,9 @@ class ReadAhead:
             self._begin_more()
             return read.wait()
         self._expected.clear()
-        self._begun.clear()
+        # Copies that are under way would otherwise write to memory that the allocator has handed out again.
+        while self._begun:
+            self._begun.popleft()[1].wait()
         return self._start(wanted).wait()
 
     def _begin_more(self) -> None:
