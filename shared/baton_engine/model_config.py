@@ -56,6 +56,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The number of elements in the weight matrices around one layer's attention."""
         return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
 
+    @property
+    def kv_elements(self) -> int:
+        """Elements that the cache holds of one token in one layer."""
+        return sum(plane.heads * plane.dim for plane in self.kv_layout(self.dtype).planes)
+
+    def pair_operations(self, decode: bool) -> int:
+        """Return the additions and multiplications in one layer's attention for each pair of a query and a key.
+
+        decode: with one new token for each sequence.
+        """
+        return 4 * self.num_heads * self.head_dim
+
     def layer_weights_read(self, tokens: float) -> float:
         """Return how many elements of one layer's weight matrices a step of so many tokens reads."""
         return self.layer_weights
