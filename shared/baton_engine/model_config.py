@@ -54,7 +54,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attention_weights(self) -> int:
         """The number of elements in the weight matrices around one layer's attention."""
-        return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        return sum(outputs * inputs for outputs, inputs in self.projections)
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """Outputs and inputs of each matrix around one layer's attention."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return [(queries + 2 * keys, self.hidden_size), (self.hidden_size, queries)]
 
     @property
     def kv_elements(self) -> int:

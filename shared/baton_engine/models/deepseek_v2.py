@@ -33,12 +33,13 @@ class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
         return self.latent.rope_dim
 
     @property
-    def attention_weights(self) -> int:
-        spec, heads = self.latent, self.num_heads
+    def projections(self) -> list[tuple[int, int]]:
+        spec, heads, hidden = self.latent, self.num_heads, self.hidden_size
         queries = heads * spec.query_dim
-        down = self.hidden_size * ((self.low_rank or queries) + spec.latent_dim)
-        up = (self.low_rank or 0) * queries + heads * (spec.key_dim + spec.value_dim) * spec.rank
-        return down + up + heads * spec.value_dim * self.hidden_size
+        up = [] if self.low_rank is None else [(queries, self.low_rank)]
+        expansion = heads * (spec.key_dim + spec.value_dim), spec.rank
+        down = (self.low_rank or queries) + spec.latent_dim, hidden
+        return [down, *up, expansion, (hidden, heads * spec.value_dim)]
 
     def pair_operations(self, decode: bool) -> int:
         spec = self.latent
