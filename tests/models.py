@@ -29,6 +29,8 @@ _CLASSES = {
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
     "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
+    "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
 }
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
@@ -53,6 +55,14 @@ ROPES: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "factor": 8.0,
         "original_max_position_embeddings": 64,
+    },
+    "yarn of DeepSeek": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
     },
 }
 
@@ -123,6 +133,11 @@ def make_model(
         fields |= {"head_dim": 16, "sliding_window": 19, "num_hidden_layers": 3}
     if family == "glm4_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 32}
+    if family in ("deepseek_v2", "deepseek_v3"):
+        fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+        fields |= {"v_head_dim": 12, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
+        fields.pop("num_key_value_heads")
     if family == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])

@@ -43,6 +43,24 @@ BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # the engine's own default
 # so much that rounding does.
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
 EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 352, "shared_expert_intermediate_size": 704}
+LATENT = {
+    "num_attention_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 352,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
+}
 # By transformers' name of the model type. Head size and queries per KV head vary as they do among real models.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
@@ -81,6 +99,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         **{name: size for name, size in EXPERTS.items() if name != "shared_expert_intermediate_size"},
     },
+    "deepseek_v2": {**LATENT, "q_lora_rank": None, "n_routed_experts": 32},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 384, "n_routed_experts": 32, "n_group": 4, "topk_group": 2},
     "smollm3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
     "gemma3_text": {
         "head_dim": 256,

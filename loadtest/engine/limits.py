@@ -60,10 +60,9 @@ class Limits:
     def others(self, tokens: int, logits: int) -> dict[str, float]:
         """Of what stands between products and attention in one step, by kind: the bytes that each must move."""
         m = self.model
-        heads = m.num_heads + 2 * m.num_kv_heads
         moved = {
             "norm": 4 * tokens * m.hidden_size * (2 * m.num_layers + 1),
-            "rope": 2 * tokens * heads * m.head_dim * m.num_layers,
+            "rope": 2 * tokens * (m.num_heads * m.head_dim + m.kv_elements) * m.num_layers,
             "activation": 3 * tokens * m.mlp_units * m.num_layers,
             "sampling": logits * m.vocab_size,
         }
@@ -73,10 +72,10 @@ class Limits:
         return max(moved / self.card.bandwidth, operations / self.card.arithmetic)
 
     def _attention(self, pairs: int, read: int) -> float:
-        """pairs: of query and key, and read: keys read from memory, both over all layers."""
+        """pairs: of query and key, and read: keys read from memory, both over all layers; 0 = those of prompts, whose
+        time their products take."""
         m = self.model
-        moved = 2 * m.num_kv_heads * m.head_dim * self.itemsize * read
-        return self._larger(moved, 4 * m.num_heads * m.head_dim * pairs)
+        return self._larger(m.kv_elements * self.itemsize * read, m.pair_operations(decode=read > 0) * pairs)
 
     def _seen(self, context: int) -> int:
         """Keys that the last token of a context sees, over all layers."""

@@ -19,7 +19,7 @@ STEPS = 8
 OUTPUTS = 256
 # The first that matches counts. Names are those of kernels on a GPU, of torch's operators on CPU.
 GROUPS = {
-    "attention": r"_decode_kernel|_join_kernel|_prefill_kernel|attention|flash|fmha|sdpa",
+    "attention": r"_decode_kernel|_join_kernel|_prefill_kernel|_head_product|attention|flash|fmha|sdpa",
     "norm": r"norm",
     "rope": r"rope",
     "activation": r"silu|gelu|gate_mul",

@@ -42,15 +42,13 @@ class Product(NamedTuple):
 
 
 def products(config: ModelConfig) -> set[Product]:
-    heads = config.num_heads + 2 * config.num_kv_heads
     size = config.hidden_size
     inner = {config.intermediate_size}
     if isinstance(config, SparseConfig):
         dense = {config.intermediate_size} if config.dense_layers else set()
         inner = dense | ({config.shared_size} if config.shared_size else set())
     return {
-        Product(heads * config.head_dim, size, False),
-        Product(size, config.num_heads * config.head_dim, False),
+        *(Product(outputs, inputs, False) for outputs, inputs in config.projections),
         *(Product(2 * units, size, True) for units in inner),
         *(Product(size, units, False) for units in inner),
         Product(config.vocab_size, size, False),

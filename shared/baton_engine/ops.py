@@ -8,6 +8,7 @@ import torch
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
 from baton_kernels.reference.experts import experts_reference
+from baton_kernels.reference.latent import latent_rope_and_cache_reference
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import add_rms_norm_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
@@ -21,6 +22,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
     gate_mul: Callable[[torch.Tensor, str], torch.Tensor]
     rope_and_cache: Callable[..., torch.Tensor]
+    latent_rope_and_cache: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
     gather_kv: Callable[..., torch.Tensor]
@@ -33,6 +35,7 @@ TORCH = Ops(
     add_rms_norm=add_rms_norm_reference,
     gate_mul=gate_mul_reference,
     rope_and_cache=rope_and_cache_reference,
+    latent_rope_and_cache=latent_rope_and_cache_reference,
     route=route_reference,
     run_experts=experts_reference,
     gather_kv=gather_kv_reference,

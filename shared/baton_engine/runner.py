@@ -11,9 +11,8 @@ import torch
 
 from baton_common.cores import available_cores
 
-from .attention.backend import AttentionBackend, AttentionBatch
-from .attention.select import select_backend
-from .attention.torch_sdpa import TorchSdpa
+from .attention.backend import AttentionBatch, StepLimits
+from .attention.select import backend_class, select_backend
 from .config import ConfigError, EngineConfig
 from .context import Context, Tokens
 from .device import choose_dtype, find_device
@@ -86,9 +85,10 @@ class Runner:
         check_num_blocks(config.num_blocks, self._shape)
         self._memory = memory_of(device)
         self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
-        self._backend = self._make_backend(
-            select_backend(config.attention_backend, model, device, config.deterministic)
-        )
+        backend = select_backend(config.attention_backend, model, device, config.deterministic)
+        keys = max(config.max_num_batched_tokens, self.max_model_len)
+        limits = StepLimits(config.max_num_seqs, keys, config.deterministic)
+        self._backend = backend_class(backend, model)(self.cache, model.num_heads, model.attention, limits)
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
         self._weights_bytes = weights_bytes(folder, dtype, unused)
         check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
@@ -127,10 +127,6 @@ class Runner:
     @property
     def _ops(self) -> Ops:
         return TORCH
-
-    def _make_backend(self, name: str) -> AttentionBackend:
-        """Return the attention backend that was selected for this model and device."""
-        return TorchSdpa(self.cache, self.model.num_heads, self.model.attention)
 
     @property
     def _graphs_bytes(self) -> int:

@@ -5,6 +5,7 @@ import msgspec
 from baton_kernels.activation import gate_mul
 from baton_kernels.blocks import checksum, gather_kv, scatter_kv
 from baton_kernels.experts import run_experts, run_experts_fixed
+from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm
 from baton_kernels.rope import rope_and_cache
@@ -17,6 +18,7 @@ TRITON = Ops(
     add_rms_norm=add_rms_norm,
     gate_mul=gate_mul,
     rope_and_cache=rope_and_cache,
+    latent_rope_and_cache=latent_rope_and_cache,
     route=route,
     run_experts=run_experts,
     gather_kv=gather_kv,

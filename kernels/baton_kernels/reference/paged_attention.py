@@ -32,12 +32,12 @@ def paged_attention_reference(
 ) -> torch.Tensor:
     """Causal attention of each sequence's newest tokens over its blocks.
 
-    q: [T, heads, head_dim]. keys, values: [blocks, block_size, kv_heads, head_dim]. tables: [S, most blocks] int, the
-    blocks of each sequence, in any order. lengths: [S] int, tokens in the cache. starts: [S + 1] int, the index of each
-    sequence's first query; its queries are the last of its tokens. Returns [T, heads, head_dim] in q's dtype, computed
-    in float64.
+    q: [T, heads, head_dim]. keys, values: [blocks, block_size, kv_heads, head_dim]; the dim of values may be another.
+    tables: [S, most blocks] int, the blocks of each sequence, in any order. lengths: [S] int, tokens in the cache.
+    starts: [S + 1] int, the index of each sequence's first query; its queries are the last of its tokens. Returns
+    [T, heads, dim of values] in q's dtype, computed in float64.
     """
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:2], values.shape[3])
     group = q.shape[1] // keys.shape[2]
     for index, length in enumerate(lengths.tolist()):
         first, end = int(starts[index]), int(starts[index + 1])

@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
 
-from .backend import AttentionBatch
+from .backend import AttentionBatch, StepLimits
 
 # Bounds the memory of a call: 512 MiB of keys and values with 8 heads of 128 in float32.
 _MOST_KEYS = 1 << 16
@@ -29,13 +29,14 @@ class _Keys(msgspec.Struct):
 class _Call(msgspec.Struct):
     """Sequences that go into one call: decodes together, each prefill chunk alone.
 
-    rows: of the step's tokens. queries: tokens per sequence. keys: by window. masks: None = plain causal from the first
-    token.
+    rows: of the step's tokens. queries: tokens per sequence. length: tokens of the longest sequence. keys: by window.
+    masks: None = plain causal from the first token.
     """
 
     rows: slice
     sequences: int
     queries: int
+    length: int
     keys: dict[int | None, _Keys]
     masks: dict[AttentionSpec, torch.Tensor | None]
 
@@ -45,8 +46,7 @@ class TorchSdpa:
 
     name = "torch_sdpa"
 
-    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...]) -> None:
-        """specs: the variant of attention of each layer."""
+    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         self._cache = cache
         self._block_size, self._kv_heads, self._head_dim = cache.planes[0].shape[2:]
         self._group_size = num_heads // self._kv_heads
@@ -69,7 +69,7 @@ class TorchSdpa:
         for spec in set(self._specs):
             distance = (queries - keys[spec.window].positions)[:, None, None, :]
             masks[spec] = self._mask(spec, _is_seen(distance, spec.window), distance)
-        return _Call(rows, len(lengths), 1, keys, masks)
+        return _Call(rows, len(lengths), 1, int(lengths.max()), keys, masks)
 
     def _chunk_call(self, batch: AttentionBatch, index: int) -> _Call:
         start, end, length = batch.starts[index], batch.starts[index + 1], batch.lengths[index]
@@ -83,7 +83,7 @@ class TorchSdpa:
                 continue
             distance = (queries - keys[spec.window].positions)[None, None]
             masks[spec] = self._mask(spec, _is_seen(distance, spec.window), distance)
-        return _Call(slice(start, end), 1, end - start, keys, masks)
+        return _Call(slice(start, end), 1, end - start, length, keys, masks)
 
     def _all_keys(self, tables: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> dict[int | None, _Keys]:
         """Return the keys of some sequences for each window.
@@ -125,11 +125,13 @@ class TorchSdpa:
             slopes = slopes.view(self._kv_heads, self._group_size, 1, 1)
         return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.planes[0].dtype)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
+    def outputs(self, q: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(q)
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
         spec, group = self._specs[layer], self._cache.group_of(layer)
-        if sinks is not None:
-            sinks = sinks.view(self._kv_heads, self._group_size, 1)
+        sinks = None if weights is None else weights.view(self._kv_heads, self._group_size, 1)
         for call in self._calls:
             read = call.keys[spec.window]
             # [keys, kv_heads, head_dim]. A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0

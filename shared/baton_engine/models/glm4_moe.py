@@ -6,16 +6,13 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert
 from baton_engine.layers.linear import Linear
-from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import read_rope
-from baton_engine.quantization.dense_experts import DenseExperts
 from baton_engine.source import Source
 
+from .deepseek_experts import make_experts
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
-from .qwen2_moe import NAMES
 from .sparse_config import SparseConfig, read_grouped_routing
 
 _CONTEXT = 131072
@@ -26,13 +23,7 @@ class Glm4MoeLayer(LlamaLayer):
         assert isinstance(config, SparseConfig)
         if layer in config.dense_layers:
             return super().make_mlp(config, source, layer)
-        source, count, hidden, shared = source.at("mlp"), config.num_experts, config.hidden_size, config.shared_size
-        router = Router(source.at("gate"), config.routing, count, hidden, corrected=True)
-        experts = DenseExperts.load(source.at("experts"), NAMES, count, hidden, config.expert_size)
-        inside = source.at("shared_experts")
-        gate_up = Linear(inside, ["gate_proj", "up_proj"], [shared, shared], hidden)
-        mlp = GatedMlp(gate_up, Linear(inside, ["down_proj"], [hidden], shared), "silu")
-        return WithSharedExpert(ExpertMlp(router, experts), mlp)
+        return make_experts(config, source.at("mlp"), corrected=True)
 
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[torch.Tensor], torch.Tensor]:
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

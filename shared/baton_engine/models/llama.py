@@ -31,6 +31,11 @@ class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
     mlp_bias: bool = False
     qk_norm: bool = False
 
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head of which the rope rotates all or a part."""
+        return self.head_dim
+
     def rotates(self, layer: int) -> bool:
         """Whether a layer rotates its queries and keys."""
         return True
@@ -102,18 +107,23 @@ class LlamaLayer:
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        attention = source.at("self_attn")
-        norms = self.qk_norms(config, attention) if config.qk_norm else None
-        sinks = None
-        if config.attention[layer].sinks:
-            sinks = attention.take("sinks", (config.num_heads,), dtype=torch.float32)
-        attended = config.num_heads * config.head_dim
-        output = Linear(attention, ["o_proj"], [hidden], attended, bias=config.output_bias)
         self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps)
-        qkv = self.qkv(config, attention)
-        self.attention = Attention(config, layer, source.ops, qkv, output, rotary, norms, sinks)
+        self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
         self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
         self.mlp = self.make_mlp(config, source, layer)
+
+    def make_attention(
+        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> Callable[[torch.Tensor, Context], torch.Tensor]:
+        """Return the attention, from [T, hidden] to [T, hidden]."""
+        norms = self.qk_norms(config, source) if config.qk_norm else None
+        sinks = None
+        if config.attention[layer].sinks:
+            sinks = source.take("sinks", (config.num_heads,), dtype=torch.float32)
+        attended = config.num_heads * config.head_dim
+        output = Linear(source, ["o_proj"], [config.hidden_size], attended, bias=config.output_bias)
+        qkv = self.qkv(config, source)
+        return Attention(config, layer, source.ops, qkv, output, rotary, norms, sinks)
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return the MLP, from [T, hidden] to [T, hidden]."""
@@ -164,7 +174,7 @@ class Llama:
         self.dtype = source.dtype
         inside = source.at("model")
         self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, config.hidden_size)
-        rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
+        rotary = rotary_tables(config.rope, config.rotary_dim, max_positions, source.device)
         self.layers = [
             self.layer(config, inside.at(f"layers.{layer}"), layer, rotary if config.rotates(layer) else None)
             for layer in range(config.num_layers)

@@ -34,6 +34,8 @@ MODELS = {
     "OlmoeForCausalLM": ("olmoe", "Olmoe"),
     "GptOssForCausalLM": ("gpt_oss", "GptOss"),
     "Glm4MoeForCausalLM": ("glm4_moe", "Glm4Moe"),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", "DeepseekV2"),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", "DeepseekV3"),
 }
 
 
