@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,18 @@ log = logging.getLogger(__name__)
 
 # Called with the name of the present work, the number of its parts that are done, and the number of all its parts.
 Progress = Callable[[str, int, int], None]
+
+# Returns the bytes that a tensor will take in memory, by the dtype in which it is stored and its shape.
+TensorBytes = Callable[[torch.dtype, tuple[int, ...]], float]
+
+# What safetensors calls each dtype.
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+# Tensors of these dtypes are numbers by themselves. Others are codes, which scales or tables turn into numbers.
+PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Weights:
@@ -58,23 +69,45 @@ class Weights:
     ) -> torch.Tensor:
         """Return a tensor, or the part of it that slices of its axes select, in the given dtype on this device.
 
-        shape: that of the whole tensor. Only the part is read. Raises ConfigError when the tensor is missing or has
-        another shape.
+        shape: that of the whole tensor. Only the part is read. Floating-point dtypes of at least 16 bits are cast to
+        each other. Raises ConfigError when the tensor is missing, or has another shape or dtype.
         """
-        path = self._file_of.get(name)
-        if path is None:
-            raise ConfigError(f"{self._folder} has no tensor {name!r}; the architecture in config.json needs it")
-        try:
-            stored = self._file(path).get_slice(name)
-        except SafetensorError:
-            raise ConfigError(f"{path} has no tensor {name!r}, which the index says it holds") from None
+        stored = self._find(name)
+        path = self._file_of[name]
         if tuple(stored.get_shape()) != shape:
             raise ConfigError(f"{name} in {path.name} is {stored.get_shape()}; config.json calls for {list(shape)}")
+        has = self.stored_dtype(name)
+        if has != dtype and not (has in PLAIN and dtype in PLAIN):
+            raise ConfigError(
+                f"{name} in {path.name} is {dtype_name(has)}, not {dtype_name(dtype)}; quantization_config in "
+                "config.json must say how each quantized weight is stored"
+            )
         tensor: torch.Tensor = stored[part or tuple(slice(0, size) for size in shape)]
         self._untaken.discard(name)
         if self._progress is not None:
             self._progress("weights", len(self._file_of) - len(self._untaken), len(self._file_of))
         return torch.empty_like(tensor, dtype=dtype, device=self.device).copy_(tensor)
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor in its file. Raises ConfigError when the tensor is missing, or of a dtype that
+        no weight has."""
+        dtype: str = self._find(name).get_dtype()
+        if dtype not in _DTYPES:
+            raise ConfigError(f"{name} in {self._file_of[name].name} is {dtype}, which is not served")
+        return _DTYPES[dtype]
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in its file. Raises ConfigError when the tensor is missing."""
+        return tuple(self._find(name).get_shape())
+
+    def _find(self, name: str) -> Any:
+        path = self._file_of.get(name)
+        if path is None:
+            raise ConfigError(f"{self._folder} has no tensor {name!r}; the architecture in config.json needs it")
+        try:
+            return self._file(path).get_slice(name)
+        except SafetensorError:
+            raise ConfigError(f"{path} has no tensor {name!r}, which the index says it holds") from None
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:
@@ -87,22 +120,27 @@ class Weights:
         return self._open[path]
 
 
-def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = frozenset()) -> int:
-    """Return the bytes that a model folder's tensors take in a dtype, from the files' headers. without: names that do
-    not count."""
+def weights_bytes(folder: Path, size: TensorBytes, without: frozenset[str] = frozenset()) -> int:
+    """Return the bytes that a model folder's tensors take, from the files' headers. without: names that do not
+    count."""
     files: dict[Path, list[str]] = {}
     for name, path in _index(folder).items():
         if name not in without:
             files.setdefault(path, []).append(name)
-    total = 0
+    total = 0.0
     for path, names in files.items():
         try:
             with safe_open(path, framework="pt") as file:
-                total += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+                for tensor in map(file.get_slice, names):
+                    total += size(_DTYPES.get(tensor.get_dtype(), torch.uint8), tuple(tensor.get_shape()))
         except SafetensorError:
             # `take` will raise the error that describes the problem with the file.
             continue
-    return total * dtype.itemsize
+    return round(total)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _index(folder: Path) -> dict[str, Path]:

@@ -36,6 +36,7 @@ from .memory import (
 from .model_config import ModelConfig
 from .models.registry import model_class
 from .ops import TORCH, Ops
+from .quantization.registry import read_quantization
 from .results import Choice, Results, mark_broken
 from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
@@ -67,7 +68,7 @@ class Runner:
             log.info("threads: %s", self.threads)
         self.model = model
         self.device = device
-        self.dtype = dtype  # of weights and activations
+        self.dtype = dtype  # of activations, and of weights that are not quantized
         self.max_model_len = config.max_model_len or model.max_position_embeddings
         if self.max_model_len > model.max_position_embeddings:
             raise ConfigError(
@@ -91,13 +92,17 @@ class Runner:
             select_backend(config.attention_backend, model, device, config.deterministic)
         )
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
-        self._weights_bytes = weights_bytes(folder, dtype, unused)
+        quantization = read_quantization(folder, config.quantization)
+        self.quantization = quantization.name
+        self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused)
         check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
         with (
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
-            self._model = model_class(model.architecture)(model, Source(weights, self._ops), self.max_model_len)
+            self._model = model_class(model.architecture)(
+                model, Source(weights, self._ops, quantization.policy), self.max_model_len
+            )
 
     def start(self) -> None:
         """Set aside all the memory that steps need, and give the rest to the KV cache. Call this once, before `launch`.

@@ -13,9 +13,12 @@ from safetensors.torch import load_file, save_file
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
 from baton_engine.loading import weights_bytes
+from baton_engine.quantization.registry import read_quantization
 from tests.conftest import MakeModel
 
 from .harness import make_engine
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -53,9 +56,10 @@ def test_whole_folders_load(folder: Path, sharded: Path) -> None:
 def test_the_size_of_weights_is_known_beforehand(folder: Path, sharded: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     count = sum(tensor.numel() for tensor in tensors.values())
-    assert weights_bytes(folder, torch.float32) == weights_bytes(sharded, torch.float32) == 4 * count
+    single, half = (read_quantization(folder).sizes(dtype, CPU) for dtype in (torch.float32, torch.bfloat16))
+    assert weights_bytes(folder, single) == weights_bytes(sharded, single) == 4 * count
     head = frozenset({"lm_head.weight"})
-    assert weights_bytes(folder, torch.bfloat16, head) == 2 * (count - tensors["lm_head.weight"].numel())
+    assert weights_bytes(folder, half, head) == 2 * (count - tensors["lm_head.weight"].numel())
 
 
 def test_loading_tells_of_its_progress(folder: Path) -> None:

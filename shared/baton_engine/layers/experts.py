@@ -38,16 +38,16 @@ class ExpertMlp:
         chosen: int,
         normalize: bool,
     ) -> None:
-        self._router = Linear(source, [names.router], [experts], hidden)
+        self._router = Linear(source, [names.router], [experts], hidden, sensitive=True)
         self._chosen, self._normalize, self._ops = chosen, normalize, source.ops
         # Experts are copied into place one by one: all of them a second time may not fit into the device's memory.
         self._gate_up = torch.empty(experts, 2 * size, hidden, dtype=source.dtype, device=source.device)
         self._down = torch.empty(experts, hidden, size, dtype=source.dtype, device=source.device)
         for number in range(experts):
             expert = source.at(f"experts.{number}")
-            self._gate_up[number, :size] = expert.take(f"{names.gate}.weight", (size, hidden))
-            self._gate_up[number, size:] = expert.take(f"{names.up}.weight", (size, hidden))
-            self._down[number] = expert.take(f"{names.down}.weight", (hidden, size))
+            self._gate_up[number, :size] = expert.weight(names.gate, size, hidden)
+            self._gate_up[number, size:] = expert.weight(names.up, size, hidden)
+            self._down[number] = expert.weight(names.down, hidden, size)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""

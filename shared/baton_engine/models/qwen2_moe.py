@@ -32,7 +32,7 @@ class SparseQwenLayer(LlamaLayer):
         inside = source.at("shared_expert")
         gate_up = Linear(inside, ["gate_proj", "up_proj"], [shared, shared], hidden)
         mlp = GatedMlp(gate_up, Linear(inside, ["down_proj"], [hidden], shared), "silu")
-        return WithSharedExpert(experts, mlp, Linear(source, ["shared_expert_gate"], [1], hidden))
+        return WithSharedExpert(experts, mlp, Linear(source, ["shared_expert_gate"], [1], hidden, sensitive=True))
 
 
 class Qwen2Moe(Llama):
