@@ -27,6 +27,8 @@ _CLASSES = {
     "qwen2_moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM"),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
 }
 VOCAB_SIZE = 512
 # Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
@@ -102,10 +104,15 @@ def make_model(
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
         ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
-    if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
-        fields |= {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}
+    if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe"):
+        fields |= {"num_experts_per_tok": 2, "pad_token_id": None}
+        fields["n_routed_experts" if family == "glm4_moe" else "num_experts"] = 6
     if family in ("qwen2_moe", "qwen3_moe"):
         fields |= {"moe_intermediate_size": 40, "decoder_sparse_step": 1}
+    if family == "gpt_oss":
+        fields |= {"head_dim": 16, "sliding_window": 19, "num_hidden_layers": 3}
+    if family == "glm4_moe":
+        fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 32}
     if family == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
@@ -114,9 +121,12 @@ def make_model(
     model = model_class(config).float()
     with torch.no_grad():
         # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-        for name, parameter in model.named_parameters():
+        corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
+        for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
+            elif name.endswith("sinks"):
+                parameter.normal_()
             elif "norm" in name or "ln_" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")

@@ -1,6 +1,6 @@
 """The fastest configuration of a kernel on each GPU, from measured tables, and a default for products not measured.
 
-loadtest/engine/tune_linear.py writes the tables.
+loadtest/engine/tune_linear.py and tune_experts.py write the tables.
 """
 
 import functools
@@ -22,6 +22,23 @@ class LinearConfig(NamedTuple):
     splits: int
     num_warps: int
     num_stages: int
+
+
+class ProductConfig(NamedTuple):
+    """Tile sizes of a product in experts.py."""
+
+    block_outputs: int
+    block_inner: int
+    num_warps: int
+    num_stages: int
+
+
+class ExpertsConfig(NamedTuple):
+    """A configuration of the kernels in experts.py. block_rows 1 selects the kernels for small batches."""
+
+    block_rows: int
+    gate_up: ProductConfig
+    down: ProductConfig
 
 
 MOST_ROWS = 128  # products of more rows are bound by arithmetic, for which cuBLAS is fastest
@@ -49,6 +66,28 @@ def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.devi
         if rows <= int(most):
             return None if config is None else LinearConfig(*config)
     return None
+
+
+def experts_config(
+    tokens: int, count: int, experts: int, hidden: int, size: int, element_size: int, device: torch.device
+) -> ExpertsConfig:
+    """Return the configuration for tokens that use `count` experts each.
+
+    experts: of a layer. size: hidden units of an expert. element_size: bytes of an element.
+    """
+    pairs = tokens * count
+    if pairs <= max(experts // 4, 8):
+        # Each program of the second product reads weights of all experts of a token.
+        at_once = max(1024 // triton.next_power_of_2(count), 128)
+        inner = min(at_once, triton.next_power_of_2(size))
+        return ExpertsConfig(1, ProductConfig(4, 512, 4, 1), ProductConfig(2, inner, 4, 1))
+    # As many rows as an expert has on average, within limits.
+    rows = min(max(triton.next_power_of_2(triton.cdiv(pairs, experts)), 16), 128)
+    if element_size > 2:
+        tiles = ProductConfig(64, 32, 4, 2)
+        return ExpertsConfig(min(rows, 64), tiles, tiles)
+    tiles = ProductConfig(128 if rows > 16 else 64, 64, 8 if rows == 128 else 4, 3)
+    return ExpertsConfig(rows, tiles, tiles)
 
 
 @functools.cache

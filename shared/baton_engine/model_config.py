@@ -47,6 +47,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.attention_weights + 3 * self.hidden_size * self.intermediate_size
 
     @property
+    def mlp_units(self) -> float:
+        """The number of hidden units of one layer's MLP that a token uses."""
+        return self.intermediate_size
+
+    @property
     def attention_weights(self) -> int:
         """The number of elements in the weight matrices around one layer's attention."""
         return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size

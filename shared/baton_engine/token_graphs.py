@@ -27,6 +27,7 @@ class _Attention(msgspec.Struct):
     layer: int
     queries: torch.Tensor
     attended: torch.Tensor
+    sinks: torch.Tensor | None
 
 
 class _Pieces(msgspec.Struct):
@@ -61,9 +62,9 @@ class _Recording(Context):
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor:
         return self._queries[:tokens]
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         attended = self._attended[: len(q)]
-        self.calls.append(_Attention(layer, q, attended))
+        self.calls.append(_Attention(layer, q, attended, sinks))
         self._cut()
         return attended
 
@@ -116,7 +117,7 @@ class TokenGraphs:
             graph.replay()
             if written:
                 written(call.layer)
-            self._backend.attend(call.layer, call.queries, call.attended)
+            self._backend.attend(call.layer, call.queries, call.attended, call.sinks)
         pieces.graphs[-1].replay()
         return pieces.hidden, pieces.token_ids
 

@@ -4,12 +4,13 @@ import msgspec
 
 from baton_kernels.activation import gate_mul
 from baton_kernels.blocks import checksum, gather_kv, scatter_kv
-from baton_kernels.experts import route, run_experts, run_experts_fixed
+from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.rope import rope_and_cache
+from baton_kernels.routing import route, route_fixed
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
 
 from .ops import Ops
@@ -32,5 +33,5 @@ TRITON = Ops(
 # Each row's result depends on that row alone, so a token does not depend on the batch around it.
 DETERMINISTIC = msgspec.structs.replace(
     TRITON, linear=fixed_linear, grouped_linear=grouped_linear_fixed, scaled_linear=scaled_linear_fixed,
-    run_experts=run_experts_fixed,
+    route=route_fixed, run_experts=run_experts_fixed,
 )  # fmt: skip

@@ -60,7 +60,21 @@ def make_requests(seed: int) -> list[Request]:
 
 @pytest.mark.parametrize(
     "family",
-    ["bloom", "gemma2", "gemma3", "gpt2", "gpt_neox", "falcon", "granite", "olmo2", "mixtral", "qwen2_moe", "olmoe"],
+    [
+        "bloom",
+        "gemma2",
+        "gemma3",
+        "gpt2",
+        "gpt_neox",
+        "falcon",
+        "granite",
+        "olmo2",
+        "mixtral",
+        "qwen2_moe",
+        "olmoe",
+        "gpt_oss",
+        "glm4_moe",
+    ],
 )
 def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_model(family, initializer_range=0.1)

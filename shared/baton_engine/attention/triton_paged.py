@@ -1,5 +1,6 @@
 """Attention through our Triton kernels, which read the paged cache in place."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -81,10 +82,13 @@ class TritonPaged:
             lengths, rows = self._lengths[: self._decodes], self._rows[: self._decodes]
             self._parts = plan_parts(lengths, rows, self._capacity, BLOCK_KEYS, self._arrivals)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
         tables = self._tables[self._cache.group_of(layer)]
         variant, n = self._variants[layer], self._decodes
+        if variant.sinks is not sinks:
+            # A layer gives the same tensor in each step.
+            variant = self._variants[layer] = dataclasses.replace(variant, sinks=sinks)
         if n:
             decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n])
         if self._tiles is not None:

@@ -31,6 +31,8 @@ MODELS = {
     "Qwen2MoeForCausalLM": ("qwen2_moe", "Qwen2Moe"),
     "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3Moe"),
     "OlmoeForCausalLM": ("olmoe", "Olmoe"),
+    "GptOssForCausalLM": ("gpt_oss", "GptOss"),
+    "Glm4MoeForCausalLM": ("glm4_moe", "Glm4Moe"),
 }
 
 
