@@ -141,7 +141,7 @@ def _blocks_kernel(
 
 
 @triton.jit
-def _sum_kernel(
+def sum_kernel(
     results, weights, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr
 ):
     let_next_start(OVERLAP)
@@ -210,7 +210,7 @@ def _by_blocks(
             **flags, **options,
         )  # fmt: skip
     block = min(triton.next_power_of_2(hidden), 1024)
-    _sum_kernel[(tokens, triton.cdiv(hidden, block))](
+    sum_kernel[(tokens, triton.cdiv(hidden, block))](
         results, weights, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **options
     )
     return out

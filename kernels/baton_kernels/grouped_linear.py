@@ -92,6 +92,27 @@ def _low_columns(unit, UNIT: tl.constexpr, FOUR: tl.constexpr):
 
 
 @triton.jit
+def decode_units(
+    codes, scales, zeros, table, w_row, unit, units, code_columns, groups, UNIT: tl.constexpr, GROUP: tl.constexpr,
+    KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
+):  # fmt: skip
+    """Return the numbers of some units, [outputs, bytes] float32, and the column of each byte.
+
+    Codes of 4 bits are two numbers to a byte: those of the low halves, and those of the high halves, 16 columns
+    further. Codes of 8 bits are both results at once.
+    """
+    found, scale, zero = _unit_codes(
+        codes, scales, zeros, w_row, unit, units, code_columns, groups, UNIT, GROUP, KIND, FOUR, ZEROS
+    )
+    width: tl.constexpr = found.shape[1] * found.shape[2]
+    low = (_values(found & 15 if FOUR else found, zero, table, KIND) * scale).reshape(found.shape[0], width)
+    high = low
+    if FOUR:
+        high = (_values(found >> 4, zero, table, KIND) * scale).reshape(found.shape[0], width)
+    return low, high, _low_columns(unit, UNIT, FOUR).reshape(width)
+
+
+@triton.jit
 def _one_row_kernel(
     x, codes, scales, zeros, table, bias, out, outputs, units, code_columns, groups, BLOCK_OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
@@ -145,22 +166,18 @@ def _tiles_kernel(
     w_row = tl.minimum(output, outputs - 1).to(tl.int64)
     x_row = x + row[None, :] * units * UNIT
     steps = tl.cdiv(tl.cdiv(units, UNITS), PARTS)
-    width: tl.constexpr = UNITS * (UNIT // 2 if FOUR else UNIT)
     wait_for_inputs(OVERLAP)
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     for step in range(0, steps):
         unit = (part * steps + step) * UNITS + tl.arange(0, UNITS)
-        found, scale, zero = _unit_codes(
-            codes, scales, zeros, w_row, unit, units, code_columns, groups, UNIT, GROUP, KIND, FOUR, ZEROS
+        low, high, column = decode_units(
+            codes, scales, zeros, table, w_row, unit, units, code_columns, groups, UNIT, GROUP, KIND, FOUR, ZEROS
         )
-        column = _low_columns(unit, UNIT, FOUR).reshape(width)[:, None]
-        known = (column < units * UNIT) & here[None, :]
-        low = (_values(found & 15 if FOUR else found, zero, table, KIND) * scale).reshape(BLOCK_OUTPUTS, width)
-        values = tl.load(x_row + column, mask=known, other=0.0)
+        known = (column < units * UNIT)[:, None] & here[None, :]
+        values = tl.load(x_row + column[:, None], mask=known, other=0.0)
         acc = tl.dot(low.to(values.dtype), values, acc, input_precision="ieee")
         if FOUR:
-            high = (_values(found >> 4, zero, table, KIND) * scale).reshape(BLOCK_OUTPUTS, width)
-            values = tl.load(x_row + column + 16, mask=known, other=0.0)
+            values = tl.load(x_row + column[:, None] + 16, mask=known, other=0.0)
             acc = tl.dot(high.to(values.dtype), values, acc, input_precision="ieee")
     acc, last = add_parts(acc, partial, arrivals, tile, part, PARTS)
     if last:
@@ -193,10 +210,11 @@ def _dequantize_kernel(
         tl.store(at + 16, high.to(out.dtype.element_ty), mask=known)
 
 
-def _operands(weight: GroupedWeight) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, Any]]:
-    """Return what all kernels take: tensors, sizes (units, bytes of a row, groups), and flags."""
+def grouped_operands(weight: GroupedWeight) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, Any]]:
+    """Return what all kernels take of a weight, or of a stack of weights: tensors, sizes (units, bytes of a row,
+    groups), and flags."""
     codes, scales = weight.codes, weight.scales
-    group = weight.inputs // scales.shape[1]
+    group = weight.inputs // scales.shape[-1]
     unit = min(group & -group, _UNIT)
     tensors = (codes, scales, codes if weight.zeros is None else weight.zeros,
                codes if weight.table is None else weight.table)  # fmt: skip
@@ -204,12 +222,12 @@ def _operands(weight: GroupedWeight) -> tuple[tuple[torch.Tensor, ...], tuple[in
         "UNIT": unit, "GROUP": group, "KIND": weight.kind,
         "FOUR": weight.kind in FOUR_BITS, "ZEROS": weight.zeros is not None, **overlap_options(codes.device),
     }  # fmt: skip
-    return tensors, (weight.inputs // unit, codes.shape[1], scales.shape[1]), flags
+    return tensors, (weight.inputs // unit, codes.shape[-1], scales.shape[-1]), flags
 
 
 def dequantize_grouped(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Compute dequantize_grouped_reference."""
-    tensors, (units, *sizes), flags = _operands(weight)
+    tensors, (units, *sizes), flags = grouped_operands(weight)
     outputs = weight.codes.shape[0]
     out = torch.empty(outputs, weight.inputs, dtype=dtype, device=weight.codes.device)
     per_program = min(triton.next_power_of_2(units), 1024 // flags["UNIT"])
@@ -238,7 +256,7 @@ def grouped_linear(
         if rows > _FEW_ROWS:
             return torch.nn.functional.linear(x, dequantize_grouped(weight, x.dtype), bias)
         config = _config(rows, outputs, inner)
-    tensors, (units, *sizes), flags = _operands(weight)
+    tensors, (units, *sizes), flags = grouped_operands(weight)
     out = x.new_empty(rows, outputs)
     unit = flags["UNIT"]
     flags |= {"BIAS": bias is not None, "UNITS": max(config.block_inner // unit, 1), "num_warps": config.num_warps}

@@ -12,6 +12,7 @@ from baton_kernels.reference.grouped_linear import GroupedWeight, grouped_linear
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import add_rms_norm_reference
 from baton_kernels.reference.quantize import QuantizedRows, quantize_rows_reference
+from baton_kernels.reference.quantized_experts import quantized_experts_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
 from baton_kernels.reference.routing import route_reference
 from baton_kernels.reference.scaled_linear import scaled_linear_reference
@@ -34,6 +35,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     rope_and_cache: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
+    run_quantized_experts: Callable[..., torch.Tensor]
     gather_kv: Callable[..., torch.Tensor]
     scatter_kv: Callable[..., torch.Tensor]
     checksum: Callable[[torch.Tensor], torch.Tensor]
@@ -50,6 +52,7 @@ TORCH = Ops(
     rope_and_cache=rope_and_cache_reference,
     route=route_reference,
     run_experts=experts_reference,
+    run_quantized_experts=quantized_experts_reference,
     gather_kv=gather_kv_reference,
     scatter_kv=scatter_kv_reference,
     checksum=checksum_reference,

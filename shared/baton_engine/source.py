@@ -5,7 +5,10 @@ from typing import Protocol
 
 import torch
 
+from baton_kernels.reference.activation import ClampedGate
+
 from .config import ConfigError
+from .experts_method import ExpertNames, ExpertsMethod
 from .loading import Weights
 from .ops import Ops
 from .shard import Shard
@@ -48,6 +51,15 @@ class Method(Protocol):
 
     def weight(self, source: "Source", name: str, outputs: int, inputs: int) -> torch.Tensor:
         """Return the weight of one projection in the engine's dtype, [outputs, inputs]."""
+
+    def experts(self, source: "Source", names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
+        """Read each expert's projections, which a checkpoint stores at the expert's number, [outputs, inputs] each."""
+
+    def joined_experts(
+        self, source: "Source", experts: int, hidden: int, size: int, clamp: ClampedGate
+    ) -> ExpertsMethod:
+        """Read the tensors of all experts together, as gpt-oss stores them: gate_up_proj, with the gates and ups of an
+        expert in turn, and down_proj, each with a bias."""
 
 
 class Policy(Protocol):

@@ -9,6 +9,7 @@ from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm
 from baton_kernels.quantize import quantize_rows
+from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.routing import route, route_fixed
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
@@ -26,6 +27,7 @@ TRITON = Ops(
     rope_and_cache=rope_and_cache,
     route=route,
     run_experts=run_experts,
+    run_quantized_experts=run_quantized_experts,
     gather_kv=gather_kv,
     scatter_kv=scatter_kv,
     checksum=checksum,
@@ -33,5 +35,5 @@ TRITON = Ops(
 # Each row's result depends on that row alone, so a token does not depend on the batch around it.
 DETERMINISTIC = msgspec.structs.replace(
     TRITON, linear=fixed_linear, grouped_linear=grouped_linear_fixed, scaled_linear=scaled_linear_fixed,
-    route=route_fixed, run_experts=run_experts_fixed,
+    route=route_fixed, run_experts=run_experts_fixed, run_quantized_experts=run_quantized_experts_fixed,
 )  # fmt: skip

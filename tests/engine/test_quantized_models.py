@@ -1,19 +1,20 @@
 """Whole models in quantized formats give the tokens that transformers gives."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
 from baton_engine.quantization.registry import read_quantization
 from tests.conftest import MakeModel
 from tests.models import reference_choices, reference_logits
-from tests.packing import awq, gptq
+from tests.packing import awq, fp8, gptq, mxfp4
 from tests.quantized import compress, rewrite
 
 from .fake_cuda import pretend
@@ -144,6 +145,64 @@ def test_awq_is_read_as_compressed_tensors_converts_it(base: Path) -> None:
     weight, scales, zeros = converter._convert_gemm_module(packed["qweight"], packed["scales"], packed["qzeros"])
     expected = (weight.float() - zeros.float().repeat_interleave(32, 1)) * scales.float().repeat_interleave(32, 1)
     assert torch.equal(expected, numbers)
+
+
+@pytest.fixture(scope="session")
+def sparse(tiny_model: MakeModel) -> Path:
+    return tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=96)
+
+
+@pytest.mark.parametrize("format", ["gptq", "fp8"])
+def test_experts(format: str, sparse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if format == "gptq":
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+        folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: gptq(w, 4, 32, 1))
+    else:
+        config = {"quant_method": "fp8", "weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"]}
+        tiles = (32, 32)
+        folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: fp8(w, tiles, "weight_scale_inv"))
+    outputs = tokens(folder)
+    if format == "gptq":
+        assert_tokens_of(plain, outputs)
+    else:
+        # The reference does not round activations, which can change the choice of experts.
+        assert behind(plain, outputs).mean() < 0.5
+    pretend(monkeypatch)
+    assert tokens(folder) == outputs
+
+
+def test_experts_of_gpt_oss(tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny_model("gpt_oss", intermediate_size=96)
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    plain = Path(shutil.copytree(base, tmp_path / "plain"))
+    coded = load_file(base / "model.safetensors")
+    numbers = dict(coded)
+    for name, tensor in numbers.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            packed = mxfp4(tensor.transpose(1, 2))
+            numbers[name] = packed.pop("numbers").transpose(1, 2).contiguous()
+            del coded[name]
+            coded |= {f"{name}_{field}": packed[field] for field in packed}
+    save_file(coded, folder / "model.safetensors", {"format": "pt"})
+    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
+    (folder / "config.json").write_text(json.dumps(fields))
+    outputs = tokens(folder)
+    assert_tokens_of(plain, outputs)
+    pretend(monkeypatch)
+    assert tokens(folder) == outputs
+    with pytest.raises(ConfigError, match=r"experts.gate_up_proj has the weights of all experts together"):
+        make_engine(base, quantization="int8")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_experts_on_load(kind: str, sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = tokens(sparse, quantization=kind)
+    assert behind(sparse, outputs).mean() < (1.0 if kind == "int4" else 0.5)
+    pretend(monkeypatch)
+    assert tokens(sparse, quantization=kind) == outputs
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])

@@ -29,7 +29,7 @@ class GroupedWeight(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        return self.codes.shape[1] * (2 if self.kind in FOUR_BITS else 1)
+        return self.codes.shape[-1] * (2 if self.kind in FOUR_BITS else 1)
 
 
 FOUR_BITS = ("int4", "e2m1", "table")

@@ -5,9 +5,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
+from baton_engine.experts_method import ExpertNames
 from baton_engine.ops import Ops
 from baton_engine.shard import Shard
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ClampedGate
+
+from .dense_experts import DenseExperts
 
 
 class Dense:
@@ -60,6 +64,12 @@ class DenseMethod(msgspec.Struct, frozen=True):
 
     def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
         return source.take(f"{name}.weight", (outputs, inputs))
+
+    def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> DenseExperts:
+        return DenseExperts.load(source, names, experts, hidden, size)
+
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> DenseExperts:
+        return DenseExperts.load_joined(source, experts, hidden, size, clamp)
 
 
 DENSE = DenseMethod()

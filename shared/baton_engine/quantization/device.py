@@ -5,6 +5,12 @@ import torch
 from baton_engine.config import ConfigError
 
 
+def check_fp8_if(dtype: torch.dtype, device: torch.device) -> None:
+    """Do check_fp8 if codes are of that dtype."""
+    if dtype == torch.float8_e4m3fn:
+        check_fp8(device)
+
+
 def check_fp8(device: torch.device) -> None:
     """Raise ConfigError if a device has no products of 8-bit floats."""
     if device.type != "cuda":

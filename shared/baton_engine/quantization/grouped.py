@@ -7,9 +7,11 @@ import msgspec
 import torch
 
 from baton_engine.config import ConfigError
+from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.ops import Ops
 from baton_engine.shard import Shard
 from baton_engine.source import Product, Source
+from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.grouped_linear import (
     BLOCK,
     GroupedWeight,
@@ -18,7 +20,9 @@ from baton_kernels.reference.grouped_linear import (
 )
 
 from .dense import Dense, load_biases
+from .dense_experts import DenseExperts
 from .device import check_fp8
+from .quantized_experts import CodedExperts, not_joined, read_experts
 from .side_by_side import SideBySide, merge, same
 
 
@@ -89,6 +93,26 @@ class GroupedMethod(msgspec.Struct, frozen=True):
     def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
         part = self.read(source, name, outputs, inputs, slice(0, outputs), slice(0, inputs), False)
         return part.dense(source.dtype)
+
+    def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
+        """As in Method."""
+        if not source.ops.keeps_codes:
+            return DenseExperts.load(source, names, experts, hidden, size)
+        return CodedExperts(read_experts(source, names, experts, hidden, size, self._read_expert), source.ops)
+
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+        """As in Method."""
+        raise not_joined(source)
+
+    def _read_expert(self, source: Source, names: list[str], outputs: list[int], inputs: int) -> GroupedWeight:
+        parts = [
+            self.read(source, name, count, inputs, slice(0, count), slice(0, inputs), False)
+            for name, count in zip(names, outputs, strict=True)
+        ]
+        if any(part.columns is not None for part in parts):
+            raise ConfigError(f"{source.full_name(names[0])} has inputs in order of activation (desc_act, actorder), "
+                              "which is not served for experts on a GPU")  # fmt: skip
+        return stack([part.weight for part in parts])
 
 
 def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -4,14 +4,20 @@ from collections.abc import Callable
 
 import torch
 
+from baton_engine.experts_method import ExpertsMethod
 from baton_engine.source import Method, Source
-from baton_kernels.reference.grouped_linear import GroupedWeight
+from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.experts import ExpertWeights
+from baton_kernels.reference.grouped_linear import GroupedWeight, dequantize_grouped_reference
+from baton_kernels.reference.quantized_experts import QuantizedExperts
 
 from .dense import DENSE
+from .dense_experts import DenseExperts, joined_biases
 from .fields import QuantizationFields
 from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .names import NotConverted
 from .packed import divide
+from .quantized_experts import CodedExperts
 
 GROUP = 32
 
@@ -24,6 +30,18 @@ class Mxfp4(GroupedMethod, frozen=True):
         self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool
     ) -> Part:
         return Part(read_blocks(source, name, (outputs, inputs), (rows, columns)))
+
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+        both = read_blocks(source, "gate_up_proj", (experts, 2 * size, hidden))
+        # Gates and ups are stored in turn.
+        codes, scales = (torch.cat([each[:, ::2], each[:, 1::2]], dim=1) for each in (both.codes, both.scales))
+        gate_up = both._replace(codes=codes, scales=scales)
+        down = read_blocks(source, "down_proj", (experts, hidden, size))
+        biases = joined_biases(source, experts, hidden, size)
+        if source.ops.keeps_codes:
+            return CodedExperts(QuantizedExperts(gate_up, down, *biases, clamp), source.ops)
+        gates, downs = (dequantize_stack(weight, source.dtype) for weight in (gate_up, down))
+        return DenseExperts(ExpertWeights(gates, downs, *biases, clamp), source.ops)
 
 
 def read_blocks(
@@ -38,6 +56,16 @@ def read_blocks(
     pairs = source.take(f"{name}_blocks", (*size, GROUP // 2), (*axes, groups, slice(0, GROUP // 2)), torch.uint8)
     scales = source.take(f"{name}_scales", size, (*axes, groups), torch.uint8)
     return GroupedWeight("e2m1", pack_codes(split_pairs(pairs.flatten(-2)), 4), scales)
+
+
+def dequantize_stack(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """Return a stack of weights in a dtype, one after another: all of them in float32 would take twice the memory."""
+    count, outputs, _ = weight.codes.shape
+    numbers = torch.empty(count, outputs, weight.inputs, dtype=dtype, device=weight.codes.device)
+    for number in range(count):
+        one = weight._replace(codes=weight.codes[number], scales=weight.scales[number])
+        numbers[number] = dequantize_grouped_reference(one, dtype)
+    return numbers
 
 
 def split_pairs(pairs: torch.Tensor) -> torch.Tensor:

@@ -1,19 +1,24 @@
 """Weights and activations in 8 bits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 import torch
 
+from baton_engine.config import ConfigError
+from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.ops import Ops
 from baton_engine.shard import Shard
 from baton_engine.source import Product, Source
+from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.quantize import RowFormat, dequantize_rows_reference
 from baton_kernels.reference.scaled_linear import ScaledWeight, dequantize_scaled_reference
 
 from .dense import Dense, load_biases
-from .device import check_fp8
+from .device import check_fp8_if
+from .quantized_experts import CodedExperts, not_joined, read_experts
 from .side_by_side import SideBySide, merge, same
 
 
@@ -94,11 +99,33 @@ class ScaledMethod(msgspec.Struct, frozen=True):
         part = self.read(source, name, outputs, inputs, slice(0, outputs), slice(0, inputs), False)
         return dequantize_scaled_reference(part.weight, source.dtype)
 
+    def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
+        """As in Method."""
+        check_fp8_if(self.rows.dtype, source.device)
+        held = read_experts(source, names, experts, hidden, size, self._read_expert)
+        return CodedExperts(replace(held, rows=self.rows), source.ops)
+
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+        """As in Method."""
+        raise not_joined(source)
+
+    def _read_expert(
+        self, source: Source, names: list[str], outputs: list[int], inputs: int
+    ) -> ScaledWeight | torch.Tensor:
+        parts = [
+            self.read(source, name, count, inputs, slice(0, count), slice(0, inputs), False)
+            for name, count in zip(names, outputs, strict=True)
+        ]
+        if any(part.scale is not None for part in parts) or not self.rows.symmetric:
+            raise ConfigError(f"{source.full_name(names[0])} is an expert of static activations or with zeros; "
+                              "served are symmetric dynamic activations")  # fmt: skip
+        weight = _stack([part.weight for part in parts])
+        return weight if source.ops.keeps_codes else dequantize_scaled_reference(weight, source.dtype)
+
     def _product(
         self, parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source
     ) -> Product:
-        if self.rows.dtype == torch.float8_e4m3fn:
-            check_fp8(source.device)
+        check_fp8_if(self.rows.dtype, source.device)
         kind = Scaled if source.ops.keeps_codes else Rounded
         products: list[Product] = []
         first = 0
