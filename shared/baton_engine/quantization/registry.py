@@ -91,7 +91,8 @@ def _bits(fields: QuantizationFields) -> int:
     groups = [group for group in fields.mapping("config_groups").values() if isinstance(group, dict)]
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
     found = [fields.fields.get("bits"), fields.fields.get("w_bit"), *(each.get("num_bits") for each in weights)]
-    return 8 if 8 in found else 4
+    eight = "fp8" in str(fields.fields.get("quant_method")) or fields.fields.get("load_in_8bit") is True
+    return 8 if eight or 8 in found else 4
 
 
 def _on_load(requested: str, fields: QuantizationFields | None) -> Quantization:
