@@ -138,6 +138,44 @@ def test_fp8(name: str, tmp_path: Path) -> None:
         assert ((products(tmp_path, config, x, ops) - exact).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with zeros"])
+@pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+def test_int8(static: bool, symmetric: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pack(weight: torch.Tensor) -> Tensors:
+        codes = torch.randint(-128, 128, weight.shape, dtype=torch.int8)
+        scales = torch.rand(len(weight), 1) / 100
+        packed = {"weight": codes, "weight_scale": scales, "numbers": codes * scales}
+        if static:
+            packed |= {"input_scale": torch.tensor([0.03]), "input_zero_point": torch.tensor([-11], dtype=torch.int8)}
+        return packed
+
+    inputs = {"num_bits": 8, "type": "int", "symmetric": symmetric}
+    inputs |= {"strategy": "tensor", "dynamic": False} if static else {"strategy": "token", "dynamic": True}
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
+    numbers = write(tmp_path, pack).double()
+    x = torch.randn(3, INPUTS) + 0.2
+    wide = x.double()
+    if static:
+        scales, zeros = torch.full((3, 1), 0.03, dtype=torch.float32).double(), 0.0 if symmetric else -11.0
+    elif symmetric:
+        scales, zeros = wide.abs().amax(dim=1, keepdim=True) / 127.5, 0.0
+    else:
+        low, high = wide.amin(dim=1, keepdim=True), wide.amax(dim=1, keepdim=True)
+        scales = (high - low) / 255
+        zeros = torch.round(-128 - low / scales)
+    codes = torch.round((wide / scales + zeros).clamp(-128, 127))
+    tensors = load_file(tmp_path / "model.safetensors")
+    bias = torch.cat([tensors["t.a.bias"], tensors["t.b.bias"]]).double()
+    exact = ((codes - zeros) * scales) @ numbers.T + bias
+    bound = 2**-22 * INPUTS * ((codes.abs() + 128) * scales @ numbers.abs().T + bias.abs())
+    for ops in (TORCH, TRITON):
+        assert ((products(tmp_path, config, x, ops) - exact).abs() <= bound).all()
+    monkeypatch.setattr("baton_engine.quantization.scaled.has_int8_products", lambda: False)
+    assert ((products(tmp_path, config, x, TORCH) - exact).abs() <= bound).all()
+
+
 @pytest.mark.parametrize(("kind", "inputs"), [("nf4", 128), ("fp4", 128), ("int8", 64)])
 def test_bitsandbytes(kind: str, inputs: int, tmp_path: Path) -> None:
     tensors = load_file(BITSANDBYTES)

@@ -22,8 +22,8 @@ from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .mxfp4 import GROUP, split_pairs
 from .names import ExactOrPattern
 from .packed import divide, group_order, unpack
-from .scaled import Part as ScaledPart
 from .scaled import ScaledMethod
+from .scaled_part import Part as ScaledPart
 
 _SERVED = (
     "served are FP8 (float, 8 bits: per tensor, per channel or in blocks) and INT8 (symmetric, per tensor or per "

@@ -12,7 +12,8 @@ from .dense import DENSE
 from .fields import QuantizationFields
 from .fp8 import FP8
 from .names import NotConverted
-from .scaled import Part, ScaledMethod
+from .scaled import ScaledMethod
+from .scaled_part import Part
 
 
 class FbgemmFp8(ScaledMethod, frozen=True):

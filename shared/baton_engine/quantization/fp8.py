@@ -13,7 +13,8 @@ from .dense import DENSE
 from .fields import QuantizationFields
 from .names import NotConverted
 from .packed import divide
-from .scaled import Part, ScaledMethod
+from .scaled import ScaledMethod
+from .scaled_part import Part
 
 FP8 = torch.float8_e4m3fn
 # Columns that share a scale, which are one step of the kernels.

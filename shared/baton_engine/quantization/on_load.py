@@ -15,8 +15,8 @@ from baton_kernels.reference.scaled_linear import ScaledWeight
 
 from .dense import DENSE
 from .grouped import GroupedMethod, Part, pack_codes
-from .scaled import Part as ScaledPart
 from .scaled import ScaledMethod
+from .scaled_part import Part as ScaledPart
 
 _GROUP = 64  # inputs that share a scale and a zero in INT4
 

@@ -18,6 +18,7 @@ from baton_engine.source import Policy
 
 from .dense import as_stored
 from .fields import QuantizationFields
+from .int8_on_cpu import has_int8_products
 
 # For each quant_method, the module in this package whose function `read_policy` reads the config.
 FORMATS = {
@@ -46,17 +47,19 @@ class Quantization(NamedTuple):
     def sizes(self, dtype: torch.dtype, device: torch.device) -> TensorBytes:
         """Return how many bytes tensors take on a device.
 
-        A GPU keeps codes as they are. A CPU turns them into numbers of the engine's dtype. Scales count as if they
-        were weights, and heads and embeddings as if they were quantized on load; neither makes much of a difference.
+        A GPU keeps codes as they are. A CPU keeps int8 where it has fast products with that, and turns other codes into
+        numbers of the engine's dtype. Scales count as if they were weights, and heads and embeddings as if they were
+        quantized on load; neither makes much of a difference.
         """
+        on_cpu = device.type == "cpu"
+        keeps_int8 = on_cpu and self.name in ("compressed-tensors", "on load: int8") and has_int8_products()
 
         def size(stored: torch.dtype, shape: tuple[int, ...]) -> float:
             elements = math.prod(shape)
-            on_cpu = device.type == "cpu"
             if stored in PLAIN:
-                on_load = self.name.startswith("on load") and len(shape) == 2 and not on_cpu
+                on_load = self.name.startswith("on load") and len(shape) == 2 and (keeps_int8 or not on_cpu)
                 return elements * (self.bits / 8 if on_load else dtype.itemsize)
-            if not on_cpu:
+            if not on_cpu or (stored == torch.int8 and keeps_int8):
                 return elements * stored.itemsize
             codes = {torch.int32: 32 // self.bits, torch.uint8: 2}
             return elements * codes.get(stored, 1) * dtype.itemsize

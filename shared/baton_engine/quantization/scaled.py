@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -18,17 +17,10 @@ from baton_kernels.reference.scaled_linear import ScaledWeight, dequantize_scale
 
 from .dense import Dense, load_biases
 from .device import check_fp8_if
+from .int8_on_cpu import Int8OnCpu, has_int8_products
 from .quantized_experts import CodedExperts, not_joined, read_experts
+from .scaled_part import Part
 from .side_by_side import SideBySide, merge, same
-
-
-class Part(NamedTuple):
-    """What a rank has of one projection. scale, zero: those of all activations, one element each; None = each row has
-    its own."""
-
-    weight: ScaledWeight
-    scale: torch.Tensor | None = None
-    zero: torch.Tensor | None = None
 
 
 class Scaled:
@@ -122,11 +114,17 @@ class ScaledMethod(msgspec.Struct, frozen=True):
         weight = _stack([part.weight for part in parts])
         return weight if source.ops.keeps_codes else dequantize_scaled_reference(weight, source.dtype)
 
+    def _kind(self, source: Source) -> type[Scaled] | type[Rounded] | type[Int8OnCpu]:
+        if source.ops.keeps_codes:
+            return Scaled
+        on_cpu = source.device.type == "cpu" and self.rows.dtype == torch.int8
+        return Int8OnCpu if on_cpu and has_int8_products() else Rounded
+
     def _product(
         self, parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source
     ) -> Product:
         check_fp8_if(self.rows.dtype, source.device)
-        kind = Scaled if source.ops.keeps_codes else Rounded
+        kind = self._kind(source)
         products: list[Product] = []
         first = 0
         for run in merge(parts, lambda one, other: same(one.scale, other.scale) and same(one.zero, other.zero)):
