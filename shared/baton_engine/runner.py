@@ -95,7 +95,9 @@ class Runner:
         quantization = read_quantization(folder, config.quantization)
         self.quantization = quantization.name
         self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused)
-        check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
+        stored = quantization.describe(dtype, self._ops)
+        log.info("weights: %s", stored, extra={"event": "weights", "quantization": quantization.name})
+        check_weights(self._weights_bytes, self._memory, self._share, stored)
         with (
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),

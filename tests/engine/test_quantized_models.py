@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
 from baton_engine.quantization.registry import read_quantization
+from baton_engine.source import Source
 from tests.conftest import MakeModel
 from tests.models import reference_choices, reference_logits
 from tests.packing import awq, fp8, gptq, mxfp4
@@ -212,6 +214,27 @@ def test_on_load(kind: str, base: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert behind(base, outputs).mean() < (0.5 if kind == "int4" else 0.1)
     pretend(monkeypatch)
     assert tokens(base, quantization=kind) == outputs
+
+
+def test_weights_are_quantized_one_after_another(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the weights that are quantized on load, one at a time is in memory in 32 bits."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
+    take = Source.take
+
+    def note(source: Source, name: str, *rest: Any, **named: Any) -> torch.Tensor:
+        nonlocal most
+        tensor = take(source, name, *rest, **named)
+        if name.endswith("_proj.weight"):
+            alive.add(tensor)
+            most = max(most, len(alive))
+        return tensor
+
+    monkeypatch.setattr(Source, "take", note)
+    pretend(monkeypatch)
+    make_engine(base, quantization="int4")
+    assert most == 1
+    assert not alive
 
 
 def test_engines_with_other_weights_do_not_share_kv(base: Path) -> None:

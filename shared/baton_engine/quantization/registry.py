@@ -13,7 +13,8 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.loading import PLAIN, TensorBytes
+from baton_engine.loading import PLAIN, TensorBytes, dtype_name
+from baton_engine.ops import Ops
 from baton_engine.source import Policy
 
 from .dense import as_stored
@@ -43,6 +44,16 @@ class Quantization(NamedTuple):
     name: str
     policy: Policy
     bits: int = 4
+
+    def describe(self, dtype: torch.dtype, ops: Ops) -> str:
+        """Return how the weights are held in memory, in words."""
+        numbers = dtype_name(dtype)
+        if self.name == "none":
+            return numbers
+        if ops.keeps_codes:
+            return f"{self.bits}-bit codes ({self.name})"
+        kept = f"int8 and {numbers}" if has_int8_products() else numbers
+        return f"{kept} from {self.bits}-bit codes ({self.name})"
 
     def sizes(self, dtype: torch.dtype, device: torch.device) -> TensorBytes:
         """Return how many bytes tensors take on a device.
