@@ -158,9 +158,12 @@ def _scaled_kernel(
 
 
 def _config(pairs: int, experts: int) -> QuantizedExpertsConfig:
-    """Return the tile sizes for a number of pairs: as many rows as an expert has on average, within limits."""
-    rows = min(max(triton.next_power_of_2(triton.cdiv(pairs, experts)), 16), 64)
-    return QuantizedExpertsConfig(rows, 64, 128, 4, 3)
+    """Return the tile sizes for a number of pairs.
+
+    There are only two, for steps that CUDA graphs hold and for the largest steps. Both are compiled at start; any other
+    one would be compiled while requests are served.
+    """
+    return QuantizedExpertsConfig(16 if pairs <= 16 * experts else 64, 64, 128, 4, 3)
 
 
 def run_quantized_experts(

@@ -52,7 +52,8 @@ def test_products(rows: int, outputs: int, inner: int, kind: str, name: str, dev
         assert relative_error(ours, exact) < 1e-6
     assert relative_error(scaled_linear_reference(x, weight, bias, torch.float32), exact) < 1e-6
     if name == "tiles":
-        assert relative_error(scaled_linear(x, weight, bias, torch.bfloat16), exact) < 4e-3
+        # The interpreter cuts bits off instead of rounding.
+        assert relative_error(scaled_linear(x, weight, bias, torch.bfloat16), exact) < 2**-7
 
 
 @pytest.mark.usefixtures("same_sum_anywhere")

@@ -98,7 +98,9 @@ class GroupedMethod(msgspec.Struct, frozen=True):
         """As in Method."""
         if not source.ops.keeps_codes:
             return DenseExperts.load(source, names, experts, hidden, size)
-        return CodedExperts(read_experts(source, names, experts, hidden, size, self._read_expert), source.ops)
+        held = read_experts(source, names, experts, hidden, size, self._read_expert)
+        check_kind(held.gate_up, source)
+        return CodedExperts(held, source.ops)
 
     def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
         """As in Method."""
@@ -142,8 +144,7 @@ def _product(parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] 
     if not source.ops.keeps_codes:
         dense = torch.cat([part.dense(source.dtype) for part in parts])
         return Dense(dense if order is None else dense[list(order)], bias, source.ops)
-    if parts[0].weight.kind == "fp8":
-        check_fp8(source.device)
+    check_kind(parts[0].weight, source)
     products, first = [], 0
     runs = merge(parts, lambda one, other: same(one.columns, other.columns) and _alike(one.weight, other.weight))
     for run in runs:
@@ -155,6 +156,12 @@ def _product(parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] 
         products.append(Grouped(Part(weight, run[0].columns), added, source.ops))
         first += outputs
     return products[0] if len(products) == 1 else SideBySide(products, source.ops)
+
+
+def check_kind(weight: object, source: Source) -> None:
+    """Raise ConfigError for a weight that the source's device cannot decode."""
+    if isinstance(weight, GroupedWeight) and weight.kind == "fp8":
+        check_fp8(source.device)
 
 
 def stack(weights: list[GroupedWeight]) -> GroupedWeight:
