@@ -6,12 +6,11 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert
+from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert, load_experts
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import read_rope
-from baton_engine.quantization.dense_experts import DenseExperts
 from baton_engine.source import Source
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
@@ -28,7 +27,7 @@ class Glm4MoeLayer(LlamaLayer):
             return super().make_mlp(config, source, layer)
         source, count, hidden, shared = source.at("mlp"), config.num_experts, config.hidden_size, config.shared_size
         router = Router(source.at("gate"), config.routing, count, hidden, corrected=True)
-        experts = DenseExperts.load(source.at("experts"), NAMES, count, hidden, config.expert_size)
+        experts = load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size)
         inside = source.at("shared_experts")
         gate_up = Linear(inside, ["gate_proj", "up_proj"], [shared, shared], hidden)
         mlp = GatedMlp(gate_up, Linear(inside, ["down_proj"], [hidden], shared), "silu")
