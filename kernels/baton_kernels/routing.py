@@ -11,8 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .linear import arrivals_of, linear
+from .linear import linear
 from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .parts import arrivals_of
 from .reference.routing import TINY, Routing
 from .tuning import LinearConfig
 

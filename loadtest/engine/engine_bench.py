@@ -28,6 +28,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 from baton_engine.models.registry import load_model_config
+from baton_engine.quantization.registry import read_quantization
 from loadtest.common.job import Job, Json
 from loadtest.common.servers import setting
 from loadtest.engine.bench_report import Report
@@ -89,7 +90,9 @@ class Bench:
         if device is None:
             raise SystemExit(f"the device could not be measured: {entry['errors'].get('prepare')}")
         card = Card(**device["used_for_limits"])
-        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card)
+        quantization = read_quantization(Path(job.model), dict(job.ours).get("quantization", "auto"))
+        per_weight = 0.0 if quantization.name == "none" else quantization.bits / 8
+        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card, per_weight)
         for row in self._rows:
             entry["rows"][row.key] = {"name": row.name, "unit": row.unit, "limit": row.limit(limits)}
         for engine in self._engines:

@@ -12,11 +12,13 @@ from loadtest.engine.device import Card
 
 @dataclass(frozen=True)
 class Limits:
-    """Least seconds for work of a model on a card. itemsize: bytes of a weight and of an element of KV."""
+    """Least seconds for work of a model on a card. itemsize: bytes of an activation and of an element of KV.
+    weight_itemsize: bytes of a layer's weight, 0 = the same."""
 
     model: ModelConfig
     itemsize: int
     card: Card
+    weight_itemsize: float = 0.0
 
     @property
     def _layer_weights(self) -> int:
@@ -31,7 +33,7 @@ class Limits:
         """Of all matrix products over so many tokens and rows of logits, the weights read once a step."""
         operations = 2 * (self._layer_weights * tokens + self._head_weights * logits)
         layers = self.model.num_layers * self.model.layer_weights_read(tokens / steps)
-        read = steps * self.itemsize * (layers + self._head_weights)
+        read = steps * ((self.weight_itemsize or self.itemsize) * layers + self.itemsize * self._head_weights)
         return self._larger(read, operations)
 
     def prefill_attention(self, lengths: list[int]) -> float:

@@ -75,7 +75,7 @@ class MappedWeights(TimedWeights):
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        path = self.range(name, shape, part).path
+        path = self.range(name, shape, part, dtype).path
         if path not in self._mapped:
             self._mapped[path] = safe_open(path, framework="pt")
         tensor = self._mapped[path].get_slice(name)[part or tuple(slice(0, size) for size in shape)]
@@ -87,7 +87,7 @@ def _take_all(kind: type[TimedWeights], folder: Path, target: torch.device) -> T
     model = load_model_config(folder)
     with kind(folder, torch.bfloat16, target) as weights:
         takes = planned_takes(build_of(model, 1), weights.dtype, weights)
-        weights.expect(weights.range(take.name, take.shape, take.part) for take in takes)
+        weights.expect(weights.range(*take) for take in takes)
         return {take.name: weights.take(*take) for take in takes}
 
 

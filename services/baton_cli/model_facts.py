@@ -15,10 +15,11 @@ from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.device import choose_dtype
 from baton_engine.load_plan import build_of, planned_takes
-from baton_engine.loading import Weights
+from baton_engine.loading import Weights, weights_bytes
 from baton_engine.memory_estimate import Card, Fit, fit
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import MODELS, load_model_config
+from baton_engine.quantization.registry import read_quantization
 
 # Tokens of the shorter sequences that are counted for each GPU.
 BRIEF_LENGTH = 4096
@@ -110,10 +111,12 @@ def model_facts(folder: Path, dtype: str, cards: Sequence[Card]) -> ModelFacts:
 
 def _served(config: ModelConfig, folder: Path, dtype: str, cards: Sequence[Card]) -> Served:
     chosen = choose_dtype(dtype, config.dtype, _GPU)
-    takes = planned_takes(build_of(config, 1), chosen)
-    sizes = {take.name: (math.prod(take.shape), take.dtype.itemsize) for take in takes}
-    parameters = sum(elements for elements, _ in sizes.values())
-    weights = sum(elements * itemsize for elements, itemsize in sizes.values())
+    takes = {take.name: take for take in planned_takes(build_of(config, 1), chosen)}
+    parameters = sum(math.prod(take.shape) for take in takes.values())
+    weights = sum(math.prod(take.shape) * take.dtype.itemsize for take in takes.values())
+    quantization = read_quantization(folder)
+    if quantization.name != "none" and any(folder.glob("*.safetensors")):
+        weights = weights_bytes(folder, quantization.sizes(chosen, _GPU))
     unused = config.num_layers * (config.layer_weights_read(math.inf) - config.layer_weights)
     name = str(chosen).removeprefix("torch.")
     layout = config.kv_layout(name)
@@ -135,8 +138,9 @@ def _mismatch(config: ModelConfig, folder: Path) -> str | None:
     """Return what is wrong with the weights' names, shapes or dtypes, if anything is."""
     try:
         weights = Weights(folder, torch.bfloat16, torch.device("meta"))
-        for take in planned_takes(build_of(config, 1), weights.dtype, weights):
-            weights.range(take.name, take.shape, take.part)
+        build = build_of(config, 1, read_quantization(folder).policy)
+        for take in planned_takes(build, weights.dtype, weights):
+            weights.range(*take)
     except ConfigError as error:
         return str(error)
     return None
@@ -144,13 +148,13 @@ def _mismatch(config: ModelConfig, folder: Path) -> str | None:
 
 def _files(checkpoint: Checkpoint) -> Files:
     dtypes: Counter[str] = Counter()
-    for stored in checkpoint:
+    for stored in checkpoint.tensors.values():
         dtypes[stored.dtype] += stored.elements
     return Files(
-        bytes=sum(stored.size for stored in checkpoint),
+        bytes=sum(stored.size for stored in checkpoint.tensors.values()),
         tensors=len(checkpoint.names),
-        files=len({stored.path for stored in checkpoint}),
-        elements=checkpoint.elements(),
+        files=len({stored.path for stored in checkpoint.tensors.values()}),
+        elements=dtypes.total(),
         dtypes=dict(dtypes.most_common()),
     )
 

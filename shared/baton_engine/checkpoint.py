@@ -2,7 +2,6 @@
 
 import math
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,13 +35,13 @@ class Stored(NamedTuple):
 
 
 class Checkpoint:
-    """The tensors of a model folder by name."""
+    """The tensors of a model folder. tensors: those that exist, by name. names: those that should exist."""
 
     def __init__(self, folder: Path, tensors: dict[str, Stored], promised: dict[str, Path]) -> None:
         """promised: the file that should hold each tensor."""
         self.folder = folder
         self.names = frozenset(promised)
-        self._tensors = tensors
+        self.tensors = tensors
         self._promised = promised
 
     @classmethod
@@ -65,21 +64,13 @@ class Checkpoint:
         tensors = read_header(path)
         return cls(folder, tensors, dict.fromkeys(tensors, path))
 
-    def __iter__(self) -> Iterator[Stored]:
-        """Iterate over all tensors that exist."""
-        return iter(self._tensors.values())
-
     def find(self, name: str) -> Stored:
         """Return a tensor. Raises ConfigError when there is none of this name."""
         if name not in self._promised:
             raise ConfigError(f"{self.folder} has no tensor {name!r}; the architecture in config.json needs it")
-        if name not in self._tensors:
+        if name not in self.tensors:
             raise ConfigError(f"{self._promised[name]} has no tensor {name!r}, which the index says it holds")
-        return self._tensors[name]
-
-    def elements(self, without: frozenset[str] = frozenset()) -> int:
-        """Return the number of elements of all tensors. without: names that do not count."""
-        return sum(stored.elements for name, stored in self._tensors.items() if name not in without)
+        return self.tensors[name]
 
 
 def read_header(path: Path) -> dict[str, Stored]:

@@ -12,8 +12,9 @@ from .model_config import ModelConfig
 from .models.model import Model
 from .models.registry import model_class
 from .ops import TORCH, Ops
+from .quantization.dense import as_stored
 from .read_ahead import Range
-from .source import Source, Tensors
+from .source import Policy, Source, Tensors
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,12 @@ class _Notes:
         whole = torch.empty(shape, dtype=dtype, device=self.device)
         return whole[part] if part else whole
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        return self.dtype if self._weights is None else self._weights.stored_dtype(name)
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        return (1,) if self._weights is None else self._weights.stored_shape(name)
+
 
 def planned_takes(build: Build, dtype: torch.dtype, weights: Weights | None = None) -> list[Take]:
     """Return what a model takes, in order. dtype: of the engine. weights: None = there are all that it can use."""
@@ -61,10 +68,10 @@ def planned_takes(build: Build, dtype: torch.dtype, weights: Weights | None = No
     return notes.takes
 
 
-def build_of(model: ModelConfig, max_positions: int) -> Build:
-    """Return what makes a model. max_positions: the most tokens of a sequence."""
+def build_of(model: ModelConfig, max_positions: int, policy: Policy = as_stored) -> Build:
+    """Return what makes a model. max_positions: the most tokens of a sequence. policy: how weights are stored."""
     kind = model_class(model.architecture)
-    return lambda tensors, ops: kind(model, Source(tensors, ops), max_positions)
+    return lambda tensors, ops: kind(model, Source(tensors, ops, policy), max_positions)
 
 
 def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -85,4 +92,4 @@ def planned_ranges(build: Build, weights: Weights) -> list[Range]:
         # The order only makes loading faster.
         log.warning("the weights are read one at a time, as their order is not known beforehand: %r", error)
         return []
-    return [weights.range(take.name, take.shape, take.part) for take in takes]
+    return [weights.range(*take) for take in takes]

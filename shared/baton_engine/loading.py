@@ -19,11 +19,17 @@ log = logging.getLogger(__name__)
 # Called with the name of the present work, the number of its parts that are done, and the number of all its parts.
 Progress = Callable[[str, int, int], None]
 
+# Returns the bytes that a tensor will take in memory, by the dtype in which it is stored and its shape.
+TensorBytes = Callable[[torch.dtype, tuple[int, ...]], float]
+
+# What safetensors calls each dtype.
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu, "I16": torch.int16, "F16": torch.float16,
     "BF16": torch.bfloat16, "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
 }  # fmt: skip
+# Tensors of these dtypes are numbers by themselves. Others are codes, which scales or tables turn into numbers.
+PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Weights:
@@ -59,13 +65,19 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    def range(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None) -> Range:
+    def range(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype) -> Range:
         """Return where the rows of a tensor, or of a part of it, are. Raises ConfigError as `take` does."""
         stored = self._checkpoint.find(name)
         if stored.shape != shape:
-            has, needed = list(stored.shape), list(shape)
-            raise ConfigError(f"{name} in {stored.path.name} is {has}; config.json calls for {needed}")
-        self.stored_dtype(name)
+            raise ConfigError(
+                f"{name} in {stored.path.name} is {list(stored.shape)}; config.json calls for {list(shape)}"
+            )
+        has = self.stored_dtype(name)
+        if has != dtype and not (has in PLAIN and dtype in PLAIN):
+            raise ConfigError(
+                f"{name} in {stored.path.name} is {dtype_name(has)}, not {dtype_name(dtype)}; quantization_config in "
+                "config.json must say how each quantized weight is stored"
+            )
         if not part:
             return Range(stored.path, stored.begin, stored.size)
         first, end, _ = part[0].indices(shape[0])
@@ -81,10 +93,11 @@ class Weights:
     ) -> torch.Tensor:
         """Return a tensor, or the part of it that slices of its axes select, in the given dtype on this device.
 
-        shape: that of the whole tensor. Only the rows of the part are read. Raises ConfigError when the tensor is
-        missing, has another shape or cannot be read.
+        shape: that of the whole tensor. Only the rows of the part are read. Floating-point dtypes of at least 16 bits
+        are cast to each other. Raises ConfigError when the tensor is missing, has another shape or dtype, or cannot be
+        read.
         """
-        wanted = self.range(name, shape, part)
+        wanted = self.range(name, shape, part, dtype)
         try:
             stored = self._files.take(wanted).view(self.stored_dtype(name))
         except OSError as error:
@@ -105,11 +118,21 @@ class Weights:
             raise ConfigError(f"{name} in {stored.path.name} is {stored.dtype}, which is not served")
         return _DTYPES[stored.dtype]
 
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in its file. Raises ConfigError when the tensor is missing."""
+        return self._checkpoint.find(name).shape
 
-def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = frozenset()) -> int:
-    """Return the bytes that a model folder's tensors take in a dtype, from the files' headers. without: names that do
-    not count."""
-    return Checkpoint.read(folder).elements(without) * dtype.itemsize
+
+def weights_bytes(folder: Path, size: TensorBytes, without: frozenset[str] = frozenset()) -> int:
+    """Return the bytes that a model folder's tensors take, from the files' headers. without: names that do not
+    count."""
+    tensors = Checkpoint.read(folder).tensors.items()
+    counted = [stored for name, stored in tensors if name not in without]
+    return round(sum(size(_DTYPES.get(stored.dtype, torch.uint8), stored.shape) for stored in counted))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_tokenizer(folder: Path, vocab_size: int) -> None:

@@ -185,20 +185,20 @@ def unmeasured(memory: Memory, weights: int) -> Budget:
     return Budget(device=memory.name, total=total, free=memory.free(), share=total, weights=weights)
 
 
-def check_weights(needed: int, memory: Memory, share: int, dtype: str) -> None:
-    """Raise ConfigError when weights of so many bytes cannot be loaded; share as in Budget."""
+def check_weights(needed: int, memory: Memory, share: int, held: str) -> None:
+    """Raise ConfigError when weights of so many bytes cannot be loaded; share as in Budget. held: how, in words."""
     free = memory.free()
     if needed <= min(free, share):
         return
     message = (
-        f"the weights take {gib(needed)} GiB in {dtype}, but of the {gib(memory.total())} GiB of {memory.name} "
+        f"the weights take {gib(needed)} GiB in {held}, but of the {gib(memory.total())} GiB of {memory.name} "
         f"{gib(free)} are free"
     )
     if needed <= free:
         raise ConfigError(f"{message} and this process may take {gib(share)}: raise --gpu-memory-utilization")
     raise ConfigError(
-        f"{message}: {gib(needed - free)} GiB are missing. What helps: a smaller --dtype, a smaller model, a larger "
-        "device, or the end of other processes on it"
+        f"{message}: {gib(needed - free)} GiB are missing. What helps: a smaller --dtype, --quantization, a smaller "
+        "model, a larger device, or the end of other processes on it"
     )
 
 

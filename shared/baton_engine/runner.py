@@ -35,6 +35,7 @@ from .memory import (
 )
 from .model_config import ModelConfig
 from .ops import TORCH, Ops
+from .quantization.registry import read_quantization
 from .results import Choice, Results, mark_broken
 from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
@@ -65,7 +66,7 @@ class Runner:
             log.info("threads: %s", self.threads)
         self.model = model
         self.device = device
-        self.dtype = dtype  # of weights and activations
+        self.dtype = dtype  # of activations, and of weights that are not quantized
         self.max_model_len = config.max_model_len or model.default_model_len
         if self.max_model_len > model.max_position_embeddings:
             raise ConfigError(
@@ -90,13 +91,17 @@ class Runner:
         limits = StepLimits(config.max_num_seqs, keys, config.deterministic)
         self._backend = backend_class(backend, model)(self.cache, model.num_heads, model.attention, limits)
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
-        self._weights_bytes = weights_bytes(folder, dtype, unused)
-        check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
+        quantization = read_quantization(folder, config.quantization)
+        self.quantization = quantization.name
+        self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused)
+        stored = quantization.describe(dtype, self._ops)
+        log.info("weights: %s", stored, extra={"event": "weights", "quantization": quantization.name})
+        check_weights(self._weights_bytes, self._memory, self._share, stored)
         with (
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
-            build = build_of(model, self.max_model_len)
+            build = build_of(model, self.max_model_len, quantization.policy)
             weights.expect(planned_ranges(build, weights))
             self._model = build(weights, self._ops)
 

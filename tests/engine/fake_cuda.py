@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -248,7 +249,7 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"baton_engine.{module}.chosen_logprobs", chosen_logprobs_reference)
     patch.setattr("baton_engine.attention.select._why_not_triton", lambda *_: None)
     for ops in ("TRITON", "DETERMINISTIC"):
-        patch.setattr(f"baton_engine.cuda_runner.{ops}", TORCH)
+        patch.setattr(f"baton_engine.cuda_runner.{ops}", msgspec.structs.replace(TORCH, keeps_codes=True))
     patch.setattr("baton_engine.cuda_runner.Recorder", Recorder)
     patch.setattr("baton_engine.token_graphs._seconds", lambda run: (run(), next(times))[1])
     patch.setattr("baton_engine.token_graphs._SIZES", (4, 24))

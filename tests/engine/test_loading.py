@@ -14,15 +14,18 @@ from baton_engine.checkpoint import read_header
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
 from baton_engine.load_plan import build_of, planned_ranges
-from baton_engine.loading import Weights, weights_bytes
+from baton_engine.loading import PLAIN, Weights, weights_bytes
 from baton_engine.models.registry import load_model_config
 from baton_engine.ops import TORCH, Ops
+from baton_engine.quantization.registry import read_quantization
 from baton_engine.read_ahead import Range
 from baton_engine.source import Tensors
 from tests.conftest import MakeModel
 
 from .harness import make_engine
 from .test_equality import SHAPES
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -60,9 +63,10 @@ def test_whole_folders_load(folder: Path, sharded: Path) -> None:
 def test_the_size_of_weights_is_known_beforehand(folder: Path, sharded: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     count = sum(tensor.numel() for tensor in tensors.values())
-    assert weights_bytes(folder, torch.float32) == weights_bytes(sharded, torch.float32) == 4 * count
+    single, half = (read_quantization(folder).sizes(dtype, CPU) for dtype in (torch.float32, torch.bfloat16))
+    assert weights_bytes(folder, single) == weights_bytes(sharded, single) == 4 * count
     head = frozenset({"lm_head.weight"})
-    assert weights_bytes(folder, torch.bfloat16, head) == 2 * (count - tensors["lm_head.weight"].numel())
+    assert weights_bytes(folder, half, head) == 2 * (count - tensors["lm_head.weight"].numel())
 
 
 def test_loading_tells_of_its_progress(folder: Path) -> None:
@@ -101,10 +105,16 @@ class Spy:
     def __contains__(self, name: str) -> bool:
         return name in self._weights
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        return self._weights.stored_dtype(name)
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        return self._weights.stored_shape(name)
+
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        self.ranges.append(self._weights.range(name, shape, part))
+        self.ranges.append(self._weights.range(name, shape, part, dtype))
         tensor = self._weights.take(name, shape, part, dtype)
         assert torch.equal(tensor, self._tensors[name][part or ()].to(dtype))
         return tensor
@@ -131,7 +141,7 @@ def test_parts_of_tensors_are_what_slices_of_them_are(tmp_path: Path) -> None:
     tensors = {
         "matrix": torch.randn(12, 10),
         "experts": torch.randn(4, 6, 8).bfloat16(),
-        "vector": torch.arange(9),
+        "vector": torch.arange(9.0),
         "scalar": torch.tensor(2.5),
         "flags": torch.tensor([True, False, True]),
         "bytes": torch.randn(6, 4).to(torch.float8_e4m3fn),
@@ -144,10 +154,13 @@ def test_parts_of_tensors_are_what_slices_of_them_are(tmp_path: Path) -> None:
     ]  # fmt: skip
     for dtype in (torch.float32, torch.bfloat16):
         with Weights(tmp_path, dtype, torch.device("cpu")) as weights:
-            weights.expect([weights.range(name, tuple(tensors[name].shape), part) for name, part in parts])
-            for name, part in parts:
-                tensor = weights.take(name, tuple(tensors[name].shape), part, dtype)
-                assert torch.equal(tensor, tensors[name][part or ()].to(dtype)), (name, part)
+            taken = [
+                (name, part, dtype if tensors[name].dtype in PLAIN else tensors[name].dtype) for name, part in parts
+            ]
+            weights.expect([weights.range(name, tuple(tensors[name].shape), *rest) for name, *rest in taken])
+            for name, part, wanted in taken:
+                tensor = weights.take(name, tuple(tensors[name].shape), part, wanted)
+                assert torch.equal(tensor, tensors[name][part or ()].to(wanted)), (name, part)
                 assert tensor.is_contiguous()
 
 

@@ -230,7 +230,6 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5", "LlamaForCausalLM"]),
         ({"num_key_value_heads": 3}, ["4 attention heads", "3 key-value heads"]),
         ({"head_dim": 33}, ["head_dim", "33", "even"]),
-        ({"quantization_config": {"quant_method": "fp8"}}, ["quantized", "fp8"]),
     ],
 )
 def test_what_cannot_be_served_is_said(fields: dict[str, Any], words: list[str]) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.quantization.experts_method import ExpertsMethod
+from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.routing import Routing
 
 from .linear import Linear
@@ -37,6 +38,17 @@ class Router:
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, hidden]. Returns the weights, [T, count], and the experts, [T, count] int32."""
         return self._ops.route(x, self._weight, self._bias, self._correction, self._routing)
+
+
+def load_experts(source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
+    """Return the experts of a layer, as Method.experts does, by the method that the source has for their names."""
+    parts = [f"{number}.{part}" for number in range(experts) for part in (names.gate, names.up, names.down)]
+    return source.method(parts).experts(source, names, experts, hidden, size)
+
+
+def load_joined_experts(source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+    """Return the experts of a layer, as Method.joined_experts does, by the method that the source has for them."""
+    return source.method(["gate_up_proj", "down_proj"]).joined_experts(source, experts, hidden, size, clamp)
 
 
 class ExpertMlp:

@@ -63,7 +63,7 @@ class LatentAttention:
         self._queries = Queries(source, spec, hidden, heads, low_rank)
         self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
         outputs = spec.key_dim + spec.value_dim
-        up = source.take("kv_b_proj.weight", (heads * outputs, spec.rank))
+        up = source.weight("kv_b_proj", heads * outputs, spec.rank)
         self._up = up.view(heads, outputs, spec.rank)
         self._output = Linear(source, ["o_proj"], [hidden], heads * spec.value_dim)
 

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert
+from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert, load_experts
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
-from baton_engine.quantization.dense_experts import DenseExperts
 from baton_engine.source import Source
 
 from .qwen2_moe import NAMES
@@ -18,7 +17,7 @@ def make_experts(config: SparseConfig, source: Source, corrected: bool) -> Calla
     """Return a layer's MLP, from [T, hidden] to [T, hidden]. corrected: as in Router."""
     count, hidden, shared = config.num_experts, config.hidden_size, config.shared_size
     router = Router(source.at("gate"), config.routing, count, hidden, corrected=corrected)
-    experts = ExpertMlp(router, DenseExperts.load(source.at("experts"), NAMES, count, hidden, config.expert_size))
+    experts = ExpertMlp(router, load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size))
     if not shared:
         return experts
     inside = source.at("shared_experts")

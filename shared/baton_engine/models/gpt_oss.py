@@ -6,9 +6,8 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, Router
+from baton_engine.layers.experts import ExpertMlp, Router, load_joined_experts
 from baton_engine.layers.rope import read_rope
-from baton_engine.quantization.dense_experts import DenseExperts
 from baton_engine.source import Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.routing import Routing
@@ -37,7 +36,7 @@ class GptOssLayer(LlamaLayer):
         mlp, experts, hidden = source.at("mlp"), config.num_experts, config.hidden_size
         return ExpertMlp(
             Router(mlp.at("router"), config.routing, experts, hidden, bias=True),
-            DenseExperts.load_joined(mlp.at("experts"), experts, hidden, config.expert_size, config.clamp),
+            load_joined_experts(mlp.at("experts"), experts, hidden, config.expert_size, config.clamp),
         )
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, Router
-from baton_engine.quantization.dense_experts import DenseExperts, ExpertNames
+from baton_engine.experts_method import ExpertNames
+from baton_engine.layers.experts import ExpertMlp, Router, load_experts
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
@@ -21,7 +21,7 @@ class MixtralLayer(LlamaLayer):
         assert isinstance(config, SparseConfig)
         source, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
         router = Router(source.at("gate"), config.routing, experts, hidden)
-        return ExpertMlp(router, DenseExperts.load(source.at("experts"), _NAMES, experts, hidden, config.expert_size))
+        return ExpertMlp(router, load_experts(source.at("experts"), _NAMES, experts, hidden, config.expert_size))
 
 
 class Mixtral(Llama):

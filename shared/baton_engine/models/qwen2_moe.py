@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert
+from baton_engine.experts_method import ExpertNames
+from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert, load_experts
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
-from baton_engine.quantization.dense_experts import DenseExperts, ExpertNames
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
@@ -27,13 +27,13 @@ class SparseQwenLayer(LlamaLayer):
         source, hidden, shared = source.at("mlp"), config.hidden_size, config.shared_size
         count = config.num_experts
         router = Router(source.at("gate"), config.routing, count, hidden)
-        experts = ExpertMlp(router, DenseExperts.load(source.at("experts"), NAMES, count, hidden, config.expert_size))
+        experts = ExpertMlp(router, load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size))
         if not shared:
             return experts
         inside = source.at("shared_expert")
         gate_up = Linear(inside, ["gate_proj", "up_proj"], [shared, shared], hidden)
         mlp = GatedMlp(gate_up, Linear(inside, ["down_proj"], [hidden], shared), "silu")
-        return WithSharedExpert(experts, mlp, Linear(source, ["shared_expert_gate"], [1], hidden))
+        return WithSharedExpert(experts, mlp, Linear(source, ["shared_expert_gate"], [1], hidden, sensitive=True))
 
 
 class Qwen2Moe(Llama):
