@@ -49,7 +49,9 @@ def test_products(rows: int, outputs: int, inner: int, kind: str, name: str, dev
     exact += bias.double()
     for _ in range(2):  # the second time shows whether the first has left its counters at zero
         ours = scaled_linear(x, weight, bias, torch.float32, CONFIGS[name])
-        assert relative_error(ours, exact) < 1e-6
+        # Tensor cores add up FP8 with some 14 bits.
+        coarse = device.type == "cuda" and "fp8" in kind and name != "one row"
+        assert relative_error(ours, exact) < (2**-12 if coarse else 1e-6)
     assert relative_error(scaled_linear_reference(x, weight, bias, torch.float32), exact) < 1e-6
     if name == "tiles":
         # The interpreter cuts bits off instead of rounding.
