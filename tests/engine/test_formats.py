@@ -257,6 +257,7 @@ def test_projections_that_are_stored_differently_are_named(tmp_path: Path) -> No
     [
         ({"quant_method": "quip"}, ["'quip'", "compressed-tensors", "gptq", "bitsandbytes"]),
         ({}, ["None", "gptq"]),
+        ({"quant_method": ["gptq"]}, ["['gptq']", "gptq"]),
         ([4], ["not a JSON object"]),
         ({"quant_method": "gptq", "bits": 3}, ["3 bits", "4 and 8"]),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["'marlin'", "gptq_v2"]),
