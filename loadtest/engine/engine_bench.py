@@ -1,9 +1,9 @@
 """Baton's engine beside vLLM and Hugging Face transformers: one run, one device, the same shapes and the same requests.
 
-A shape is a folder with a config.json. If it has no weights, random ones are written to a temporary folder for Baton;
-the other engines make their own in memory. Prompts are random token ids, each output has a fixed length, prefix caches
-are off, the temperature is 0.6 (transformers decodes greedily, which takes less time). Engines that are not installed
-are left out. Results are written after every row.
+A shape is a folder with a config.json. If it has no weights, random ones are written to a temporary folder for Baton,
+in the format that its quantization_config names; the other engines make their own in memory. Prompts are random token
+ids, each output has a fixed length, prefix caches are off, the temperature is 0.6 (transformers decodes greedily, which
+takes less time). Engines that are not installed are left out. Results are written after every row.
 
 - ms/token, of decodes: the time of a run with long outputs, minus that of a run with outputs of 8 tokens, divided by
   the difference of their lengths. Prompts have 512 tokens.

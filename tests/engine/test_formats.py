@@ -13,6 +13,7 @@ from baton_engine.config import ConfigError
 from baton_engine.layers.linear import Linear
 from baton_engine.loading import Weights
 from baton_engine.ops import TORCH
+from baton_engine.quantization.dense import DENSE
 from baton_engine.quantization.registry import parse_quantization
 from baton_engine.source import Source
 from baton_engine.triton_ops import TRITON
@@ -242,6 +243,27 @@ def test_a_part_of_outputs_and_inputs(name: str, tmp_path: Path) -> None:
         source = open_source(weights, config)
         part = source.method(["a"]).read(source, "a", 40, INPUTS, slice(8, 32), slice(64, 128), False)
     assert torch.equal(part.dense(torch.float32), numbers[8:32, 64:128])
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("lm_head", True),
+        ("model.layers.0.mlp.gate", True),
+        ("model.layers.0.mlp.gate_proj", False),
+        ("model.layers.10.mlp.gate", False),
+        ("model.layers.3.self_attn.q_proj", True),
+        ("model.layers.3.mlp.experts.7.up_proj", False),
+    ],
+)
+def test_names_of_modules_that_are_left_out(name: str, left_out: bool) -> None:
+    entries = ["lm_head", "model.layers.0.mlp.gate", r"model\.layers\.\d+\.self_attn"]
+    policy = parse_quantization(
+        {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": entries}}
+    ).policy
+    assert (policy(name, False, lambda _: True) == DENSE) == left_out
+    # What has no scale is not quantized, whatever the config says.
+    assert policy(name, False, lambda tensor: tensor.endswith(".weight")) == DENSE
 
 
 def test_projections_that_are_stored_differently_are_named(tmp_path: Path) -> None:
