@@ -66,16 +66,35 @@ def awq(weight: torch.Tensor, group: int) -> Tensors:
     }
 
 
-def fp8(weight: torch.Tensor, tile: tuple[int, int] | None, scale_name: str) -> Tensors:
-    """Return a weight in FP8, with a scale for each tile of outputs and inputs; None = for all."""
+def fp8(weight: torch.Tensor, tile: tuple[int, int] | None, scale_name: str, exponents: bool = False) -> Tensors:
+    """Return a weight in FP8, with a scale for each tile of outputs and inputs; None = for all. exponents: scales are
+    stored as exponents of two alone."""
     rows, columns = tile or weight.shape
     padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
     tiles = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
     scales = tiles.abs().amax(dim=(1, 3)) / 448
+    if exponents:
+        scales = torch.exp2(scales.log2().ceil())
     of_each = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: weight.shape[0], : weight.shape[1]]
     codes = (weight / of_each).to(torch.float8_e4m3fn)
     numbers = (codes.double() * of_each.double()).float()
+    scales = scales.to(torch.float8_e8m0fnu) if exponents else scales
     return {"weight": codes, scale_name: scales if tile else scales.reshape(()), "numbers": numbers}
+
+
+def packed_int4(weight: torch.Tensor, group: int, groups: torch.Tensor) -> Tensors:
+    """Return a weight in 4 bits as compressed-tensors packs it, symmetric, with the group of each input."""
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    codes = torch.randint(-8, 8, weight.shape, dtype=torch.int8)
+    scales = torch.rand(len(weight), weight.shape[1] // group) / 50
+    return {
+        "weight_packed": pack_to_int32(codes, 4),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+        "weight_g_idx": groups.int(),
+        "numbers": codes * scales[:, groups.long()],
+    }
 
 
 def mxfp4(weight: torch.Tensor) -> Tensors:

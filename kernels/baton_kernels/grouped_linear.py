@@ -28,7 +28,7 @@ class GroupedConfig(NamedTuple):
 
 
 # More rows than these go to cuBLAS.
-_FEW_ROWS = 64
+_FEW_ROWS = 128
 # The most columns of a unit: columns in a row whose scale is loaded once.
 _UNIT = 128
 FIXED = GroupedConfig(64, 64, 128, 1, 4, 3)

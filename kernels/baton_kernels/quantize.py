@@ -90,4 +90,4 @@ def quantize_rows(
         STATIC=scale is not None, SYMMETRIC=form.symmetric,
         POWER_OF_TWO=form.power_of_two, num_warps=8 if tile >= 4096 else 4, **overlap_options(x.device),
     )  # fmt: skip
-    return QuantizedRows(codes, scales, zeros)
+    return QuantizedRows(codes, scales, zeros, form.group)

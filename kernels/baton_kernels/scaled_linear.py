@@ -204,6 +204,7 @@ def _fits_torch(x: QuantizedRows, weight: ScaledWeight, dtype: torch.dtype) -> b
         x.codes.is_cuda
         and weight.codes.dtype == torch.float8_e4m3fn
         and dtype == torch.bfloat16
+        and weight.tile[0] == 1
         and outputs % 16 == inner % 16 == 0
         and torch.cuda.get_device_capability(x.codes.device) >= (9, 0)
     )

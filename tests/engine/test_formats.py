@@ -13,10 +13,11 @@ from baton_engine.config import ConfigError
 from baton_engine.layers.linear import Linear
 from baton_engine.loading import Weights
 from baton_engine.ops import TORCH
+from baton_engine.quantization.dense import DENSE
 from baton_engine.quantization.registry import parse_quantization
 from baton_engine.source import Source
 from baton_engine.triton_ops import TRITON
-from tests.packing import Tensors, awq, fp8, gptq, mxfp4
+from tests.packing import Tensors, awq, fp8, gptq, mxfp4, packed_int4
 
 CPU = torch.device("cpu")
 INPUTS, OUTPUTS = 128, (40, 24)
@@ -44,6 +45,19 @@ WEIGHTS_ONLY: dict[str, tuple[dict[str, Any], Pack]] = {
         lambda w: gptq(w, 8, 64, 1),
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, lambda w: awq(w, 32)),
+    "compressed-tensors, by activation": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 4, "strategy": "group", "group_size": 64, "actorder": "group"},
+                }
+            },
+        },
+        lambda w: packed_int4(w, 64, SHUFFLED),
+    ),
     "mxfp4": (
         {"quant_method": "mxfp4"},
         lambda w: {name if name == "numbers" else f"_{name}": tensor for name, tensor in mxfp4(w).items()},
@@ -53,7 +67,7 @@ FP8: dict[str, tuple[dict[str, Any], Pack]] = {
     "tiles": ({"quant_method": "fp8", "weight_block_size": [16, 32]}, lambda w: fp8(w, (16, 32), "weight_scale_inv")),
     "tiles, powers of two": (
         {"quant_method": "fp8", "weight_block_size": [8, 64], "scale_fmt": "ue8m0"},
-        lambda w: fp8(w, (8, 64), "weight_scale_inv"),
+        lambda w: fp8(w, (8, 64), "weight_scale_inv", exponents=True),
     ),
     "one scale": ({"quant_method": "fp8"}, lambda w: fp8(w, None, "weight_scale")),
     "one scale, static activations": (
@@ -195,6 +209,18 @@ def test_bitsandbytes(kind: str, inputs: int, tmp_path: Path) -> None:
             torch.testing.assert_close(Linear(source, [kind], [32], inputs)(x), x @ numbers.T)
 
 
+def test_packed_numbers_are_those_of_transformers() -> None:
+    from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    packed = fp8(torch.randn(40, 96), (16, 32), "scales")
+    numbers = _dequantize_fp8_weight(packed["weight"], packed["scales"], [16, 32], torch.float32)
+    assert torch.equal(numbers, packed["numbers"])
+    packed = mxfp4(torch.randn(2, 24, 64))
+    numbers = convert_moe_packed_tensors(packed["blocks"], packed["scales"], dtype=torch.float32)
+    assert torch.equal(numbers.transpose(1, 2), packed["numbers"])
+
+
 def test_inputs_in_different_orders_are_multiplied_apart(tmp_path: Path) -> None:
     orders = iter((SHUFFLED, SHUFFLED.flip(0)))
     numbers = write(tmp_path, lambda w: gptq(w, 4, 64, 1, next(orders)))
@@ -219,6 +245,27 @@ def test_a_part_of_outputs_and_inputs(name: str, tmp_path: Path) -> None:
     assert torch.equal(part.dense(torch.float32), numbers[8:32, 64:128])
 
 
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("lm_head", True),
+        ("model.layers.0.mlp.gate", True),
+        ("model.layers.0.mlp.gate_proj", False),
+        ("model.layers.10.mlp.gate", False),
+        ("model.layers.3.self_attn.q_proj", True),
+        ("model.layers.3.mlp.experts.7.up_proj", False),
+    ],
+)
+def test_names_of_modules_that_are_left_out(name: str, left_out: bool) -> None:
+    entries = ["lm_head", "model.layers.0.mlp.gate", r"model\.layers\.\d+\.self_attn"]
+    policy = parse_quantization(
+        {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": entries}}
+    ).policy
+    assert (policy(name, False, lambda _: True) == DENSE) == left_out
+    # What has no scale is not quantized, whatever the config says.
+    assert policy(name, False, lambda tensor: tensor.endswith(".weight")) == DENSE
+
+
 def test_projections_that_are_stored_differently_are_named(tmp_path: Path) -> None:
     write(tmp_path, lambda w: gptq(w, 4, 64, 1))
     config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": {r".*\.b": {"bits": 8}}}
@@ -232,6 +279,7 @@ def test_projections_that_are_stored_differently_are_named(tmp_path: Path) -> No
     [
         ({"quant_method": "quip"}, ["'quip'", "compressed-tensors", "gptq", "bitsandbytes"]),
         ({}, ["None", "gptq"]),
+        ({"quant_method": ["gptq"]}, ["['gptq']", "gptq"]),
         ([4], ["not a JSON object"]),
         ({"quant_method": "gptq", "bits": 3}, ["3 bits", "4 and 8"]),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["'marlin'", "gptq_v2"]),
@@ -243,7 +291,20 @@ def test_projections_that_are_stored_differently_are_named(tmp_path: Path) -> No
         ({"quant_method": "awq", "modules_to_not_convert": "head"}, ["modules_to_not_convert", "list"]),
         ({"quant_method": "fp8", "weight_block_size": [128, 100]}, ["[128, 100]", "128"]),
         ({"quant_method": "fp8", "weight_block_size": "all"}, ["'all'"]),
+        ({"quant_method": "fp8", "weight_block_size": "128x100"}, ["[128, 100]"]),
         ({"quant_method": "fp8", "activation_scheme": "none"}, ["activation_scheme", "dynamic"]),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+                "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}},
+            },
+            ["num_bits 4", "nvfp4-pack-quantized", "served are FP8", "MXFP4"],
+        ),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": ["Linear"]}},
+            ["config_groups", "'g'", "object"],
+        ),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "int3"}, ["bnb_4bit_quant_type", "nf4"]),
     ],
 )

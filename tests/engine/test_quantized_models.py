@@ -216,6 +216,16 @@ def test_on_load(kind: str, base: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert tokens(base, quantization=kind) == outputs
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+def test_on_load_from_other_layouts(family: str, tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2 stores weights as [inputs, outputs], and BLOOM queries, keys and values in turn."""
+    folder = tiny_model(family)
+    outputs = tokens(folder, quantization="int8")
+    assert behind(folder, outputs).mean() < 0.1
+    pretend(monkeypatch)
+    assert tokens(folder, quantization="int8") == outputs
+
+
 def test_weights_are_quantized_one_after_another(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the weights that are quantized on load, one at a time is in memory in 32 bits."""
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()

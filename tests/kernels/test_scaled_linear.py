@@ -41,15 +41,15 @@ def make(kind: str, outputs: int, inner: int, rows: int, device: torch.device) -
 @pytest.mark.parametrize("kind", ["fp8", "fp8 in tiles", "int8", "int8 with a zero"])
 @pytest.mark.parametrize(("rows", "outputs", "inner"), [(1, 40, 96), (5, 50, 112)])
 def test_products(rows: int, outputs: int, inner: int, kind: str, name: str, device: torch.device) -> None:
-    if kind == "fp8 in tiles":
-        inner = 128
     x, weight = make(kind, outputs, inner, rows, device)
     bias = torch.randn(outputs, device=device)
     exact = dequantize_rows_reference(x).double() @ dequantize_scaled_reference(weight, torch.float64).T
     exact += bias.double()
     for _ in range(2):  # the second time shows whether the first has left its counters at zero
         ours = scaled_linear(x, weight, bias, torch.float32, CONFIGS[name])
-        assert relative_error(ours, exact) < 1e-6
+        # Tensor cores add up FP8 with some 14 bits.
+        coarse = device.type == "cuda" and "fp8" in kind and name != "one row"
+        assert relative_error(ours, exact) < (2**-12 if coarse else 1e-6)
     assert relative_error(scaled_linear_reference(x, weight, bias, torch.float32), exact) < 1e-6
     if name == "tiles":
         # The interpreter cuts bits off instead of rounding.

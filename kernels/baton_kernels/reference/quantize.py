@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 E4M3_MOST = 448.0  # the largest number of float8_e4m3fn
 # The scale of a group that has nothing but zeros.
@@ -24,12 +25,13 @@ class RowFormat(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """Rows [T, K] = (codes - zeros) * scales. codes: [T, K]. scales: [T, K / group] float32. zeros: [T] int32, or None
-    for 0."""
+    """Rows [T, K] = (codes - zeros) * scales. codes: [T, K]. scales: [T, ceil(K / group)] float32. zeros: [T] int32, or
+    None for 0. group: how many columns share a scale, 0 = all."""
 
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
+    group: int = 0
 
 
 def quantize_rows_reference(
@@ -42,7 +44,8 @@ def quantize_rows_reference(
     not finite gets the scale NaN, so that no product with it is finite.
     """
     rows, columns = x.shape
-    values = x.float().reshape(rows, -1, form.group or columns)
+    group = form.group or columns
+    values = functional.pad(x.float(), (0, -columns % group)).reshape(rows, -1, group)
     broken = (values * 0).sum(dim=2)
     integers = form.dtype == torch.int8
     zeros = None
@@ -72,17 +75,17 @@ def quantize_rows_reference(
     else:
         codes = scaled.clamp(-E4M3_MOST, E4M3_MOST).to(form.dtype)
     return QuantizedRows(
-        codes.reshape(rows, columns),
+        codes.reshape(rows, -1)[:, :columns].contiguous(),
         scales.contiguous(),
         None if zeros is None else zeros.nan_to_num().reshape(rows).int(),
+        form.group,
     )
 
 
 def dequantize_rows_reference(rows: QuantizedRows) -> torch.Tensor:
     """Return the rows that the codes stand for, [T, K] float32."""
-    tokens, columns = rows.codes.shape
+    columns = rows.codes.shape[1]
     values = rows.codes.float()
     if rows.zeros is not None:
         values -= rows.zeros.float()[:, None]
-    groups = values.reshape(tokens, rows.scales.shape[1], -1) * rows.scales[..., None]
-    return groups.reshape(tokens, columns)
+    return values * rows.scales.repeat_interleave(rows.group or columns, dim=1)[:, :columns]

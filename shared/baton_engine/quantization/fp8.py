@@ -100,6 +100,9 @@ def read_tile(value: object) -> tuple[int, int] | None:
     """Return how many outputs and inputs share a scale; None = all. Other inputs than _WIDTHS are an error."""
     if value is None:
         return None
+    if isinstance(value, str) and all(size.isdecimal() for size in value.split("x")):
+        # Older versions of compressed-tensors write 128x128.
+        value = [int(size) for size in value.split("x")]
     valid = isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value)
     if not valid or not isinstance(value, list) or value[1] not in _WIDTHS:
         raise ConfigError(

@@ -12,7 +12,7 @@ from baton_kernels.reference.grouped_linear import GroupedWeight
 from .dense import DENSE
 from .fields import QuantizationFields
 from .grouped import GroupedMethod, Part, check_group, pack_codes
-from .names import compile_pattern
+from .names import check_pattern
 from .packed import divide, group_order, unpack
 
 # A word of codes that are one.
@@ -90,7 +90,7 @@ def read_policy(fields: QuantizationFields) -> GptqPolicy:
             )
         left_out = pattern.startswith("-:")
         changed = None if left_out else _method(QuantizationFields({**fields.fields, **changes}), less_one)
-        others.append((compile_pattern(pattern.removeprefix("-:").removeprefix("+:")), changed))
+        others.append((check_pattern(pattern.removeprefix("-:").removeprefix("+:")), changed))
     return GptqPolicy(general, others)
 
 

@@ -10,10 +10,15 @@ _LONGEST = 1000
 _BOUNDARY = r"(?:\.|$)"
 
 
-def compile_pattern(text: str) -> re.Pattern[str]:
-    """Raises ConfigError for a text that is no regular expression, or a huge one."""
+def check_pattern(text: str) -> re.Pattern[str]:
+    """As compile_pattern, and raise ConfigError for a huge text."""
     if len(text) > _LONGEST:
         raise ConfigError(f"a pattern in quantization_config has {len(text)} characters; at most {_LONGEST} are read")
+    return compile_pattern(text)
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """Raises ConfigError for a text that is no regular expression."""
     try:
         return re.compile(text)
     except re.error as error:
@@ -26,7 +31,7 @@ class ExactOrPattern:
     def __init__(self, entries: Iterable[str]) -> None:
         entries = list(entries)
         self.exact = frozenset(entry for entry in entries if not entry.startswith("re:"))
-        self._patterns = [compile_pattern(entry[3:]) for entry in entries if entry.startswith("re:")]
+        self._patterns = [check_pattern(entry[3:]) for entry in entries if entry.startswith("re:")]
 
     def has(self, name: str) -> bool:
         return name in self.exact or self.matches(name)
@@ -42,7 +47,10 @@ class NotConverted:
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._ends = tuple(entries)
-        self._patterns = [compile_pattern(f"(?:{entry}){_BOUNDARY}") for entry in self._ends]
+        for entry in self._ends:
+            check_pattern(entry)
+        # One expression, as models with experts have tens of thousands of modules.
+        self._pattern = compile_pattern("|".join(f"(?:{entry}){_BOUNDARY}" for entry in self._ends) or "(?!)")
 
     def has(self, name: str) -> bool:
-        return name.endswith(self._ends) or any(pattern.match(name) for pattern in self._patterns)
+        return name.endswith(self._ends) or self._pattern.match(name) is not None

@@ -85,5 +85,5 @@ def _take(
     """Return a part of a weight that is not quantized, [outputs, inputs], in the engine's dtype."""
     field = f"{name}.weight"
     if transposed:
-        return source.take(field, shape[::-1], part[::-1]).t()
+        return source.take(field, shape[::-1], part[::-1]).t().contiguous()
     return source.take(field, shape, part)

@@ -52,7 +52,7 @@ class Quantization(NamedTuple):
             return numbers
         if ops.keeps_codes:
             return f"{self.bits}-bit codes ({self.name})"
-        kept = f"int8 and {numbers}" if has_int8_products() else numbers
+        kept = f"int8 or {numbers}" if self._keeps_int8 else numbers
         return f"{kept} from {self.bits}-bit codes ({self.name})"
 
     def sizes(self, dtype: torch.dtype, device: torch.device) -> TensorBytes:
@@ -63,7 +63,7 @@ class Quantization(NamedTuple):
         quantized on load; neither makes much of a difference.
         """
         on_cpu = device.type == "cpu"
-        keeps_int8 = on_cpu and self.name in ("compressed-tensors", "on load: int8") and has_int8_products()
+        keeps_int8 = on_cpu and self._keeps_int8
 
         def size(stored: torch.dtype, shape: tuple[int, ...]) -> float:
             elements = math.prod(shape)
@@ -76,6 +76,11 @@ class Quantization(NamedTuple):
             return elements * codes.get(stored, 1) * dtype.itemsize
 
         return size
+
+    @property
+    def _keeps_int8(self) -> bool:
+        """Whether a CPU keeps codes that are int8."""
+        return self.name in ("compressed-tensors", "on load: int8") and has_int8_products()
 
 
 def read_quantization(folder: Path, requested: str = "auto") -> Quantization:
@@ -94,7 +99,7 @@ def parse_quantization(config: dict[str, Any], requested: str = "auto", folder: 
     if fields is None:
         return Quantization("none", as_stored)
     method = fields.fields.get("quant_method")
-    if method not in FORMATS:
+    if not isinstance(method, str) or method not in FORMATS:
         raise fields.refuse(f"{method!r}", f"served are {', '.join(FORMATS)}, and weights that are not quantized")
     module = import_module(f".{FORMATS[method]}", __package__)
     return Quantization(method, cast(Policy, module.read_policy(fields)), _bits(fields))
