@@ -100,6 +100,9 @@ def seconds(run: Callable[[int], object], count: int) -> float:
     """Return the time of one call of run(i), i < count, as part of a graph of them all."""
     run(0)
     torch.cuda.synchronize()
+    # Each graph allocates memory of its own, which the allocator keeps afterwards.
+    if torch.cuda.memory_reserved() > torch.cuda.mem_get_info()[1] // 2:
+        torch.cuda.empty_cache()
     graph, stream = torch.cuda.CUDAGraph(), capture_stream()
     stream.wait_stream(torch.cuda.current_stream())
     # torch.cuda.graph does this too, but empties the allocator's cache each time, which takes longer than the replays.
