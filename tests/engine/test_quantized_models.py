@@ -247,6 +247,24 @@ def test_weights_are_quantized_one_after_another(base: Path, monkeypatch: pytest
     assert not alive
 
 
+def test_weights_are_taken_in_one_order(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights can be read ahead, whether they stay in their codes or not."""
+    taken: list[str] = []
+    take = Source.take
+
+    def note(source: Source, name: str, *rest: Any, **named: Any) -> torch.Tensor:
+        taken.append(source.full_name(name))
+        return take(source, name, *rest, **named)
+
+    monkeypatch.setattr(Source, "take", note)
+    make_engine(sparse, quantization="int8")
+    expected, taken[:] = list(taken), []
+    pretend(monkeypatch)
+    make_engine(sparse, quantization="int8")
+    assert len(taken) > 40
+    assert taken == expected
+
+
 def test_engines_with_other_weights_do_not_share_kv(base: Path) -> None:
     layouts = [make_engine(base, quantization=kind).layout() for kind in ("auto", "fp8", "int8")]
     assert len({layout_fingerprint(layout, base) for layout in layouts}) == 3

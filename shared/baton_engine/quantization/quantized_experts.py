@@ -38,10 +38,16 @@ Read = Callable[[Source, list[str], list[int], int], GroupedWeight | ScaledWeigh
 def read_experts(
     source: Source, names: ExpertNames, experts: int, hidden: int, size: int, read: Read
 ) -> QuantizedExperts:
-    """Return the weights of all experts, which a checkpoint stores at the expert's number."""
-    numbers = [source.at(str(number)) for number in range(experts)]
-    gate_up = join([read(expert, [names.gate, names.up], [size, size], hidden) for expert in numbers])
-    return QuantizedExperts(gate_up, join([read(expert, [names.down], [hidden], size) for expert in numbers]))
+    """Return the weights of all experts, which a checkpoint stores at the expert's number.
+
+    Tensors are taken in the order in which DenseExperts takes them, one expert after another.
+    """
+    gate_up, down = [], []
+    for number in range(experts):
+        expert = source.at(str(number))
+        gate_up.append(read(expert, [names.gate, names.up], [size, size], hidden))
+        down.append(read(expert, [names.down], [hidden], size))
+    return QuantizedExperts(join(gate_up), join(down))
 
 
 def join(
