@@ -30,6 +30,7 @@ NUMBERS = [0, 1, 2, 16, 64, 150, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
 SIZES = [0, 1, 4_096, 150 * 4_096, 256 << 20, (256 << 20) + 1, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 TOKEN = b"t" * 16
 _FRAME = struct.Struct("<QII")
+ROUNDS = int(os.environ.get("FUZZ_ANNOUNCEMENT_PODS", "12"))
 
 
 class Hostile(PrefillServicer):
@@ -136,15 +137,15 @@ async def hostile(*arguments: Any) -> AsyncIterator[Hostile]:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(60 + 2 * ROUNDS)
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
 async def test_the_decode_pod_lives(llama: Path, start_worker: StartWorker, transport: str) -> None:
-    rounds = int(os.environ.get("FUZZ_ANNOUNCEMENT_PODS", "12"))
     prefill, decode = await start_pair(start_worker)
     fingerprint = (await decode.info()).fingerprint
     sent = 0
     async with DecodeClient(decode) as client:
         await paired(client, prefill, decode)
-        for seed in range(rounds):
+        for seed in range(ROUNDS):
             async with hostile(seed, transport, seed % 3 > 0, fingerprint, 60) as pod:
                 prompt, good = make_prompt(150, seed=1_000 + seed), make_prompt(90, seed=2_000 + seed)
                 answer = await client.submit(prompt, pod.address, prefill)
@@ -157,7 +158,7 @@ async def test_the_decode_pod_lives(llama: Path, start_worker: StartWorker, tran
             await answer.finished(timeout_s=30)
             assert_right(llama, prompt, answer, other_pod=None)
         events = (await decode.load()).handover_events
-        assert sent > 20 * rounds
+        assert sent > 20 * ROUNDS
         assert events["refused_announcement"] > 0
         after = make_prompt(200, seed=9)
         assert_right(llama, after, await client.ask(after, prefill))
