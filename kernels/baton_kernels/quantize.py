@@ -9,6 +9,12 @@ from .reference.quantize import E4M3_MOST, ZERO_SCALE, QuantizedRows, RowFormat
 
 
 @triton.jit
+def _divide(values, divisor):
+    """Divide float32 values, correctly rounded. A GPU's plain division may be off by the last bit."""
+    return tl.div_rn(values, tl.zeros_like(values) + divisor)
+
+
+@triton.jit
 def _round(values):
     """Round float32 values below 2 ** 22 to whole numbers, ties to even."""
     return (values + 12582912.0) - 12582912.0
@@ -48,15 +54,15 @@ def _quantize_kernel(
             zero += tl.load(static_zero).to(tl.float32)
     else:
         if SYMMETRIC:
-            scale = tl.minimum(tl.max(tl.abs(values), axis=1), most) / limit
+            scale = _divide(tl.minimum(tl.max(tl.abs(values), axis=1), most), limit)
         else:
             low = tl.minimum(tl.min(values, axis=1), 0.0)
-            scale = (tl.maximum(tl.max(values, axis=1), 0.0) - low) / 255.0
+            scale = _divide(tl.maximum(tl.max(values, axis=1), 0.0) - low, 255.0)
         scale = tl.where(scale == 0.0, zero_scale, scale) + broken
         if POWER_OF_TWO:
             scale = tl.exp2(tl.ceil(tl.log2(scale)))
         if not SYMMETRIC:
-            zero = _round(tl.minimum(tl.maximum(-128.0 - low / scale, -128.0), 127.0))
+            zero = _round(tl.minimum(tl.maximum(-128.0 - tl.div_rn(low, scale), -128.0), 127.0))
     scaled = tl.div_rn(values, scale[:, None].broadcast_to(values.shape))
     if not SYMMETRIC:
         scaled += zero[:, None]
