@@ -2,7 +2,7 @@
 
 Afterwards nothing may be left behind: no block held, every count right, device and host memory no larger than halfway
 through, and greedy answers the same tokens as before. The exit code is 1 when anything is wrong. The seed that it
-prints, given as --seed, sends the same requests; what is broken off when depends on the steps alone, never on time.
+prints, given as --seed, sends the same requests. Requests are aborted after a number of steps, never after a time.
 """
 
 import argparse

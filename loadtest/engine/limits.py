@@ -1,6 +1,6 @@
-"""What a device can do at best: the seconds that a model's work takes at its two measured rates.
+"""The least time that a model's work can take on a device, from the device's two measured rates.
 
-Work that cannot overlap is summed: a product waits for the attention before it and the other way round. Within each,
+Work that cannot overlap is summed: a product and the attention beside it wait for each other. Within each,
 the larger of bytes over bandwidth and operations over arithmetic rate counts (the roofline of Williams et al., 2009).
 """
 
@@ -12,7 +12,7 @@ from loadtest.engine.device import Card
 
 @dataclass(frozen=True)
 class Limits:
-    """Least seconds for work of a model on a card. itemsize: bytes of a weight and of an element of KV."""
+    """The least seconds that work of a model takes on a card. itemsize: bytes of a weight and of an element of KV."""
 
     model: ModelConfig
     itemsize: int
@@ -20,7 +20,7 @@ class Limits:
 
     @property
     def _layer_weights(self) -> int:
-        """Elements of the matrices that a token goes through."""
+        """The number of weights that each token is multiplied by."""
         return self.model.num_layers * self.model.layer_weights
 
     @property
@@ -28,7 +28,7 @@ class Limits:
         return self.model.vocab_size * self.model.hidden_size
 
     def products(self, tokens: int, logits: int, steps: int = 1) -> float:
-        """Of all matrix products over so many tokens and rows of logits, the weights read once a step."""
+        """Return the time of all matrix products for these tokens and logits rows. Each step reads all weights once."""
         operations = 2 * (self._layer_weights * tokens + self._head_weights * logits)
         layers = self.model.num_layers * self.model.layer_weights_read(tokens / steps)
         read = steps * self.itemsize * (layers + self._head_weights)
@@ -38,7 +38,7 @@ class Limits:
         return self._attention(sum(self._pairs(n) for n in lengths), 0)
 
     def decode_attention(self, contexts: list[int]) -> float:
-        """Of one step of sequences with so many tokens each, the new one included."""
+        """Return the time of one step. contexts: the tokens of each sequence, the new one included."""
         seen = sum(self._seen(n) for n in contexts)
         return self._attention(seen, seen)
 
@@ -49,7 +49,7 @@ class Limits:
         return self.products(len(contexts), len(contexts)) + self.decode_attention(contexts)
 
     def serve(self, inputs: list[int], outputs: list[int]) -> float:
-        """Of requests from prompt to last token, with no more steps than the longest output needs."""
+        """Return the time of requests from prompt to last token, in as few steps as the longest output needs."""
         pairs = zip(inputs, outputs, strict=True)
         # A prompt's last position gives the first output, so the last output is never an input.
         seen = sum(self._pairs(n + m - 1) - self._pairs(n) for n, m in pairs)
@@ -58,7 +58,7 @@ class Limits:
         return products + self.prefill_attention(inputs) + self._attention(seen, seen)
 
     def others(self, tokens: int, logits: int) -> dict[str, float]:
-        """Of what stands between products and attention in one step, by kind: the bytes that each must move."""
+        """Return the time of a step's other operations by kind, from the bytes that each of them must move."""
         m = self.model
         heads = m.num_heads + 2 * m.num_kv_heads
         moved = {
@@ -73,17 +73,17 @@ class Limits:
         return max(moved / self.card.bandwidth, operations / self.card.arithmetic)
 
     def _attention(self, pairs: int, read: int) -> float:
-        """pairs: of query and key, and read: keys read from memory, both over all layers."""
+        """pairs: pairs of query and key. read: keys that are read from memory. Both count all layers."""
         m = self.model
         moved = 2 * m.num_kv_heads * m.head_dim * self.itemsize * read
         return self._larger(moved, 4 * m.num_heads * m.head_dim * pairs)
 
     def _seen(self, context: int) -> int:
-        """Keys that the last token of a context sees, over all layers."""
+        """Return how many keys the last token of a context sees, over all layers."""
         return sum(context if window is None else min(context, window) for window in self.model.sliding_windows)
 
     def _pairs(self, length: int) -> int:
-        """Keys that all tokens of a sequence see, over all layers."""
+        """Return how many keys all tokens of a sequence see together, over all layers."""
         total = 0
         for window in self.model.sliding_windows:
             ramp = length if window is None else min(length, window)

@@ -1,4 +1,4 @@
-"""What became of a replayed trace under each policy, as an SVG: TTFT as cumulative distributions, and hit rates."""
+"""Draws the results of a replayed trace under each policy: TTFT as cumulative distributions, and hit rates."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -113,7 +113,7 @@ class GpuPairs:
                 if link.gpu_credit:
                     link.send(kv.DecodeToPrefill(gpu_credit=kv.GpuCredit(pieces=pieces)))
 
-    def unknown(self, link: PrefillLink) -> str:
+    def refuse_unknown(self, link: PrefillLink) -> str:
         """Refuse a message about a pair that no correct prefill pod sends; return the reason."""
         return self._refuse(link, "a message about the pair of GPUs was not valid")
 

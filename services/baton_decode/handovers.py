@@ -266,7 +266,7 @@ class Handovers:
             case "lost":
                 problem = pair.lost
             case _:
-                problem = self._pairs.unknown(link)
+                problem = self._pairs.refuse_unknown(link)
         if problem is not None:
             self._pair_lost(link, problem)
             self._pairs.check(link)

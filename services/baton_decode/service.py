@@ -105,7 +105,7 @@ class DecodeService(DecodeServicer):
     async def Serve(self, request_iterator: AsyncIterator[pb.GatewayMessage], context: Any) -> AsyncIterator[Any]:
         stream = GatewayStream()
         self._streams.add(stream)
-        act = partial(self._obey, stream)
+        act = partial(self._act_on, stream)
         reader = asyncio.create_task(self._intake.read(request_iterator, act, context.peer()))
         sending = asyncio.create_task(stream.next())
         try:
@@ -123,7 +123,7 @@ class DecodeService(DecodeServicer):
             for id in list(stream.requests.values()):
                 self._cancel(id)
 
-    def _obey(self, stream: GatewayStream, message: pb.GatewayMessage) -> None:
+    def _act_on(self, stream: GatewayStream, message: pb.GatewayMessage) -> None:
         """Act on a message. Raises MessageRefused."""
         if stream.num_unread > MOST_UNREAD:
             raise MessageRefused("unread", "step", "the peer does not read the answers")

@@ -14,7 +14,7 @@ class GatewayStream:
         self.peers: list[str] = []  # addresses of the prefill pods that its requests may be handed to
         self._deltas: list[pb.Delta] = []
         self._failed_handovers: list[pb.FailedHandover] = []
-        self._some = asyncio.Event()
+        self._not_empty = asyncio.Event()
         self._sending = False
 
     @property
@@ -29,18 +29,18 @@ class GatewayStream:
 
     def put(self, deltas: list[pb.Delta]) -> None:
         self._deltas += deltas
-        self._some.set()
+        self._not_empty.set()
 
     def put_failed_handover(self, handle: int, prefill_address: str) -> None:
         """Report a prefill pod that did not deliver. The report leaves with the next deltas at the latest."""
         self._failed_handovers.append(pb.FailedHandover(handle=handle, prefill_address=prefill_address))
-        self._some.set()
+        self._not_empty.set()
 
     async def next(self) -> pb.DecodeMessage:
         """Wait for the next message to send, and return it. The call means that the message before it was sent."""
         self._sending = False
-        await self._some.wait()
-        self._some.clear()
+        await self._not_empty.wait()
+        self._not_empty.clear()
         self._sending = True
         deltas, self._deltas = self._deltas, []
         failed, self._failed_handovers = self._failed_handovers, []

@@ -47,7 +47,7 @@ class GpuPairs:
 
     def take(self, output: Output) -> None:
         for pair in output.pair_ids:
-            self._tell(pair.pair, kv.GpuPair(id=pair.unique_id))
+            self._notify(pair.pair, kv.GpuPair(id=pair.unique_id))
         for number in output.pairs_up:
             session = self._sessions.get(number)
             if session is not None and session.pair_opened:
@@ -55,11 +55,11 @@ class GpuPairs:
                 self._use_if_up(session)
         for lost in output.pairs_lost:
             log.warning("KV of a lost GPU pair goes through the host: %s", lost.reason, extra={"event": "pair_lost"})
-            self._tell(lost.pair, kv.GpuPair(lost=lost.reason))
+            self._notify(lost.pair, kv.GpuPair(lost=lost.reason))
             if lost.pair in self._sessions:
                 self.close(self._sessions[lost.pair])
 
-    def heard(self, session: Session, pair: kv.GpuPair) -> None:
+    def changed(self, session: Session, pair: kv.GpuPair) -> None:
         """Act on a decode pod's message about its pair."""
         match pair.WhichOneof("state"):
             case "up" if session.pair_opened and not session.pair_up_there:
@@ -111,10 +111,10 @@ class GpuPairs:
         """Count an invalid message, and end the pair of the decode pod that sent it."""
         self._events["refused_announcement"] += 1
         if session.pair_opened:
-            self._tell(session.id, kv.GpuPair(lost="a message about the pair of GPUs was not valid"))
+            self._notify(session.id, kv.GpuPair(lost="a message about the pair of GPUs was not valid"))
         self.close(session)
 
-    def _tell(self, number: int, pair: kv.GpuPair) -> None:
+    def _notify(self, number: int, pair: kv.GpuPair) -> None:
         session = self._sessions.get(number)
         if session is not None and session.pair_opened:
             session.control.put_nowait(kv.PrefillToDecode(gpu_pair=pair))

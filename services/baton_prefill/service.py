@@ -128,7 +128,7 @@ class PrefillService(PrefillServicer):
             return
         session = Session(secrets.randbits(63), first.hello.epoch)
         self._sessions[session.id] = session
-        act = partial(self._obey, session)
+        act = partial(self._act_on, session)
         reader = asyncio.create_task(self._intake.read(request_iterator, act, context.peer()))
         welcome = kv.Welcome(epoch=self._epoch, session=session.id, gpu_credit=True)
         if self._bulk is not None:
@@ -178,7 +178,7 @@ class PrefillService(PrefillServicer):
             raise bulk.UnknownSession
         await self._pieces.send(session, connection)
 
-    def _obey(self, session: Session, message: kv.DecodeToPrefill) -> None:
+    def _act_on(self, session: Session, message: kv.DecodeToPrefill) -> None:
         """Act on a message. Raises MessageRefused."""
         if session.control.qsize() > MOST_UNREAD:
             raise MessageRefused("unread", "control", "the peer does not read the answers")
@@ -194,7 +194,7 @@ class PrefillService(PrefillServicer):
                 for ticket_id in set(message.renew.ticket_ids):
                     self._renew(session, ticket_id, message.renew.lease_ms)
             case "gpu_pair":
-                self._pairs.heard(session, message.gpu_pair)
+                self._pairs.changed(session, message.gpu_pair)
             case "gpu_credit":
                 self._pairs.credit(session, message.gpu_credit.pieces)
             case _:

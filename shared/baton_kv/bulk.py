@@ -140,24 +140,24 @@ async def connect(host: str, port: int, token: bytes, tls: PeerTls | None) -> so
 
 async def send(connection: socket.socket, header: PieceHeader, payload: memoryview) -> None:
     """Send a piece. The payload must not change until this returns."""
-    words = header.SerializeToString()
-    frame = _FRAME.pack(checksum(words, payload), len(words), len(payload))
-    await _send_all(connection, frame + words)
+    serialized = header.SerializeToString()
+    frame = _FRAME.pack(checksum(serialized, payload), len(serialized), len(payload))
+    await _send_all(connection, frame + serialized)
     await _send_all(connection, payload)
 
 
 class Frame:
     """The beginning of a piece that is being received."""
 
-    def __init__(self, checksum: int, words: bytes, size: int) -> None:
+    def __init__(self, checksum: int, serialized: bytes, size: int) -> None:
         self._checksum = checksum
-        self._words = words
+        self._serialized = serialized
         self.size = size  # of the payload, in bytes
 
     async def receive(self, connection: socket.socket, payload: memoryview) -> Piece:
         """Read the payload into `payload`, which has `size` bytes. Raises PieceRefused when the piece was damaged."""
         await _fill(connection, payload)
-        return read_piece(self._checksum, self._words, payload)
+        return read_piece(self._checksum, self._serialized, payload)
 
 
 async def receive_frame(connection: socket.socket) -> Frame:

@@ -146,7 +146,7 @@ class Communicator:
         self._handle = ctypes.c_void_p()
         self._closed = threading.Event()
         self._lock = threading.Lock()  # NCCL allows one call at a time for a communicator
-        self._taken: Transfer | None = None  # the transfer of the last call, until NCCL has queued it
+        self._unqueued: Transfer | None = None  # the transfer of the last call, until NCCL has queued it
         self._under_way: deque[tuple[float, Transfer]] = deque()
         threading.Thread(target=self._set_up, args=(unique_id,), daemon=True).start()
 
@@ -217,7 +217,7 @@ class Communicator:
             self._finish(time.monotonic() + _CALL_S)
             size = values.numel() * values.element_size()
             _check(call(values.data_ptr(), size, _BYTES, 1 - self._rank, self._handle, self.stream.cuda_stream))
-            transfer = self._taken = Transfer()
+            transfer = self._unqueued = Transfer()
             self._under_way.append((time.monotonic() + TRANSFER_S, transfer))
             return transfer
 
@@ -235,9 +235,9 @@ class Communicator:
         _check(state.value)
         if state.value == _IN_PROGRESS:
             return False
-        if self._taken is not None:
-            self._taken.queued(self.stream)
-            self._taken = None
+        if self._unqueued is not None:
+            self._unqueued.queued(self.stream)
+            self._unqueued = None
         return True
 
     def _wait(self, deadline: float) -> None:

@@ -74,9 +74,9 @@ def make_header(epoch: int, ticket_id: int, generation: int, extent: Extent) -> 
 
 def encode(header: PieceHeader, payload: bytes | memoryview) -> bytes:
     """Return the message of a piece; the payload is copied once."""
-    words = header.SerializeToString()
-    sizes = _HEADER, _varint(len(words)), words, _PAYLOAD, _varint(len(payload))
-    return b"".join((_CHECKSUM, _FIXED64.pack(checksum(words, payload)), *sizes, payload))
+    serialized = header.SerializeToString()
+    sizes = _HEADER, _varint(len(serialized)), serialized, _PAYLOAD, _varint(len(payload))
+    return b"".join((_CHECKSUM, _FIXED64.pack(checksum(serialized, payload)), *sizes, payload))
 
 
 def decode(message: bytes) -> Piece:
@@ -86,30 +86,30 @@ def decode(message: bytes) -> Piece:
             raise PieceRefused("checksum")
         [expected] = _FIXED64.unpack_from(message, 1)
         size, at = _read_varint(message, 10)
-        words, at = message[at : at + size], at + size
+        serialized, at = message[at : at + size], at + size
         if message[at : at + 1] != _PAYLOAD:
             raise PieceRefused("checksum")
         size, at = _read_varint(message, at + 1)
     except (IndexError, struct.error):
         raise PieceRefused("checksum") from None
     payload = memoryview(message)[at:]
-    return read_piece(expected if len(payload) == size else None, words, payload)
+    return read_piece(expected if len(payload) == size else None, serialized, payload)
 
 
-def read_piece(expected: int | None, words: bytes, payload: memoryview) -> Piece:
-    """Return the piece. words: the serialized header. Raises PieceRefused when the checksum is not as expected."""
+def read_piece(expected: int | None, serialized: bytes, payload: memoryview) -> Piece:
+    """Return the piece. serialized: the serialized header. Raises PieceRefused when the checksum is not as expected."""
     try:
-        header = PieceHeader.FromString(words)
+        header = PieceHeader.FromString(serialized)
     except DecodeError:
         raise PieceRefused("checksum") from None
-    if checksum(words, payload) != expected:
+    if checksum(serialized, payload) != expected:
         raise PieceRefused("checksum", header)
     return Piece(header, payload)
 
 
-def checksum(words: bytes, payload: bytes | memoryview) -> int:
+def checksum(serialized: bytes, payload: bytes | memoryview) -> int:
     """Return the xxh3-64 of a serialized header and a payload."""
-    digest = xxhash.xxh3_64(words)
+    digest = xxhash.xxh3_64(serialized)
     digest.update(payload)
     return digest.intdigest()
 

@@ -95,7 +95,7 @@ class EngineLoop:
         while True:
             self._send()
             for command in self._next_commands(progress):
-                self._obey(command)
+                self._execute(command)
             mover.settle()
             result = engine.step(self._on_wait)
             progress = result.progress
@@ -126,7 +126,7 @@ class EngineLoop:
     def _on_wait(self) -> None:
         """Do the work that need not wait for the step that the device is computing."""
         for command in self._channel.receive(timeout=_POLL_S):
-            self._obey(command)
+            self._execute(command)
         self._mover.output.reservations += self._engine.reserve()
         for export in self._engine.early_exports():
             self._mover.put(export)
@@ -134,7 +134,7 @@ class EngineLoop:
         self._mover.pack()
         self._send()
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         engine, mover = self._engine, self._mover
         match command:
             case Add(request, lane):

@@ -13,7 +13,7 @@ from baton_kv.nccl import TRANSFER_S, Communicator, NcclError, make_unique_id
 Then = Callable[[bool], None]
 
 
-class OnItsWay(Protocol):
+class TransferHandle(Protocol):
     def query(self) -> bool: ...
 
 
@@ -24,9 +24,9 @@ class Link(Protocol):
     up: bool
     gone: bool
 
-    def send(self, values: torch.Tensor) -> OnItsWay: ...
+    def send(self, values: torch.Tensor) -> TransferHandle: ...
 
-    def receive(self, values: torch.Tensor) -> OnItsWay: ...
+    def receive(self, values: torch.Tensor) -> TransferHandle: ...
 
     def check(self) -> None: ...
 
@@ -34,7 +34,7 @@ class Link(Protocol):
 
 
 class _Transfer(msgspec.Struct):
-    over: OnItsWay
+    over: TransferHandle
     deadline: float
     then: Then
 

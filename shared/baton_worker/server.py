@@ -267,7 +267,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: PeerTls | None) ->
         raise ConfigError(f"port {port} on {host} cannot be bound; is it taken?") from None
 
 
-def _calm(record: logging.LogRecord) -> bool:
+def _lower_peer_errors(record: logging.LogRecord) -> bool:
     """Lower two errors of gRPC to infos: a peer left in the middle of a message, or sent one that cannot be parsed."""
     if str(record.msg).startswith(("ExecuteBatchError raised in core", "Exception deserializing message")):
         record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
@@ -278,7 +278,7 @@ def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFac
     """Run a worker pod's RPC process. Exits with status 1 and one clear message when it cannot serve."""
     configure_logging(role_name(role), settings.log_level)
     for name in ("grpc._cython.cygrpc", "grpc._common"):
-        logging.getLogger(name).addFilter(_calm)
+        logging.getLogger(name).addFilter(_lower_peer_errors)
 
     async def run() -> None:
         await WorkerServer(settings, role, make_service).run()
