@@ -26,7 +26,7 @@ _MOST_REASON = 200
 
 
 class _Pair(msgspec.Struct):
-    """up: whether pieces may be announced. credit: how many more, even if the prefill pod knows no such limit."""
+    """up: whether pieces may be announced. credit: how many more. It counts even if the prefill pod knows no credit."""
 
     credit: int
     up: bool = False
@@ -114,7 +114,7 @@ class GpuPairs:
                     link.send(kv.DecodeToPrefill(gpu_credit=kv.GpuCredit(pieces=pieces)))
 
     def refuse_unknown(self, link: PrefillLink) -> str:
-        """Refuse a message about a pair that no correct prefill pod sends; return the reason."""
+        """Refuse a message about pairs of a kind that no correct prefill pod sends. Return the reason."""
         return self._refuse(link, "a message about the pair of GPUs was not valid")
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A prefill pod's part in a request's life: it takes tickets, computes prompts and sends their KV meanwhile."""
+"""A prefill pod's part in a request's life: it takes tickets, computes prompts and sends KV while it computes."""
 
 import asyncio
 import itertools

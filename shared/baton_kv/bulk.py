@@ -155,13 +155,13 @@ class Frame:
         self.size = size  # of the payload, in bytes
 
     async def receive(self, connection: socket.socket, payload: memoryview) -> Piece:
-        """Read the payload into `payload`, which has `size` bytes. Raises PieceRefused when the piece was damaged."""
+        """Read `size` bytes into `payload`, and return the piece. Raises PieceRefused when the piece was damaged."""
         await _fill(connection, payload)
         return read_piece(self._checksum, self._serialized, payload)
 
 
 async def receive_frame(connection: socket.socket) -> Frame:
-    """Wait for the next piece. Raises ConnectionError at the end, PieceRefused when the data is not a piece."""
+    """Wait for a piece. Raises ConnectionError when the connection ends, PieceRefused when the data is no piece."""
     checksum, header_size, size = _FRAME.unpack(await _read(connection, _FRAME.size))
     if header_size > _MOST_HEADER_BYTES:
         raise PieceRefused("checksum")

@@ -29,7 +29,7 @@ from .pieces import Piece, PieceRefused, decode
 
 log = logging.getLogger(__name__)
 
-# A prefill pod that has sent nothing else for ALIVE_S sends a keepalive. One that is silent for _SILENCE_S is lost.
+# A prefill pod that has sent nothing else for ALIVE_S sends a keepalive. After _SILENCE_S of silence it counts as lost.
 ALIVE_S = 1.0
 _SILENCE_S = 5.0
 _CONNECT_TIMEOUT_S = 5.0

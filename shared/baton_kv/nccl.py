@@ -96,7 +96,7 @@ def make_unique_id() -> bytes:
 
 
 def warm_up(device: torch.device) -> None:
-    """Let NCCL detect the hardware now. This takes a second, which the first communicator would otherwise wait."""
+    """Let NCCL detect the hardware. This takes a second, and would otherwise delay the first communicator."""
     handle = ctypes.c_void_p()
     try:
         with torch.cuda.device(device):

@@ -14,8 +14,8 @@ from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout
 from baton_proto.handover_pb2 import PieceHeader
 
-# What a message may have beside its payload; a piece needs some dozens of bytes. gRPC's default limit of 4 MiB for a
-# message is made for smaller ones.
+# The most bytes of a message beside its payload; a piece needs some dozens. gRPC's default limit of 4 MiB is made for
+# smaller messages.
 MESSAGE_OVERHEAD = 1 << 16
 # The length of the id by which NCCL connects a pair of GPUs.
 UNIQUE_ID_BYTES = 128

@@ -5,7 +5,7 @@ import os
 
 
 class StagingArena:
-    """Equal slots in an anonymous memory file. One process writes a slot; the other reads it and reports that it has.
+    """Equal slots in an anonymous memory file. One process writes a slot; the other reads and frees it.
 
     The file has no name and vanishes with the last process that holds it.
     """

@@ -118,7 +118,7 @@ class EngineClient:
                 yield event
 
     async def watch(self, timeout_s: float) -> None:
-        """Kill the engine process when it sends nothing for so long. `outputs` then raises EngineDied.
+        """Kill the engine process when it sends nothing for `timeout_s`. `outputs` then raises EngineDied.
 
         The time is divided into several waits of this process. If this process itself was stopped for a while, only
         one of the waits is cut short, so the engine is not blamed for that time.

@@ -39,7 +39,9 @@ class Intake:
     async def read(
         self, messages: AsyncIterator[_Message], act: Callable[[_Message], None], peer: str
     ) -> tuple[grpc.StatusCode, str] | None:
-        """Pass every message to `act` until the stream ends. Return the status that ends the call; None: the peer did.
+        """Pass every message to `act` until the stream ends.
+
+        Return the status with which the call must end; None when the peer has ended the stream.
 
         act: raises MessageRefused for a message that it does not act on.
         """

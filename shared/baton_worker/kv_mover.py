@@ -106,7 +106,7 @@ class KvMover:
             self._gpu_queue.drop(id)
 
     def free(self, slot: int, on_gpu: bool) -> None:
-        """Free a slot that has been read or that nobody will read. On the GPU: one that was never announced."""
+        """Free a slot that has been read or that nobody will read. on_gpu: its piece was never announced."""
         if on_gpu:
             self._gpu_queue.free(slot, unused=True)
         else:
@@ -267,7 +267,7 @@ class KvMover:
         self._gpu_queue.grant(pair, pieces)
 
     def close_pair(self, pair: int) -> None:
-        """End a pair. Its slots are freed when its transfers have ended, and its exports that wait go through the host.
+        """End a pair. Its slots are freed when its transfers have ended. Its waiting exports go through the host.
 
         An unknown pair is ignored.
         """

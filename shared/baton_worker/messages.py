@@ -191,7 +191,7 @@ class Piece(msgspec.Struct, array_like=True):
 
 
 class Imported(msgspec.Struct, array_like=True):
-    """A reservation that has received all of its KV, or, in Output.damaged, a damaged piece."""
+    """A reservation that has received all of its KV. In Output.damaged: one that has received a damaged piece."""
 
     id: int
     generation: int

@@ -29,7 +29,7 @@ _MOST_STOPS = 65_536
 _MOST_BIASES = 65_536
 _FINISH_REASONS = frozenset(pb.FinishReason.values())
 _MESSAGE_BYTES = 8 << 20  # of all fields but the tokens of prompt and output
-_TOKEN_BYTES = 5  # of a token as a varint
+_TOKEN_BYTES = 5  # of the largest token id as a varint
 
 
 def most_message_bytes(max_model_len: int) -> int:
