@@ -24,7 +24,7 @@ class _PairSlots(msgspec.Struct):
 
 
 class Landing:
-    """Gives a pair's slots to its pieces in the order of their announcements, which is the order of NCCL."""
+    """Gives a pair's slots to its pieces in the order of their announcements, as NCCL delivers them."""
 
     def __init__(self, most_pairs: int, slots_per_pair: int, slot_bytes: int, device: torch.device) -> None:
         self.slots_per_pair = slots_per_pair
