@@ -27,6 +27,10 @@ _CLASSES = {
     "qwen2_moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM"),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
+    "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
 }
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
@@ -51,6 +55,14 @@ ROPES: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "factor": 8.0,
         "original_max_position_embeddings": 64,
+    },
+    "yarn of DeepSeek": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
     },
 }
 
@@ -112,10 +124,20 @@ def make_model(
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
         ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
-    if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
-        fields |= {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}
+    if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe"):
+        fields |= {"num_experts_per_tok": 2, "pad_token_id": None}
+        fields["n_routed_experts" if family == "glm4_moe" else "num_experts"] = 6
     if family in ("qwen2_moe", "qwen3_moe"):
         fields |= {"moe_intermediate_size": 40, "decoder_sparse_step": 1}
+    if family == "gpt_oss":
+        fields |= {"head_dim": 16, "sliding_window": 19, "num_hidden_layers": 3}
+    if family == "glm4_moe":
+        fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 32}
+    if family in ("deepseek_v2", "deepseek_v3"):
+        fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+        fields |= {"v_head_dim": 12, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
+        fields.pop("num_key_value_heads")
     if family == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
@@ -124,9 +146,12 @@ def make_model(
     model = model_class(config).float()
     with torch.no_grad():
         # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-        for name, parameter in model.named_parameters():
+        corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
+        for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
+            elif name.endswith("sinks"):
+                parameter.normal_()
             elif "norm" in name or "ln_" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")

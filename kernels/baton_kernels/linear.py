@@ -4,14 +4,13 @@ There are two kernels. For one row, each program multiplies the weights of a few
 rows, tiles go through the tensor cores; the inner dimension is cut into parts where there would be too few programs.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 
 from .activation import gate_mul, silu_mul
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
+from .parts import arrivals_of
 from .tuning import LinearConfig, linear_config
 
 # Elements of each output's weights that are prefetched while the preceding kernel still runs.
@@ -177,7 +176,7 @@ def linear(
     if config.splits > 1:
         cells = tiles * config.splits * config.block_outputs * config.block_rows * (2 if gated else 1)
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
-        arrivals = _arrivals(x.device)
+        arrivals = arrivals_of(x.device)
         if tiles > len(arrivals):
             raise ValueError(f"{config} cuts {tiles} tiles into parts; the limit is {len(arrivals)} tiles")
     _tiles_kernel[(tiles, config.splits)](
@@ -202,12 +201,3 @@ def fixed_linear(
 ) -> torch.Tensor:
     """Compute linear_reference such that the bits of a row's result do not depend on the other rows."""
     return linear(x, weight, bias, gated, out, _FIXED)
-
-
-@functools.cache
-def _arrivals(device: torch.device) -> torch.Tensor:
-    """Return the device's counters of finished parts, zero between kernels: the program that counts last resets them.
-
-    They are allocated once, since CUDA graphs keep their address.
-    """
-    return torch.zeros(4096, dtype=torch.int32, device=device)

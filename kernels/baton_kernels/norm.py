@@ -9,7 +9,8 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 @triton.jit
 def _add_rms_norm_kernel(
-    x, residual, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr
+    x, residual, weight, out, eps, x_stride,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * SIZE
@@ -17,7 +18,7 @@ def _add_rms_norm_kernel(
     inside = columns < SIZE
     scales = tl.load(weight + columns, mask=inside)
     wait_for_inputs(OVERLAP)
-    values = tl.load(x + row + columns, mask=inside, other=0.0)
+    values = tl.load(x + tl.program_id(0).to(tl.int64) * x_stride + columns, mask=inside, other=0.0)
     if ADD:
         values = (values.to(tl.float32) + tl.load(residual + row + columns, mask=inside, other=0.0)).to(values.dtype)
         tl.store(residual + row + columns, values, mask=inside)
@@ -28,9 +29,9 @@ def _add_rms_norm_kernel(
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute add_rms_norm_reference in one pass over x. x and residual must be contiguous."""
+    """Compute add_rms_norm_reference in one pass over x. The rows of x and all of residual must be contiguous."""
     rows, size = x.shape
-    out = torch.empty_like(x)
+    out = x.new_empty(rows, size)
     block = triton.next_power_of_2(size)
     _add_rms_norm_kernel[(rows,)](
         x,
@@ -38,6 +39,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.T
         weight,
         out,
         eps,
+        x.stride(0),
         SIZE=size,
         BLOCK=block,
         ADD=residual is not None,

@@ -1,7 +1,6 @@
-"""Random weights for a model that has a configuration and no checkpoint."""
+"""Random weights for a model that has a configuration and no checkpoint, in the format that the configuration names."""
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +9,21 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save_file
 
+from baton_engine.loading import PLAIN, TensorBytes
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import load_model_config, model_class
 from baton_engine.ops import TORCH
-from baton_engine.source import Source
+from baton_engine.quantization.dense import as_stored
+from baton_engine.quantization.registry import Quantization, read_quantization
+from baton_engine.source import Policy, Source
 
 SHARD_BYTES = 2 << 30
 INDEX = "model.safetensors.index.json"
 # The standard deviation of all weights but those of norms.
 _STD = 0.02
+# Tools leave these modules as they are, and these tensors out where they have nothing to say.
+_PLAIN_MODULES = ("lm_head.", "embed_out.", "shared_expert_gate.")
+_LEFT_OUT = ("g_idx", "weight_shape", "weight_format")
 
 
 class _Shapes:
@@ -27,20 +32,31 @@ class _Shapes:
     dtype, device = torch.bfloat16, torch.device("meta")
 
     def __init__(self) -> None:
-        self.taken: dict[str, tuple[int, ...]] = {}
+        self.taken: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
 
     def __contains__(self, name: str) -> bool:
-        return True
+        if any(module in name for module in _PLAIN_MODULES):
+            return name.endswith((".weight", ".bias"))
+        return not name.endswith(_LEFT_OUT)
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        if name.endswith(".scales"):
+            return torch.float16
+        return torch.float32 if "scale" in name.rpartition(".")[2] else torch.bfloat16
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        return (1,)
 
     def take(self, name: str, shape: tuple[int, ...], part: object, dtype: torch.dtype) -> torch.Tensor:
-        self.taken[name] = shape
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        self.taken[name] = shape, self.stored_dtype(name) if dtype in PLAIN else dtype
+        sizes = part if isinstance(part, tuple) else tuple(slice(0, size) for size in shape)
+        return torch.empty(shape, dtype=dtype, device=self.device)[sizes]
 
 
-def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's tensors by name."""
+def stored_tensors(model: ModelConfig, policy: Policy = as_stored) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shapes and dtypes of a checkpoint's tensors by name."""
     shapes = _Shapes()
-    model_class(model.architecture)(model, Source(shapes, TORCH), 1)
+    model_class(model.architecture)(model, Source(shapes, TORCH, policy), 1)
     return shapes.taken
 
 
@@ -60,6 +76,15 @@ class _RandomTensors:
     def __contains__(self, name: str) -> bool:
         return True
 
+    def stored_dtype(self, name: str) -> torch.dtype:
+        return self.dtype
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        return (1,)
+
+    def expect(self, ranges: object) -> None:
+        pass
+
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
     ) -> torch.Tensor:
@@ -76,21 +101,26 @@ def random_weights_in_memory(seed: int) -> Iterator[None]:
     Models whose weights do not fit on the disk can be measured like this.
     """
 
-    def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = frozenset()) -> int:
-        shapes = tensor_shapes(load_model_config(folder))
-        return sum(math.prod(shape) for name, shape in shapes.items() if name not in without) * dtype.itemsize
+    def weights_bytes(folder: Path, size: TensorBytes, without: frozenset[str] = frozenset()) -> int:
+        tensors = stored_tensors(load_model_config(folder)).items()
+        return round(sum(size(dtype, shape) for name, (shape, dtype) in tensors if name not in without))
 
     def weights(folder: Path, dtype: torch.dtype, device: torch.device, progress: object = None) -> _RandomTensors:
         return _RandomTensors(seed, dtype, device)
 
-    with patch("baton_engine.runner.Weights", weights), patch("baton_engine.runner.weights_bytes", weights_bytes):
+    replaced = {"Weights": weights, "weights_bytes": weights_bytes, "planned_ranges": lambda build, weights: []}
+    with patch.multiple("baton_engine.runner", **replaced):
         yield
 
 
 def write_random_weights(folder: Path, seed: int, std: float = _STD) -> None:
-    """Write bfloat16 weights for the folder's config.json, one shard in memory at a time; norms are ones."""
+    """Write weights for the folder's config.json, one shard in memory at a time.
+
+    Weights that are not quantized are bfloat16; norms are ones.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
+    quantization = read_quantization(folder)
     weight_map: dict[str, str] = {}
     shard: dict[str, torch.Tensor] = {}
 
@@ -101,11 +131,8 @@ def write_random_weights(folder: Path, seed: int, std: float = _STD) -> None:
         shard.clear()
 
     size = 0
-    for name, shape in tensor_shapes(load_model_config(folder)).items():
-        if name.endswith("norm.weight"):
-            tensor = torch.ones(shape, dtype=torch.bfloat16)
-        else:
-            tensor = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, std, generator=generator).cpu()
+    for name, (shape, dtype) in stored_tensors(load_model_config(folder), quantization.policy).items():
+        tensor = _fill(name, shape, dtype, quantization, std, generator).cpu()
         if shard and size + tensor.nbytes > SHARD_BYTES:
             flush()
             size = 0
@@ -114,3 +141,35 @@ def write_random_weights(folder: Path, seed: int, std: float = _STD) -> None:
     flush()
     # transformers rejects an index without metadata.
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _fill(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    quantization: Quantization,
+    std: float,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """Return a tensor of a checkpoint whose weights have this standard deviation, roughly."""
+    device = generator.device
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    field = name.rpartition(".")[2]
+    if dtype == torch.float8_e4m3fn:
+        codes = torch.empty(shape, dtype=torch.float32, device=device).normal_(0, 100, generator=generator)
+        return codes.clamp_(-448, 448).to(dtype)
+    if dtype == torch.uint8 and "scale" in field:
+        # Exponents of two for codes whose numbers are about 3.
+        return tensor.random_(118, 122, generator=generator)
+    if dtype not in PLAIN:
+        whole = torch.iinfo(dtype)
+        return tensor.random_(whole.min, whole.max, generator=generator)
+    if name.endswith("norm.weight"):
+        return tensor.fill_(1)
+    if field.startswith(("input_scale", "activation_scale")):
+        return tensor.fill_(0.05)
+    if "scale" in field:
+        # Codes of 4 bits differ from zeros by about 6, and those of 8 bits are about 74, or 100 in FP8.
+        codes = 6.0 if quantization.bits == 4 and "fp8" not in quantization.name else 90.0
+        return tensor.uniform_(0.5, 1.5, generator=generator).mul_(std / codes)
+    return tensor.normal_(0, std, generator=generator)

@@ -4,15 +4,29 @@ Each batch is computed over several caches in turn, as the layers of a model wou
 cache. Times are medians of replays of one CUDA graph, which hides the launches as decode steps do.
 
     python loadtest/engine/attention_bench.py --heads 32 --kv-heads 8 --head-dim 128 --programs 256,512,1024
+    python loadtest/engine/attention_bench.py --heads 16 --latent 512,64 --programs 256,512 --tiles 32x4x3,64x4x2
+
+With --latent there is a second table, of chunks of prompts: expanded, absorbed in groups, and what LatentSpec chooses.
 """
 
 import argparse
 import statistics
+from collections.abc import Callable, Mapping
+from functools import partial
 
+import numpy as np
 import torch
 
+from baton_common.kv_layout import KvLayout, Plane
+from baton_engine.attention.backend import AttentionBatch, StepLimits
+from baton_engine.attention.triton_latent import TritonLatent
+from baton_engine.kv_cache import KvCache
+from baton_engine.latent_spec import LatentSpec
+from baton_engine.triton_ops import TRITON
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_parts import plan_parts
+from baton_kernels.head_products import absorb_queries, values_of
+from baton_kernels.latent_decode import TILE_KEYS, latent_decode, programs_per_part
 from baton_kernels.reference.paged_attention import AttentionVariant
 
 _BLOCK = 64
@@ -31,6 +45,8 @@ BATCHES = {
     "63 x 1k + 1 x 128k": [1024] * 63 + [131_072],
     "128 x 100 to 2,048": [100 + 1948 * index // 127 for index in range(128)],
 }
+# New tokens and all tokens of one sequence, as in prompts whole, in chunks, and behind a cached prefix.
+CHUNKS = [(512, 512), (2048, 2048), (8192, 8192), (8192, 32_768), (16, 8192), (64, 8192), (160, 8192), (512, 8192)]
 
 
 def copy_rate(device: torch.device) -> float:
@@ -40,43 +56,33 @@ def copy_rate(device: torch.device) -> float:
     return 2 * source.nbytes / seconds_of(lambda: target.copy_(source))
 
 
-def seconds_of(run: object, repeats: int = 20) -> float:
+def seconds_of(run: Callable[[], object], repeats: int = 20) -> float:
     """Return the median time of a callable whose work is on the current device."""
     times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        run()  # type: ignore[operator]
+        run()
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
     return statistics.median(times)
 
 
-def measure(lengths: list[int], heads: int, kv_heads: int, dim: int, programs: int, device: torch.device) -> float:
-    """Return the seconds that one layer's attention takes."""
+def make_tables(lengths: list[int], device: torch.device) -> torch.Tensor:
+    """Return the block tables of sequences in shuffled blocks, [sequences, most blocks] int32."""
     widths = [-(-length // _BLOCK) for length in lengths]
-    shape = (sum(widths), _BLOCK, kv_heads, dim)
-    caches = [torch.randn(2, *shape, device=device).to(torch.bfloat16) for _ in range(_LAYERS)]
     order = torch.randperm(sum(widths), dtype=torch.int32)
     tables = torch.zeros(len(lengths), max(widths), dtype=torch.int32)
     first = 0
     for row, width in zip(tables, widths, strict=True):
         row[:width] = order[first : first + width]
         first += width
-    tables = tables.to(device)
-    on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
-    rows = torch.arange(len(lengths), device=device)
-    arrivals = torch.zeros(len(lengths) * kv_heads, dtype=torch.int32, device=device)
-    queries = torch.randn(len(lengths), heads, dim, device=device).to(torch.bfloat16)
-    out = torch.empty_like(queries)
-    how = AttentionVariant(dim**-0.5)
+    return tables.to(device)
 
-    def step() -> None:
-        parts = plan_parts(on_device, rows, max(programs // kv_heads, 1), BLOCK_KEYS, arrivals)
-        for keys, values in caches:
-            decode_attention(queries, keys, values, tables, how, parts, out)
 
+def replayed(step: Callable[[], object]) -> float:
+    """Return the seconds of a graph of some work over _LAYERS layers, for each layer."""
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -86,28 +92,152 @@ def measure(lengths: list[int], heads: int, kv_heads: int, dim: int, programs: i
     return seconds_of(graph.replay) / _LAYERS
 
 
+def random(*shape: int, device: torch.device) -> torch.Tensor:
+    return torch.randn(*shape, device=device).to(torch.bfloat16)
+
+
+class Paged:
+    """Attention with keys and values of some heads."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, device: torch.device) -> None:
+        self._heads, self._kv_heads, self._dim, self._device = heads, kv_heads, dim, device
+
+    def measure(self, lengths: list[int], programs: int) -> float:
+        """Return the seconds that one layer's attention takes."""
+        device, kv_heads, dim = self._device, self._kv_heads, self._dim
+        blocks = sum(-(-length // _BLOCK) for length in lengths)
+        caches = [random(2, blocks, _BLOCK, kv_heads, dim, device=device) for _ in range(_LAYERS)]
+        tables, rows = make_tables(lengths, device), torch.arange(len(lengths), device=device)
+        on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
+        arrivals = torch.zeros(len(lengths) * kv_heads, dtype=torch.int32, device=device)
+        queries = random(len(lengths), self._heads, dim, device=device)
+        out = torch.empty_like(queries)
+        how = AttentionVariant(dim**-0.5)
+
+        def step() -> None:
+            parts = plan_parts(on_device, rows, max(programs // kv_heads, 1), BLOCK_KEYS, arrivals)
+            for keys, values in caches:
+                decode_attention(queries, keys, values, tables, how, parts, out)
+
+        return replayed(step)
+
+
+class Latent:
+    """Absorbed latent attention. tile: keys of a tile, warps and stages; zeros = the kernel's own choice."""
+
+    def __init__(self, heads: int, spec: LatentSpec, tile: tuple[int, int, int], device: torch.device) -> None:
+        self._heads, self._spec, self._tile, self._device = heads, spec, tile, device
+
+    def measure(self, lengths: list[int], programs: int, products: bool = False) -> float:
+        """Return the seconds that one layer's attention takes, with `products` from queries to values of heads."""
+        spec, device, heads = self._spec, self._device, self._heads
+        blocks = sum(-(-length // _BLOCK) for length in lengths)
+        caches = [random(blocks, _BLOCK, 1, spec.latent_dim, device=device) for _ in range(_LAYERS)]
+        ups = [random(heads, spec.key_dim + spec.value_dim, spec.rank, device=device) for _ in caches]
+        tables, rows = make_tables(lengths, device), torch.arange(len(lengths), device=device)
+        on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
+        none = on_device[:0]
+        queries = random(len(lengths), heads, spec.query_dim, device=device)
+        out = queries.new_empty(len(lengths), heads, spec.value_dim)
+        absorbed = absorb_queries(queries, ups[0], spec.rope_dim)
+        keys, warps, stages = self._tile
+
+        def step() -> None:
+            parts = plan_parts(on_device, rows, max(programs // programs_per_part(heads, 2), 1), TILE_KEYS, none)
+            for latents, up in zip(caches, ups, strict=True):
+                q = absorb_queries(queries, up, spec.rope_dim) if products else absorbed
+                attended = latent_decode(
+                    q, latents, tables, parts, spec.scale, spec.rank,
+                    keys=keys, num_warps=warps, num_stages=stages,
+                )  # fmt: skip
+                if products:
+                    values_of(attended, up, out)
+
+        return replayed(step)
+
+
+def chunk_seconds(tokens: int, length: int, heads: int, spec: LatentSpec, device: torch.device) -> float:
+    """Return the seconds of one layer's attention for a chunk of one sequence, in the way that spec.expands says."""
+    layout = KvLayout(_LAYERS, (Plane("latent", 1, spec.latent_dim, "bfloat16"),))
+    cache = KvCache(layout, _BLOCK, device, TRITON)
+    cache.allocate(-(-length // _BLOCK))
+    cache.planes[0].normal_()
+    backend = TritonLatent(cache, heads, (spec,) * _LAYERS, StepLimits(1, length))
+    tables = np.random.default_rng(0).permutation(cache.num_blocks).astype(np.int32)[None, None]
+    backend.prepare(AttentionBatch([0, tokens], [length], np.ascontiguousarray(tables)))
+    queries = random(tokens, heads, spec.query_dim, device=device)
+    up, out = random(heads, spec.key_dim + spec.value_dim, spec.rank, device=device), backend.outputs(queries)
+
+    def step() -> None:
+        for layer in range(_LAYERS):
+            backend.attend(layer, queries, out, up)
+
+    step()
+    return seconds_of(step) / _LAYERS
+
+
+class _Forced(LatentSpec, frozen=True, kw_only=True):
+    """A spec that always expands or never does."""
+
+    expand: bool
+
+    def expands(self, tokens: int, length: int) -> bool:
+        return self.expand
+
+
+def print_decodes(kinds: Mapping[str, Callable[[list[int]], float]], token_bytes: int, rate: float) -> None:
+    """Print a line for each batch with the time of each kind."""
+    print(f"| lengths | bytes bound | {' | '.join(kinds)} |")
+    print("|---|---|" + "---|" * len(kinds))
+    for name, lengths in BATCHES.items():
+        times = " | ".join(f"{measure(lengths) * 1e6:.1f}" for measure in kinds.values())
+        print(f"| {name} | {sum(lengths) * token_bytes / rate * 1e6:.1f} | {times} |", flush=True)
+
+
+def print_chunks(heads: int, spec: LatentSpec, device: torch.device) -> None:
+    print("| chunk | expanded | absorbed | chosen |")
+    print("|---|---|---|---|")
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    for tokens, length in CHUNKS:
+        times = [
+            chunk_seconds(tokens, length, heads, _Forced(**fields, expand=expand), device) for expand in (True, False)
+        ]
+        chosen = "expanded" if spec.expands(tokens, length) else "absorbed"
+        print(f"| {tokens} of {length} | {times[0] * 1e6:.1f} | {times[1] * 1e6:.1f} | {chosen} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--latent", default="", help="rank and rope_dim of latent attention, as 512,64")
+    parser.add_argument("--tiles", default="0x0x0", help="of latents: keys x warps x stages, separated by commas")
     parser.add_argument(
         "--programs", default="512", help="numbers of programs that count as a full device, separated by commas"
     )
     arguments = parser.parse_args()
-    device = torch.device("cuda")
+    device, heads, dim = torch.device("cuda"), arguments.heads, arguments.head_dim
     rate = copy_rate(device)
     programs = [int(part) for part in arguments.programs.split(",")]
     print(f"{torch.cuda.get_device_name()}, a copy moves {rate / 1e12:.2f} TB/s; µs of one layer, by programs")
-    print(f"| lengths | bytes bound | {' | '.join(map(str, programs))} |")
-    print("|---|---|" + "---|" * len(programs))
-    for name, lengths in BATCHES.items():
-        bound = sum(lengths) * arguments.kv_heads * arguments.head_dim * 4 / rate
-        times = [
-            measure(lengths, arguments.heads, arguments.kv_heads, arguments.head_dim, count, device)
-            for count in programs
-        ]
-        print(f"| {name} | {bound * 1e6:.1f} | {' | '.join(f'{seconds * 1e6:.1f}' for seconds in times)} |", flush=True)
+    if not arguments.latent:
+        paged = Paged(heads, arguments.kv_heads, dim, device)
+        by_count = {str(count): partial(paged.measure, programs=count) for count in programs}
+        print_decodes(by_count, 4 * arguments.kv_heads * dim, rate)
+        return
+    rank, rope = map(int, arguments.latent.split(","))
+    spec = LatentSpec(scale=(dim + rope) ** -0.5, rank=rank, rope_dim=rope, key_dim=dim, value_dim=dim)
+    kinds: dict[str, Callable[[list[int]], float]] = {}
+    for text in arguments.tiles.split(","):
+        keys, warps, stages = map(int, text.split("x"))
+        latent = Latent(heads, spec, (keys, warps, stages), device)
+        kinds |= {f"{count}, {text}": partial(latent.measure, programs=count) for count in programs}
+    kinds["with products"] = partial(
+        Latent(heads, spec, (0, 0, 0), device).measure, programs=programs[0], products=True
+    )
+    print_decodes(kinds, 2 * spec.latent_dim, rate)
+    print_chunks(heads, spec, device)
 
 
 if __name__ == "__main__":

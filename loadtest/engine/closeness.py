@@ -43,6 +43,24 @@ BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # the engine's own default
 # so much that rounding does.
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
 EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 352, "shared_expert_intermediate_size": 704}
+LATENT = {
+    "num_attention_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 352,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
+}
 # By transformers' name of the model type. Head size and queries per KV head vary as they do among real models.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
@@ -61,6 +79,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
     "qwen2_moe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 12, **EXPERTS},
     "qwen3_moe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 32, **EXPERTS},
+    "gpt_oss": {
+        "head_dim": 64,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "sliding_window": 96,
+        "num_local_experts": 16,
+        "pad_token_id": None,
+    },
+    "glm4_moe": {
+        "head_dim": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "n_routed_experts": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "routed_scaling_factor": 2.5,
+        **{name: size for name, size in EXPERTS.items() if name != "shared_expert_intermediate_size"},
+    },
+    "deepseek_v2": {**LATENT, "q_lora_rank": None, "n_routed_experts": 32},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 384, "n_routed_experts": 32, "n_group": 4, "topk_group": 2},
     "smollm3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
     "gemma3_text": {
         "head_dim": 256,
@@ -154,9 +194,14 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
+        for name, parameter in (*model.named_parameters(), *corrections):
             # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-            if name.endswith("bias"):
+            if name.endswith("correction_bias"):
+                parameter.normal_(std=0.2)
+            elif name.endswith("sinks"):
+                parameter.normal_()
+            elif name.endswith("bias"):
                 parameter.normal_(std=0.5)
             elif parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)

@@ -1,9 +1,10 @@
 """Baton's engine beside vLLM and Hugging Face transformers: one run, one device, the same shapes and the same requests.
 
 A shape is a folder with a config.json. If it has no weights, random ones are written to a temporary folder for Baton,
-or made in memory with --weights-in-memory; the other engines make their own in memory. Prompts are random token ids,
-each output has a fixed length, prefix caches are off, the temperature is 0.6 (transformers decodes greedily, which
-takes less time). Engines that are not installed are left out. Results are written after every row.
+in the format that its quantization_config names. With --weights-in-memory, weights that are not quantized are made in
+memory instead. The other engines make their own in memory. Prompts are random token ids, each output has a fixed
+length, prefix caches are off, the temperature is 0.6 (transformers decodes greedily, which takes less time). Engines
+that are not installed are left out. Results are written after every row.
 
 - ms/token, of decodes: the time of a run with long outputs, minus that of a run with outputs of 8 tokens, divided by
   the difference of their lengths. Prompts have 512 tokens.
@@ -28,6 +29,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 from baton_engine.models.registry import load_model_config
+from baton_engine.quantization.registry import read_quantization
 from loadtest.common.job import Job, Json
 from loadtest.common.servers import setting
 from loadtest.engine.bench_report import Report
@@ -89,7 +91,9 @@ class Bench:
         if device is None:
             raise SystemExit(f"the device could not be measured: {entry['errors'].get('prepare')}")
         card = Card(**device["used_for_limits"])
-        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card)
+        quantization = read_quantization(Path(job.model), dict(job.ours).get("quantization", "auto"))
+        per_weight = 0.0 if quantization.name == "none" else quantization.bits / 8
+        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card, per_weight)
         for row in self._rows:
             entry["rows"][row.key] = {"name": row.name, "unit": row.unit, "limit": row.limit(limits)}
         for engine in self._engines:

@@ -12,11 +12,13 @@ from loadtest.engine.device import Card
 
 @dataclass(frozen=True)
 class Limits:
-    """The least seconds that work of a model takes on a card. itemsize: bytes of a weight and of an element of KV."""
+    """The least seconds that work of a model takes on a card. itemsize: bytes of an activation and of an element of KV.
+    weight_itemsize: bytes of a layer's weight; 0 = the same."""
 
     model: ModelConfig
     itemsize: int
     card: Card
+    weight_itemsize: float = 0.0
 
     @property
     def _layer_weights(self) -> int:
@@ -28,10 +30,10 @@ class Limits:
         return self.model.vocab_size * self.model.hidden_size
 
     def products(self, tokens: int, logits: int, steps: int = 1) -> float:
-        """Return the time of all matrix products for these tokens and logits rows. Each step reads all weights once."""
+        """Return the time of all matrix products for these tokens and logits rows. A step reads its weights once."""
         operations = 2 * (self._layer_weights * tokens + self._head_weights * logits)
         layers = self.model.num_layers * self.model.layer_weights_read(tokens / steps)
-        read = steps * self.itemsize * (layers + self._head_weights)
+        read = steps * ((self.weight_itemsize or self.itemsize) * layers + self.itemsize * self._head_weights)
         return self._larger(read, operations)
 
     def prefill_attention(self, lengths: list[int]) -> float:
@@ -60,11 +62,10 @@ class Limits:
     def others(self, tokens: int, logits: int) -> dict[str, float]:
         """Return the time of a step's other operations by kind, from the bytes that each of them must move."""
         m = self.model
-        heads = m.num_heads + 2 * m.num_kv_heads
         moved = {
             "norm": 4 * tokens * m.hidden_size * (2 * m.num_layers + 1),
-            "rope": 2 * tokens * heads * m.head_dim * m.num_layers,
-            "activation": 3 * tokens * m.intermediate_size * m.num_layers,
+            "rope": 2 * tokens * (m.num_heads * m.head_dim + m.kv_elements) * m.num_layers,
+            "activation": 3 * tokens * m.mlp_units * m.num_layers,
             "sampling": logits * m.vocab_size,
         }
         return {kind: self._larger(elements * self.itemsize, 0) for kind, elements in moved.items()}
@@ -73,10 +74,10 @@ class Limits:
         return max(moved / self.card.bandwidth, operations / self.card.arithmetic)
 
     def _attention(self, pairs: int, read: int) -> float:
-        """pairs: pairs of query and key. read: keys that are read from memory. Both count all layers."""
+        """pairs: pairs of query and key. read: keys that are read from memory; 0 for prompts, whose time is that of their
+        products. Both count all layers."""
         m = self.model
-        moved = 2 * m.num_kv_heads * m.head_dim * self.itemsize * read
-        return self._larger(moved, 4 * m.num_heads * m.head_dim * pairs)
+        return self._larger(m.kv_elements * self.itemsize * read, m.pair_operations(decode=read > 0) * pairs)
 
     def _seen(self, context: int) -> int:
         """Return how many keys the last token of a context sees, over all layers."""

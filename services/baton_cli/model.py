@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from baton_cli.errors import BadSetting
 from baton_cli.hub_models import pull_model
-from baton_cli.model_facts import model_facts
+from baton_cli.model_show import show
 from baton_demo import MODEL_DIR
 
 # The suffixes of quantities in Kubernetes.
@@ -27,7 +27,7 @@ _UNITS = {
 
 
 class _ShowByDefault(TyperGroup):
-    """Takes `baton model FOLDER` as `baton model show FOLDER`."""
+    """Takes `baton model MODEL` as `baton model show MODEL`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0].startswith("-"))
@@ -35,25 +35,17 @@ class _ShowByDefault(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_ShowByDefault, help="Print facts about a model folder, or download a model.", add_completion=False
+    cls=_ShowByDefault,
+    help="Print what a model is and which GPUs it fits on, or download a model. Without arguments: the demo model.",
+    add_completion=False,
 )
+app.command()(show)
 
 
 @app.callback(invoke_without_command=True)
 def _model(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        show(MODEL_DIR)
-
-
-@app.command()
-def show(
-    folder: Annotated[Path, typer.Argument(help="Model folder. Default: the demo model.")] = MODEL_DIR,
-) -> None:
-    """Print facts about the model in a folder."""
-    facts = model_facts(folder)
-    width = max(map(len, facts))
-    for label, fact in facts.items():
-        typer.echo(f"{label:{width}}  {fact}")
+        show(str(MODEL_DIR))
 
 
 @app.command()

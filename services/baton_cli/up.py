@@ -41,6 +41,9 @@ def up(
         bool, typer.Option("--aggregated", help="Run no prefill workers; decode workers prefill too.")
     ] = False,
     dtype: Annotated[str | None, typer.Option(help="Data type the workers compute in.")] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="Quantize the weights while they are loaded: fp8, int8 or int4.")
+    ] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="KV blocks of each worker.")] = None,
     gpu_memory_utilization: Annotated[
@@ -97,6 +100,7 @@ def up(
         worker_flags=level
         + _flags(
             dtype=dtype,
+            quantization=quantization,
             block_size=block_size,
             num_blocks=num_blocks,
             gpu_memory_utilization=gpu_memory_utilization or _gpu_share(workers),

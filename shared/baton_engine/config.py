@@ -16,6 +16,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str  # path of the model folder
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
+    quantization: str = "auto"  # auto = as the weights are stored; fp8, int8 or int4 = quantize them on load
     device: str = "auto"
     attention_backend: str = "auto"
     block_size: int = 0

@@ -49,10 +49,11 @@ class Context:
         """Return the tensor for a layer's queries, [tokens, heads, head_dim]; None = the layer allocates one."""
         return None
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Return attention, in q's shape, of queries [T, heads, head_dim] over the cache, which has the tokens' KV."""
+    def attend(self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """Return attention, [T, heads, elements of a value], of queries [T, heads, head_dim] over the cache, which has
+        the tokens' KV. weights: as AttentionBackend.attend has them."""
         if self._written:
             self._written(layer)
-        attended = torch.empty_like(q)
-        self._backend.attend(layer, q, attended)
+        attended = self._backend.outputs(q)
+        self._backend.attend(layer, q, attended, weights)
         return attended

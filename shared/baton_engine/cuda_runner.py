@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from .attention.backend import AttentionBackend, AttentionBatch
+from .attention.backend import AttentionBatch, GraphBackend
 from .attention.triton_paged import TritonPaged
 from .config import EngineConfig
 from .context import Tokens
@@ -56,14 +56,14 @@ class CudaRunner(Runner):
         self._token_graphs: TokenGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
         # A graph of decodes cuts long sequences into parts that depend on the batch, which --deterministic rules out.
-        if isinstance(self._backend, TritonPaged) and not config.enforce_eager and not config.deterministic:
+        if isinstance(self._backend, GraphBackend) and not config.enforce_eager and not config.deterministic:
             self._decode_graphs = DecodeGraphs(
                 self._model, self.cache, self._backend, self._table, self._block_size, model.vocab_size, self.device
             )
 
     def start(self) -> None:
         super().start()
-        [prompts, _] = forward_steps(self._config, self.max_model_len, self._num_groups)
+        prompts, *_ = forward_steps(self._config, self.max_model_len, self._num_groups)
         started = time.perf_counter()
         self.launch(prompts).wait()
         seconds = time.perf_counter() - started
@@ -82,12 +82,6 @@ class CudaRunner(Runner):
     @property
     def _ops(self) -> Ops:
         return DETERMINISTIC if self._config.deterministic else TRITON
-
-    def _make_backend(self, name: str) -> AttentionBackend:
-        if name != "triton":
-            return super()._make_backend(name)
-        model, rows, deterministic = self.model, self._config.max_num_seqs, self._config.deterministic
-        return TritonPaged(self.cache, model.num_heads, model.attention, rows, deterministic)
 
     @property
     def _graphs_bytes(self) -> int:

@@ -11,7 +11,7 @@ from baton_kernels.reference.decode_inputs import BLOCKS, POSITION, ROW
 from baton_kernels.sampling import gumbel_argmax
 from baton_kernels.thresholds import thresholds
 
-from .attention.triton_paged import TritonPaged
+from .attention.backend import GraphBackend
 from .context import Context, Tokens
 from .cuda_graph import Recorder
 from .kv_cache import KvCache
@@ -48,7 +48,7 @@ class DecodeGraphs:
         self,
         model: Model,
         cache: KvCache,
-        backend: TritonPaged,
+        backend: GraphBackend,
         table: DeviceRowTable,
         block_size: int,
         vocab: int,

@@ -58,11 +58,13 @@ class Executor(Protocol):
     """Runs plans in the order in which they are launched.
 
     depth: number of steps that may be in flight when another one is launched. prefill_rate: prompt tokens a second,
-    measured at start; 0 = not measured. threads: those that compute; None on a GPU. dtype: of weights and activations.
+    measured at start; 0 = not measured. threads: those that compute; None on a GPU. dtype: of activations, and of
+    weights that are not quantized. quantization: the name of the weights' Quantization.
     """
 
     cache: KvCache
     dtype: torch.dtype
+    quantization: str
     max_model_len: int
     depth: int
     prefill_rate: float

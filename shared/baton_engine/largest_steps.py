@@ -7,6 +7,7 @@ from .config import EngineConfig
 from .sampling import Grammar, GrammarKind, SamplingParams
 from .step_plan import NewRow, StepPlan
 
+_SHORT_CHUNK = 96
 _PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
 # All parameters together that make a draw copy its logits, except a grammar.
 _EVERYTHING = SamplingParams(
@@ -30,6 +31,7 @@ _UNEDITED = SamplingParams(max_tokens=2, temperature=1.0, top_k=50, top_p=0.9, m
 def forward_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1) -> list[StepPlan]:
     """Return the largest steps of few sequences: whole prompts, and the last chunk of a sequence of full length.
 
+    A short chunk of such a sequence is the last of them: attention may compute it in another way than a long one.
     All their sequences use block 0 only. num_groups: groups of layers, which have block tables of their own.
     """
     prompts = _split(config.max_num_batched_tokens, config.max_num_seqs, max_model_len, fewest=True)
@@ -37,6 +39,7 @@ def forward_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1)
     return [
         _step(config, num_groups, [(count, count) for count in prompts], [_PLAIN] * len(prompts)),
         _step(config, num_groups, [(chunk, max_model_len)], [_PLAIN]),
+        _step(config, num_groups, [(min(_SHORT_CHUNK, chunk), max_model_len)], [_PLAIN]),
     ]
 
 

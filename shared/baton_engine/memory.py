@@ -87,18 +87,19 @@ class KvShape(msgspec.Struct, frozen=True):
     @property
     def least(self) -> int:
         """Blocks of the longest sequence."""
-        return self._blocks(self.max_model_len)
+        return self.blocks(self.max_model_len)
 
     def longest(self, num_blocks: int) -> int:
         """Return the tokens of the longest sequence that so many blocks hold, at most max_model_len rounded up."""
         lengths = range(0, self.max_model_len + self.block_size, self.block_size)
-        return lengths[bisect_right(lengths, num_blocks, key=self._blocks) - 1]
+        return lengths[bisect_right(lengths, num_blocks, key=self.blocks) - 1]
 
     def tokens(self, num_blocks: int) -> int:
         """Return the tokens that so many blocks hold in sequences of the greatest length."""
         return num_blocks * (-(-self.max_model_len // self.block_size) * self.block_size) // self.least
 
-    def _blocks(self, tokens: int) -> int:
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks of a sequence of so many tokens."""
         return sum(group.most_blocks(tokens, self.block_size, self.step_tokens) for group in self.groups)
 
 
@@ -184,20 +185,20 @@ def unmeasured(memory: Memory, weights: int) -> Budget:
     return Budget(device=memory.name, total=total, free=memory.free(), share=total, weights=weights)
 
 
-def check_weights(needed: int, memory: Memory, share: int, dtype: str) -> None:
-    """Raise ConfigError when weights of so many bytes cannot be loaded; share as in Budget."""
+def check_weights(needed: int, memory: Memory, share: int, held: str) -> None:
+    """Raise ConfigError when weights of so many bytes cannot be loaded; share as in Budget. held: how, in words."""
     free = memory.free()
     if needed <= min(free, share):
         return
     message = (
-        f"the weights take {gib(needed)} GiB in {dtype}, but of the {gib(memory.total())} GiB of {memory.name} "
+        f"the weights take {gib(needed)} GiB in {held}, but of the {gib(memory.total())} GiB of {memory.name} "
         f"{gib(free)} are free"
     )
     if needed <= free:
         raise ConfigError(f"{message} and this process may take {gib(share)}: raise --gpu-memory-utilization")
     raise ConfigError(
-        f"{message}: {gib(needed - free)} GiB are missing. What helps: a smaller --dtype, a smaller model, a larger "
-        "device, or the end of other processes on it"
+        f"{message}: {gib(needed - free)} GiB are missing. What helps: a smaller --dtype, --quantization, a smaller "
+        "model, a larger device, or the end of other processes on it"
     )
 
 

@@ -52,9 +52,32 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.attention_weights + 3 * self.hidden_size * self.intermediate_size
 
     @property
+    def mlp_units(self) -> float:
+        """The number of hidden units of one layer's MLP that a token uses."""
+        return self.intermediate_size
+
+    @property
     def attention_weights(self) -> int:
         """The number of elements in the weight matrices around one layer's attention."""
-        return 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        return sum(outputs * inputs for outputs, inputs in self.projections)
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        """Outputs and inputs of each matrix around one layer's attention."""
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return [(queries + 2 * keys, self.hidden_size), (self.hidden_size, queries)]
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements that the cache holds of one token in one layer."""
+        return sum(plane.heads * plane.dim for plane in self.kv_layout(self.dtype).planes)
+
+    def pair_operations(self, decode: bool) -> int:
+        """Return the additions and multiplications in one layer's attention for each pair of a query and a key.
+
+        decode: with one new token for each sequence.
+        """
+        return 4 * self.num_heads * self.head_dim
 
     def layer_weights_read(self, tokens: float) -> float:
         """Return how many elements of one layer's weight matrices a step of so many tokens reads."""

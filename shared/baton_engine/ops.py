@@ -7,33 +7,55 @@ import torch
 
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
-from baton_kernels.reference.experts import experts_reference, route_reference
+from baton_kernels.reference.experts import experts_reference
+from baton_kernels.reference.grouped_linear import GroupedWeight, grouped_linear_reference
+from baton_kernels.reference.latent import latent_rope_and_cache_reference
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import add_rms_norm_reference
+from baton_kernels.reference.quantize import QuantizedRows, quantize_rows_reference
+from baton_kernels.reference.quantized_experts import quantized_experts_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
+from baton_kernels.reference.routing import route_reference
+from baton_kernels.reference.scaled_linear import scaled_linear_reference
 
 
 class Ops(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions of baton_kernels. The docstrings in baton_kernels.reference say what each does."""
+    """Functions of baton_kernels. The docstrings in baton_kernels.reference say what each does.
 
+    keeps_codes: products read the codes of quantized weights. Otherwise such weights are turned into numbers once, when
+    they are loaded: a CPU would take longer to do so in each step than to read the numbers.
+    """
+
+    keeps_codes: bool
     linear: Callable[..., torch.Tensor]
+    grouped_linear: Callable[[torch.Tensor, GroupedWeight, torch.Tensor | None], torch.Tensor]
+    scaled_linear: Callable[..., torch.Tensor]
+    quantize_rows: Callable[..., QuantizedRows]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
     gate_mul: Callable[[torch.Tensor, str], torch.Tensor]
     rope_and_cache: Callable[..., torch.Tensor]
-    route: Callable[[torch.Tensor, int, bool], tuple[torch.Tensor, torch.Tensor]]
+    latent_rope_and_cache: Callable[..., torch.Tensor]
+    route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
+    run_quantized_experts: Callable[..., torch.Tensor]
     gather_kv: Callable[..., torch.Tensor]
     scatter_kv: Callable[..., torch.Tensor]
     checksum: Callable[[torch.Tensor], torch.Tensor]
 
 
 TORCH = Ops(
+    keeps_codes=False,
     linear=linear_reference,
+    grouped_linear=grouped_linear_reference,
+    scaled_linear=scaled_linear_reference,
+    quantize_rows=quantize_rows_reference,
     add_rms_norm=add_rms_norm_reference,
     gate_mul=gate_mul_reference,
     rope_and_cache=rope_and_cache_reference,
+    latent_rope_and_cache=latent_rope_and_cache_reference,
     route=route_reference,
     run_experts=experts_reference,
+    run_quantized_experts=quantized_experts_reference,
     gather_kv=gather_kv_reference,
     scatter_kv=scatter_kv_reference,
     checksum=checksum_reference,

@@ -11,15 +11,15 @@ import torch
 
 from baton_common.cores import available_cores
 
-from .attention.backend import AttentionBackend, AttentionBatch
-from .attention.select import select_backend
-from .attention.torch_sdpa import TorchSdpa
+from .attention.backend import AttentionBatch, StepLimits
+from .attention.select import backend_class, select_backend
 from .config import ConfigError, EngineConfig
 from .context import Context, Tokens
 from .device import choose_dtype, find_device
 from .executor import Done, Fence, Launched
 from .kv_cache import KvCache
 from .largest_steps import forward_steps, sampling_steps
+from .load_plan import build_of, planned_ranges
 from .loading import Progress, Weights, check_tokenizer, weights_bytes
 from .memory import (
     Budget,
@@ -34,13 +34,12 @@ from .memory import (
     unmeasured,
 )
 from .model_config import ModelConfig
-from .models.registry import model_class
 from .ops import TORCH, Ops
+from .quantization.registry import read_quantization
 from .results import Choice, Results, mark_broken
 from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
-from .source import Source
 from .step_plan import StepPlan
 from .threads import Threads, choose_threads
 from .transfer import to_device
@@ -67,7 +66,7 @@ class Runner:
             log.info("threads: %s", self.threads)
         self.model = model
         self.device = device
-        self.dtype = dtype  # of weights and activations
+        self.dtype = dtype  # of activations, and of weights that are not quantized
         self.max_model_len = config.max_model_len or model.default_model_len
         if self.max_model_len > model.max_position_embeddings:
             raise ConfigError(
@@ -87,17 +86,24 @@ class Runner:
         check_num_blocks(config.num_blocks, self._shape)
         self._memory = memory_of(device)
         self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
-        self._backend = self._make_backend(
-            select_backend(config.attention_backend, model, device, config.deterministic)
-        )
+        backend = select_backend(config.attention_backend, model, device, config.deterministic)
+        keys = max(config.max_num_batched_tokens, self.max_model_len)
+        limits = StepLimits(config.max_num_seqs, keys, config.deterministic)
+        self._backend = backend_class(backend, model)(self.cache, model.num_heads, model.attention, limits)
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
-        self._weights_bytes = weights_bytes(folder, dtype, unused)
-        check_weights(self._weights_bytes, self._memory, self._share, str(dtype).removeprefix("torch."))
+        quantization = read_quantization(folder, config.quantization)
+        self.quantization = quantization.name
+        self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused)
+        stored = quantization.describe(dtype, self._ops)
+        log.info("weights: %s", stored, extra={"event": "weights", "quantization": quantization.name})
+        check_weights(self._weights_bytes, self._memory, self._share, stored)
         with (
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
-            self._model = model_class(model.architecture)(model, Source(weights, self._ops), self.max_model_len)
+            build = build_of(model, self.max_model_len, quantization.policy)
+            weights.expect(planned_ranges(build, weights))
+            self._model = build(weights, self._ops)
 
     def start(self) -> None:
         """Set aside all the memory that steps need, and give the rest to the KV cache. Call this once, before `launch`.
@@ -126,10 +132,6 @@ class Runner:
     @property
     def _ops(self) -> Ops:
         return TORCH
-
-    def _make_backend(self, name: str) -> AttentionBackend:
-        """Return the attention backend that was selected for this model and device."""
-        return TorchSdpa(self.cache, self.model.num_heads, self.model.attention)
 
     @property
     def _graphs_bytes(self) -> int:

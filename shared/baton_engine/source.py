@@ -1,27 +1,131 @@
-"""The source that layers are built from: the tensors of a checkpoint and the operations of a device."""
+"""The source that layers are built from, and the methods by which it stores weights, which read from it in turn."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
-from .loading import Weights
+from baton_kernels.reference.activation import ClampedGate
+
+from .config import ConfigError
+from .experts_method import ExpertNames, ExpertsMethod
 from .ops import Ops
+from .shard import Shard
+
+
+class Product(Protocol):
+    """The product with a weight that is in memory."""
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [T, inputs]. Returns [T, outputs], in out when given."""
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """Multiply as `__call__` does and return activation(gate) * up, [T, outputs / 2].
+
+        The outputs are the gates, then as many ups. activation: a key of
+        baton_kernels.reference.activation.ACTIVATIONS.
+        """
+
+
+class Method(Protocol):
+    """How a checkpoint stores the weight of a projection. Methods of projections that are stored alike are equal."""
+
+    def load(
+        self,
+        source: "Source",
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        bias: bool,
+        shard: Shard,
+        order: Sequence[int] | None,
+        transposed: bool,
+    ) -> Product:
+        """Read the projections called `names`, each [its outputs, inputs], and stack them along their outputs.
+
+        order: for each output, the output of the checkpoint that it takes; None = the same order. transposed: the
+        checkpoint stores weights that are not quantized as [inputs, outputs]. Raises ConfigError for a tensor that is
+        missing or has another shape or dtype.
+        """
+
+    def weight(self, source: "Source", name: str, outputs: int, inputs: int) -> torch.Tensor:
+        """Return the weight of one projection in the engine's dtype, [outputs, inputs]."""
+
+    def experts(self, source: "Source", names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
+        """Read each expert's projections, which a checkpoint stores at the expert's number, [outputs, inputs] each."""
+
+    def joined_experts(
+        self, source: "Source", experts: int, hidden: int, size: int, clamp: ClampedGate
+    ) -> ExpertsMethod:
+        """Read the tensors of all experts together, as gpt-oss stores them: gate_up_proj, with the gates and ups of an
+        expert in turn, and down_proj, each with a bias."""
+
+
+class Policy(Protocol):
+    """Decides how the weight of each projection is stored."""
+
+    def __call__(self, name: str, sensitive: bool, stored: Callable[[str], bool]) -> Method:
+        """Return the method of the projection with this full name.
+
+        sensitive: as in Linear. stored: whether the checkpoint has a tensor of that name. Raises ConfigError if the
+        projection is stored in a way that is not served.
+        """
+
+
+class Tensors(Protocol):
+    """The tensors of a checkpoint. dtype: that of the engine. device: where `take` puts them.
+
+    The methods are those of Weights.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(
+        self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
+    ) -> torch.Tensor: ...
+
+    def stored_dtype(self, name: str) -> torch.dtype: ...
+
+    def stored_shape(self, name: str) -> tuple[int, ...]: ...
 
 
 class Source:
     """The tensors of a checkpoint whose names begin with a prefix."""
 
-    def __init__(self, weights: Weights, ops: Ops, prefix: str = "") -> None:
+    def __init__(self, weights: Tensors, ops: Ops, policy: Policy, prefix: str = "") -> None:
         self.ops = ops
         self.dtype = weights.dtype
         self.device = weights.device
         self._weights = weights
+        self._policy = policy
         self._prefix = prefix
 
     def at(self, name: str) -> "Source":
         """Return the source of the tensors whose names go on with `name` and a dot."""
-        return Source(self._weights, self.ops, f"{self._prefix}{name}.")
+        return Source(self._weights, self.ops, self._policy, f"{self._prefix}{name}.")
 
     def __contains__(self, name: str) -> bool:
         return f"{self._prefix}{name}" in self._weights
+
+    def method(self, names: Sequence[str], sensitive: bool = False) -> Method:
+        """Return the method of projections that are multiplied together. Raises ConfigError if theirs differ."""
+        first, *others = names
+        method = self._method(first, sensitive)
+        for name in others:
+            other = self._method(name, sensitive)
+            if other != method:
+                raise ConfigError(
+                    f"{self._prefix}{first} and {self._prefix}{name} are multiplied together, but are not stored "
+                    f"alike: {method} and {other}"
+                )
+        return method
+
+    def weight(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
+        """Return the weight of one projection in the engine's dtype, [outputs, inputs], however it is stored."""
+        return self.method([name]).weight(self, name, outputs, inputs)
 
     def take(
         self,
@@ -32,3 +136,17 @@ class Source:
     ) -> torch.Tensor:
         """Return a tensor, or a part of it, as Weights.take does; in the engine's dtype unless another is given."""
         return self._weights.take(f"{self._prefix}{name}", shape, part, dtype or self.dtype)
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor in the checkpoint, as Weights.stored_dtype does."""
+        return self._weights.stored_dtype(f"{self._prefix}{name}")
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the checkpoint, as Weights.stored_shape does."""
+        return self._weights.stored_shape(f"{self._prefix}{name}")
+
+    def full_name(self, name: str) -> str:
+        return f"{self._prefix}{name}"
+
+    def _method(self, name: str, sensitive: bool) -> Method:
+        return self._policy(f"{self._prefix}{name}", sensitive, self._weights.__contains__)

@@ -27,6 +27,7 @@ class _Attention(msgspec.Struct):
     layer: int
     queries: torch.Tensor
     attended: torch.Tensor
+    weights: torch.Tensor | None
 
 
 class _Pieces(msgspec.Struct):
@@ -61,9 +62,9 @@ class _Recording(Context):
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor:
         return self._queries[:tokens]
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         attended = self._attended[: len(q)]
-        self.calls.append(_Attention(layer, q, attended))
+        self.calls.append(_Attention(layer, q, attended, weights))
         self._cut()
         return attended
 
@@ -88,8 +89,9 @@ class TokenGraphs:
     ) -> None:
         self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
         self._recorder, self._block_size, self._device = recorder, block_size, cache.device
-        shape = (2, min(most, _SIZES[-1]), *query_shape)
-        self._queries, self._attended = torch.zeros(shape, dtype=model.dtype, device=self._device)
+        shape = (min(most, _SIZES[-1]), *query_shape)
+        self._queries = torch.zeros(shape, dtype=model.dtype, device=self._device)
+        self._attended = backend.outputs(self._queries).zero_()
         self._pieces: dict[int, _Pieces] = {}
         sizes = [size for size in _SIZES if size <= most]
         for done, size in enumerate(sizes):
@@ -121,7 +123,7 @@ class TokenGraphs:
             graph.replay()
             if written:
                 written(call.layer)
-            self._backend.attend(call.layer, call.queries, call.attended)
+            self._backend.attend(call.layer, call.queries, call.attended, call.weights)
         pieces.graphs[-1].replay()
         return pieces.hidden, pieces.token_ids
 

@@ -4,23 +4,38 @@ import msgspec
 
 from baton_kernels.activation import gate_mul
 from baton_kernels.blocks import checksum, gather_kv, scatter_kv
-from baton_kernels.experts import route, run_experts, run_experts_fixed
+from baton_kernels.experts import run_experts, run_experts_fixed
+from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
+from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.norm import add_rms_norm
+from baton_kernels.quantize import quantize_rows
+from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
 from baton_kernels.rope import rope_and_cache
+from baton_kernels.routing import route, route_fixed
+from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
 
 from .ops import Ops
 
 TRITON = Ops(
+    keeps_codes=True,
     linear=linear,
+    grouped_linear=grouped_linear,
+    scaled_linear=scaled_linear,
+    quantize_rows=quantize_rows,
     add_rms_norm=add_rms_norm,
     gate_mul=gate_mul,
     rope_and_cache=rope_and_cache,
+    latent_rope_and_cache=latent_rope_and_cache,
     route=route,
     run_experts=run_experts,
+    run_quantized_experts=run_quantized_experts,
     gather_kv=gather_kv,
     scatter_kv=scatter_kv,
     checksum=checksum,
 )
 # Each row's result depends on that row alone, so a token does not depend on the batch around it.
-DETERMINISTIC = msgspec.structs.replace(TRITON, linear=fixed_linear, run_experts=run_experts_fixed)
+DETERMINISTIC = msgspec.structs.replace(
+    TRITON, linear=fixed_linear, grouped_linear=grouped_linear_fixed, scaled_linear=scaled_linear_fixed,
+    route=route_fixed, run_experts=run_experts_fixed, run_quantized_experts=run_quantized_experts_fixed,
+)  # fmt: skip

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from .added_tokens import AddedTokens
@@ -64,18 +65,13 @@ class ByteLevelFiles:
 
     def convert(self) -> Draft:
         """Return the tokenizer of the files and of the tokens that the folder adds."""
-        try:
-            ids, merges = models.BPE.read_file(*(str(self._folder.path / name) for name in FILES))
-            # A role of the class whose token this vocabulary lacks is no token of this model.
-            defaults = {role: token for role, token in self._class.names.items() if token in ids}
-            names = special_names(self._folder, defaults)
-            added = AddedTokens(self._folder, ids)
-            added.collect({}, names.values())
-            tokenizer = Tokenizer(models.BPE(vocab=added.ids, merges=merges))
-        except TokenizerError:
-            raise
-        except Exception as error:  # the library raises nothing narrower
-            raise TokenizerError(f"{self._folder.path}: vocab.json and merges.txt: {error}") from None
+        ids, merges = self._vocabulary(), self._merges()
+        # A role of the class whose token this vocabulary lacks is no token of this model.
+        defaults = {role: token for role, token in self._class.names.items() if token in ids}
+        names = special_names(self._folder, defaults)
+        added = AddedTokens(self._folder, ids)
+        added.collect({}, names.values())
+        tokenizer = Tokenizer(models.BPE(vocab=added.ids, merges=merges))
         if self._class.composed:
             tokenizer.normalizer = normalizers.NFC()
         prefix = self._folder.flag("add_prefix_space", False)
@@ -85,3 +81,20 @@ class ByteLevelFiles:
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_tokens(added.in_order())
         return Draft(tokenizer, names)
+
+    def _vocabulary(self) -> dict[str, int]:
+        try:
+            return msgspec.json.decode(self._folder.read(FILES[0]) or b"", type=dict[str, int])
+        except ValueError as error:
+            raise TokenizerError(f"{self._folder.path / FILES[0]}: {error}") from None
+
+    def _merges(self) -> list[tuple[str, str]]:
+        merges = []
+        text = (self._folder.read(FILES[1]) or b"").decode(errors="replace")
+        for number, line in enumerate(text.split("\n"), 1):
+            left, _, right = line.rstrip("\r").partition(" ")
+            if right and " " not in right and left != "#version:":
+                merges.append((left, right))
+            elif line.strip() and left != "#version:":
+                raise TokenizerError(f"{self._folder.path / FILES[1]}: line {number} is not a pair of tokens")
+        return merges

@@ -59,8 +59,13 @@ def read_tokenizer(path: Path) -> TokenizerText:
     if (kept := read_entry(entry)) is not None:
         return msgspec.json.decode(kept, type=TokenizerText)
     began = time.monotonic()
-    draft = _source(folder, names).convert()
-    made = TokenizerText(draft.finish(folder).to_str(), dict(draft.names))
+    try:
+        draft = _source(folder, names).convert()
+        made = TokenizerText(draft.finish(folder).to_str(), dict(draft.names))
+    except TokenizerError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise TokenizerError(f"{' and '.join(names)} of {path}: {error}") from None
     write_entry(entry, msgspec.json.encode(made))
     log.info("converted %s of %s in %.1f s", " and ".join(names), path, time.monotonic() - began)
     return made

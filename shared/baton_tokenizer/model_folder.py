@@ -12,10 +12,14 @@ _MOST_BYTES = 256 << 20
 
 
 class ModelFolder:
-    """Reads files of a model folder. Each method raises TokenizerError, which names the file, when it is unusable."""
+    """Reads files of a model folder, each only once, so that a tokenizer is made of the same bytes as its hash.
+
+    Each method raises TokenizerError, which names the file, when it is unusable.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._read: dict[str, bytes | None] = {}
 
     def names(self, pattern: str) -> list[str]:
         """Return the names of the files that match a pattern, sorted."""
@@ -23,15 +27,9 @@ class ModelFolder:
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, None if the folder has no such file."""
-        path = self.path / name
-        try:
-            if not path.is_file():
-                return None
-            if path.stat().st_size > _MOST_BYTES:
-                raise TokenizerError(f"{path} is larger than {_MOST_BYTES >> 20} MiB")
-            return path.read_bytes()
-        except OSError as error:
-            raise TokenizerError(f"{path} cannot be read: {error.strerror}") from None
+        if name not in self._read:
+            self._read[name] = self._load(name)
+        return self._read[name]
 
     def fields(self, name: str) -> dict[str, Any]:
         """Return the fields of a JSON file, {} if the folder has no such file."""
@@ -65,3 +63,14 @@ class ModelFolder:
         if not isinstance(value, bool):
             raise TokenizerError(f"{name} in {self.path / 'tokenizer_config.json'} must be true or false")
         return value
+
+    def _load(self, name: str) -> bytes | None:
+        path = self.path / name
+        try:
+            if not path.is_file():
+                return None
+            if path.stat().st_size > _MOST_BYTES:
+                raise TokenizerError(f"{path} is larger than {_MOST_BYTES >> 20} MiB")
+            return path.read_bytes()
+        except OSError as error:
+            raise TokenizerError(f"{path} cannot be read: {error.strerror}") from None

@@ -2,11 +2,13 @@
 
 A text has the tokens that the sentencepiece library gives it, with the exceptions that transformers makes. The text of
 a control piece becomes that piece. With `legacy: false` in tokenizer_config.json only the beginning of the whole text
-gets the dummy prefix, unless a space is there already; otherwise each text between two added tokens gets it.
+gets the dummy prefix, unless a space is there already; otherwise each text between two added tokens gets it. Rules such
+as nmt_nfkc, which few decoders have, are applied by the tokenizers library, which loses some combining marks.
 """
 
 import math
 import re
+from functools import cached_property
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -21,6 +23,7 @@ from .model_folder import ModelFolder
 from .special_names import special_names
 
 _SPACE = "▁"
+_LONGEST_PIECE = 1024
 _BYTE = "<0x[0-9A-F]{2}>"
 _MODEL_TYPES = (TrainerSpec.UNIGRAM, TrainerSpec.BPE)
 # Whether a class of tokenizers puts bos and eos around a text unless tokenizer_config.json says it. Where it names no
@@ -72,6 +75,8 @@ class SentencePieceFile:
         if [piece.type for piece in pieces].count(Piece.UNKNOWN) != 1:
             raise self._error("a model needs one unknown piece")
         for piece in pieces:
+            if not 0 < len(piece.piece) <= _LONGEST_PIECE:
+                raise self._error(f"a piece is empty, or longer than {_LONGEST_PIECE} characters")
             if piece.type == Piece.UNUSED or not math.isfinite(piece.score):
                 raise self._error(f"the piece {piece.piece!r} is unused, or has no finite score")
         if self._byte_fallback and sum(piece.type == Piece.BYTE for piece in pieces) != 256:
@@ -96,8 +101,9 @@ class SentencePieceFile:
         names = {role: control[id] for role, id in ids.items() if id in control}
         return {**names, "unk_token": pieces[self._unknown].piece}
 
-    def _user_defined(self) -> list[str]:
-        return [piece.piece for piece in self._model.pieces if piece.type == Piece.USER_DEFINED]
+    @cached_property
+    def _user_defined(self) -> frozenset[str]:
+        return frozenset(piece.piece for piece in self._model.pieces if piece.type == Piece.USER_DEFINED)
 
     def _bpe(self, ids: dict[str, int]) -> models.BPE:
         pieces = (piece for piece in self._model.pieces if piece.type == Piece.NORMAL and piece.piece in ids)
@@ -117,6 +123,7 @@ class SentencePieceFile:
         """Set what happens to a text before the model sees it, and how tokens become a text again."""
         spec = self._model.normalizer_spec
         prefix = self._folder.flag("add_prefix_space", spec.add_dummy_prefix)
+        # Folders that do not have the flag are older than it.
         legacy = self._folder.flag("legacy", True)
         first = [self._dummy_prefix()] if prefix and legacy else []
         tokenizer.normalizer = normalizers.Sequence([*self._cleaning(), *first, normalizers.Replace(" ", _SPACE)])
@@ -143,7 +150,7 @@ class SentencePieceFile:
         return steps
 
     def _dummy_prefix(self) -> normalizers.Normalizer:
-        pieces = [piece for piece in self._user_defined() if self._is_bpe and self._is_clean(piece)]
+        pieces = [piece for piece in sorted(self._user_defined) if self._is_bpe and self._is_clean(piece)]
         if not pieces:
             return normalizers.Prepend(_SPACE)
         # The library normalizes the added tokens, too, which are to stay as they are. So a text that is one of them,
@@ -154,11 +161,13 @@ class SentencePieceFile:
         """Return how an added token is found; None = by the model.
 
         User-defined pieces are parts of a text that has been normalized, and texts do not begin anew after them as they
-        do after other added tokens.
+        do after other added tokens. These are found as they are written, because a dummy prefix would be part of their
+        normalized text.
         """
-        if token.special or token.content not in self._user_defined() or not self._is_clean(token.content):
-            return token
-        return AddedToken(token.content, normalized=True) if self._is_bpe else None
+        if not token.special and token.content in self._user_defined and self._is_clean(token.content):
+            return AddedToken(token.content, normalized=True) if self._is_bpe else None
+        flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "special")}
+        return AddedToken(token.content, normalized=False, **flags)
 
     def _is_clean(self, piece: str) -> bool:
         cleaned: str = normalizers.Sequence(self._cleaning()).normalize_str(piece)

@@ -40,13 +40,14 @@ class TiktokenFile:
 
     def convert(self) -> Draft:
         """Return the tokenizer of the file, of its kind's special tokens and of those that the folder adds."""
-        ids = {letters(token): rank for token, rank in self._ranks.items()}
+        written = {token: letters(token) for token in self._ranks}
+        ids = {written[token]: rank for token, rank in self._ranks.items()}
         tokens = self._kind.tokens(max(self._ranks.values()) + 1)
         defaults = {id: AddedToken(token, special=True, normalized=False) for id, token in tokens.items()}
         names = special_names(self._folder, self._kind.names)
         added = AddedTokens(self._folder, ids)
         added.collect(defaults, names.values())
-        merges = [(letters(left), letters(right)) for left, right in merges_by_rank(self._ranks)]
+        merges = [(written[left], written[right]) for left, right in merges_by_rank(self._ranks)]
         # A whole word that is a token needs no merges that lead to it.
         tokenizer = Tokenizer(models.BPE(vocab=added.ids, merges=merges, ignore_merges=True))
         if self._kind.composed:

@@ -32,6 +32,9 @@ class WorkerSettings(PeerSettings):
     """auto, cpu or cuda."""
     dtype: str = "auto"
     """Data type of weights and KV: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16 or float16."""
+    quantization: str = "auto"
+    """Data type of quantized weights: auto (as they are stored), or fp8, int8 or int4 to quantize weights of 16 bits
+    while they are loaded."""
     attention_backend: str = "auto"
     """auto, triton or torch_sdpa."""
     block_size: int = Field(default=0, ge=0)

@@ -156,6 +156,14 @@ def test_services_take_ids_too(hub: HubDouble, tmp_path: Path, monkeypatch: pyte
     assert local_folder("/no/such/folder", weights=True) == (Path("/no/such/folder"), None)
 
 
+def test_the_facts_of_a_model_need_none_of_its_weights(baton, hub: HubDouble, tmp_path: Path) -> None:
+    running = baton("model", REPO, "--gpu", "l4")
+    assert running.wait() == 0
+    assert "2,755,008" in running.text
+    assert hub.downloads("config.json")
+    assert not hub.downloads(WEIGHTS)
+
+
 def test_the_facts_of_a_folder_are_the_default_of_model(baton) -> None:
     for args in ([], [str(MODEL_DIR)], ["show", str(MODEL_DIR)]):
         running = baton("model", *args)

@@ -57,6 +57,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom, tied, 3 layers": ("bloom", {"n_layer": 3, "seed": 2}),
     "gemma3, windows and not": ("gemma3", {"initializer_range": 0.1}),
+    "glm4_moe, groups": ("glm4_moe", {"n_routed_experts": 12, "n_group": 3, "topk_group": 2, "use_qk_norm": True}),
+    "gpt_oss, windows and sinks": ("gpt_oss", {"seed": 1}),
+    "deepseek_v3, latents, groups of experts": (
+        "deepseek_v3",
+        {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1},
+    ),
     "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 # The engine's own tests compare every shape on one pod; here each stack costs seconds to start.

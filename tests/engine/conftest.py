@@ -23,3 +23,9 @@ def windowed(tiny_model: MakeModel) -> Path:
         sliding_window=13,
         layer_types=["full_attention", "sliding_attention"],
     )
+
+
+@pytest.fixture(scope="session")
+def latent(tiny_model: MakeModel) -> Path:
+    """A model with latent attention and experts in groups."""
+    return tiny_model("deepseek_v3", rope="yarn of DeepSeek", n_group=2, topk_group=1)

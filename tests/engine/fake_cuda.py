@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -19,6 +20,12 @@ from baton_engine.model_config import ModelConfig
 from baton_engine.ops import TORCH
 from baton_kernels.decode_parts import LENGTH, PART, PARTS, ROW, DecodeParts
 from baton_kernels.reference.decode_parts import parts_reference
+from baton_kernels.reference.latent import (
+    absorb_queries_reference,
+    gather_latents_reference,
+    latent_prefill_reference,
+    values_of_reference,
+)
 from baton_kernels.reference.logprobs import chosen_logprobs_reference
 from baton_kernels.reference.masks import apply_masks_reference
 from baton_kernels.reference.paged_attention import AttentionVariant, paged_attention_reference
@@ -154,6 +161,69 @@ def prefill_attention(
         out[rows] = paged_attention_reference(q[rows], keys, values, tables[one], lengths[one], alone, variant)
 
 
+def latent_decode(
+    q: torch.Tensor,
+    latents: torch.Tensor,
+    tables: torch.Tensor,
+    parts: DecodeParts,
+    scale: float,
+    rank: int,
+    tokens: int,
+    firsts: torch.Tensor | None,
+) -> torch.Tensor:
+    groups = parts.plan[:, parts.plan[PART] == 0]
+    starts = torch.arange(len(q) + 1, dtype=torch.int32) if firsts is None else firsts
+    assert int((starts[1:] - starts[:-1]).max()) <= tokens
+    values = latents[..., :rank]
+    return paged_attention_reference(
+        q, latents, values, tables[groups[ROW]], groups[LENGTH], starts, AttentionVariant(scale)
+    )
+
+
+def gather_latents(
+    latents: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    tiles: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    keys: int,
+) -> torch.Tensor:
+    gathered = gather_latents_reference(latents, tables, tiles[0].unique().tolist(), lengths.tolist())
+    assert len(gathered) == keys
+    return gathered
+
+
+def latent_prefill(
+    q: torch.Tensor,
+    expanded: torch.Tensor,
+    latents: torch.Tensor,
+    lengths: torch.Tensor,
+    starts: torch.Tensor,
+    key_starts: torch.Tensor,
+    tiles: tuple[torch.Tensor, torch.Tensor],
+    scale: float,
+    rank: int,
+    first_head: int,
+    out: torch.Tensor,
+    block_queries: int,
+) -> None:
+    heads, rope = slice(first_head, first_head + expanded.shape[1]), latents.shape[1] - rank
+    for at in tiles[0].unique().tolist():
+        rows, length = slice(int(starts[at]), int(starts[at + 1])), int(lengths[at])
+        mine = slice(int(key_starts[at]), int(key_starts[at]) + length)
+        positions = torch.arange(length - (rows.stop - rows.start), length)
+        out[rows, heads] = latent_prefill_reference(
+            q[rows, heads], expanded[mine], latents[mine], positions, scale, rope
+        )  # fmt: skip
+
+
+def absorb_queries(q: torch.Tensor, up: torch.Tensor, rope_dim: int, fixed: bool) -> torch.Tensor:
+    return absorb_queries_reference(q, up, rope_dim)
+
+
+def values_of(attended: torch.Tensor, up: torch.Tensor, out: torch.Tensor, fixed: bool) -> torch.Tensor:
+    return values_of_reference(attended, up, out)
+
+
 def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> CudaRunner:
     runner = CudaRunner(config, model, progress)
     runner.start()
@@ -167,6 +237,9 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("baton_engine.attention.triton_paged.decode_attention", decode_attention)
     patch.setattr("baton_engine.attention.triton_paged.plan_parts", plan_parts)
     patch.setattr("baton_engine.attention.triton_paged.prefill_attention", prefill_attention)
+    latent = "baton_engine.attention.triton_latent"
+    for fake in (plan_parts, latent_decode, gather_latents, latent_prefill, absorb_queries, values_of):
+        patch.setattr(f"{latent}.{fake.__name__}", fake)
     for module in ("decode_graphs", "device_sampler"):
         patch.setattr(f"baton_engine.{module}.thresholds", thresholds_reference)
         patch.setattr(f"baton_engine.{module}.gumbel_argmax", gumbel_argmax_reference)
@@ -176,7 +249,7 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"baton_engine.{module}.chosen_logprobs", chosen_logprobs_reference)
     patch.setattr("baton_engine.attention.select._why_not_triton", lambda *_: None)
     for ops in ("TRITON", "DETERMINISTIC"):
-        patch.setattr(f"baton_engine.cuda_runner.{ops}", TORCH)
+        patch.setattr(f"baton_engine.cuda_runner.{ops}", msgspec.structs.replace(TORCH, keeps_codes=True))
     patch.setattr("baton_engine.cuda_runner.Recorder", Recorder)
     patch.setattr("baton_engine.token_graphs._seconds", lambda run: (run(), next(times))[1])
     patch.setattr("baton_engine.token_graphs._SIZES", (4, 24))

@@ -76,6 +76,9 @@ def make_requests(seed: int) -> list[Request]:
         "qwen",
         "qwen2_moe",
         "olmoe",
+        "gpt_oss",
+        "glm4_moe",
+        "deepseek_v3",
     ],
 )
 def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:

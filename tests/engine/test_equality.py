@@ -150,6 +150,35 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", {"head_dim": 32, "norm_topk_prob": True, "seed": 5}),
     "qwen3-moe-every-second-layer": ("qwen3_moe", {"num_hidden_layers": 3, "decoder_sparse_step": 2}),
     "olmoe": ("olmoe", {}),
+    "gpt-oss": ("gpt_oss", {"seed": 1}),
+    "gpt-oss-low-limit-yarn": ("gpt_oss", {"swiglu_limit": 0.8, "rope": "yarn", "num_key_value_heads": 1}),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        {"n_routed_experts": 12, "n_group": 3, "topk_group": 2, "use_qk_norm": True, "routed_scaling_factor": 1.5},
+    ),
+    "glm4-moe-dense-layers-biases": (
+        "glm4_moe",
+        {"first_k_dense_replace": 2, "attention_bias": True, "norm_topk_prob": False, "n_shared_experts": 2},
+    ),
+    "deepseek-v2-groups": (
+        "deepseek_v2",
+        {
+            "rope": "yarn of DeepSeek",
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 3.0,
+        },
+    ),
+    "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "first_k_dense_replace": 0, "n_shared_experts": 1}),
+    "deepseek-v3-groups": (
+        "deepseek_v3",
+        {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1, "rms_norm_eps": 0.1},
+    ),
+    "deepseek-v3-plain-pairs": (
+        "deepseek_v3",
+        {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "num_attention_heads": 2},
+    ),
     "phi3-window": ("phi3", {"sliding_window": 21, "pad_token_id": None}),
     "phi3-a-part-rotated-tied": (
         "phi3",

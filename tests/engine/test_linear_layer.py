@@ -11,6 +11,7 @@ from baton_engine.config import ConfigError
 from baton_engine.layers.linear import Linear
 from baton_engine.loading import Weights
 from baton_engine.ops import TORCH
+from baton_engine.quantization.dense import as_stored
 from baton_engine.source import Source
 
 INPUTS, OUTPUTS = 6, (8, 4)
@@ -48,7 +49,7 @@ def tensors() -> dict[str, torch.Tensor]:
 def source(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Iterator[Source]:
     save_file(tensors, tmp_path / "model.safetensors")
     with Weights(tmp_path, torch.float32, torch.device("cpu")) as weights:
-        yield Source(weights, TORCH).at("t")
+        yield Source(weights, TORCH, as_stored).at("t")
 
 
 def test_projections_are_stacked(source: Source, tensors: dict[str, torch.Tensor]) -> None:

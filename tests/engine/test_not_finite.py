@@ -1,7 +1,8 @@
 """NaN in memory that a request does not see changes none of its tokens. NaN of its own ends it and no other request."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,9 +50,13 @@ def without_broken(length: int, seed: int) -> list[int]:
     return [token % BROKEN_TOKEN for token in make_prompt(length, seed)]
 
 
+@pytest.mark.parametrize("name", ["windowed", "latent"])
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_nan_in_free_slots_changes_no_token(windowed: Path, runner: str, block_size: int) -> None:
-    engine = make_engine(windowed, block_size=block_size, max_num_batched_tokens=24, num_blocks=1024 // block_size)
+def test_nan_in_free_slots_changes_no_token(
+    name: str, runner: str, block_size: int, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(name)
+    engine = make_engine(folder, block_size=block_size, max_num_batched_tokens=24, num_blocks=1024 // block_size)
     prompts = [make_prompt(length, seed=3) for length in (1, 15, 16, 17, 33, 70)]
     requests = [make_request(id, prompt, 20) for id, prompt in enumerate(prompts)]
     transcript = Transcript()
@@ -61,7 +66,44 @@ def test_nan_in_free_slots_changes_no_token(windowed: Path, runner: str, block_s
         poison(engine)
         transcript.take(engine.step().deltas)
     for id, prompt in enumerate(prompts):
-        assert transcript.tokens[id, 0] == reference_greedy(windowed, prompt, 20)
+        assert transcript.tokens[id, 0] == reference_greedy(folder, prompt, 20)
+    assert_idle(engine)
+
+
+def test_nan_in_free_slots_reaches_no_kernel_of_latent_attention(latent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter runs the kernels themselves: parts of sequences, groups of queries, and expanded chunks."""
+    from baton_engine.attention import triton_latent
+
+    names = ("plan_parts", "latent_decode", "gather_latents", "latent_prefill", "absorb_queries", "values_of")
+    kernels = {name: getattr(triton_latent, name) for name in names}
+    used: set[str] = set()
+
+    def noted(name: str) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            used.add("groups" if name == "latent_decode" and arguments[6] > 1 else name)
+            return kernels[name](*arguments)
+
+        return run
+
+    fake_cuda.pretend(monkeypatch)
+    for name in names:
+        monkeypatch.setattr(triton_latent, name, noted(name))
+    monkeypatch.setattr(triton_latent, "_PROGRAMS", 4)
+    # In float32 a tile has no room for a group.
+    monkeypatch.setattr("baton_kernels.latent_decode._WIDE_ROWS", 64)
+    settings = {"block_size": 4, "max_num_batched_tokens": 40, "num_blocks": 64, "max_model_len": 80}
+    engine = make_engine(latent, max_num_seqs=2, enforce_eager=True, **settings)
+    used.clear()
+    transcript = Transcript()
+    prompts = [make_prompt(length, seed=3) for length in (50, 20)]
+    for id, prompt in enumerate(prompts):
+        engine.add(make_request(id, prompt, 3))
+    while engine.has_work:
+        poison(engine)
+        transcript.take(engine.step().deltas)
+    for id, prompt in enumerate(prompts):
+        assert transcript.tokens[id, 0] == reference_greedy(latent, prompt, 3)
+    assert used == {*names, "groups"}
     assert_idle(engine)
 
 
@@ -128,6 +170,17 @@ def test_nan_that_comes_while_decoding_ends_the_request(llama: Path, runner: str
     assert_idle(engine)
     cached = engine.pool.match(make_sequence_hashes(engine, prompt + expected))
     assert len(cached) <= (20 + first) // 16
+
+
+def test_a_request_that_computes_nan_ends_alone_among_latents(latent: Path, runner: str) -> None:
+    engine = make_engine(latent, max_num_batched_tokens=24)
+    break_embedding(engine)
+    prompt, neighbour = without_broken(70, seed=1), without_broken(50, seed=2)
+    prompt[40] = BROKEN_TOKEN
+    transcript, ended = run_with_broken(engine, [make_request(0, prompt, 12)], [make_request(1, neighbour, 12)])
+    assert ended == [0]
+    assert transcript.tokens == {(1, 0): reference_greedy(latent, neighbour, 12)}
+    assert_idle(engine)
 
 
 def test_infinity_is_not_finite_either(llama: Path, runner: str) -> None:

@@ -19,8 +19,12 @@ def with_attention(spec: AttentionSpec) -> ModelConfig:
     return msgspec.structs.replace(model, attention=(spec,) * model.num_layers)
 
 
-def test_slopes_and_caps_run_on_a_cpu() -> None:
-    for spec in (AttentionSpec(scale=1.0, alibi=(0.5, 0.25)), AttentionSpec(scale=1.0, softcap=50.0)):
+def test_slopes_caps_and_sinks_run_on_a_cpu() -> None:
+    for spec in (
+        AttentionSpec(scale=1.0, alibi=(0.5, 0.25)),
+        AttentionSpec(scale=1.0, softcap=50.0),
+        AttentionSpec(scale=1.0, sinks=True),
+    ):
         assert select_backend("auto", with_attention(spec), CPU) == "torch_sdpa"
 
 

@@ -15,6 +15,11 @@ from baton_kernels.blocks import gather_kv, scatter_kv
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.decode_parts import plan_parts
+from baton_kernels.experts import run_experts, run_experts_fixed
+from baton_kernels.head_products import absorb_queries, values_of
+from baton_kernels.latent_decode import TILE_KEYS, latent_decode
+from baton_kernels.latent_inputs import latent_rope_and_cache
+from baton_kernels.latent_prefill import gather_latents, latent_prefill
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.logprobs import chosen_logprobs
 from baton_kernels.masks import apply_masks
@@ -24,6 +29,13 @@ from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import gather_kv_reference
 from baton_kernels.reference.decode_inputs import BLOCKS, FIELDS, POSITION, ROW
+from baton_kernels.reference.experts import ExpertWeights, experts_reference
+from baton_kernels.reference.latent import (
+    absorb_queries_reference,
+    latent_prefill_reference,
+    latent_rope_and_cache_reference,
+    values_of_reference,
+)
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.logprobs import chosen_logprobs_reference
 from baton_kernels.reference.masks import apply_masks_reference
@@ -36,7 +48,7 @@ from baton_kernels.reference.thresholds import thresholds_reference
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.sampling import gumbel_argmax
 from baton_kernels.thresholds import thresholds
-from baton_kernels.tuning import LinearConfig
+from baton_kernels.tuning import ExpertsConfig, LinearConfig, ProductConfig
 
 from .closeness import relative_error
 
@@ -114,6 +126,21 @@ def test_activation(device: torch.device) -> None:
     )
 
 
+def test_weights_of_experts(device: torch.device) -> None:
+    size = 512
+    experts = rows_beyond(size * size)
+    gate_up = untouched(experts, 2 * size, size, dtype=HALF, device=device)
+    held = ExpertWeights(gate_up, untouched(experts, size, size, dtype=HALF, device=device))
+    last = ExpertWeights(held.gate_up[-LAST:].float(), held.down[-LAST:].float())
+    x, weights = torch.randn(2, size, device=device).to(HALF) / size, torch.rand(2, LAST, device=device)
+    order = torch.tensor([[0, 1], [1, 0]], dtype=torch.int32, device=device)
+    expected = experts_reference(x.float(), last, weights, order)
+    rows = ExpertsConfig(1, ProductConfig(64, 256, 4, 1), ProductConfig(64, 64, 4, 1))
+    chosen = order + experts - LAST
+    assert relative_error(run_experts(x, held, weights, chosen, config=rows), expected) < 0.02
+    assert relative_error(run_experts_fixed(x, held, weights, chosen), expected) < 0.02
+
+
 def test_norm(device: torch.device) -> None:
     size = 8192
     x, residual = (untouched(rows_beyond(size), size, dtype=HALF, device=device) for _ in range(2))
@@ -187,6 +214,57 @@ def test_queries_of_prompts(device: torch.device) -> None:
     alone = torch.tensor([0, LAST], dtype=torch.int32, device=device)
     expected = paged_attention_reference(q[-LAST:], keys, values, tables[1:], lengths[1:], alone, variant)
     assert relative_error(out[-LAST:], expected) < 0.02
+
+
+def test_the_last_latents(device: torch.device) -> None:
+    rank, rope, page, heads, key = 512, 64, 16, 2, 32
+    blocks = rows_beyond(page * (rank + rope))
+    latents = untouched(blocks, page, 1, rank + rope, dtype=HALF, device=device)
+    q, kv = torch.randn(3, heads * (key + rope)).to(HALF).to(device), torch.randn(3, rank + rope).to(HALF).to(device)
+    angles, positions = torch.rand(50, rope // 2, device=device), torch.tensor([3, 4, 5], device=device)
+    slots = blocks * page - 1 - torch.arange(3, device=device)
+    how = torch.ones(rank, dtype=HALF, device=device), 1e-6, (angles.cos(), angles.sin()), True, positions
+    ours = latent_rope_and_cache(q, kv, *how, slots, latents, heads)
+    expected = latents[-1:].clone()
+    theirs = latent_rope_and_cache_reference(q, kv, *how, slots - (blocks - 1) * page, expected, heads)
+    assert relative_error(ours, theirs) < 1e-2
+    assert relative_error(latents[-1:], expected) < 1e-2
+    tables = torch.tensor([[blocks - 1]], dtype=torch.int32, device=device)
+    lengths, none = torch.tensor([page], dtype=torch.int32, device=device), tables[0, :0]
+    parts = plan_parts(lengths, torch.zeros(1, dtype=torch.int64, device=device), 1, TILE_KEYS, none)
+    queries = torch.randn(1, heads, rank + rope, device=device).to(HALF)
+    starts, variant = torch.tensor([0, 1]), AttentionVariant(0.1)
+    attended = latent_decode(queries, latents, tables, parts, 0.1, rank)
+    cache = latents[-1:]
+    theirs = paged_attention_reference(queries, cache, cache[..., :rank], tables * 0, lengths, starts, variant)
+    assert relative_error(attended, theirs) < 0.02
+    tiles = tuple(torch.zeros(1, dtype=torch.int32, device=device) for _ in range(3))
+    assert torch.equal(gather_latents(latents, tables, lengths, tiles, page), latents[-1, :, 0])  # type: ignore[arg-type]
+
+
+def test_queries_of_latent_attention(device: torch.device) -> None:
+    rank, rope, heads, key, value = 32, 64, 1024, 128, 128
+    tokens = rows_beyond(heads * (key + rope))
+    q = untouched(tokens, heads, key + rope, dtype=HALF, device=device)
+    up = torch.randn(heads, key + value, rank, device=device).to(HALF) / 8
+    absorbed = absorb_queries(q, up, rope)
+    assert relative_error(absorbed[-LAST:, -LAST:], absorb_queries_reference(q[-LAST:], up, rope)[:, -LAST:]) < 0.01
+    del absorbed
+    out = torch.empty(tokens, heads, value, dtype=HALF, device=device)
+    expanded, latents = (torch.randn(LAST, *size).to(HALF).to(device) for size in ((heads, 256), (rank + rope,)))
+    lengths, starts = (
+        torch.tensor(x, dtype=torch.int32, device=device) for x in ([1, LAST], [0, tokens - LAST, tokens])
+    )
+    tiles = torch.tensor([1], dtype=torch.int32, device=device), starts[1:2]
+    latent_prefill(q, expanded, latents, lengths, starts, lengths * 0, tiles, 0.1, rank, 0, out, 64)
+    theirs = latent_prefill_reference(q[-LAST:], expanded, latents, torch.arange(LAST, device=device), 0.1, rope)
+    assert relative_error(out[-LAST:, -LAST:], theirs[:, -LAST:]) < 0.02
+    del out
+    attended = untouched(rows_beyond(heads * rank), heads, rank, dtype=HALF, device=device)
+    out = torch.empty(len(attended), heads, value, dtype=HALF, device=device)
+    values_of(attended, up, out)
+    theirs = values_of_reference(attended[-LAST:], up, torch.empty_like(out[-LAST:]))
+    assert relative_error(out[-LAST:, -LAST:], theirs[:, -LAST:]) < 0.01
 
 
 def test_pieces_of_the_cache(device: torch.device) -> None:

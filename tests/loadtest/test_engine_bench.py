@@ -84,7 +84,7 @@ def check_rows(rows: dict[str, Any], printed: str) -> None:
 def test_random_weights_are_what_the_model_takes() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from loadtest.common.random_weights import tensor_shapes
+    from baton_engine.load_plan import tensor_shapes
 
     kinds: list[dict[str, Any]] = [
         {},
@@ -99,19 +99,23 @@ def test_random_weights_are_what_the_model_takes() -> None:
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if raw["tie_word_embeddings"]:
             del expected["lm_head.weight"]
-        assert tensor_shapes(parse_model_config(raw)) == expected
+        shapes = tensor_shapes(parse_model_config(raw))
+        assert shapes == expected
 
 
 def test_weights_in_memory_are_random_and_complete(tmp_path: Path) -> None:
     import torch
 
     from baton_engine import runner
-    from loadtest.common.random_weights import random_weights_in_memory, tensor_shapes
+    from baton_engine.load_plan import tensor_shapes
+    from loadtest.common.random_weights import random_weights_in_memory
 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     shapes = tensor_shapes(parse_model_config(CONFIG))
     with random_weights_in_memory(seed=1):
-        assert runner.weights_bytes(tmp_path, torch.float32) == 4 * sum(map(math.prod, shapes.values()))
+        assert runner.weights_bytes(tmp_path, lambda dtype, shape: 4 * math.prod(shape)) == 4 * sum(
+            map(math.prod, shapes.values())
+        )
         with runner.Weights(tmp_path, torch.float32, torch.device("cpu")) as weights:
             tensors = {name: weights.take(name, shape, None, torch.float32) for name, shape in shapes.items()}
     for name, tensor in tensors.items():

@@ -113,7 +113,8 @@ AUTO: dict[str, tuple[Mapping[str, Any], str, str, dict[str, Any]]] = {
             "legacy": False,
             "added_tokens_decoder": {
                 "600": {"content": "<|user|>", "special": True, "normalized": False, "lstrip": False, "rstrip": True},
-                "601": {"content": "<plain>", "special": False, "normalized": False, "lstrip": True, "rstrip": False},
+                "601": {"content": "<plain>", "special": False, "normalized": True, "lstrip": True, "rstrip": False},
+                "602": {"content": "x y", "special": False, "normalized": True, "single_word": True},
             },
             "eos_token": {"__type": "AddedToken", "content": "<|user|>", "special": True},
         },
@@ -151,7 +152,14 @@ def runs_of_spaces(text: str) -> bool:
 def test_tokens_are_those_of_transformers(auto: tuple[Tokenizer, Any], request: pytest.FixtureRequest) -> None:
     tokenizer, reference = auto
     kind = request.node.callspec.params["auto"]
-    texts = [*TEXTS, *(f"a{token} b {token}c" for token in SPECIAL), "".join(SPECIAL), "<s> x", "<|user|>  <plain>"]
+    texts = [
+        *TEXTS,
+        "x y axy x yb, x y",
+        *(f"a{token} b {token}c" for token in SPECIAL),
+        "".join(SPECIAL),
+        "<s> x",
+        "<|user|>  <plain>",
+    ]
     compared = 0
     for text in texts:
         if kind == "gemma" and runs_of_spaces(text):
@@ -188,6 +196,9 @@ def test_each_text_between_special_tokens_gets_a_prefix_in_the_older_manner(tmp_
     expected = [1, *reference.encode("Hello"), 2, *reference.encode(" world")]
     older = write_folder(tmp_path / "older", {"tokenizer.model": data}, tokenizer_class="LlamaTokenizer")
     assert load_tokenizer(older).encode("Hello</s> world").ids == expected
+    settings = {"added_tokens_decoder": {"2": {"content": "</s>", "special": True, "normalized": True}}}
+    flagged = write_folder(tmp_path / "flagged", {"tokenizer.model": data}, **settings)
+    assert load_tokenizer(flagged).encode("Hello</s> world").ids == expected
     newer = write_folder(tmp_path / "newer", {"tokenizer.model": data}, tokenizer_class="LlamaTokenizer", legacy=False)
     assert load_tokenizer(newer).encode("Hello</s> world").ids != expected
 
@@ -244,6 +255,9 @@ def with_pieces(*pieces: Piece) -> bytes:
         (lambda: with_pieces(Piece(piece="<s>")), "twice"),
         (lambda: with_pieces(Piece(piece="second", type=Piece.UNKNOWN)), "one unknown piece"),
         (lambda: with_pieces(Piece(piece="odd", type=Piece.UNUSED)), "'odd'"),
+        (lambda: with_pieces(Piece(piece="odd" * 400)), "longer than"),
+        (lambda: with_pieces(Piece(piece="")), "empty"),
+        (lambda: edited(LLAMA, precompiled_charsmap=b"\xff" * 40), "tokenizer.model"),
         (lambda: with_pieces(Piece(piece="odd", score=float("nan"))), "'odd'"),
         (lambda: with_pieces(Piece(piece="<0x1FF>", type=Piece.BYTE)), "256"),
     ],

@@ -96,7 +96,7 @@ def test_tokens_are_those_of_tiktoken(both: tuple[str, Tokenizer, Any]) -> None:
 
 
 @hypothesis_settings(max_examples=120)
-@given(text=PROMPTS)
+@given(text=PROMPTS.filter(lambda text: "<|" not in text))
 def test_any_text_has_the_tokens_of_tiktoken(both: tuple[str, Tokenizer, Any], text: str) -> None:
     # The library has the tables of an older Unicode, and composes newer characters in another order.
     if both[0] != "qwen" or all(unicodedata.combining(char) == 0 or char in "\u0301\u0327" for char in text):

@@ -11,12 +11,14 @@ class AttentionVariant:
 
     window: tokens that a query sees, its own included; 0 = all. softcap: scores become softcap * tanh(score / softcap)
     (Gemma 2); 0 = off. alibi: slopes [heads] float32, added to the scores as -slope * distance (Press et al., 2022).
+    sinks: [heads] float32, one more score of each query, without a key or a value, in the softmax (OpenAI, gpt-oss).
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     alibi: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 def paged_attention_reference(
@@ -30,12 +32,12 @@ def paged_attention_reference(
 ) -> torch.Tensor:
     """Causal attention of each sequence's newest tokens over its blocks.
 
-    q: [T, heads, head_dim]. keys, values: [blocks, block_size, kv_heads, head_dim]. tables: [S, most blocks] int, the
-    blocks of each sequence, in any order. lengths: [S] int, tokens in the cache. starts: [S + 1] int, the index of each
-    sequence's first query; its queries are the last of its tokens. Returns [T, heads, head_dim] in q's dtype, computed
-    in float64.
+    q: [T, heads, head_dim]. keys, values: [blocks, block_size, kv_heads, head_dim]; the dim of values may be another.
+    tables: [S, most blocks] int, the blocks of each sequence, in any order. lengths: [S] int, tokens in the cache.
+    starts: [S + 1] int, the index of each sequence's first query; its queries are the last of its tokens. Returns
+    [T, heads, dim of values] in q's dtype, computed in float64.
     """
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:2], values.shape[3])
     group = q.shape[1] // keys.shape[2]
     for index, length in enumerate(lengths.tolist()):
         first, end = int(starts[index]), int(starts[index + 1])
@@ -54,5 +56,9 @@ def paged_attention_reference(
         if variant.window:
             hidden |= ages >= variant.window
         scores = scores.masked_fill(hidden, float("-inf"))
-        out[first:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+        if variant.sinks is not None:
+            sinks = variant.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(-1)[..., :length]
+        out[first:end] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return out

@@ -1,10 +1,13 @@
 """The interface of attention implementations."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 import torch
+
+from baton_engine.attention_spec import AttentionSpec
+from baton_engine.kv_cache import KvCache
 
 
 class AttentionBatch(msgspec.Struct):
@@ -21,14 +24,41 @@ class AttentionBatch(msgspec.Struct):
     tables: np.ndarray
 
 
+class StepLimits(msgspec.Struct, frozen=True):
+    """The most that a step can have. sequences: of them. keys: tokens in the KV of one sequence, or tokens to compute,
+    whichever is more. deterministic: a sequence's result must not depend on the others of its step."""
+
+    sequences: int
+    keys: int
+    deterministic: bool = False
+
+
 class AttentionBackend(Protocol):
-    """Attends over the paged cache, which already holds the new tokens' keys and values."""
+    """Attends over the paged cache, which already holds what it keeps of the new tokens."""
 
     name: str
+
+    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
+        """specs: the variant of attention of each layer."""
 
     def prepare(self, batch: AttentionBatch) -> None:
         """Called once a step, before the first layer."""
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """q: [T, heads, head_dim], rotated. out: of q's shape, contiguous, receives the result. T may exceed the number
-        of the batch's tokens."""
+    def outputs(self, q: torch.Tensor) -> torch.Tensor:
+        """Return a contiguous tensor, not initialized, for the result of `attend` for queries q."""
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+        """q: [T, heads, head_dim], rotated. out: as from `outputs`, receives the result. weights: those of the layer
+        that its AttentionSpec calls for, always at one address. T may exceed the number of the batch's tokens."""
+
+
+@runtime_checkable
+class GraphBackend(AttentionBackend, Protocol):
+    """A backend whose decode steps a CUDA graph can hold."""
+
+    def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Prepare for decodes alone, one token of each row, whose tables are rows of a larger tensor; for capture in a
+        graph.
+
+        tables: [table rows, groups of layers, most blocks] int32. rows: [S] int64. lengths: [S] int32.
+        """

@@ -1,14 +1,26 @@
 """Selects the attention backend of an engine. The runner of the device creates it."""
 
 import logging
+from importlib import import_module
+from typing import cast
 
 import torch
 
+from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config import ConfigError
+from baton_engine.latent_spec import LatentSpec
 from baton_engine.model_config import ModelConfig
+
+from .backend import AttentionBackend
 
 log = logging.getLogger(__name__)
 
+# For each kind of attention, the module in this package and the class in it, by the names of the backends. A module is
+# imported when its backend is made, as a CPU has no Triton.
+_BACKENDS: dict[type[AttentionSpec], dict[str, tuple[str, str]]] = {
+    AttentionSpec: {"triton": ("triton_paged", "TritonPaged"), "torch_sdpa": ("torch_sdpa", "TorchSdpa")},
+    LatentSpec: {"triton": ("triton_latent", "TritonLatent"), "torch_sdpa": ("torch_latent", "TorchLatent")},
+}
 _LARGEST_HEAD = 256  # the largest head_dim for which tiles of keys and values fit into shared memory
 _LEAST_CAPABILITY = (8, 0)  # needed for bf16 products
 
@@ -41,6 +53,12 @@ def select_backend(name: str, config: ModelConfig, device: torch.device, determi
     reason = reasons[chosen] if name == "auto" else "requested"
     log.info("attention backend %s: %s", chosen, reason, extra={"event": "attention_backend", "backend": chosen})
     return chosen
+
+
+def backend_class(name: str, config: ModelConfig) -> type[AttentionBackend]:
+    """Return the class of a backend that `select_backend` has returned for the model."""
+    module, kind = _BACKENDS[type(config.attention[0])][name]
+    return cast(type[AttentionBackend], getattr(import_module(f".{module}", __package__), kind))
 
 
 def _why_not_triton(config: ModelConfig, device: torch.device) -> str | None:

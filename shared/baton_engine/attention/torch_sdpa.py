@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
 
-from .backend import AttentionBatch
+from .backend import AttentionBatch, StepLimits
 
 # Bounds the memory of a call: 512 MiB of keys and values with 8 heads of 128 in float32.
 _MOST_KEYS = 1 << 16
@@ -29,13 +29,14 @@ class _Keys(msgspec.Struct):
 class _Call(msgspec.Struct):
     """Sequences that go into one call: decodes together, each prefill chunk alone.
 
-    rows: of the step's tokens. queries: tokens per sequence. keys: by window. masks: None = plain causal from the first
-    token.
+    rows: of the step's tokens. queries: tokens per sequence. length: tokens of the longest sequence. keys: by window.
+    masks: None = plain causal from the first token.
     """
 
     rows: slice
     sequences: int
     queries: int
+    length: int
     keys: dict[int | None, _Keys]
     masks: dict[AttentionSpec, torch.Tensor | None]
 
@@ -45,8 +46,7 @@ class TorchSdpa:
 
     name = "torch_sdpa"
 
-    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...]) -> None:
-        """specs: the variant of attention of each layer."""
+    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         self._cache = cache
         self._block_size, self._kv_heads, self._head_dim = cache.planes[0].shape[2:]
         self._group_size = num_heads // self._kv_heads
@@ -69,7 +69,7 @@ class TorchSdpa:
         for spec in set(self._specs):
             distance = (queries - keys[spec.window].positions)[:, None, None, :]
             masks[spec] = self._mask(spec, _is_seen(distance, spec.window), distance)
-        return _Call(rows, len(lengths), 1, keys, masks)
+        return _Call(rows, len(lengths), 1, int(lengths.max()), keys, masks)
 
     def _chunk_call(self, batch: AttentionBatch, index: int) -> _Call:
         start, end, length = batch.starts[index], batch.starts[index + 1], batch.lengths[index]
@@ -83,7 +83,7 @@ class TorchSdpa:
                 continue
             distance = (queries - keys[spec.window].positions)[None, None]
             masks[spec] = self._mask(spec, _is_seen(distance, spec.window), distance)
-        return _Call(slice(start, end), 1, end - start, keys, masks)
+        return _Call(slice(start, end), 1, end - start, length, keys, masks)
 
     def _all_keys(self, tables: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> dict[int | None, _Keys]:
         """Return the keys of some sequences for each window.
@@ -125,9 +125,13 @@ class TorchSdpa:
             slopes = slopes.view(self._kv_heads, self._group_size, 1, 1)
         return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.planes[0].dtype)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def outputs(self, q: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(q)
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
         spec, group = self._specs[layer], self._cache.group_of(layer)
+        sinks = None if weights is None else weights.view(self._kv_heads, self._group_size, 1)
         for call in self._calls:
             read = call.keys[spec.window]
             # [keys, kv_heads, head_dim]. A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0
@@ -138,9 +142,9 @@ class TorchSdpa:
             )
             rows, mask = call.rows, call.masks[spec]
             if call.queries == 1:
-                self._attend_decodes(q[rows], k, v, call.sequences, mask, spec, out[rows])
+                self._attend_decodes(q[rows], k, v, call.sequences, mask, spec, sinks, out[rows])
             else:
-                self._attend_chunk(q[rows], k, v, mask, spec, out[rows])
+                self._attend_chunk(q[rows], k, v, mask, spec, sinks, out[rows])
 
     def _attend_decodes(
         self,
@@ -150,13 +154,14 @@ class TorchSdpa:
         sequences: int,
         mask: torch.Tensor | None,
         spec: AttentionSpec,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
         shape = (sequences, -1, self._kv_heads, self._head_dim)
         k, v = (x.view(shape).transpose(1, 2) for x in (k, v))
         grouped = q.reshape(sequences, self._kv_heads, self._group_size, self._head_dim)
-        out.view(grouped.shape).copy_(_attention(grouped, k, v, mask, spec))
+        out.view(grouped.shape).copy_(_attention(grouped, k, v, mask, spec, sinks))
 
     def _attend_chunk(
         self,
@@ -165,6 +170,7 @@ class TorchSdpa:
         v: torch.Tensor,
         mask: torch.Tensor | None,
         spec: AttentionSpec,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         # The KV heads are the batch dimension and the query heads of each the head dimension, so that keys are
@@ -175,21 +181,34 @@ class TorchSdpa:
         shape = (self._kv_heads, self._group_size, -1, -1)
         k = k.transpose(0, 1).unsqueeze(1).expand(shape)
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)
-        result = _attention(grouped, k, v, mask, spec)
+        # The shape of scores is [kv_heads, query heads of each, queries, keys].
+        result = _attention(grouped, k, v, mask, spec, None if sinks is None else sinks.unsqueeze(-1))
         out.view(-1, self._kv_heads, self._group_size, self._head_dim).copy_(result.permute(2, 0, 1, 3))
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, spec: AttentionSpec
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    spec: AttentionSpec,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute scaled_dot_product_attention, but with a softcap, which torch lacks. mask: None = causal."""
-    if not spec.softcap:
+    """Compute scaled_dot_product_attention, but with a softcap and sinks, which torch lacks.
+
+    mask: None = causal. sinks: of the shape of scores, but for 1 in the dimension of keys.
+    """
+    if not spec.softcap and sinks is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale)
-    scores = (q.float() @ k.float().transpose(-2, -1)).mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap)
+    scores = (q.float() @ k.float().transpose(-2, -1)).mul_(spec.scale)
+    if spec.softcap:
+        scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_()
     scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(dim=-1).to(v.dtype) @ v
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    return scores.softmax(dim=-1)[..., : k.shape[-2]].to(v.dtype) @ v
 
 
 def _is_seen(distance: torch.Tensor, window: int | None) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Attention through our Triton kernels, which read the paged cache in place."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,13 +8,13 @@ import torch
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
-from baton_engine.transfer import to_device
+from baton_engine.transfer import pack_to_device
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 from baton_kernels.reference.paged_attention import AttentionVariant
 
-from .backend import AttentionBatch
+from .backend import AttentionBatch, StepLimits
 
 # The number of programs of the decode kernel that fills a device.
 _PROGRAMS = 512
@@ -22,30 +23,25 @@ _PROGRAMS = 512
 class TritonPaged:
     """Single new tokens go through the split-KV kernel, longer chunks through the flash kernel.
 
-    deterministic: all tokens go through the flash kernel, which adds up a query's keys in the same order in any batch.
+    With `deterministic` all tokens go through the flash kernel, which adds up a query's keys in the same order in any
+    batch.
     """
 
     name = "triton"
 
-    def __init__(
-        self,
-        cache: KvCache,
-        num_heads: int,
-        specs: tuple[AttentionSpec, ...],
-        max_num_seqs: int,
-        deterministic: bool = False,
-    ) -> None:
+    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         self._cache = cache
-        self._deterministic = deterministic
+        self._deterministic = limits.deterministic
         kv_heads, head_dim = cache.planes[0].shape[3:]
         # With `deterministic`, single tokens take a whole tile too, so that a smaller tile wastes less.
-        self.queries_per_tile = 64 if deterministic else queries_per_tile(head_dim, cache.planes[0].element_size())
+        per_tile = queries_per_tile(head_dim, cache.planes[0].element_size())
+        self.queries_per_tile = 64 if limits.deterministic else per_tile
         variants = {spec: _variant(spec, cache.device) for spec in set(specs)}
         self._variants = [variants[spec] for spec in specs]
         self._decodes = 0
         self._capacity = max(_PROGRAMS // kv_heads, 1)
         # Graphs keep its address, so it is never replaced.
-        self._arrivals = torch.zeros(max_num_seqs * kv_heads, dtype=torch.int32, device=cache.device)
+        self._arrivals = torch.zeros(limits.sequences * kv_heads, dtype=torch.int32, device=cache.device)
         self._tiles: tuple[torch.Tensor, torch.Tensor] | None = None
         # [sequences, most blocks] for each group of layers. Views made anew for each layer would slow down short steps.
         self._tables: tuple[torch.Tensor, ...] = ()
@@ -59,7 +55,7 @@ class TritonPaged:
             self._decodes = 0
         tiles = prefill_tiles(batch.starts, self.queries_per_tile, range(self._decodes, sequences))
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts, *tiles]
-        flat, self._lengths, self._starts, *on_device = _upload(parts, self._cache.device)
+        flat, self._lengths, self._starts, *on_device = pack_to_device(parts, self._cache.device)
         self._tables = flat.view(batch.tables.shape).unbind(1)
         self._tiles = (on_device[0], on_device[1]) if tiles[0] else None
         if len(self._in_order) < self._decodes:
@@ -68,10 +64,6 @@ class TritonPaged:
         self._plan()
 
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Prepare for decodes alone whose tables are rows of a larger tensor; for capture in a graph.
-
-        tables: [rows, groups of layers, most blocks] int32.
-        """
         self._decodes, self._tiles = len(rows), None
         self._tables, self._rows, self._lengths = tables.unbind(1), rows, lengths
         self._plan()
@@ -96,10 +88,16 @@ class TritonPaged:
             lengths, rows = self._lengths[: self._decodes], self._rows[: self._decodes]
             self._parts = plan_parts(lengths, rows, self._capacity, BLOCK_KEYS, self._arrivals)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def outputs(self, q: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(q)
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
         tables = self._tables[self._cache.group_of(layer)]
         variant, n = self._variants[layer], self._decodes
+        if variant.sinks is not weights:
+            # A layer gives the same tensor in each step.
+            variant = self._variants[layer] = dataclasses.replace(variant, sinks=weights)
         if n:
             decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n])
         if self._tiles is not None:
@@ -112,14 +110,3 @@ class TritonPaged:
 def _variant(spec: AttentionSpec, device: torch.device) -> AttentionVariant:
     alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device=device)
     return AttentionVariant(spec.scale, spec.window or 0, spec.softcap, alibi)
-
-
-def _upload(parts: list[np.ndarray | list[int]], device: torch.device) -> list[torch.Tensor]:
-    """Return each part as int32 on the device. All are copied at once, as the fixed cost of a copy is the largest."""
-    # Each begins at a multiple of 16 bytes: Triton compiles a kernel again for pointers of another alignment.
-    starts = list(itertools.accumulate((-(-len(part) // 4) * 4 for part in parts), initial=0))
-    packed = np.zeros(starts[-1], dtype=np.int32)
-    for start, part in zip(starts, parts, strict=False):
-        packed[start : start + len(part)] = part
-    together = to_device(packed, device, torch.int32)
-    return [together[start : start + len(part)] for start, part in zip(starts, parts, strict=False)]

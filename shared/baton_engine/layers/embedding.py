@@ -27,12 +27,12 @@ class Embedding:
         return Dense(self.weight, None, self._ops)
 
 
-def head(source: Source, embedding: Embedding, tied: bool) -> Linear | Dense:
+def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head") -> Linear | Dense:
     """Return the layer that turns hidden states [R, hidden] into logits [R, vocab].
 
-    tied: the layer shares the weights of the embedding; otherwise it has those of the source's lm_head.
+    tied: the layer shares the weights of the embedding; otherwise it has those that the source has by this name.
     """
     if tied:
         return embedding.as_head()
     vocab_size, hidden_size = embedding.weight.shape
-    return Linear(source, ["lm_head"], [vocab_size], hidden_size)
+    return Linear(source, [name], [vocab_size], hidden_size, sensitive=True)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from baton_engine.quantization.dense import Dense
-from baton_engine.quantization.method import Method
 from baton_engine.shard import REPLICATED, Shard
 from baton_engine.source import Source
 
@@ -24,10 +22,15 @@ class Linear:
         order: Sequence[int] | None = None,
         transposed: bool = False,
         shard: Shard = REPLICATED,
-        method: type[Method] = Dense,
+        sensitive: bool = False,
     ) -> None:
-        """Read the projections as Method.load does."""
+        """Read the projections as Method.load does, by the method that the source has for their names.
+
+        sensitive: small errors of the weight change which tokens or experts are chosen, so that the weight is never
+        quantized here, but only where the checkpoint is.
+        """
         self._shard = shard
+        method = source.method(names, sensitive)
         self._product = method.load(source, names, outputs, inputs, bias, shard, order, transposed)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -68,7 +68,7 @@ def read_rope(file: ConfigFile, context: int, partial: float | None = None) -> R
     context: max_position_embeddings. partial: the fraction of a head that the family rotates by default; None = the
     family always rotates whole heads.
     """
-    parameters = {**(file.fields.get("rope_scaling") or {}), **(file.fields.get("rope_parameters") or {})}
+    parameters = _parameters(file)
     given = parameters.pop("partial_rotary_factor", None) or file.fields.get("partial_rotary_factor")
     if partial is None and given not in (None, 1.0):
         raise ConfigError(f"partial_rotary_factor {given!r} in config.json is not served for {file.architecture}")
@@ -76,6 +76,22 @@ def read_rope(file: ConfigFile, context: int, partial: float | None = None) -> R
         raise ConfigError(f"partial_rotary_factor in config.json is {given!r}; it must be above 0 and at most 1")
     rope = parse_rope(parameters, file.number("rope_theta", 10000.0), context, file.fields)
     return msgspec.structs.replace(rope, partial=float(given or partial or 1.0))
+
+
+def _parameters(file: ConfigFile) -> dict[str, Any]:
+    return {**(file.fields.get("rope_scaling") or {}), **(file.fields.get("rope_parameters") or {})}
+
+
+def yarn_scale(file: ConfigFile) -> float:
+    """Return the factor of queries and keys that mscale_all_dim in config.json calls for (DeepSeek-V2)."""
+    parameters = ConfigFile(_parameters(file))
+    kind = parameters.fields.get("rope_type") or parameters.fields.get("type") or "default"
+    multiplier = parameters.number("mscale_all_dim", 0.0)
+    return _grown(parameters.number("factor", 1.0), multiplier) if multiplier and kind != "default" else 1.0
+
+
+def _grown(factor: float, multiplier: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
 
 
 def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[str, Any]) -> Rope:
@@ -117,9 +133,6 @@ def _factors(given: dict[str, Any], name: str) -> tuple[float, ...]:
 
 
 def _attention_factor(kind: str, given: dict[str, Any], factor: float, original: int) -> float:
-    def scale(multiplier: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
-
     if kind not in ("yarn", "longrope"):
         return 1.0
     if given.get("attention_factor") is not None:
@@ -127,8 +140,8 @@ def _attention_factor(kind: str, given: dict[str, Any], factor: float, original:
     if kind == "longrope":
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     if given.get("mscale") and given.get("mscale_all_dim"):
-        return scale(given["mscale"]) / scale(given["mscale_all_dim"])
-    return scale(1.0)
+        return _grown(factor, given["mscale"]) / _grown(factor, given["mscale_all_dim"])
+    return _grown(factor, 1.0)
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

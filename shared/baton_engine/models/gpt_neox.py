@@ -7,7 +7,7 @@ from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
-from baton_engine.layers.embedding import Embedding
+from baton_engine.layers.embedding import Embedding, head
 from baton_engine.layers.fused_qkv import order_by_kv_head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
@@ -65,8 +65,7 @@ class GptNeoX:
             GptNeoXLayer(config, inside.at(f"layers.{layer}"), layer, rotary) for layer in range(config.num_layers)
         ]
         self.norm = LayerNorm(inside.at("final_layer_norm"), hidden, config.layer_norm_eps)
-        tied = config.tie_word_embeddings
-        self.head = self.embedding.as_head() if tied else Linear(source, ["embed_out"], [config.vocab_size], hidden)
+        self.head = head(source, self.embedding, config.tie_word_embeddings, "embed_out")
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> GptNeoXConfig:

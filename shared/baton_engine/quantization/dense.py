@@ -1,13 +1,17 @@
 """Weights that are not quantized."""
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
 
+import msgspec
 import torch
 
+from baton_engine.experts_method import ExpertNames
 from baton_engine.ops import Ops
 from baton_engine.shard import Shard
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ClampedGate
+
+from .dense_experts import DenseExperts
 
 
 class Dense:
@@ -19,33 +23,6 @@ class Dense:
         self._packed = _pack(weight)
         self._weight = weight if self._packed is None else None
 
-    @classmethod
-    def load(
-        cls,
-        source: Source,
-        names: list[str],
-        outputs: list[int],
-        inputs: int,
-        bias: bool,
-        shard: Shard,
-        order: Sequence[int] | None,
-        transposed: bool,
-    ) -> Self:
-        weights, biases = [], []
-        for name, count in zip(names, outputs, strict=True):
-            rows, columns = shard.outputs(count), shard.inputs(inputs)
-            if transposed:
-                weights.append(source.take(f"{name}.weight", (inputs, count), (columns, rows)).t())
-            else:
-                weights.append(source.take(f"{name}.weight", (count, inputs), (rows, columns)))
-            if bias:
-                biases.append(source.take(f"{name}.bias", (count,), (rows,)))
-        weight, added = torch.cat(weights), torch.cat(biases) if biases else None
-        if order is not None:
-            index = torch.tensor(order, device=weight.device)
-            weight, added = weight[index], added[index] if added is not None else None
-        return cls(weight.contiguous(), added, source.ops)
-
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if self._weight is None:
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -56,6 +33,63 @@ class Dense:
         if self._weight is None or activation != "silu":
             return self._ops.gate_mul(self(x), activation)
         return self._ops.linear(x, self._weight, self._bias, True)
+
+
+class DenseMethod(msgspec.Struct, frozen=True):
+    """`NAME.weight` in a floating-point dtype."""
+
+    def load(
+        self,
+        source: Source,
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        bias: bool,
+        shard: Shard,
+        order: Sequence[int] | None,
+        transposed: bool,
+    ) -> Dense:
+        weights = []
+        for name, count in zip(names, outputs, strict=True):
+            rows, columns = shard.outputs(count), shard.inputs(inputs)
+            if transposed:
+                weights.append(source.take(f"{name}.weight", (inputs, count), (columns, rows)).t())
+            else:
+                weights.append(source.take(f"{name}.weight", (count, inputs), (rows, columns)))
+        weight = torch.cat(weights)
+        if order is not None:
+            weight = weight[torch.tensor(order, device=weight.device)]
+        added = load_biases(source, names, outputs, shard, order) if bias else None
+        return Dense(weight.contiguous(), added, source.ops)
+
+    def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
+        return source.take(f"{name}.weight", (outputs, inputs))
+
+    def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> DenseExperts:
+        return DenseExperts.load(source, names, experts, hidden, size)
+
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> DenseExperts:
+        return DenseExperts.load_joined(source, experts, hidden, size, clamp)
+
+
+DENSE = DenseMethod()
+
+
+def as_stored(name: str, sensitive: bool, stored: Callable[[str], bool]) -> DenseMethod:
+    """The policy of a checkpoint that is not quantized."""
+    return DENSE
+
+
+def load_biases(
+    source: Source, names: list[str], outputs: list[int], shard: Shard, order: Sequence[int] | None
+) -> torch.Tensor:
+    """Return the biases of projections, which no format quantizes, stacked as Method.load stacks their weights."""
+    biases = [
+        source.take(f"{name}.bias", (count,), (shard.outputs(count),))
+        for name, count in zip(names, outputs, strict=True)
+    ]
+    bias = torch.cat(biases)
+    return bias if order is None else bias[torch.tensor(order, device=bias.device)]
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:

@@ -1,0 +1,59 @@
+"""Latent attention through torch's scaled_dot_product_attention, for CPU and for devices without a faster backend."""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from baton_engine.attention_spec import AttentionSpec
+from baton_engine.kv_cache import KvCache
+from baton_engine.latent_spec import shared_spec
+from baton_kernels.reference.latent import absorb_queries_reference, values_of_reference
+
+from .backend import StepLimits
+from .torch_sdpa import TorchSdpa
+
+
+class TorchLatent(TorchSdpa):
+    """Absorbed attention is attention with one KV head, whose keys are the latents and whose values begin them."""
+
+    def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
+        super().__init__(cache, num_heads, specs, limits)
+        self._spec = shared_spec(specs)
+
+    def outputs(self, q: torch.Tensor) -> torch.Tensor:
+        return q.new_empty(*q.shape[:2], self._spec.value_dim)
+
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+        assert weights is not None
+        up, [latents] = weights, self._cache.layer(layer)
+        spec, group = self._spec, self._cache.group_of(layer)
+        for call in self._calls:
+            read = call.keys[spec.window]
+            # [keys, 1, latent_dim]. A latent that no query sees may hold anything, and 0 times NaN is NaN: it is 0
+            # here.
+            keys = latents.index_select(0, read.blocks[group]).flatten(0, 1).index_fill_(0, read.unseen, 0.0)
+            rows, mask = call.rows, call.masks[spec]
+            if call.queries > 1 and spec.expands(call.queries, call.length):
+                self._attend_expanded(q[rows], keys[: call.length, 0], up, mask, out[rows])
+                continue
+            absorbed = absorb_queries_reference(q[rows], up, spec.rope_dim)
+            attended = torch.empty_like(absorbed)
+            if call.queries == 1:
+                self._attend_decodes(absorbed, keys, keys, call.sequences, mask, spec, None, attended)
+            else:
+                self._attend_chunk(absorbed, keys, keys, mask, spec, None, attended)
+            values_of_reference(attended[..., : spec.rank], up, out[rows])
+
+    def _attend_expanded(
+        self, q: torch.Tensor, latents: torch.Tensor, up: torch.Tensor, mask: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        """latents: [keys, latent_dim] of one sequence."""
+        spec = self._spec
+        expanded = (latents[:, : spec.rank] @ up.flatten(0, 1).t()).view(len(latents), len(up), -1)
+        expanded = expanded.transpose(0, 1)
+        k, v = expanded[..., : spec.key_dim], expanded[..., spec.key_dim :]
+        k = torch.cat([k, latents[:, spec.rank :].expand(len(up), -1, -1)], dim=2)
+        mask = None if mask is None else mask[..., : len(latents)]
+        result = scaled_dot_product_attention(
+            q.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, is_causal=mask is None, scale=spec.scale
+        )
+        out.copy_(result[0].transpose(0, 1))

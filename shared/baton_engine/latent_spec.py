@@ -1,0 +1,47 @@
+"""Multi-head latent attention: the sizes of its parts, and in which of two ways a chunk is cheaper to compute."""
+
+from .attention_spec import AttentionSpec
+
+
+class LatentSpec(AttentionSpec, frozen=True, kw_only=True):
+    """Attention whose cache holds one latent vector of each token for all heads (DeepSeek-AI, "DeepSeek-V2", 2024).
+
+    rank: elements of a latent of which each head's key and value are linear functions. rope_dim: the rotated elements
+    after them, which end each head's key. key_dim: elements of a head's key before those. value_dim: of its value. The
+    layer gives the backend the weights that turn a latent into keys and values, [heads, key_dim + value_dim, rank].
+    """
+
+    rank: int
+    rope_dim: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def latent_dim(self) -> int:
+        """Elements that the cache holds of a token in a layer."""
+        return self.rank + self.rope_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Elements of a head's query."""
+        return self.key_dim + self.rope_dim
+
+    def expands(self, tokens: int, length: int) -> bool:
+        """Whether expanding all latents of a sequence is cheaper than absorbing the weights into the queries.
+
+        tokens: to compute, the last ones of `length`. Counted are the multiplications of a head. Both ways multiply
+        rank * (key_dim + value_dim) times for each new token: to expand its latent, or to absorb the weights into its
+        query and to turn its result into a value. Expanding does it for the tokens before the new ones, too. In return
+        a pair of query and key needs key_dim + rope_dim + value_dim multiplications, and not 2 * rank + rope_dim.
+        """
+        before = length - tokens
+        pairs = tokens * before + tokens * (tokens + 1) // 2
+        saved = pairs * (2 * self.rank - self.key_dim - self.value_dim)
+        return before * self.rank * (self.key_dim + self.value_dim) <= saved
+
+
+def shared_spec(specs: tuple[AttentionSpec, ...]) -> LatentSpec:
+    """Return the spec of all layers."""
+    [spec] = set(specs)
+    assert isinstance(spec, LatentSpec)
+    return spec

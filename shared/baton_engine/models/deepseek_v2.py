@@ -1,0 +1,156 @@
+"""DeepSeek-V2, V2-Lite and V2.5 (DeepSeek-AI, "DeepSeek-V2", 2024): latent attention, and experts in groups."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from baton_common.kv_layout import KvLayout, Plane
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+from baton_engine.context import Context
+from baton_engine.latent_spec import LatentSpec
+from baton_engine.layers.latent_attention import LatentAttention
+from baton_engine.layers.rope import read_rope, yarn_scale
+from baton_engine.source import Source
+
+from .deepseek_experts import make_experts
+from .llama import Llama, LlamaConfig, LlamaLayer
+from .sparse_config import SparseConfig, read_grouped_routing
+
+
+class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
+    """latent: the attention of all layers. low_rank: of the queries; None = they are made of the hidden state.
+    corrected: the router has a correction of its scores. interleaved: as in LatentAttention."""
+
+    latent: LatentSpec
+    low_rank: int | None
+    corrected: bool
+    interleaved: bool
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.latent.rope_dim
+
+    @property
+    def projections(self) -> list[tuple[int, int]]:
+        spec, heads, hidden = self.latent, self.num_heads, self.hidden_size
+        queries = heads * spec.query_dim
+        up = [] if self.low_rank is None else [(queries, self.low_rank)]
+        expansion = heads * (spec.key_dim + spec.value_dim), spec.rank
+        down = (self.low_rank or queries) + spec.latent_dim, hidden
+        return [down, *up, expansion, (hidden, heads * spec.value_dim)]
+
+    def pair_operations(self, decode: bool) -> int:
+        spec = self.latent
+        return 2 * self.num_heads * (spec.latent_dim + spec.rank if decode else spec.query_dim + spec.value_dim)
+
+    def layout(self) -> dict[str, Any]:
+        return {**super().layout(), "latent": [self.latent.rank, self.latent.rope_dim]}
+
+    def kv_layout(self, dtype: str) -> KvLayout:
+        return KvLayout(self.num_layers, (Plane("latent", 1, self.latent.latent_dim, dtype),))
+
+
+class DeepseekLayer(LlamaLayer):
+    def make_attention(
+        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> Callable[[torch.Tensor, Context], torch.Tensor]:
+        assert isinstance(config, DeepseekConfig)
+        assert rotary is not None
+        return LatentAttention(
+            source, layer, config.latent, hidden=config.hidden_size, heads=config.num_heads, low_rank=config.low_rank,
+            rotary=rotary, interleaved=config.interleaved,
+        )  # fmt: skip
+
+    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        assert isinstance(config, DeepseekConfig)
+        if layer in config.dense_layers:
+            return super().make_mlp(config, source, layer)
+        return make_experts(config, source.at("mlp"), config.corrected)
+
+
+# Those of transformers' configuration class.
+DEFAULTS = {
+    "max_position_embeddings": 2048,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "q_lora_rank": 1536,
+}
+
+
+class DeepseekV2(Llama):
+    layer = DeepseekLayer
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        file.choice("scoring_func", "softmax", ("softmax",))
+        method = file.choice("topk_method", "greedy", ("greedy", "group_limited_greedy"))
+        # The authors' code divides the weights by their sum or scales them, and transformers always scales them.
+        file.require_absent("norm_topk_prob", False)
+        if method == "greedy":
+            file = ConfigFile({**file.fields, "n_group": 1, "topk_group": 1})
+        return read_deepseek_config(file, DEFAULTS, chosen=6)
+
+
+def read_deepseek_config(
+    file: ConfigFile, defaults: dict[str, Any], *, chosen: int, interleaved: bool = True, corrected: bool = False,
+    **how: Any,
+) -> DeepseekConfig:  # fmt: skip
+    """Return the config of a config.json with DeepSeek's fields.
+
+    defaults: of fields that are absent. Some of them can also be null, which means something else. chosen: the family's
+    default for the experts of a token. how: other fields of Routing.
+    """
+    file = ConfigFile({**defaults, **file.fields})
+    file.choice("hidden_act", "silu", ("silu",))
+    file.require_absent("attention_bias", False)
+    file.require_absent("mlp_bias", False)
+    layers, heads = file.count("num_hidden_layers"), file.count("num_attention_heads")
+    context = file.count("max_position_embeddings")
+    experts, size = file.count("n_routed_experts"), file.count("moe_intermediate_size")
+    dense, every = file.integer("first_k_dense_replace", 0), file.count("moe_layer_freq", 1)
+    spec = _read_spec(file)
+    return DeepseekConfig(
+        architecture=file.architecture,
+        vocab_size=file.count("vocab_size"),
+        hidden_size=file.count("hidden_size"),
+        intermediate_size=file.count("intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=1,
+        head_dim=spec.query_dim,
+        max_position_embeddings=context,
+        tie_word_embeddings=file.flag("tie_word_embeddings"),
+        dtype=file.dtype,
+        eos_token_ids=file.eos_token_ids,
+        attention=(spec,) * layers,
+        rms_norm_eps=file.number("rms_norm_eps", 1e-6),
+        rope=read_rope(file, context),
+        num_experts=experts,
+        expert_size=size,
+        routing=read_grouped_routing(file, experts, chosen, **how),
+        shared_size=file.integer("n_shared_experts", 0) * size,
+        dense_layers=frozenset(layer for layer in range(layers) if layer < dense or layer % every),
+        latent=spec,
+        low_rank=None if file.fields.get("q_lora_rank") is None else file.count("q_lora_rank"),
+        corrected=corrected,
+        interleaved=interleaved,
+    )
+
+
+def _read_spec(file: ConfigFile) -> LatentSpec:
+    """Return the attention of all layers."""
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    rank, key, rope, value = map(file.count, names, (512, 128, 64, 128))
+    for name, size in zip(names, (rank, key, rope, value), strict=True):
+        # Rotations work on pairs, and KV is moved in words of 32 bits.
+        if size % 2:
+            raise ConfigError(f"{name} in config.json is {size}; it must be even")
+    return LatentSpec(
+        scale=(key + rope) ** -0.5 * yarn_scale(file) ** 2,
+        rank=rank,
+        rope_dim=rope,
+        key_dim=key,
+        value_dim=value,
+    )

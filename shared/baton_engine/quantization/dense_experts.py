@@ -1,0 +1,61 @@
+"""Experts whose weights are not quantized."""
+
+from typing import Self
+
+import torch
+
+from baton_engine.experts_method import ExpertNames
+from baton_engine.ops import Ops
+from baton_engine.source import Source
+from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.experts import ExpertWeights
+
+
+class DenseExperts:
+    """The weights of experts in the dtype that the engine computes in.
+
+    Experts are copied into place one by one: all of them a second time may not fit into the device's memory.
+    """
+
+    def __init__(self, held: ExpertWeights, ops: Ops) -> None:
+        self._held, self._ops = held, ops
+
+    @classmethod
+    def load(cls, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> Self:
+        """As in Method, from weights that are stored in any way."""
+        held = _empty(source, experts, hidden, size)
+        for number in range(experts):
+            expert = source.at(str(number))
+            held.gate_up[number, :size] = expert.weight(names.gate, size, hidden)
+            held.gate_up[number, size:] = expert.weight(names.up, size, hidden)
+            held.down[number] = expert.weight(names.down, hidden, size)
+        return cls(held, source.ops)
+
+    @classmethod
+    def load_joined(cls, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> Self:
+        """As in Method, from weights that are not quantized, which are stored as [inputs, outputs]."""
+        biases = joined_biases(source, experts, hidden, size)
+        held = _empty(source, experts, hidden, size)
+        for number in range(experts):
+            part = slice(number, number + 1), slice(None), slice(None)
+            gate_up = source.take("gate_up_proj", (experts, hidden, 2 * size), part)[0]
+            held.gate_up[number, :size], held.gate_up[number, size:] = gate_up[:, ::2].t(), gate_up[:, 1::2].t()
+            held.down[number] = source.take("down_proj", (experts, size, hidden), part)[0].t()
+        return cls(ExpertWeights(held.gate_up, held.down, *biases, clamp), source.ops)
+
+    def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        return self._ops.run_experts(x, self._held, weights, experts)
+
+
+def joined_biases(source: Source, experts: int, hidden: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the biases of experts that are stored together, [experts, 2 * size] and [experts, hidden]."""
+    bias = source.take("gate_up_proj_bias", (experts, 2 * size))
+    down_bias = source.take("down_proj_bias", (experts, hidden))
+    return torch.cat([bias[:, ::2], bias[:, 1::2]], dim=1), down_bias
+
+
+def _empty(source: Source, experts: int, hidden: int, size: int) -> ExpertWeights:
+    return ExpertWeights(
+        torch.empty(experts, 2 * size, hidden, dtype=source.dtype, device=source.device),
+        torch.empty(experts, hidden, size, dtype=source.dtype, device=source.device),
+    )

@@ -1,0 +1,28 @@
+"""The fields of a quantization configuration, checked as those of config.json are."""
+
+from typing import Any
+
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+
+
+class QuantizationFields(ConfigFile):
+    """The object quantization_config of a config.json, or a file that older tools write beside it."""
+
+    def names(self, field: str) -> list[str]:
+        """Return a list of strings, empty when the field is absent."""
+        value = self.fields.get(field) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ConfigError(f"{field} in the quantization config is not a list of names")
+        return value
+
+    def mapping(self, field: str) -> dict[str, Any]:
+        """Return an object, empty when the field is absent."""
+        value = self.fields.get(field) or {}
+        if not isinstance(value, dict):
+            raise ConfigError(f"{field} in the quantization config is not a JSON object")
+        return value
+
+    def refuse(self, what: str, instead: str) -> ConfigError:
+        """Return the error for something that is not served. instead: what is."""
+        return ConfigError(f"the weights are quantized with {what}, which is not served; {instead}")

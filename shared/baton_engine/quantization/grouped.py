@@ -1,0 +1,190 @@
+"""Weights of 4 or 8 bits in groups, with activations that are not quantized."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from baton_engine.config import ConfigError
+from baton_engine.experts_method import ExpertNames, ExpertsMethod
+from baton_engine.ops import Ops
+from baton_engine.shard import Shard
+from baton_engine.source import Product, Source
+from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.grouped_linear import (
+    BLOCK,
+    GroupedWeight,
+    dequantize_grouped_reference,
+    pack_four_bits,
+)
+
+from .dense import Dense, load_biases
+from .dense_experts import DenseExperts
+from .device import check_fp8
+from .quantized_experts import CodedExperts, not_joined, read_experts
+from .side_by_side import SideBySide, merge, same
+
+
+class Part(NamedTuple):
+    """What a rank has of one projection. columns: for each column of the weight the input that it multiplies; None =
+    the same."""
+
+    weight: GroupedWeight
+    columns: torch.Tensor | None = None
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight with its columns in the order of the inputs, [outputs, inputs]."""
+        weight = dequantize_grouped_reference(self.weight, dtype)
+        if self.columns is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(1, self.columns, weight)
+
+
+class Grouped:
+    """The product with a weight that stays in its codes."""
+
+    def __init__(self, part: Part, bias: torch.Tensor | None, ops: Ops) -> None:
+        self._weight, self._columns = part
+        self._bias = bias
+        self._ops = ops
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self._columns is not None:
+            x = x.index_select(1, self._columns)
+        result = self._ops.grouped_linear(x, self._weight, self._bias)
+        return result if out is None else out.copy_(result)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return self._ops.gate_mul(self(x), activation)
+
+
+class GroupedMethod(msgspec.Struct, frozen=True):
+    """The part of a Method that all formats of such weights share."""
+
+    def read(
+        self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool
+    ) -> Part:
+        """Return the rows and columns of a projection's weight, [outputs, inputs].
+
+        transposed: as in Method. Formats store their codes in one way only, whichever way the family stores weights.
+        """
+        raise NotImplementedError
+
+    def load(
+        self,
+        source: Source,
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        bias: bool,
+        shard: Shard,
+        order: Sequence[int] | None,
+        transposed: bool,
+    ) -> Product:
+        """As in Method."""
+        parts = [
+            self.read(source, name, count, inputs, shard.outputs(count), shard.inputs(inputs), transposed)
+            for name, count in zip(names, outputs, strict=True)
+        ]
+        added = load_biases(source, names, outputs, shard, order) if bias else None
+        return _product(parts, added, order, source)
+
+    def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
+        part = self.read(source, name, outputs, inputs, slice(0, outputs), slice(0, inputs), False)
+        return part.dense(source.dtype)
+
+    def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
+        """As in Method."""
+        if not source.ops.keeps_codes:
+            return DenseExperts.load(source, names, experts, hidden, size)
+        held = read_experts(source, names, experts, hidden, size, self._read_expert)
+        check_kind(held.gate_up, source)
+        return CodedExperts(held, source.ops)
+
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+        """As in Method."""
+        raise not_joined(source)
+
+    def _read_expert(self, source: Source, names: list[str], outputs: list[int], inputs: int) -> GroupedWeight:
+        parts = [
+            self.read(source, name, count, inputs, slice(0, count), slice(0, inputs), False)
+            for name, count in zip(names, outputs, strict=True)
+        ]
+        if any(part.columns is not None for part in parts):
+            raise ConfigError(f"{source.full_name(names[0])} has inputs in order of activation (desc_act, actorder), "
+                              "which is not served for experts on a GPU")  # fmt: skip
+        return stack([part.weight for part in parts])
+
+
+def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return codes [outputs, inputs] uint8 of 4 or 8 bits as GroupedWeight holds them."""
+    return pack_four_bits(codes) if bits == 4 else codes.contiguous()
+
+
+def check_group(name: str, group: int, inputs: int, columns: slice) -> int:
+    """Return the number of columns of a group; -1 stands for all inputs. columns: those that are read.
+
+    Raises ConfigError for groups that are not served.
+    """
+    size = inputs if group == -1 else group
+    if size < 1 or inputs % size or size % BLOCK:
+        raise ConfigError(
+            f"{name} has {inputs} inputs in groups of {size}; groups must fill the inputs and have a multiple of "
+            f"{BLOCK} inputs"
+        )
+    if columns.start % size or (columns.stop - columns.start) % size:
+        raise ConfigError(f"{name} cannot be divided among ranks at inputs {columns.start} and {columns.stop}: its "
+                          f"groups have {size} inputs")  # fmt: skip
+    return size
+
+
+def _product(parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source) -> Product:
+    """Return the product with parts stacked along their outputs."""
+    if not source.ops.keeps_codes:
+        dense = torch.cat([part.dense(source.dtype) for part in parts])
+        return Dense(dense if order is None else dense[list(order)], bias, source.ops)
+    check_kind(parts[0].weight, source)
+    products, first = [], 0
+    runs = merge(parts, lambda one, other: same(one.columns, other.columns) and _alike(one.weight, other.weight))
+    for run in runs:
+        weight = stack([part.weight for part in run])
+        outputs = len(weight.codes)
+        if order is not None:
+            weight = _reorder(weight, torch.tensor(order, device=source.device))
+        added = None if bias is None else bias[first : first + outputs]
+        products.append(Grouped(Part(weight, run[0].columns), added, source.ops))
+        first += outputs
+    return products[0] if len(products) == 1 else SideBySide(products, source.ops)
+
+
+def check_kind(weight: object, source: Source) -> None:
+    """Raise ConfigError for a weight that the source's device cannot decode."""
+    if isinstance(weight, GroupedWeight) and weight.kind == "fp8":
+        check_fp8(source.device)
+
+
+def stack(weights: list[GroupedWeight]) -> GroupedWeight:
+    """Return weights of one kind as one, along their outputs."""
+    if len(weights) == 1:
+        return weights[0]
+    kind, _, _, zeros, table = weights[0]
+    points = None if zeros is None else torch.cat([weight.zeros for weight in weights if weight.zeros is not None])
+    codes, scales = torch.cat([each.codes for each in weights]), torch.cat([each.scales for each in weights])
+    return GroupedWeight(kind, codes, scales, points, table)
+
+
+def _alike(one: GroupedWeight, other: GroupedWeight) -> bool:
+    """Whether two weights can be stacked."""
+    return (
+        one.kind == other.kind
+        and one.scales.dtype == other.scales.dtype
+        and one.scales.shape[1] == other.scales.shape[1]
+        and (one.zeros is None) == (other.zeros is None)
+        and same(one.table, other.table)
+    )
+
+
+def _reorder(weight: GroupedWeight, index: torch.Tensor) -> GroupedWeight:
+    zeros = None if weight.zeros is None else weight.zeros[index]
+    return weight._replace(codes=weight.codes[index], scales=weight.scales[index], zeros=zeros)

@@ -1,0 +1,50 @@
+"""Products of int8 rows and weights by oneDNN, several times as fast as float32 and with a quarter of its memory."""
+
+import functools
+
+import torch
+
+from baton_engine.ops import Ops
+from baton_kernels.reference.quantize import RowFormat
+
+from .scaled_part import Part
+
+
+@functools.cache
+def has_int8_products() -> bool:
+    """Whether this CPU multiplies int8 exactly.
+
+    Older ones add up pairs of products in 16 bits, which can overflow.
+    """
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_vnni")) and hasattr(torch.ops.onednn, "qlinear_pointwise")
+
+
+class Int8OnCpu:
+    """The product with an int8 weight, which has one scale for each output."""
+
+    def __init__(self, part: Part, bias: torch.Tensor | None, form: RowFormat, dtype: torch.dtype, ops: Ops) -> None:
+        weight = part.weight
+        self._codes = torch.ops.onednn.qlinear_prepack(weight.codes, None)
+        self._scales = weight.scales.flatten().contiguous()
+        self._no_zeros = torch.zeros(len(self._scales), dtype=torch.int32)
+        # What a zero of 1 in a row adds to its results.
+        self._sums = None if weight.sums is None else weight.sums * self._scales
+        self._bias, self._scale, self._zero, self._form = bias, part.scale, part.zero, form
+        self._dtype, self._ops = dtype, ops
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        rows = self._ops.quantize_rows(x, self._form, self._scale, self._zero)
+        result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            rows.codes, 1.0, 0, self._codes, self._scales, self._no_zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        if rows.zeros is not None and self._sums is not None:
+            result -= rows.zeros[:, None] * self._sums
+        result *= rows.scales
+        if self._bias is not None:
+            result += self._bias
+        result = result.to(self._dtype)
+        return result if out is None else out.copy_(result)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return self._ops.gate_mul(self(x), activation)

@@ -1,0 +1,67 @@
+"""Experts whose weights are quantized."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from baton_engine.config import ConfigError
+from baton_engine.experts_method import ExpertNames
+from baton_engine.ops import Ops
+from baton_engine.source import Source
+from baton_kernels.reference.grouped_linear import GroupedWeight
+from baton_kernels.reference.quantized_experts import QuantizedExperts
+from baton_kernels.reference.scaled_linear import ScaledWeight
+
+
+class CodedExperts:
+    """Experts whose weights stay in their codes, or whose inputs are rounded."""
+
+    def __init__(self, held: QuantizedExperts, ops: Ops) -> None:
+        self._held, self._ops = held, ops
+
+    def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        return self._ops.run_quantized_experts(x, self._held, weights, experts)
+
+
+def not_joined(source: Source) -> ConfigError:
+    """Return the error for experts that are stored together in a format that has no layout for that."""
+    return ConfigError(
+        f"{source.full_name('gate_up_proj')} has the weights of all experts together, which is served in 16 bits and "
+        "in MXFP4"
+    )
+
+
+# Reads projections of one expert, [their outputs, inputs], and stacks them along their outputs.
+Read = Callable[[Source, list[str], list[int], int], GroupedWeight | ScaledWeight | torch.Tensor]
+
+
+def read_experts(
+    source: Source, names: ExpertNames, experts: int, hidden: int, size: int, read: Read
+) -> QuantizedExperts:
+    """Return the weights of all experts, which a checkpoint stores at the expert's number.
+
+    Tensors are taken in the order in which DenseExperts takes them, one expert after another.
+    """
+    gate_up, down = [], []
+    for number in range(experts):
+        expert = source.at(str(number))
+        gate_up.append(read(expert, [names.gate, names.up], [size, size], hidden))
+        down.append(read(expert, [names.down], [hidden], size))
+    return QuantizedExperts(join(gate_up), join(down))
+
+
+def join(
+    weights: Sequence[GroupedWeight | ScaledWeight | torch.Tensor],
+) -> GroupedWeight | ScaledWeight | torch.Tensor:
+    """Return weights of one kind as a stack, with their number as the first dimension."""
+    first = weights[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack([weight for weight in weights if isinstance(weight, torch.Tensor)])
+    if isinstance(first, ScaledWeight):
+        scaled = [weight for weight in weights if isinstance(weight, ScaledWeight)]
+        codes, scales = torch.stack([each.codes for each in scaled]), torch.stack([each.scales for each in scaled])
+        return ScaledWeight(codes, scales, first.tile)
+    grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
+    codes, scales = torch.stack([each.codes for each in grouped]), torch.stack([each.scales for each in grouped])
+    zeros = None if first.zeros is None else torch.stack([each.zeros for each in grouped if each.zeros is not None])
+    return first._replace(codes=codes, scales=scales, zeros=zeros)

@@ -1,0 +1,161 @@
+"""Weights and activations in 8 bits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from baton_engine.config import ConfigError
+from baton_engine.experts_method import ExpertNames, ExpertsMethod
+from baton_engine.ops import Ops
+from baton_engine.shard import Shard
+from baton_engine.source import Product, Source
+from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.quantize import RowFormat, dequantize_rows_reference
+from baton_kernels.reference.scaled_linear import ScaledWeight, dequantize_scaled_reference
+
+from .dense import Dense, load_biases
+from .device import check_fp8_if
+from .int8_on_cpu import Int8OnCpu, has_int8_products
+from .quantized_experts import CodedExperts, not_joined, read_experts
+from .scaled_part import Part
+from .side_by_side import SideBySide, merge, same
+
+
+class Scaled:
+    """The product of 8-bit numbers."""
+
+    def __init__(self, part: Part, bias: torch.Tensor | None, form: RowFormat, dtype: torch.dtype, ops: Ops) -> None:
+        self._weight, self._scale, self._zero = part
+        self._bias, self._form, self._dtype, self._ops = bias, form, dtype, ops
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        rows = self._ops.quantize_rows(x, self._form, self._scale, self._zero)
+        result = self._ops.scaled_linear(rows, self._weight, self._bias, self._dtype)
+        return result if out is None else out.copy_(result)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return self._ops.gate_mul(self(x), activation)
+
+
+class Rounded:
+    """The product with a weight that is held in the engine's dtype; activations are still rounded to 8 bits."""
+
+    def __init__(self, part: Part, bias: torch.Tensor | None, form: RowFormat, dtype: torch.dtype, ops: Ops) -> None:
+        self._dense = Dense(dequantize_scaled_reference(part.weight, dtype), bias, ops)
+        self._scale, self._zero, self._form, self._ops = part.scale, part.zero, form, ops
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._dense(self._round(x), out)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return self._dense.gated(self._round(x), activation)
+
+    def _round(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self._ops.quantize_rows(x, self._form, self._scale, self._zero)
+        return dequantize_rows_reference(rows).to(x.dtype)
+
+
+class ScaledMethod(msgspec.Struct, frozen=True):
+    """The part of a Method that all formats of such weights share. rows: how activations are rounded."""
+
+    rows: RowFormat
+
+    def read(
+        self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool
+    ) -> Part:
+        """Return the rows and columns of a projection's weight, [outputs, inputs]. transposed: as in Method."""
+        raise NotImplementedError
+
+    def load(
+        self,
+        source: Source,
+        names: list[str],
+        outputs: list[int],
+        inputs: int,
+        bias: bool,
+        shard: Shard,
+        order: Sequence[int] | None,
+        transposed: bool,
+    ) -> Product:
+        """As in Method."""
+        parts = [
+            self.read(source, name, count, inputs, shard.outputs(count), shard.inputs(inputs), transposed)
+            for name, count in zip(names, outputs, strict=True)
+        ]
+        added = load_biases(source, names, outputs, shard, order) if bias else None
+        return self._product(parts, added, order, source)
+
+    def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
+        part = self.read(source, name, outputs, inputs, slice(0, outputs), slice(0, inputs), False)
+        return dequantize_scaled_reference(part.weight, source.dtype)
+
+    def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
+        """As in Method."""
+        check_fp8_if(self.rows.dtype, source.device)
+        held = read_experts(source, names, experts, hidden, size, self._read_expert)
+        return CodedExperts(replace(held, rows=self.rows), source.ops)
+
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+        """As in Method."""
+        raise not_joined(source)
+
+    def _read_expert(
+        self, source: Source, names: list[str], outputs: list[int], inputs: int
+    ) -> ScaledWeight | torch.Tensor:
+        parts = [
+            self.read(source, name, count, inputs, slice(0, count), slice(0, inputs), False)
+            for name, count in zip(names, outputs, strict=True)
+        ]
+        if any(part.scale is not None for part in parts) or not self.rows.symmetric:
+            raise ConfigError(f"{source.full_name(names[0])} is an expert of static activations or with zeros; "
+                              "served are symmetric dynamic activations")  # fmt: skip
+        weight = _stack([part.weight for part in parts])
+        return weight if source.ops.keeps_codes else dequantize_scaled_reference(weight, source.dtype)
+
+    def _kind(self, source: Source) -> type[Scaled] | type[Rounded] | type[Int8OnCpu]:
+        if source.ops.keeps_codes:
+            return Scaled
+        on_cpu = source.device.type == "cpu" and self.rows.dtype == torch.int8
+        return Int8OnCpu if on_cpu and has_int8_products() else Rounded
+
+    def _product(
+        self, parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source
+    ) -> Product:
+        check_fp8_if(self.rows.dtype, source.device)
+        kind = self._kind(source)
+        products: list[Product] = []
+        first = 0
+        for run in merge(parts, lambda one, other: same(one.scale, other.scale) and same(one.zero, other.zero)):
+            weight = _stack([part.weight for part in run])
+            outputs = len(weight.codes)
+            if order is not None:
+                weight = _reorder(weight, torch.tensor(order, device=source.device))
+            if not self.rows.symmetric:
+                weight = weight._replace(sums=weight.codes.sum(dim=1, dtype=torch.int32))
+            added = None if bias is None else bias[first : first + outputs]
+            products.append(kind(run[0]._replace(weight=weight), added, self.rows, source.dtype, source.ops))
+            first += outputs
+        return products[0] if len(products) == 1 else SideBySide(products, source.ops)
+
+
+def _stack(weights: list[ScaledWeight]) -> ScaledWeight:
+    """Return weights as one, along their outputs."""
+    if len(weights) == 1:
+        return weights[0]
+    # A tile that has outputs of two projections would have two scales, so each output gets a scale of its own.
+    if any(len(weight.codes) % weight.tile[0] for weight in weights):
+        weights = [_by_output(weight) for weight in weights]
+    codes, scales = torch.cat([each.codes for each in weights]), torch.cat([each.scales for each in weights])
+    return ScaledWeight(codes, scales, weights[0].tile)
+
+
+def _by_output(weight: ScaledWeight) -> ScaledWeight:
+    scales = weight.scales.repeat_interleave(weight.tile[0], dim=0)[: len(weight.codes)]
+    return weight._replace(scales=scales.contiguous(), tile=(1, weight.tile[1]))
+
+
+def _reorder(weight: ScaledWeight, index: torch.Tensor) -> ScaledWeight:
+    weight = _by_output(weight)
+    return weight._replace(codes=weight.codes[index], scales=weight.scales[index])

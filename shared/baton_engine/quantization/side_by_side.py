@@ -1,0 +1,43 @@
+"""Projections with the same inputs that no single product can compute."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+from baton_engine.ops import Ops
+from baton_engine.source import Product
+
+Part = TypeVar("Part")
+
+
+class SideBySide:
+    """The results of several products, one after another."""
+
+    def __init__(self, products: Sequence[Product], ops: Ops) -> None:
+        self._products = products
+        self._ops = ops
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.cat([product(x) for product in self._products], dim=1, out=out)
+
+    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return self._ops.gate_mul(self(x), activation)
+
+
+def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors that may be absent are equal. Tensors without values count as equal."""
+    if one is None or other is None:
+        return one is other
+    return one.is_meta or torch.equal(one, other)
+
+
+def merge(parts: list[Part], alike: Callable[[Part, Part], bool]) -> list[list[Part]]:
+    """Return the parts in order, in runs whose members are alike."""
+    runs = [[parts[0]]]
+    for part in parts[1:]:
+        if alike(runs[-1][0], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs

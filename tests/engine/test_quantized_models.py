@@ -1,0 +1,292 @@
+"""Whole models in quantized formats give the tokens that transformers gives."""
+
+import json
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton_engine.config import ConfigError
+from baton_engine.fingerprint import layout_fingerprint
+from baton_engine.quantization.registry import read_quantization
+from baton_engine.source import Source
+from tests.conftest import MakeModel
+from tests.models import reference_choices, reference_logits
+from tests.packing import awq, fp8, gptq, mxfp4
+from tests.quantized import compress, rewrite
+
+from .fake_cuda import pretend
+from .harness import generate, make_engine, make_prompt, make_request
+
+EIGHT = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+FP8 = {**EIGHT, "type": "float"}
+TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+STATIC = {**TOKEN, "strategy": "tensor", "dynamic": False}
+# Weights and activations of compressed-tensors' schemes.
+SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "fp8": (FP8, {**TOKEN, "type": "float"}),
+    "fp8, static": ({**FP8, "strategy": "tensor"}, {**STATIC, "type": "float"}),
+    "fp8, tiles": (
+        {**FP8, "strategy": "block", "block_structure": [128, 128]},
+        {**TOKEN, "type": "float", "strategy": "group", "group_size": 128},
+    ),
+    "int8": (EIGHT, TOKEN),
+    "int8, with zeros": (EIGHT, {**TOKEN, "symmetric": False}),
+    "int8, static": ({**EIGHT, "strategy": "tensor"}, STATIC),
+    "int8, static with zeros": (EIGHT, {**STATIC, "symmetric": False}),
+    "fp8 weights": (FP8, None),
+    "int4 weights": ({**EIGHT, "num_bits": 4, "strategy": "group", "group_size": 32}, None),
+    "int4 weights with zeros": (
+        {**EIGHT, "num_bits": 4, "symmetric": False, "strategy": "group", "group_size": 64},
+        None,
+    ),
+    "int8 weights with zeros": ({**EIGHT, "symmetric": False}, None),
+    "mxfp4 weights": (
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8",
+         "zp_dtype": "torch.uint8"},
+        None,
+    ),
+}  # fmt: skip
+# Those that are run as on a GPU, too.
+ON_GPU = ("fp8, tiles", "int8, with zeros", "int8, static with zeros", "int4 weights with zeros")
+PROMPTS = [make_prompt(length) for length in (20, 37)]
+
+
+@pytest.fixture(scope="session")
+def base(tiny_model: MakeModel) -> Path:
+    return tiny_model("llama", hidden_size=128, intermediate_size=256)
+
+
+def scheme(name: str) -> dict[str, Any]:
+    weights, activations = SCHEMES[name]
+    return {"targets": ["Linear"], "weights": weights, **({"input_activations": activations} if activations else {})}
+
+
+def tokens(folder: Path, **settings: Any) -> list[list[int]]:
+    requests = [make_request(id, prompt, 12) for id, prompt in enumerate(PROMPTS)]
+    transcript = generate(make_engine(folder, **settings), requests)
+    return [transcript.tokens[id, 0] for id in range(len(PROMPTS))]
+
+
+def assert_tokens_of(reference: Path, outputs: list[list[int]]) -> None:
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert output == reference_choices(reference, prompt, output)
+
+
+def behind(reference: Path, outputs: list[list[int]]) -> torch.Tensor:
+    """Return how far each token is behind the one that transformers finds best, in standard deviations of logits."""
+    logits = torch.cat([reference_logits(reference, *pair) for pair in zip(PROMPTS, outputs, strict=True)])
+    chosen = torch.tensor([token for output in outputs for token in output])
+    return (logits.amax(dim=1) - logits.gather(1, chosen[:, None])[:, 0]) / logits.std(dim=1)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_compressed_tensors(name: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, plain = compress(base, tmp_path / "model", {"group_0": scheme(name)}, ["lm_head"])
+    outputs = tokens(folder)
+    if SCHEMES[name][1]:
+        # transformers rounds activations, too. Where sums are added up in another order, one may get another code.
+        assert behind(folder, outputs).max() < 0.05
+    else:
+        # transformers cannot read packed zeros itself.
+        assert_tokens_of(plain, outputs)
+    if name in ON_GPU:
+        pretend(monkeypatch)
+        assert behind(folder if SCHEMES[name][1] else plain, tokens(folder)).max() < 0.05
+
+
+def test_groups_of_modules_and_ignored_ones(base: Path, tmp_path: Path) -> None:
+    names = r"re:.*self_attn\.(q|k|v)_proj$", "model.layers.0.mlp.down_proj"
+    groups = {
+        "group_0": scheme("int8"),
+        "group_1": {**scheme("int4 weights"), "targets": list(names), "format": "pack-quantized"},
+    }
+    folder, _ = compress(base, tmp_path / "model", groups, ["lm_head", r"re:.*layers\.1\.mlp\..*"])
+    stored = load_file(folder / "model.safetensors")
+    for name, field, dtype in (
+        ("layers.0.self_attn.q_proj", "weight_packed", torch.int32),
+        ("layers.0.mlp.down_proj", "weight_packed", torch.int32),
+        ("layers.1.self_attn.o_proj", "weight", torch.int8),
+        ("layers.1.mlp.down_proj", "weight", torch.float32),
+    ):
+        assert stored[f"model.{name}.{field}"].dtype == dtype
+    assert_tokens_of(folder, tokens(folder))
+
+
+@pytest.mark.parametrize("format", ["gptq", "awq"])
+@pytest.mark.parametrize("older_file", [False, True], ids=["config.json", "older file"])
+def test_gptq_and_awq(format: str, older_file: bool, base: Path, tmp_path: Path) -> None:
+    if format == "gptq":
+        order = torch.arange(256)[torch.randperm(256, generator=torch.Generator().manual_seed(0))] // 64
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True}
+        folder, plain = rewrite(base, tmp_path / "model", config, lambda _, w: gptq(
+            w, 4, 64, 1, order if w.shape[1] == 256 else None))  # fmt: skip
+    else:
+        config = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+        folder, plain = rewrite(base, tmp_path / "model", config, lambda _, w: awq(w, 32))
+    if older_file:
+        fields = json.loads((folder / "config.json").read_text())
+        del fields["quantization_config"]
+        (folder / "config.json").write_text(json.dumps(fields))
+        older = {"bits": 4, "group_size": 64} if format == "gptq" else {"w_bit": 4, "q_group_size": 32}
+        name = "quantize_config.json" if format == "gptq" else "quant_config.json"
+        (folder / name).write_text(json.dumps({**older, "version": "GEMM"}))
+    assert_tokens_of(plain, tokens(folder))
+
+
+def test_awq_is_read_as_compressed_tensors_converts_it(base: Path) -> None:
+    from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+
+    packed = awq(torch.randn(40, 64), 32)
+    numbers = packed.pop("numbers")
+    converter = AutoAWQConverter(group_size=32)
+    weight, scales, zeros = converter._convert_gemm_module(packed["qweight"], packed["scales"], packed["qzeros"])
+    expected = (weight.float() - zeros.float().repeat_interleave(32, 1)) * scales.float().repeat_interleave(32, 1)
+    assert torch.equal(expected, numbers)
+
+
+@pytest.fixture(scope="session")
+def sparse(tiny_model: MakeModel) -> Path:
+    return tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=96)
+
+
+@pytest.mark.parametrize("format", ["gptq", "fp8"])
+def test_experts(format: str, sparse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if format == "gptq":
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+        folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: gptq(w, 4, 32, 1))
+    else:
+        config = {"quant_method": "fp8", "weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"]}
+        tiles = (32, 32)
+        folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: fp8(w, tiles, "weight_scale_inv"))
+    outputs = tokens(folder)
+    if format == "gptq":
+        assert_tokens_of(plain, outputs)
+    else:
+        # The reference does not round activations, which can change the choice of experts.
+        assert behind(plain, outputs).mean() < 0.5
+    pretend(monkeypatch)
+    assert tokens(folder) == outputs
+
+
+def test_experts_of_gpt_oss(tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny_model("gpt_oss", intermediate_size=96)
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    plain = Path(shutil.copytree(base, tmp_path / "plain"))
+    coded = load_file(base / "model.safetensors")
+    numbers = dict(coded)
+    for name, tensor in numbers.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            packed = mxfp4(tensor.transpose(1, 2))
+            numbers[name] = packed.pop("numbers").transpose(1, 2).contiguous()
+            del coded[name]
+            coded |= {f"{name}_{field}": packed[field] for field in packed}
+    save_file(coded, folder / "model.safetensors", {"format": "pt"})
+    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    fields = json.loads((folder / "config.json").read_text())
+    fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
+    (folder / "config.json").write_text(json.dumps(fields))
+    outputs = tokens(folder)
+    assert_tokens_of(plain, outputs)
+    pretend(monkeypatch)
+    assert tokens(folder) == outputs
+    with pytest.raises(ConfigError, match=r"experts.gate_up_proj has the weights of all experts together"):
+        make_engine(base, quantization="int8")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_experts_on_load(kind: str, sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = tokens(sparse, quantization=kind)
+    assert behind(sparse, outputs).mean() < (1.0 if kind == "int4" else 0.5)
+    pretend(monkeypatch)
+    assert tokens(sparse, quantization=kind) == outputs
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_on_load(kind: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantizing moves logits only a little, and a GPU, which keeps the codes, computes the same as a CPU."""
+    outputs = tokens(base, quantization=kind)
+    assert behind(base, outputs).mean() < (0.5 if kind == "int4" else 0.1)
+    pretend(monkeypatch)
+    assert tokens(base, quantization=kind) == outputs
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+def test_on_load_from_other_layouts(family: str, tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2 stores weights as [inputs, outputs], and BLOOM queries, keys and values in turn."""
+    folder = tiny_model(family)
+    outputs = tokens(folder, quantization="int8")
+    assert behind(folder, outputs).mean() < 0.1
+    pretend(monkeypatch)
+    assert tokens(folder, quantization="int8") == outputs
+
+
+def test_weights_are_quantized_one_after_another(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the weights that are quantized on load, one at a time is in memory in 32 bits."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
+    take = Source.take
+
+    def note(source: Source, name: str, *rest: Any, **named: Any) -> torch.Tensor:
+        nonlocal most
+        tensor = take(source, name, *rest, **named)
+        if name.endswith("_proj.weight"):
+            alive.add(tensor)
+            most = max(most, len(alive))
+        return tensor
+
+    monkeypatch.setattr(Source, "take", note)
+    pretend(monkeypatch)
+    make_engine(base, quantization="int4")
+    assert most == 1
+    assert not alive
+
+
+def test_weights_are_taken_in_one_order(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights can be read ahead, whether they stay in their codes or not."""
+    taken: list[str] = []
+    take = Source.take
+
+    def note(source: Source, name: str, *rest: Any, **named: Any) -> torch.Tensor:
+        taken.append(source.full_name(name))
+        return take(source, name, *rest, **named)
+
+    monkeypatch.setattr(Source, "take", note)
+    make_engine(sparse, quantization="int8")
+    expected, taken[:] = list(taken), []
+    pretend(monkeypatch)
+    make_engine(sparse, quantization="int8")
+    assert len(taken) > 40
+    assert taken == expected
+
+
+def test_engines_with_other_weights_do_not_share_kv(base: Path) -> None:
+    layouts = [make_engine(base, quantization=kind).layout() for kind in ("auto", "fp8", "int8")]
+    assert len({layout_fingerprint(layout, base) for layout in layouts}) == 3
+
+
+def test_a_quantization_of_quantized_weights_is_refused(base: Path, tmp_path: Path) -> None:
+    folder, _ = rewrite(base, tmp_path / "m", {"quant_method": "awq", "group_size": 32}, lambda _, w: awq(w, 32))
+    with pytest.raises(ConfigError, match=r"--quantization fp8 is for .* quantized already \(awq\)"):
+        make_engine(folder, quantization="fp8")
+    with pytest.raises(ConfigError, match=r"--quantization 'int2' is unknown; use auto, fp8, int8, int4"):
+        make_engine(folder, quantization="int2")
+
+
+def test_the_size_of_quantized_weights_is_known_beforehand(base: Path, tmp_path: Path) -> None:
+    from baton_engine.loading import weights_bytes
+
+    folder, _ = compress(base, tmp_path / "model", {"group_0": scheme("int4 weights")}, ["lm_head"])
+    dense = sum(tensor.numel() for tensor in load_file(base / "model.safetensors").values())
+    quantization = read_quantization(folder)
+    on_cpu = weights_bytes(folder, quantization.sizes(torch.float32, torch.device("cpu")))
+    assert on_cpu == pytest.approx(4 * dense, rel=0.05)
+    held = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert weights_bytes(folder, quantization.sizes(torch.float32, torch.device("cuda"))) == pytest.approx(
+        held, rel=0.02
+    )

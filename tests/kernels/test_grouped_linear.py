@@ -1,0 +1,93 @@
+"""Products with weights in groups of 4 or 8 bits against float64, for shapes that fill no tile."""
+
+import pytest
+import torch
+
+from baton_kernels.grouped_linear import GroupedConfig, dequantize_grouped, grouped_linear, grouped_linear_fixed
+from baton_kernels.reference.grouped_linear import (
+    FOUR_BITS,
+    GroupedWeight,
+    dequantize_grouped_reference,
+    grouped_linear_reference,
+    pack_four_bits,
+    unpack_four_bits,
+)
+
+from .closeness import relative_error
+
+CONFIGS = {
+    "one row": GroupedConfig(1, 32, 64, 1, 4, 1),
+    "tiles": GroupedConfig(16, 32, 64, 1, 4, 2),
+    "parts": GroupedConfig(16, 32, 64, 2, 4, 2),
+}
+INNER = 192
+
+
+def make(kind: str, outputs: int, group: int, device: torch.device, zeros: bool = False) -> GroupedWeight:
+    codes = torch.randint(0, 16 if kind in FOUR_BITS else 256, (outputs, INNER), dtype=torch.uint8, device=device)
+    if kind == "fp8":
+        codes[(codes & 127) == 127] = 0  # NaN
+    if kind in FOUR_BITS:
+        codes = pack_four_bits(codes)
+    shape = outputs, INNER // group
+    scales = torch.rand(shape, device=device).half() + 0.1
+    if kind == "e2m1":
+        scales = torch.randint(120, 130, shape, dtype=torch.uint8, device=device)
+    points = torch.randint(0, 17, shape, dtype=torch.uint8, device=device) if zeros else None
+    table = torch.randn(16, device=device) if kind == "table" else None
+    return GroupedWeight(kind, codes, scales, points, table)
+
+
+def test_four_bits_are_packed_and_unpacked(device: torch.device) -> None:
+    codes = torch.randint(0, 16, (3, 96), dtype=torch.uint8, device=device)
+    assert torch.equal(unpack_four_bits(pack_four_bits(codes)), codes)
+    assert pack_four_bits(codes)[1, 17] == codes[1, 33] | codes[1, 49] << 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "zeros", "name"),
+    [
+        *(("int4", 64, True, name) for name in CONFIGS),
+        *(("e2m1", 32, False, name) for name in CONFIGS),
+        *(("int8", 32, False, name) for name in ("one row", "tiles")),
+        *(("fp8", 192, False, name) for name in ("one row", "tiles")),
+        ("int4", 192, False, "parts"),
+        ("table", 96, False, "tiles"),
+    ],
+)
+def test_products(kind: str, group: int, zeros: bool, name: str, device: torch.device) -> None:
+    weight = make(kind, 50, group, device, zeros)
+    exact = dequantize_grouped_reference(weight, torch.float64)
+    assert torch.equal(dequantize_grouped(weight, torch.float32), dequantize_grouped_reference(weight, torch.float32))
+    bias = torch.randn(50, device=device)
+    for rows in (2,) if name == "one row" else (20,):
+        x = torch.randn(rows, INNER, device=device)
+        expected = x.double() @ exact.T + bias.double()
+        for _ in range(2):  # the second time shows whether the first has left its counters at zero
+            assert relative_error(grouped_linear(x, weight, bias, CONFIGS[name]), expected) < 1e-6
+        assert relative_error(grouped_linear_reference(x, weight, bias), expected) < 1e-6
+
+
+def test_large_batches(device: torch.device) -> None:
+    weight, x = make("int4", 50, 64, device), torch.randn(130, INNER, device=device)
+    expected = x.double() @ dequantize_grouped_reference(weight, torch.float64).T
+    assert relative_error(grouped_linear(x, weight), expected) < 1e-6
+
+
+def test_the_ends_of_the_exponents_range(device: torch.device) -> None:
+    scales = torch.tensor([[0, 1, 127, 254, 255, 130]], dtype=torch.uint8, device=device)
+    weight = GroupedWeight("e2m1", torch.full((1, 96), 0x22, dtype=torch.uint8, device=device), scales)
+    values = dequantize_grouped_reference(weight, torch.float32)[0, ::32].tolist()
+    assert values[:4] == [2.0**-127, 2.0**-126, 1.0, 2.0**127]
+    assert values[4] != values[4]
+    assert values[5] == 8.0
+    ours = dequantize_grouped(weight, torch.float32)[0, ::32]
+    assert torch.equal(ours.nan_to_num(7), torch.tensor(values, device=device).nan_to_num(7))
+
+
+@pytest.mark.usefixtures("same_sum_anywhere")
+def test_fixed_products_do_not_depend_on_the_rows_around(device: torch.device) -> None:
+    weight = make("int4", 40, 64, device)
+    x = torch.randn(70, INNER, device=device)
+    together = grouped_linear_fixed(x, weight)
+    assert torch.equal(grouped_linear_fixed(x[66:70].contiguous(), weight), together[66:70])

@@ -1,0 +1,74 @@
+"""Experts with quantized weights against float64, in small batches and in blocks."""
+
+import pytest
+import torch
+
+from baton_kernels.quantized_experts import QuantizedExpertsConfig, run_quantized_experts, run_quantized_experts_fixed
+from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.grouped_linear import GroupedWeight, pack_four_bits
+from baton_kernels.reference.quantize import RowFormat
+from baton_kernels.reference.quantized_experts import QuantizedExperts, quantized_experts_reference
+from baton_kernels.reference.scaled_linear import ScaledWeight
+
+from .closeness import relative_error
+
+EXPERTS, HIDDEN, SIZE = 5, 64, 96
+CONFIG = QuantizedExpertsConfig(16, 32, 64, 4, 2)
+
+
+def grouped(kind: str, outputs: int, inputs: int, device: torch.device) -> GroupedWeight:
+    codes = torch.randint(0, 16, (EXPERTS, outputs, inputs), dtype=torch.uint8, device=device)
+    shape = EXPERTS, outputs, inputs // 32
+    if kind == "e2m1":
+        scales = torch.randint(121, 125, shape, dtype=torch.uint8, device=device)
+        return GroupedWeight(kind, pack_four_bits(codes), scales)
+    zeros = torch.randint(4, 12, shape, dtype=torch.uint8, device=device)
+    return GroupedWeight(kind, pack_four_bits(codes), torch.rand(shape, device=device).half() / 16, zeros)
+
+
+def scaled(
+    dtype: torch.dtype, tile: tuple[int, int] | None, outputs: int, inputs: int, device: torch.device
+) -> ScaledWeight:
+    codes = (torch.randn(EXPERTS, outputs, inputs, device=device) * 40).clamp(-127, 127).to(dtype)
+    rows, columns = tile or (1, inputs)
+    scales = (torch.rand(EXPERTS, outputs // rows, inputs // columns, device=device) + 0.1) / 200
+    return ScaledWeight(codes, scales, (rows, columns))
+
+
+def make(kind: str, device: torch.device) -> QuantizedExperts:
+    if kind in ("int4", "e2m1"):
+        weights = [grouped(kind, 2 * SIZE, HIDDEN, device), grouped(kind, HIDDEN, SIZE, device)]
+        biases = [torch.randn(EXPERTS, outputs, device=device) for outputs in (2 * SIZE, HIDDEN)]
+        return (
+            QuantizedExperts(*weights, *biases, ClampedGate(1.7, 2.0)) if kind == "e2m1" else QuantizedExperts(*weights)
+        )
+    dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+    tile = (16, 32) if kind == "fp8 in tiles" else None
+    pair = [scaled(dtype, tile, 2 * SIZE, HIDDEN, device), scaled(dtype, tile, HIDDEN, SIZE, device)]
+    return QuantizedExperts(*pair, rows=RowFormat(dtype, group=32 if tile else 0))
+
+
+@pytest.mark.parametrize("kind", ["int4", "e2m1", "fp8", "fp8 in tiles", "int8"])
+def test_quantized_experts(kind: str, device: torch.device) -> None:
+    held = make(kind, device)
+    for tokens in (1, 9):
+        x = torch.randn(tokens, HIDDEN, device=device)
+        experts = torch.rand(tokens, EXPERTS, device=device).argsort(dim=1)[:, :2].int()
+        weights = torch.rand(tokens, 2, device=device)
+        # Where rows are rounded to 8 bits, float64 would round other numbers.
+        biases = (None if each is None else each.double() for each in (held.gate_up_bias, held.down_bias))
+        wide = held if held.rows else QuantizedExperts(held.gate_up, held.down, *biases, held.clamp)
+        exact = quantized_experts_reference(x if held.rows else x.double(), wide, weights, experts)
+        ours = run_quantized_experts(x, held, weights, experts, CONFIG)
+        # A number that lies between two codes can get either.
+        assert relative_error(ours, exact) < (5e-3 if held.rows else 1e-5)
+
+
+@pytest.mark.usefixtures("same_sum_anywhere")
+def test_fixed_products_do_not_depend_on_the_other_tokens(device: torch.device) -> None:
+    held = make("int4", device)
+    x, weights = torch.randn(20, HIDDEN, device=device), torch.rand(20, 2, device=device)
+    experts = torch.rand(20, EXPERTS, device=device).argsort(dim=1)[:, :2].int()
+    together = run_quantized_experts_fixed(x, held, weights, experts)
+    alone = run_quantized_experts_fixed(x[7:8].contiguous(), held, weights[7:8].contiguous(), experts[7:8].contiguous())
+    assert torch.equal(together[7:8], alone)
