@@ -74,8 +74,8 @@ class Limits:
         return max(moved / self.card.bandwidth, operations / self.card.arithmetic)
 
     def _attention(self, pairs: int, read: int) -> float:
-        """pairs: pairs of query and key. read: keys that are read from memory; 0 for prompts, whose time is that of their
-        products. Both count all layers."""
+        """pairs: pairs of query and key. read: keys that are read from memory; 0 for prompts, because their
+        arithmetic takes longer than reading the keys. Both count all layers."""
         m = self.model
         return self._larger(m.kv_elements * self.itemsize * read, m.pair_operations(decode=read > 0) * pairs)
 

@@ -33,8 +33,8 @@ class WorkerSettings(PeerSettings):
     dtype: str = "auto"
     """Data type of weights and KV: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16 or float16."""
     quantization: str = "auto"
-    """Data type of quantized weights: auto (as they are stored), or fp8, int8 or int4 to quantize weights of 16 bits
-    while they are loaded."""
+    """How weights are quantized: auto (as they are stored), or fp8, int8 or int4 to quantize weights of 16 bits while
+    they are loaded."""
     attention_backend: str = "auto"
     """auto, triton or torch_sdpa."""
     block_size: int = Field(default=0, ge=0)
