@@ -1,4 +1,4 @@
-"""In place of a pod's engine process: it only listens."""
+"""Replaces a pod's engine process, and only records the commands that it gets."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Gives every test exactly one of the markers `unit`, `processes` and `soak`, and holds unit tests to what theirs says.
+"""Gives every test exactly one of the markers `unit`, `processes` and `soak`, and enforces `unit`.
 
 A test is `unit` unless something says otherwise: it then starts no process and opens no socket, and fails if it does.
-Where there is a GPU, unit tests are not held to that.
+Where there is a GPU, this is not checked.
 A test is `processes` when its folder is in `_FOLDERS`, when a fixture that it uses requests the fixture `processes`,
 or when it is marked so itself. Tests whose size `make soak`, `make fuzz` and `make chaos` set are marked `soak`; these
 targets run no others.

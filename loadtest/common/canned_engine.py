@@ -15,7 +15,7 @@ BLOCK_SIZE = 64
 
 
 class CannedEngine:
-    """In place of EngineClient, within the RPC process. `take` gets what an engine process would say."""
+    """Replaces EngineClient within the RPC process. `take` receives the outputs that an engine process would send."""
 
     first_token = 0
 
@@ -44,7 +44,7 @@ class CannedEngine:
         self._left: dict[int, int] = {}  # tokens that each import still waits for
 
     async def drained(self) -> None:
-        """Return at once: commands are obeyed as they are sent."""
+        """Return at once, because each command is executed when it is sent."""
 
     def send(self, command: Command) -> None:
         match command:

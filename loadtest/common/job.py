@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """task: "prepare", "rows" or "profile". shape: a name for people. ours, vllm: settings of theirs.
+    """task: "prepare", "rows" or "profile". shape: its name in reports. ours, vllm: the settings of these engines.
 
     weights_in_memory: Baton's engine loads random weights that no file holds. profile: the folder for traces.
     bandwidth, arithmetic: as in device.Card, for the limits; 0 = as measured.

@@ -47,9 +47,9 @@ class Running:
     def __init__(
         self, command: list[str], port: int, ready: str | None, log: Path, environment: dict[str, str]
     ) -> None:
-        """ready: the path that is asked until it answers; None = nobody waits.
+        """ready: the path that is requested until the server answers; None = do not wait.
 
-        Raises RuntimeError, with the end of its log, when it does not get ready.
+        Raises RuntimeError, with the end of its log, when the server does not get ready.
         """
         self.port = port
         self._log = log

@@ -1,8 +1,8 @@
 """What requests with a grammar, or with logprobs of their prompt, cost the requests that decode beside them.
 
-64 requests decode at a time, with prompts of 512 random tokens. A case says what some of them ask for. The table shows
-the time between two tokens of the other requests, and that of each case over that of the case before the colon in its
-name. All cases alternate within each round; a figure is the median of the rounds.
+64 requests decode at a time, with prompts of 512 random tokens. Each case has another sampling for some of them. The
+table shows the time between two tokens of the other requests. It also shows the ratio of that time to the time of the
+case before the colon in the name. All cases alternate within each round; a figure is the median of the rounds.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from loadtest.common.bench_table import aligned
 from loadtest.common.random_model import write_random_model
 
 REQUESTS, PROMPT_TOKENS, BRIEF_TOKENS = 64, 512, 64
-# No output of the lengths here completes it.
+# No output in this benchmark is long enough to complete this schema.
 _SCHEMA = {
     "type": "object",
     "properties": {"notes": {"type": "array", "items": {"type": "string"}, "minItems": 10_000}},
@@ -37,14 +37,14 @@ GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_SCHEMA))
 
 
 class Case:
-    """usual: what most requests ask for. odd: what one of them asks for, which comes again whenever it ends."""
+    """usual: the sampling of most requests. odd: that of one more request, which is sent again whenever it ends."""
 
     def __init__(self, name: str, usual: SamplingParams, odd: SamplingParams | None = None) -> None:
         self.name, self.usual, self.odd = name, usual, odd
 
 
 def cases(tokens: int) -> list[Case]:
-    """tokens: that most requests generate."""
+    """Return all cases. tokens: how many most requests generate."""
     plain = SamplingParams(max_tokens=tokens, temperature=0.6)
     schema = SamplingParams(max_tokens=tokens, temperature=0.6, grammar=GRAMMAR)
     brief = SamplingParams(max_tokens=BRIEF_TOKENS, temperature=0.6)

@@ -145,7 +145,7 @@ class Noise:
 
 @dataclass
 class Verdict:
-    """On the answers to all prompts. worst: the largest gap between the best token's logprob and the engine's."""
+    """A verdict on all answers. worst: the largest gap between the best token's logprob and the engine's."""
 
     noise: Noise
     tokens: int = 0

@@ -163,8 +163,8 @@ def token_times(url: str, prompt: list[int], max_tokens: int) -> list[float]:
 
 
 def bench_handover(folder: Path, repeats: int) -> dict[str, float]:
-    """Return TTFT of a lone long prompt, aggregated and through P/D, in turns on the same machine, and what of the
-    transfer the client sees: how much longer the second token takes than the later ones."""
+    """Return TTFT of a lone long prompt, aggregated and through P/D, in turns on the same machine, and the part of
+    the transfer that the client sees: how much longer the second token takes than the later ones."""
     common = ("--served-model-name", "model")
     ttft: dict[str, list[float]] = {"aggregated": [], "pd": []}
     exposed = []

@@ -2,7 +2,7 @@
 
 Afterwards nothing may be left behind: no block held, every count right, device and host memory no larger than halfway
 through, and greedy answers the same tokens as before. The exit code is 1 when anything is wrong. The seed that it
-prints, given as --seed, sends the same requests; what is broken off when depends on the steps alone, never on time.
+prints, given as --seed, sends the same requests. Requests are aborted after a number of steps, never after a time.
 """
 
 import argparse
@@ -219,7 +219,7 @@ class Soak:
         return self._rng.choices(range(self._vocab), k=count)
 
     def _sampling(self, count: int) -> SamplingParams:
-        """Return parameters for at most so many tokens; most requests have few of them and some have many."""
+        """Return sampling parameters for at most this many tokens. Most requests set few of them, and some set many."""
         rng = self._rng
         fields: dict[str, Any] = {"max_tokens": count, "n": rng.choice([1, 1, 1, 2, 3]), "seed": rng.getrandbits(64)}
         fields["temperature"] = rng.choice([0.0, 0.6, 0.6, 1.0, 1.5])

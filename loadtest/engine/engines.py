@@ -36,7 +36,7 @@ class MeasuredEngine(ABC):
     def generate(self, inputs: list[int], outputs: list[int]) -> float:
         """Answer random prompts of these lengths, all at once; return the seconds until the last token.
 
-        Raises RuntimeError when the answers are not as long as they were to be.
+        Raises RuntimeError when the answers do not have the requested lengths.
         """
         seconds, got = self._answer(self.random_prompts(inputs), outputs)
         if got != sum(outputs):
@@ -69,7 +69,7 @@ class Ours(MeasuredEngine):
         from loadtest.common.random_weights import random_weights_in_memory
 
         super().__init__(job)
-        # Everything is asked for at once, so nobody waits for the next token of a decode.
+        # All requests arrive at once, so no decode need be protected from long steps (chunk_ms = 0).
         self.settings = {"model": job.model, "dtype": "float32", "chunk_ms": 0.0, **self._common_settings(job)}
         if device.on_gpu():
             self.settings |= {"dtype": "bfloat16", "gpu_memory_utilization": GPU_MEMORY_UTILIZATION}
@@ -176,7 +176,7 @@ class Transformers(MeasuredEngine):
 
 
 def generate_greedily(model: Any, ids: Any, count: int) -> Any:
-    """Return [batch, length + count]: prompts of one length and what transformers' model puts after them."""
+    """Return [batch, length + count]: prompts of one length, each followed by the tokens that the model generates."""
     import torch
 
     with torch.inference_mode():

@@ -1,7 +1,7 @@
 """What the engine's own Python costs per step, with a runner that computes nothing.
 
-On a GPU the next step is prepared while the last one runs: as long as these figures stay below a step's time on the
-device they cost nothing; above it they are the step's time.
+On a GPU the next step is prepared while the last one runs. As long as these figures are below the time of a step on the
+device, they cost nothing. Above it, they are the time of a step.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""What a device can do at best: the seconds that a model's work takes at its two measured rates.
+"""The least time that a model's work can take on a device, from the device's two measured rates.
 
-Work that cannot overlap is summed: a product waits for the attention before it and the other way round. Within each,
+Work that cannot overlap is summed: a product and the attention beside it wait for each other. Within each,
 the larger of bytes over bandwidth and operations over arithmetic rate counts (the roofline of Williams et al., 2009).
 """
 
@@ -12,8 +12,8 @@ from loadtest.engine.device import Card
 
 @dataclass(frozen=True)
 class Limits:
-    """Least seconds for work of a model on a card. itemsize: bytes of an activation and of an element of KV.
-    weight_itemsize: bytes of a layer's weight, 0 = the same."""
+    """The least seconds that work of a model takes on a card. itemsize: bytes of an activation and of an element of KV.
+    weight_itemsize: bytes of a layer's weight; 0 = the same."""
 
     model: ModelConfig
     itemsize: int
@@ -22,7 +22,7 @@ class Limits:
 
     @property
     def _layer_weights(self) -> int:
-        """Elements of the matrices that a token goes through."""
+        """The number of weights that each token is multiplied by."""
         return self.model.num_layers * self.model.layer_weights
 
     @property
@@ -30,7 +30,7 @@ class Limits:
         return self.model.vocab_size * self.model.hidden_size
 
     def products(self, tokens: int, logits: int, steps: int = 1) -> float:
-        """Of all matrix products over so many tokens and rows of logits, the weights read once a step."""
+        """Return the time of all matrix products for these tokens and logits rows. A step reads its weights once."""
         operations = 2 * (self._layer_weights * tokens + self._head_weights * logits)
         layers = self.model.num_layers * self.model.layer_weights_read(tokens / steps)
         read = steps * ((self.weight_itemsize or self.itemsize) * layers + self.itemsize * self._head_weights)
@@ -40,7 +40,7 @@ class Limits:
         return self._attention(sum(self._pairs(n) for n in lengths), 0)
 
     def decode_attention(self, contexts: list[int]) -> float:
-        """Of one step of sequences with so many tokens each, the new one included."""
+        """Return the time of one step. contexts: the tokens of each sequence, the new one included."""
         seen = sum(self._seen(n) for n in contexts)
         return self._attention(seen, seen)
 
@@ -51,7 +51,7 @@ class Limits:
         return self.products(len(contexts), len(contexts)) + self.decode_attention(contexts)
 
     def serve(self, inputs: list[int], outputs: list[int]) -> float:
-        """Of requests from prompt to last token, with no more steps than the longest output needs."""
+        """Return the time of requests from prompt to last token, in as few steps as the longest output needs."""
         pairs = zip(inputs, outputs, strict=True)
         # A prompt's last position gives the first output, so the last output is never an input.
         seen = sum(self._pairs(n + m - 1) - self._pairs(n) for n, m in pairs)
@@ -60,7 +60,7 @@ class Limits:
         return products + self.prefill_attention(inputs) + self._attention(seen, seen)
 
     def others(self, tokens: int, logits: int) -> dict[str, float]:
-        """Of what stands between products and attention in one step, by kind: the bytes that each must move."""
+        """Return the time of a step's other operations by kind, from the bytes that each of them must move."""
         m = self.model
         moved = {
             "norm": 4 * tokens * m.hidden_size * (2 * m.num_layers + 1),
@@ -74,17 +74,17 @@ class Limits:
         return max(moved / self.card.bandwidth, operations / self.card.arithmetic)
 
     def _attention(self, pairs: int, read: int) -> float:
-        """pairs: of query and key, and read: keys read from memory, both over all layers; 0 = those of prompts, whose
-        time their products take."""
+        """pairs: pairs of query and key. read: keys that are read from memory; 0 for prompts, because their
+        arithmetic takes longer than reading the keys. Both count all layers."""
         m = self.model
         return self._larger(m.kv_elements * self.itemsize * read, m.pair_operations(decode=read > 0) * pairs)
 
     def _seen(self, context: int) -> int:
-        """Keys that the last token of a context sees, over all layers."""
+        """Return how many keys the last token of a context sees, over all layers."""
         return sum(context if window is None else min(context, window) for window in self.model.sliding_windows)
 
     def _pairs(self, length: int) -> int:
-        """Keys that all tokens of a sequence see, over all layers."""
+        """Return how many keys all tokens of a sequence see together, over all layers."""
         total = 0
         for window in self.model.sliding_windows:
             ramp = length if window is None else min(length, window)

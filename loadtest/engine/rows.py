@@ -1,4 +1,4 @@
-"""The rows of the benchmark: requests with so many tokens in and out, and what is timed of them."""
+"""The rows of the benchmark: requests with fixed numbers of tokens in and out, and the time that is measured."""
 
 import fnmatch
 import random

@@ -18,7 +18,7 @@ LOG_CHARACTERS = 4000
 
 
 def run_task(job: Job, timeout: float) -> Generator[Json]:
-    """Run it for at most `timeout` seconds and yield what it tells.
+    """Run a task for at most `timeout` seconds and yield its events.
 
     An event of the kind "error" has the end of what the process printed as its "log".
     """

@@ -1,5 +1,5 @@
-"""The tasks of the benchmark, run as a process of its own: tasks.py JOB_FILE EVENTS_FILE. What they tell are events,
-a line of JSON each."""
+"""The tasks of the benchmark. Each runs in a process of its own: tasks.py JOB_FILE EVENTS_FILE. It writes events, one
+line of JSON each."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""From which size of a model on another thread makes a step faster on CPU, where threads spin and where they sleep.
+"""Finds the size of a model above which one more CPU thread makes a step faster, if threads spin or if they sleep.
 
 Usage: threads_bench.py [--out FILE]. Llamas of random weights, each wider than the one before. Each way (one thread, a
 thread a core that spins, a thread a core that sleeps while it waits) runs in a process of its own, since the OpenMP

@@ -7,10 +7,10 @@ script.
 tokens per CPU-second: output tokens over the CPU seconds of all processes of the gateway, under `--streams` streams of
 100 tokens at once, 25 tokens a second each. added latency: from a request to the first byte of its answer, under half
 of the streams that the gateway could keep at that pace, less the median of the same load on the engine itself; the 99th
-percentile contains what the engine and the client are late. memory per stream: what the gateway's processes have more
-to themselves (USS) with 1,000 streams open than with none.
+percentile contains delays of the engine and the client too. memory per stream: how much the memory that only the
+gateway's processes use (USS) grows with each of 1,000 open streams.
 
-LiteLLM runs as its documentation has it for production: one worker of uvicorn, LITELLM_MODE=PRODUCTION,
+LiteLLM runs as its documentation recommends for production: one worker of uvicorn, LITELLM_MODE=PRODUCTION,
 LITELLM_LOG=ERROR, a master key, no database, no Redis, no callbacks. Its connections to one host are raised to what the
 load needs. Baton's gateway runs with its defaults and an API key, but lets no decode pod prefill, so that all requests
 are handed over.
@@ -61,7 +61,7 @@ Drive = Callable[[SteadyLoad], list[Answer]]
 
 @dataclass(frozen=True)
 class Size:
-    """Of the whole run."""
+    """The sizes of all measurements of a run."""
 
     streams: int
     open_streams: int
@@ -72,7 +72,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Way:
-    """A running gateway with its engine: how to load either, and the process at the root of the gateway's."""
+    """A running gateway with its engine: how to put a load on each of them, and the gateway's root process."""
 
     gateway: Drive
     engine: Drive
@@ -161,7 +161,7 @@ class Bench:
         self._client.shutdown()
 
     def run(self) -> dict[str, Json]:
-        """Return the medians by gateway, and what they are of."""
+        """Return the medians of all rounds and the rounds themselves, by gateway."""
         rounds: dict[str, list[Json]] = {name: [] for name in self._ways}
         with ExitStack() as stack:
             running = {name: stack.enter_context(start(STEP_S, self._logs)) for name, start in self._ways.items()}

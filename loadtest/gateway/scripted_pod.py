@@ -1,4 +1,4 @@
-"""A prefill or decode pod whose engine says what a script tells it: the real RPC process, with nothing computed.
+"""A prefill or decode pod whose engine follows a script: the real RPC process, without any computation.
 
 Usage: scripted_pod.py prefill|decode --model DIR --port N --first-s S --step-s S
 """
@@ -28,7 +28,7 @@ _PREFILL_RATE = 20_000.0  # tokens a second, as reported to gateways
 
 
 class ScriptedEngine(CannedEngine):
-    """A prefill pod's gives each prompt its first token in time, a decode pod's one token a step to all that run."""
+    """On a prefill pod it gives each prompt a first token in time; on a decode pod, each request a token a step."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(num_layers=1, num_heads=1, head_dim=8, slot_bytes=1 << 20, num_slots=8)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that says what a script tells it: as little work per token as Python allows.
+"""An OpenAI-compatible server that follows a script, with as little work per token as Python allows.
 
 Usage: scripted_upstream.py --model DIR --port N --first-s S --step-s S. Answers every POST by a stream of chat chunks,
 with the usage at the end, and every GET by an empty page.

@@ -1,8 +1,9 @@
-"""A number of streams, each of which asks again and again: requests arrive at a steady pace.
+"""A load of streams that send one request after the other at a steady pace.
 
-They do so whenever that is in the engine's steps: streams that asked as soon as they ended would all arrive after a
-step, when everybody is busy with its tokens. Connections are kept for the next request, as clients do. What runs when
-the time is over is cut off. To be run in a process of its own, beside what it measures.
+The pace does not depend on the engine's steps. If each stream sent its next request as soon as it ended, all requests
+would arrive right after a step, when all processes are busy with the tokens of that step. Connections are kept for the
+next request, as clients do. Requests that still run when the time is over are cut off. Run this in a process of its
+own, beside the measured one.
 
 The client of `baton bench` decodes every event and opens a connection for every request. This one counts events and
 keeps connections, so that it costs a small part of what the gateway under test costs.
@@ -24,7 +25,7 @@ from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
 
 _QUESTION = "Which pods does a request go through, one after the other, and what does each of them do with it? " * 6
-_PROMPT_TOKENS = 150  # about as many as that has
+_PROMPT_TOKENS = 150  # about as many as the question has
 _USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 _EVENT = b"data: {"
 
@@ -33,7 +34,8 @@ _EVENT = b"data: {"
 class SteadyLoad:
     """`streams` of `tokens` each from `start` (of time.perf_counter, which processes share) to `end`.
 
-    period_s: in which each asks once, evenly spread; one that takes longer asks again when it is over.
+    period_s: the time in which each stream sends one request, all of them evenly spread. A stream that takes longer
+    sends its next request when it is over.
     """
 
     streams: int

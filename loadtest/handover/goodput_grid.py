@@ -1,4 +1,4 @@
-"""How much traffic servers carry within their promises: goodput over the offered rate, for a grid of promises.
+"""Goodput over the offered rate: the requests that servers answer within a promise (SLO), for a grid of promises.
 
 Usage: goodput_grid.py RESULT.json... [--ttft MS...] [--tpot MS...] [--svg FILE]. The files are those of `baton bench
 serve --json-file`; loads of the same name in several of them count as one. A request is good if its first token came

@@ -109,7 +109,7 @@ def write_certificate(folder: Path) -> dict[str, Path]:
 
 
 def serve_grpc(parent: Connection, make: Callable[..., object], slot_bytes: int, files: dict[str, Path]) -> None:
-    """make: adds services to a server. files: as write_certificate; none, no TLS."""
+    """make: adds services to a server. files: as write_certificate returns them; none = no TLS."""
 
     async def main() -> None:
         tls = PrefillSettings(model=Path(), **files).peer_tls

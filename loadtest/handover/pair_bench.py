@@ -1,9 +1,9 @@
 """KV from one GPU's cache into another's, beside plain NCCL send and receive of as many bytes in the same run.
 
-Usage: pair_bench.py [--repeats N] [--out FILE], on a machine with two GPUs. Two processes, one for each GPU, with a KV
-cache of the Llama-3.1-8B shape and what an engine process moves KV with: gather, checksum, announcement, NCCL,
-checksum, scatter; and the same without checksums. Plain NCCL is torch.distributed's, one message of the size at a time.
-Medians; a table, and JSON.
+Usage: pair_bench.py [--repeats N] [--out FILE], on a machine with two GPUs. Each GPU has a process with a KV cache
+of the Llama-3.1-8B shape. KV moves with the code of an engine process: gather, checksum, announcement, NCCL,
+checksum, scatter. The same is measured without checksums. Plain NCCL is torch.distributed's, one message of this size
+at a time. The script prints a table of medians and writes JSON.
 """
 
 import argparse
@@ -64,7 +64,7 @@ class CacheOnly:
 
 
 def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
-    """One end; rank 0 sends. Orders are ("plain", bytes, repeats), ("pair", tokens, repeats) and
+    """Run one end; rank 0 sends. Orders are ("plain", bytes, repeats), ("pair", tokens, repeats) and
     ("unchecked", tokens, repeats), answers seconds."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)

@@ -53,7 +53,7 @@ def running(model: Path, arguments: argparse.Namespace) -> Iterator[tuple[Pods, 
 
 
 def checked(answers: list[Answer]) -> list[Answer]:
-    """Raises RuntimeError when one of them failed."""
+    """Return the answers. Raises RuntimeError when one of them failed."""
     failed = [f"{answer.error}: {answer.detail}" for answer in answers if answer.error]
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(answers)} requests failed: {failed[0]}")

@@ -29,9 +29,9 @@ class Pods:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, service: str, flags: list[str], gpus: str = "", name: str = "") -> int:
-        """Start a gateway or a worker on a port of its own, and return that.
+        """Start a gateway or a worker on a port of its own, and return the port.
 
-        gpus: those that it sees, its own first; NCCL copies to another's only if it sees it, too. name: of the log.
+        gpus: the GPUs that it sees, its own first. NCCL copies to a GPU only if the process sees it. name: of the log.
         """
         [port] = free_loopback_ports(1)
         command = [sys.executable, "-m", "baton_cli", service, "--model", str(self._model)]

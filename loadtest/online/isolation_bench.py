@@ -106,7 +106,7 @@ class Bench:
 
 
 def figures(answers: dict[str, list[Answer]], others: dict[str, list[Answer]]) -> Json:
-    """Return what a round has shown, by phase; times in ms. others: of B."""
+    """Return the figures of a round by phase; times in ms. answers: to tenant A. others: to tenant B."""
     times = {phase: ttfts(answers[phase]) for phase in PHASES}
     result: Json = {**compared(times), "ttfts": times}
     flood = others["long"]
@@ -126,7 +126,7 @@ def ttfts(answers: Sequence[Answer]) -> list[float]:
 
 
 def compared(times: dict[str, list[float]]) -> Json:
-    """Return the percentiles of each phase, and how much those beside long prompts are of the others."""
+    """Return the percentiles of each phase, and the ratios of those beside long prompts to the others."""
     result: Json = {phase: percentiles(times[phase]) for phase in PHASES}
     for phase in PHASES[:2]:
         result[f"to_{phase}"] = {name: result["long"][name] / result[phase][name] for name in ("p50", "p99")}
@@ -140,7 +140,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def together(rounds: Sequence[Json]) -> Json:
-    """Return the percentiles of all rounds' requests: a p99 of one round is that of a handful."""
+    """Return the percentiles over the requests of all rounds, because a p99 of one round depends on a few requests."""
     return compared({phase: [value for r in rounds for value in r["ttfts"][phase]] for phase in PHASES})
 
 

@@ -1,4 +1,4 @@
-"""What became of a replayed trace under each policy, as an SVG: TTFT as cumulative distributions, and hit rates."""
+"""Draws the results of a replayed trace under each policy: TTFT as cumulative distributions, and hit rates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ def _hit_rates(curves: Mapping[str, Curve]) -> list[str]:
 
 
 def _quantiles(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (value, share of values up to it), thinned out; what took no time is shown as 1 ms."""
+    """Return (value, share of values up to it), thinned out; zero is shown as 1 ms."""
     ordered = sorted(max(value, 1e-3) for value in values)
     count = min(QUANTILES, len(ordered))
     ranks = [-(-len(ordered) * step // count) for step in range(1, count + 1)]

@@ -35,7 +35,7 @@ REPORT_S = 0.2
 
 @dataclass(frozen=True)
 class Request:
-    """arrival: seconds from the start. keys: of the prompt's full blocks, less one that its last token ends."""
+    """arrival: seconds from the start. keys: of the prompt's full blocks, without one that ends with its last token."""
 
     arrival: float
     num_tokens: int

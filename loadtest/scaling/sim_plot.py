@@ -9,7 +9,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 720, 200, 40, 24
 def plot(runs: dict[str, Sequence[tuple[float, int, int]]]) -> str:
     """Return an SVG image with a panel for prefill and one for decode, and a line for each run.
 
-    runs: time, prefill and decode pods of each look.
+    runs: time, prefill and decode pods of each evaluation.
     """
     until = max(time for samples in runs.values() for time, _, _ in samples) or 1.0
     most = max(max(prefill, decode) for samples in runs.values() for _, prefill, decode in samples)

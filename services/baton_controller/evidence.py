@@ -46,11 +46,11 @@ def fisher(bad: float, of: float, stable_bad: float, stable_of: float) -> float:
 
 
 def fails_outright(errors: float, of: float, stable_errors: float, stable_of: float, limit: float, rate: float) -> bool:
-    """Return whether a larger share of the canary's requests fails than could be tolerated in any revision.
+    """Return whether a larger share of the canary's requests fails than is tolerable in any revision.
 
     The tolerated share is OUTRIGHT_SHARE. When stable itself exceeds it, as when a shared dependency is down, it is
     the upper confidence bound of stable's share. `limit` is the increase over stable that the operator allows.
-    The canary's share must be above with a confidence that holds at all times at once, so it can be tested after
+    The canary's share must be above it with a confidence that holds at all times at once. So it can be tested after
     every request: the chance of one wrong answer in all of them is `rate`, for a true share of up to OUTRIGHT_SHARE.
     It needs no traffic on stable.
     """

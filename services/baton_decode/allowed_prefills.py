@@ -1,4 +1,4 @@
-"""To which addresses a decode pod may link, whoever names them."""
+"""The addresses to which a decode pod may link, whoever names them."""
 
 import asyncio
 import ipaddress
@@ -10,7 +10,8 @@ import msgspec
 
 log = logging.getLogger(__name__)
 
-# A name is looked up when an unknown address is named, at most once in the first time, and anyway after the second.
+# When a peer names an unknown address, all names are resolved again, but not within _LEAST_INTERVAL_S of the last time.
+# They are resolved again after _MOST_INTERVAL_S in any case.
 _LEAST_INTERVAL_S = 1.0
 _MOST_INTERVAL_S = 30.0
 
@@ -19,7 +20,7 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A network, or a name and with it all addresses that it stands for; port: the only one allowed, 0 = any."""
+    """A network, or a name, which also allows all addresses that it resolves to. port: the only port; 0 = any."""
 
     network: _Network | None
     name: str
@@ -27,7 +28,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def parse_entry(text: str) -> Entry:
-    """Read network, address or name, with :port or without; IPv6 in brackets. Raises ValueError."""
+    """Parse a network, an address or a name, with or without :port; IPv6 in brackets. Raises ValueError."""
     host, port = text.strip(), ""
     if host.startswith("["):
         host, _, rest = host[1:].partition("]")
@@ -41,15 +42,15 @@ def parse_entry(text: str) -> Entry:
     except ValueError:
         network = None
         if "/" in host or ":" in host:
-            raise ValueError(f"{text!r} holds no network") from None
+            raise ValueError(f"{text!r} is not a valid network") from None
     return Entry(network, host.lower(), int(port or 0))
 
 
 class AllowedPrefills:
-    """Knows what the names among the entries stand for, as far as `follow` runs."""
+    """The entries, and the addresses of the names among them, which are current while `follow` runs."""
 
     def __init__(self, entries: Iterable[Entry], own: str) -> None:
-        """own: where this pod itself listens, host:port."""
+        """own: the address at which this pod itself listens, host:port, to which it never links."""
         self._entries = list(entries)
         self._own = own
         self._names = sorted({entry.name for entry in self._entries if entry.network is None})
@@ -57,7 +58,7 @@ class AllowedPrefills:
         self._unknown = asyncio.Event()
 
     def allow(self, address: str) -> bool:
-        """Whether an address, which is host:port, is that of a prefill pod. Looks nothing up."""
+        """Whether an address, host:port, is that of a prefill pod. This call resolves no names."""
         host, _, port = address.rpartition(":")
         if address != self._own and any(self._meets(entry, host, int(port)) for entry in self._entries):
             return True
@@ -65,7 +66,7 @@ class AllowedPrefills:
         return False
 
     async def follow(self) -> None:
-        """Keep what names stand for current, until cancelled."""
+        """Keep the addresses of the names current, until cancelled."""
         while self._names:
             await asyncio.gather(*(self._resolve(name) for name in self._names))
             await asyncio.sleep(_LEAST_INTERVAL_S)
@@ -90,8 +91,8 @@ class AllowedPrefills:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except OSError as error:
-            log.debug("%s stands for no address: %s", name, error)
-            # Without prefill pods the name does not exist. The addresses of then may be those of other pods by now.
+            log.debug("%s does not resolve to an address: %s", name, error)
+            # Without prefill pods the name does not exist. Its old addresses may be those of other pods by now.
             self._resolved.pop(name, None)
             return
         self._resolved[name] = frozenset(ipaddress.ip_address(address[0]) for *_, address in found)

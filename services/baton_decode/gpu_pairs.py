@@ -1,4 +1,4 @@
-"""The connections over which prefill pods' GPUs send KV to this pod's."""
+"""The connections over which prefill pods' GPUs send KV to this pod's GPU."""
 
 import itertools
 import logging
@@ -17,42 +17,42 @@ from .links import PrefillLinks
 
 log = logging.getLogger(__name__)
 
-# Times that a prefill pod may offer a pair over one link, as each costs the engine something.
+# How often a prefill pod may offer a pair over one link, since each offer costs the engine time.
 _MOST_OFFERED = 16
 # Refusals after which a link ends.
 _MOST_REFUSALS = 4
-# Of what a prefill pod says about a lost pair, the characters that are logged.
+# How many characters of a prefill pod's reason for a lost pair are logged.
 _MOST_REASON = 200
 
 
 class _Pair(msgspec.Struct):
-    """up: whether pieces may be announced. credit: how many more; the link's own version may know no such limit."""
+    """up: whether pieces may be announced. credit: how many more. It counts even if the prefill pod knows no credit."""
 
     credit: int
     up: bool = False
 
 
 class GpuPairs:
-    """Owns the numbers by which the engine knows them; a link's `pair` is that of its connection, while it has one.
+    """Owns the numbers by which the engine knows the pairs. A link's `pair` is the number of its pair, or None.
 
-    Whatever a prefill pod says of its pair is checked here, before the engine hears of it.
+    Every message of a prefill pod about its pair is checked here before the engine gets a command.
     """
 
     def __init__(self, engine: EngineClient, links: PrefillLinks, events: Counter[str], checked: bool) -> None:
-        """events: where refusals are counted. checked: whether what comes is compared with its checksum."""
+        """events: counts refusals. checked: whether received pieces are compared with their checksums."""
         self._engine = engine
         self._links = links
         self._events = events
         self._checked = checked
         self._numbers = itertools.count(1)
         self._pairs: dict[int, _Pair] = {}
-        self._waiting: dict[PrefillLink, None] = {}  # for which there was no room, the first to come first
+        self._waiting: dict[PrefillLink, None] = {}  # links whose pair found no room, the oldest first
 
     def link(self, number: int) -> PrefillLink | None:
         return next((link for link in self._links if link.pair == number), None)
 
     def offered(self, link: PrefillLink, unique_id: bytes) -> str | None:
-        """Join a pair that a prefill pod has opened. Returns why that is refused, if so."""
+        """Join a pair that a prefill pod has opened. Returns why the offer is not valid; None when it is."""
         ready = self._engine.ready
         link.pairs_offered += 1
         if link.pairs_offered > _MOST_OFFERED:
@@ -60,15 +60,15 @@ class GpuPairs:
         if not ready.gpu_pairs:
             return self._refuse(link, "this pod has no pairs of GPUs")
         if len(unique_id) != UNIQUE_ID_BYTES:
-            return self._refuse(link, "the id of a pair of GPUs has another length")
+            return self._refuse(link, "the id of a pair of GPUs has the wrong length")
         if link.pair is not None:
             return self._refuse(link, "a second pair of GPUs was opened")
         if len(self._pairs) >= ready.gpu_pairs:
             self._events["pair_refused"] += 1
-            reason = f"the decode pod has room for {ready.gpu_pairs} pairs of GPUs"
+            reason = f"the decode pod has room for only {ready.gpu_pairs} pairs of GPUs"
             level = logging.DEBUG if link in self._waiting else logging.WARNING
             log.log(
-                level, "no KV from GPU to GPU from prefill pod %s: there is room for %d pairs",
+                level, "KV from prefill pod %s cannot come from GPU to GPU: there is room for only %d pairs",
                 link.address, ready.gpu_pairs, extra={"event": "pair_refused"},
             )  # fmt: skip
             self._waiting[link] = None
@@ -89,13 +89,13 @@ class GpuPairs:
             log.info("KV from prefill pod %s comes from GPU to GPU from now on", link.address, extra=extra)
 
     def announced(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> str | None:
-        """Let the engine receive a piece; without a ticket it throws it away. Returns why that is refused, if so."""
+        """Let the engine receive a piece, and discard it if it has no ticket. Returns why it is refused, or None."""
         assert link.pair is not None
         pair, header = self._pairs[link.pair], piece.header
         if not pair.up:
             return self._refuse(link, "a piece was announced before the pair of GPUs was up")
         if not 0 < header.gpu_bytes <= self._engine.ready.gpu_slot_bytes:
-            return self._refuse(link, "a piece was announced of a size that none can have")
+            return self._refuse(link, "the announced size of a piece is zero or larger than a slot")
         if not pair.credit:
             return self._refuse(link, "more pieces were announced than there are slots for")
         pair.credit -= 1
@@ -105,7 +105,7 @@ class GpuPairs:
         return None
 
     def landed(self, numbers: list[int]) -> None:
-        """Allow as many further pieces as there are free slots again."""
+        """Allow one more piece for each slot that is free again. numbers: the pair of each of these slots."""
         for number, pieces in Counter(numbers).items():
             link, pair = self.link(number), self._pairs.get(number)
             if link is not None and pair is not None:
@@ -113,21 +113,26 @@ class GpuPairs:
                 if link.gpu_credit:
                     link.send(kv.DecodeToPrefill(gpu_credit=kv.GpuCredit(pieces=pieces)))
 
-    def unknown(self, link: PrefillLink) -> str:
-        """Refuse what no prefill pod says of a pair; return why."""
-        return self._refuse(link, "what was said of the pair of GPUs makes no sense")
+    def refuse_unknown(self, link: PrefillLink) -> str:
+        """Refuse a message about pairs of a kind that no correct prefill pod sends. Return the reason."""
+        return self._refuse(link, "a message about the pair of GPUs was not valid")
 
     @staticmethod
     def check(link: PrefillLink) -> None:
-        """Raise ConnectionError, which ends a link, when too much of what came over it was refused."""
+        """Raise ConnectionError, which ends a link, when too many of its messages about pairs were refused."""
         if link.refusals >= _MOST_REFUSALS:
-            raise ConnectionError("what the prefill pod says of its pair of GPUs makes no sense")
+            raise ConnectionError("too many messages of the prefill pod about pairs of GPUs were refused")
 
     def fall_back(self, link: PrefillLink, reason: str) -> None:
-        """Close a link's connection, so that KV comes over the link itself again."""
+        """Close a link's pair, so that KV comes over the link itself again."""
         self.close(link)
         extra = {"event": "transport_fallback"}
-        log.warning("no KV from GPU to GPU from prefill pod %s: %s", link.address, reason[:_MOST_REASON], extra=extra)
+        log.warning(
+            "KV from prefill pod %s no longer comes from GPU to GPU: %s",
+            link.address,
+            reason[:_MOST_REASON],
+            extra=extra,
+        )
 
     def close(self, link: PrefillLink) -> None:
         if link.pair is None:
@@ -141,12 +146,12 @@ class GpuPairs:
             waiting.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(room=True)))
 
     def forget(self, link: PrefillLink) -> None:
-        """Close what a lost link has."""
+        """Close the pair of a link that was lost."""
         self._waiting.pop(link, None)
         self.close(link)
 
     def _refuse(self, link: PrefillLink, reason: str) -> str:
-        """Count what cannot be meant, and tell the prefill pod that its pair is lost."""
+        """Count an invalid message, and tell the prefill pod that its pair is lost."""
         self._events["refused_announcement"] += 1
         link.refusals += 1
         link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(lost=reason)))

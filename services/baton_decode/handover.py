@@ -1,4 +1,4 @@
-"""One hand-over: KV that one prefill pod was ordered to bring for one request."""
+"""One hand-over: the KV of one request, ordered from one prefill pod."""
 
 import asyncio
 
@@ -10,10 +10,10 @@ from baton_proto import handover_pb2 as kv
 
 
 class Handover:
-    """Owns a ticket: it is open from the beginning until `close`."""
+    """Owns a ticket, which is open until `close`."""
 
     def __init__(self, tickets: TicketBook, link: PrefillLink, reservation: Reservation, layout: KvLayout) -> None:
-        """Order what a reservation lacks. layout: of the engine that has reserved it."""
+        """Open a ticket for the KV that a reservation lacks. layout: of the engine that made the reservation."""
         extents = layout.seen(reservation.first_token, reservation.num_tokens)
         self.ticket = tickets.open(reservation.id, reservation.generation, extents)
         self.link = link
@@ -27,11 +27,11 @@ class Handover:
 
     @property
     def silence_s(self) -> float:
-        """For how long nothing of it has come."""
+        """Seconds since KV or first tokens of this hand-over last arrived."""
         return asyncio.get_running_loop().time() - self._heard_at
 
     def close(self, verdict: str) -> None:
-        """Tell the prefill pod with an "ack" or a "cancel" that it need keep nothing; what still comes is refused."""
+        """Close the ticket and let the prefill pod free the KV. Later pieces are refused. verdict: ack or cancel."""
         reference = kv.TicketRef(ticket_id=self.ticket.id)
         acked = verdict == "ack"
         self.link.send(kv.DecodeToPrefill(ack=reference) if acked else kv.DecodeToPrefill(cancel=reference))

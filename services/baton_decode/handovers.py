@@ -23,13 +23,14 @@ from .settings import DecodeSettings
 
 log = logging.getLogger(__name__)
 
-_MOST_WORDS = 300  # characters of what a peer says of a failure
+_MOST_REASON = 300  # the most characters that are kept of a peer's reason for a failure
 
 
 class Handovers:
-    """Owns tickets and links: orders what requests lack, and receives what prefill pods send (baton_kv.link.Receiver).
+    """Owns tickets and links: orders the KV that requests lack, and receives it from prefill pods (as a link.Receiver).
 
-    events: as Service.events. tokens, exposed_s: handed over so far, and how long that KV came after its first tokens.
+    events: as Service.events. tokens: all whose KV was handed over since the start. exposed_s: the seconds from these
+    prompts' first tokens until all KV had arrived.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Handovers:
         return self._links.may_link(address)
 
     def link_to(self, address: str) -> None:
-        """Have the link before the first request needs it."""
+        """Open a link before the first request needs it."""
         self._links.to(address)
 
     async def stop(self) -> None:
@@ -133,7 +134,7 @@ class Handovers:
         )
 
     def _acknowledge(self, request: LiveRequest) -> None:
-        """End a hand-over when KV and first tokens are both there."""
+        """End a hand-over when its KV and its first tokens have both arrived."""
         handover = request.handover
         if handover is not None and handover.kv_complete and request.first_tokens_at is not None:
             exposed_s = asyncio.get_running_loop().time() - request.first_tokens_at
@@ -146,13 +147,14 @@ class Handovers:
             request.prefills.clear()
 
     def _give_up(self, ticket: OpenTicket, why: str) -> None:
-        """End a hand-over that failed: the next prefill pod gets the order, after the last the engine computes here."""
+        """End a hand-over that failed. The next prefill pod gets the order. After the last one, this pod's engine
+        computes the missing KV."""
         request = self._requests.get(ticket.request)
         if request is None or request.handover is None:
             return
-        where = f"asking {request.prefills[0]}" if request.prefills else "prefilling here"
+        where = f"prefill pod {request.prefills[0]} is next" if request.prefills else "this pod computes the prompt"
         log.warning(
-            "hand-over failed, %s: %s", where, why,
+            "hand-over failed, so %s: %s", where, why,
             extra={"event": "handover_failed", "request_id": request.submit.request_id},
         )  # fmt: skip
         self.events["failed"] += 1
@@ -196,10 +198,10 @@ class Handovers:
     def ticket_failed(self, link: PrefillLink, message: kv.TicketFailed) -> None:
         ticket = self._ordered(link, message.ticket_id)
         if ticket is not None:
-            self._give_up(ticket, message.failure.message[:_MOST_WORDS])
+            self._give_up(ticket, message.failure.message[:_MOST_REASON])
 
     def _ordered(self, link: PrefillLink, ticket_id: int) -> OpenTicket | None:
-        """Return an open ticket if it was ordered over this link: a pod speaks for its own tickets only."""
+        """Return an open ticket if it was sent over this link, else None: a pod may answer only its own tickets."""
         ticket = self._tickets.get(ticket_id)
         request = self._requests.get(ticket.request) if ticket is not None else None
         handover = request.handover if request is not None else None
@@ -234,9 +236,9 @@ class Handovers:
 
     def refused(self, link: PrefillLink, refusal: PieceRefused) -> None:
         self.events[f"refused_{refusal.reason}"] += 1
-        # A refused piece of an open hand-over leaves a hole in it. If a damaged one names the wrong ticket, that one is
-        # given up for nothing, which only costs time. Stray ones follow every request that has ended early and concern
-        # nobody.
+        # An open hand-over cannot complete without the refused piece, so it is given up. If a damaged piece names the
+        # wrong ticket, a hand-over is given up without need, which only costs time. Pieces without an open ticket are
+        # usual after a request that has ended early, so they are not worth a warning.
         ticket = self._ordered(link, refusal.header.ticket_id) if refusal.header is not None else None
         level = logging.DEBUG if ticket is None else logging.WARNING
         log.log(level, "%s", refusal, extra={"event": "piece_refused", "reason": refusal.reason})
@@ -264,13 +266,13 @@ class Handovers:
             case "lost":
                 problem = pair.lost
             case _:
-                problem = self._pairs.unknown(link)
+                problem = self._pairs.refuse_unknown(link)
         if problem is not None:
             self._pair_lost(link, problem)
             self._pairs.check(link)
 
     def _pair_lost(self, link: PrefillLink, reason: str) -> None:
-        """Go on without the connection between the GPUs; what was ordered over it is ordered anew."""
+        """Go on without a pair of GPUs. Hand-overs whose KV is incomplete are given up, so that it is ordered again."""
         if link.pair is None:
             return
         self._pairs.fall_back(link, reason)
@@ -282,7 +284,7 @@ class Handovers:
         self._links.forget(link)
         self._pairs.forget(link)
         for handover in self._open_with(link):
-            self._give_up(handover.ticket, "the prefill pod is lost")
+            self._give_up(handover.ticket, "the link to the prefill pod is lost")
 
     def _open_with(self, link: PrefillLink) -> list[Handover]:
         handovers = (request.handover for request in self._requests)
@@ -300,12 +302,12 @@ class Handovers:
         return int(self._lease_s * 1000)
 
     def _stalled(self, request: LiveRequest, handover: Handover) -> bool:
-        """Whether the prefill pod has computed all and yet, for the time of a lease, sent nothing of the rest."""
+        """Whether the prefill pod has computed the prompt, but has sent nothing more for the time of a lease."""
         computed = request.first_tokens_at is not None or handover.kv_complete
         return computed and handover.silence_s > self._lease_s
 
     async def _renew(self) -> None:
-        """Keep the leases of open tickets, so that KV waits while this pod is busy; give up the stalled ones."""
+        """Renew the leases of open tickets, so that KV is kept while this pod is busy. Give up stalled hand-overs."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
             tickets: dict[PrefillLink, list[int]] = {}
@@ -315,7 +317,7 @@ class Handovers:
                     continue
                 if self._stalled(request, handover):
                     self.events["timeout"] += 1
-                    self._give_up(handover.ticket, "the rest does not come")
+                    self._give_up(handover.ticket, "the rest of the KV does not arrive")
                 else:
                     tickets.setdefault(handover.link, []).append(handover.ticket.id)
             for link, ids in tickets.items():
@@ -323,6 +325,6 @@ class Handovers:
 
 
 def _reserved_as(imported: Imported, request: LiveRequest | None) -> Handover | None:
-    """Return a request's open hand-over if the engine means that, and not one before it."""
+    """Return a request's open hand-over if the engine's message is about it, and not about an earlier one."""
     handover = request.handover if request is not None else None
     return handover if handover is not None and handover.ticket.generation == imported.generation else None

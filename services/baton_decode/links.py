@@ -15,7 +15,7 @@ _MOST_LINKS = 1_024
 
 
 class PrefillLinks:
-    """Owns one link to each address that was asked for; one that was lost is made anew when it is asked for again."""
+    """Owns at most one link to each address. `to` opens it, and opens a new one after it was lost."""
 
     def __init__(self, settings: DecodeSettings, ready: Ready, epoch: int, receiver: Receiver) -> None:
         self._settings = settings
@@ -37,7 +37,7 @@ class PrefillLinks:
         return iter(self._links.values())
 
     def may_link(self, address: str) -> bool:
-        """Whether there may be a link to an address: it is allowed, and there are not too many."""
+        """Whether this pod may link to an address: the address is allowed, and there are not too many links."""
         return self._allowed.allow(address) and (address in self._links or len(self._links) < _MOST_LINKS)
 
     def to(self, address: str) -> PrefillLink:

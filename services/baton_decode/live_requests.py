@@ -15,33 +15,33 @@ from .stream import GatewayStream
 
 
 class LiveRequest(msgspec.Struct):
-    """Owns what is measured of a request and, while its KV is on the way, the hand-over."""
+    """Owns the measurements of a request and, until its KV has arrived, its hand-over."""
 
-    id: int  # the engine's
+    id: int  # the engine's id of it
     submit: pb.Submit
     stream: GatewayStream
     times: RequestTimes
     span: RequestSpan | None
     choices: set[int]  # still running
-    prefills: list[str]  # addresses of prefill pods that may yet be asked
+    prefills: list[str]  # addresses of the prefill pods that have not been tried
     handover: Handover | None = None  # the open one
-    first_tokens_at: float | None = None  # when a prefill pod's came; in the event loop's seconds
+    first_tokens_at: float | None = None  # when they came from a prefill pod, by the event loop's clock
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that came with it."""
+        """The tokens of its prompt and its continuation."""
         return len(self.submit.prompt_token_ids) + len(self.submit.continuation.token_ids)
 
     @property
     def awaits_kv(self) -> bool:
-        """Whether its KV is to come from a prefill pod, ordered already or not."""
+        """Whether its KV is to come from a prefill pod, even if it is not ordered yet."""
         return self.handover is not None or bool(self.prefills)
 
     def fail(self, code: pb.Failure.Code, message: str, param: str = "") -> None:
         self.stream.put([failure_delta(self.submit.handle, code, message, param)])
 
     def measure(self, delta: pb.Delta, by: str) -> None:
-        """by: the kind of pod that computed the prompt."""
+        """Record a delta in the metrics. by: the kind of pod that computed the prompt."""
         if delta.HasField("prompt"):
             prompt = delta.prompt
             self.times.prompt(prompt.cached_tokens, prompt.queued_seconds, prompt.prefill_seconds, by)
@@ -51,14 +51,14 @@ class LiveRequest(msgspec.Struct):
             self.times.tokens(delta.choice, len(delta.token_ids))
 
     def close_handover(self, verdict: str) -> None:
-        """verdict: as Handover.close has it. Does nothing when none is open."""
+        """Close the hand-over if one is open. verdict: as in Handover.close."""
         if self.handover is not None:
             self.handover.close(verdict)
             self.handover = None
 
 
 class LiveRequests:
-    """Owns all of them, by the engine's numbers; a gateway's stream keeps which of them are its own."""
+    """Owns all live requests, by the engine's ids. Each gateway's stream has the ids of its own requests."""
 
     def __init__(self) -> None:
         self._requests: dict[int, LiveRequest] = {}
@@ -78,14 +78,14 @@ class LiveRequests:
         request.stream.open_tokens += request.num_tokens
 
     def note_finish(self, request: LiveRequest, choice: int, reason: int) -> None:
-        """Take a choice's finish reason, which may be none; the last choice ends the request."""
+        """Record a choice's finish reason, which may be NONE. The end of the last choice ends the request."""
         if reason != FinishReason.NONE:
             request.choices.discard(choice)
             if not request.choices:
                 self.end(request, FinishReason(reason).name.lower())
 
     def end(self, request: LiveRequest, reason: str) -> None:
-        """Forget a request and let its prefill pod do so. reason: as RequestTimes.end has it."""
+        """Remove a request, and cancel its hand-over if one is open. reason: as in RequestTimes.end."""
         request.close_handover("cancel")
         request.times.end(reason)
         if request.span is not None:

@@ -49,7 +49,7 @@ _SHUTTING_DOWN = "the decode pod is shutting down"
 
 
 class DecodeService(DecodeServicer):
-    """Serves gateways: owns their streams, gives the engine what they submit, and them what it generates."""
+    """Serves gateways: owns their streams, passes their requests to the engine, and sends them the engine's tokens."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class DecodeService(DecodeServicer):
     async def Serve(self, request_iterator: AsyncIterator[pb.GatewayMessage], context: Any) -> AsyncIterator[Any]:
         stream = GatewayStream()
         self._streams.add(stream)
-        act = partial(self._obey, stream)
+        act = partial(self._act_on, stream)
         reader = asyncio.create_task(self._intake.read(request_iterator, act, context.peer()))
         sending = asyncio.create_task(stream.next())
         try:
@@ -123,10 +123,10 @@ class DecodeService(DecodeServicer):
             for id in list(stream.requests.values()):
                 self._cancel(id)
 
-    def _obey(self, stream: GatewayStream, message: pb.GatewayMessage) -> None:
+    def _act_on(self, stream: GatewayStream, message: pb.GatewayMessage) -> None:
         """Act on a message. Raises MessageRefused."""
         if stream.num_unread > MOST_UNREAD:
-            raise MessageRefused("unread", "step", "the peer does not read what it is told")
+            raise MessageRefused("unread", "step", "the peer does not read the answers")
         match message.WhichOneof("kind"):
             case "submit":
                 self._submit(message.submit, stream)
@@ -135,7 +135,7 @@ class DecodeService(DecodeServicer):
                 stream.peers = list(message.peers.prefill_addresses)
                 self._link_to_peers()
                 if not all(map(self._handovers.may_link, stream.peers)):
-                    raise MessageRefused("address", "prefill_addresses", "not of --prefill-networks")
+                    raise MessageRefused("address", "prefill_addresses", "an address is not in --prefill-networks")
             case "cancel":
                 id = stream.requests.get(message.cancel.handle)
                 if id is not None and message.cancel.HasField("choice"):
@@ -143,13 +143,13 @@ class DecodeService(DecodeServicer):
                 elif id is not None:
                     self._cancel(id)
             case _:
-                raise MessageRefused("kind", "kind", "this version acts on no such message here")
+                raise MessageRefused("kind", "kind", "this version does not act on such a message")
 
     def _submit(self, submit: pb.Submit, stream: GatewayStream) -> None:
-        """Begin with a request, or tell the gateway that it has failed. Raises MessageRefused."""
+        """Start a request, or tell the gateway that it has failed. Raises MessageRefused."""
         if submit.handle in stream.requests:
-            # Not answered: an answer would end the request that runs.
-            raise MessageRefused("repeated", "handle", "a request of this handle runs")
+            # There is no answer, because an answer would end the running request with this handle.
+            raise MessageRefused("repeated", "handle", "a request with this handle is running")
         if self.draining:
             stream.put([failure_delta(submit.handle, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)])
             return
@@ -171,10 +171,10 @@ class DecodeService(DecodeServicer):
         self._engine.send(Add(request))
 
     def _request(self, submit: pb.Submit, stream: GatewayStream) -> Request:
-        """Return what a gateway asks of the engine. Raises MessageRefused."""
+        """Return the engine's request for a gateway's message. Raises MessageRefused."""
         known = len(submit.prompt_token_ids) + len(submit.continuation.token_ids)
         if len(stream.requests) >= MOST_OPEN or stream.open_tokens + known > MOST_OPEN_TOKENS:
-            raise MessageRefused("capacity", "submit", "too many requests run for this connection")
+            raise MessageRefused("capacity", "submit", "too many requests are running on this connection")
         request = Request(
             id=next(self._ids),
             prompt=list(submit.prompt_token_ids),
@@ -189,8 +189,8 @@ class DecodeService(DecodeServicer):
 
     def _cancel_choice(self, id: int, choice: int) -> None:
         request = self._requests.get(id)
-        # Until the KV is there the choices are one sequence in the engine; the rest of this one is then generated and
-        # ignored, which costs little and changes nothing.
+        # Until the KV has arrived, all choices are one sequence in the engine, and none can be ended alone. The rest of
+        # this choice is then generated and ignored, which costs little and does not change the other choices.
         if request is not None and not request.awaits_kv and choice in request.choices:
             self._engine.send(Abort(id, choice))
             self._requests.note_finish(request, choice, FinishReason.STOP)

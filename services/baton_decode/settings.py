@@ -10,22 +10,22 @@ from .allowed_prefills import parse_entry
 
 
 class DecodeSettings(WorkerSettings):
-    """Those of every worker, and:"""
+    """The settings of every worker, and those of decode pods."""
 
     prefill_networks: str = "127.0.0.0/8,[::1],localhost"
-    """Where prefill pods are: the only networks, addresses and names to which this pod links when a gateway names an
-    address, comma-separated, each with or without :port; IPv6 in brackets. A name allows itself and all addresses that
-    it stands for, such as those behind a headless Service."""
+    """The networks, addresses and names of prefill pods, comma-separated, each with or without :port; IPv6 in brackets.
+    Whatever address a gateway names, this pod links only to these. A name allows itself and all addresses that it
+    resolves to, such as those behind a headless Service."""
     local_prefill_tokens: int = Field(default=0, ge=0)
-    """Prompts of at most so many tokens are prefilled here rather than handed over."""
+    """This pod computes prompts of at most this many tokens itself, without a prefill pod."""
     kv_transport: Literal["auto", "nccl", "tcp", "grpc"] = "auto"
-    """How KV comes from prefill pods: over a TCP connection of its own, over gRPC, or (nccl) the first that works of
-    from GPU to GPU over NCCL, TCP and gRPC. auto is that, but where pods speak TLS it leaves NCCL out, which encrypts
-    nothing."""
+    """How KV comes from prefill pods. tcp: over a TCP connection of its own. grpc: over gRPC. nccl: from GPU to GPU if
+    that works, else over TCP, else over gRPC. auto: as nccl, but where pods use TLS never from GPU to GPU, because NCCL
+    encrypts nothing."""
     kv_gpu_checksum: bool = True
-    """Check KV that has come from GPU to GPU before it is used, as all else is."""
+    """Compare KV that came from GPU to GPU with its checksum before it is used. All other KV is always checked."""
     lease_seconds: float = Field(default=30.0, gt=0, le=3_600)
-    """How long a prefill pod keeps finished KV for this pod without hearing from it."""
+    """Seconds that a prefill pod keeps finished KV for this pod without a message from this pod."""
 
     @field_validator("prefill_networks")
     @classmethod

@@ -1,4 +1,4 @@
-"""The decode pod's end of one gateway's stream: which requests it carries, and what is still to be sent."""
+"""The decode pod's end of one gateway's stream: the requests on it, and the deltas that are still to be sent."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from baton_proto import serving_pb2 as pb
 
 
 class GatewayStream:
-    """Deltas put in between two sends leave in one message."""
+    """All deltas that are put between two sends leave in one message."""
 
     def __init__(self) -> None:
         self.requests: dict[int, int] = {}  # the gateway's handle -> the engine's request id
@@ -14,33 +14,33 @@ class GatewayStream:
         self.peers: list[str] = []  # addresses of the prefill pods that its requests may be handed to
         self._deltas: list[pb.Delta] = []
         self._failed_handovers: list[pb.FailedHandover] = []
-        self._some = asyncio.Event()
+        self._not_empty = asyncio.Event()
         self._sending = False
 
     @property
     def unsent(self) -> bool:
-        """Whether the gateway still lacks something."""
+        """Whether some deltas have not been sent."""
         return self._sending or bool(self._deltas)
 
     @property
     def num_unread(self) -> int:
-        """Messages of this pod that wait for the gateway to read those before them."""
+        """How many answers wait because the gateway has not read earlier ones."""
         return len(self._deltas) + len(self._failed_handovers)
 
     def put(self, deltas: list[pb.Delta]) -> None:
         self._deltas += deltas
-        self._some.set()
+        self._not_empty.set()
 
     def put_failed_handover(self, handle: int, prefill_address: str) -> None:
-        """Tell which prefill pod did not deliver; it leaves with the next deltas at the latest."""
+        """Report a prefill pod that did not deliver. The report leaves with the next deltas at the latest."""
         self._failed_handovers.append(pb.FailedHandover(handle=handle, prefill_address=prefill_address))
-        self._some.set()
+        self._not_empty.set()
 
     async def next(self) -> pb.DecodeMessage:
-        """Return what is to be sent next; the message before it has been sent."""
+        """Wait for the next message to send, and return it. The call means that the message before it was sent."""
         self._sending = False
-        await self._some.wait()
-        self._some.clear()
+        await self._not_empty.wait()
+        self._not_empty.clear()
         self._sending = True
         deltas, self._deltas = self._deltas, []
         failed, self._failed_handovers = self._failed_handovers, []

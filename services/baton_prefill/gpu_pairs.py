@@ -1,4 +1,4 @@
-"""The connections over which this pod's GPU sends KV to decode pods'."""
+"""The connections over which this pod's GPU sends KV to decode pods' GPUs."""
 
 import logging
 from collections import Counter
@@ -12,25 +12,25 @@ from .session import Session
 
 log = logging.getLogger(__name__)
 
-# Times that a decode pod may have a pair opened anew over one link, as each costs both engines something.
+# How often a pair may be opened for one link at a decode pod's request, since each costs both engines time.
 _MOST_OPENED = 8
-# Pieces that a decode pod may allow at a time; it has a few slots for each pair.
+# The most pieces that a decode pod may allow at a time. A correct one has only a few slots for each pair.
 _MOST_CREDIT = 1_024
-# Of what a decode pod says about a lost pair, the characters that are logged.
+# How many characters of a decode pod's reason for a lost pair are logged.
 _MOST_REASON = 200
 
 
 class GpuPairs:
-    """A session's pair has its number. Whatever a decode pod says of it is checked here."""
+    """The pairs of all sessions, each with the number of its session. It checks decode pods' messages about them."""
 
     def __init__(self, engine: EngineClient, sessions: dict[int, Session], events: Counter[str]) -> None:
-        """events: where refusals are counted."""
+        """events: counts refusals."""
         self._engine = engine
         self._sessions = sessions
         self._events = events
 
     def offer(self, session: Session, hello: kv.Hello) -> None:
-        """Open a pair with a decode pod that can have one; without room that waits for the end of another one."""
+        """Open a pair with a decode pod that can have one. Without room, the pair waits until another one ends."""
         ready = self._engine.ready
         if not 0 < ready.gpu_slot_bytes <= hello.gpu_piece_bytes:
             return
@@ -41,51 +41,51 @@ class GpuPairs:
         if not session.pair_opened:
             self._events["pair_refused"] += 1
             log.warning(
-                "no KV from GPU to GPU for the decode pod of epoch %d: there is room for %d pairs",
+                "KV for the decode pod of epoch %d cannot go from GPU to GPU: there is room for only %d pairs",
                 session.epoch, ready.gpu_pairs, extra={"event": "pair_refused"},
             )  # fmt: skip
 
     def take(self, output: Output) -> None:
         for pair in output.pair_ids:
-            self._tell(pair.pair, kv.GpuPair(id=pair.unique_id))
+            self._notify(pair.pair, kv.GpuPair(id=pair.unique_id))
         for number in output.pairs_up:
             session = self._sessions.get(number)
             if session is not None and session.pair_opened:
                 session.pair_up_here = True
                 self._use_if_up(session)
         for lost in output.pairs_lost:
-            log.warning("no KV from GPU to GPU: %s", lost.reason, extra={"event": "pair_lost"})
-            self._tell(lost.pair, kv.GpuPair(lost=lost.reason))
+            log.warning("KV of a lost GPU pair goes through the host: %s", lost.reason, extra={"event": "pair_lost"})
+            self._notify(lost.pair, kv.GpuPair(lost=lost.reason))
             if lost.pair in self._sessions:
                 self.close(self._sessions[lost.pair])
 
-    def heard(self, session: Session, pair: kv.GpuPair) -> None:
-        """Act on what a decode pod says of its pair."""
+    def changed(self, session: Session, pair: kv.GpuPair) -> None:
+        """Act on a decode pod's message about its pair."""
         match pair.WhichOneof("state"):
             case "up" if session.pair_opened and not session.pair_up_there:
                 session.pair_up_there = True
                 self._use_if_up(session)
             case "lost" if session.pair_opened:
                 extra = {"event": "pair_lost", "epoch": session.epoch}
-                log.warning("the decode pod has no KV from GPU to GPU: %s", pair.lost[:_MOST_REASON], extra=extra)
+                log.warning("the decode pod gets no KV from GPU to GPU: %s", pair.lost[:_MOST_REASON], extra=extra)
                 self.close(session)
             case "room" if not session.pair_opened and 0 < session.pairs_opened < _MOST_OPENED:
                 session.pair_wanted = True
                 self._open_wanted()
             case "up" | "lost" if not session.pair_opened:
-                pass  # of a pair that this end has lost meanwhile
+                pass  # about a pair that this end has lost in the meantime
             case _:
                 self._refuse(session)
 
     def credit(self, session: Session, pieces: int) -> None:
-        """Send so many further pieces. Those for a pair that was lost meanwhile are ignored."""
+        """Send up to this many more pieces. Credit for a pair that was lost in the meantime is ignored."""
         if session.gpu_credit is None or not 0 < pieces <= _MOST_CREDIT:
             self._refuse(session)
         elif session.pair_opened:
             self._engine.send(GrantPair(session.id, pieces))
 
     def close(self, session: Session) -> None:
-        """End a session's pair, if it has one, and open one that had to wait."""
+        """End a session's pair, if it has one, and open a pair that had to wait for room."""
         session.pair_wanted = session.pair_up_here = session.pair_up_there = False
         if session.pair_opened:
             session.pair_opened = False
@@ -101,20 +101,20 @@ class GpuPairs:
             self._engine.send(OpenPair(session.id))
 
     def _use_if_up(self, session: Session) -> None:
-        """With both ends up, KV goes over a session's pair."""
+        """Send KV over a session's pair once both ends are up."""
         if session.pair_up_here and session.pair_up_there:
             self._engine.send(UsePair(session.id, session.gpu_checked, session.gpu_credit))
             extra = {"event": "paired", "transport": "nccl", "epoch": session.epoch}
             log.info("KV for the decode pod of epoch %d goes from GPU to GPU from now on", session.epoch, extra=extra)
 
     def _refuse(self, session: Session) -> None:
-        """Count what cannot be meant; the pair of whoever says it ends."""
+        """Count an invalid message, and end the pair of the decode pod that sent it."""
         self._events["refused_announcement"] += 1
         if session.pair_opened:
-            self._tell(session.id, kv.GpuPair(lost="what was said of the pair of GPUs makes no sense"))
+            self._notify(session.id, kv.GpuPair(lost="a message about the pair of GPUs was not valid"))
         self.close(session)
 
-    def _tell(self, number: int, pair: kv.GpuPair) -> None:
+    def _notify(self, number: int, pair: kv.GpuPair) -> None:
         session = self._sessions.get(number)
         if session is not None and session.pair_opened:
             session.control.put_nowait(kv.PrefillToDecode(gpu_pair=pair))

@@ -28,7 +28,7 @@ class PieceSender:
                 if packed is None:
                     return
                 message = encode(*self._to_wire(session, packed))
-                # An export that has ended meanwhile is not sent: nobody waits for it.
+                # Pieces of an export that has ended in the meantime are not sent, because nobody waits for them.
                 wanted = packed.export.ticket.ticket_id in session.exports
                 self._pass_on(session, packed, announced=wanted)
                 if wanted:
@@ -51,7 +51,7 @@ class PieceSender:
             await asyncio.gather(sending, lost, return_exceptions=True)
 
     def close(self, session: Session) -> None:
-        """Free the slots of all pieces that a session has queued; it gets no more of them."""
+        """Free the slots of all queued pieces of a session. The session gets no more pieces."""
         session.closed = True
         self.free(session.take_pieces())
 
@@ -81,7 +81,7 @@ class PieceSender:
                 self._pass_on(session, packed, announced=sent)
 
     def _pass_on(self, session: Session, packed: PackedPiece, announced: bool) -> None:
-        """Let the engine send what lies in a GPU's slot once its header is sent; free other slots."""
+        """Let the engine send a piece from its GPU slot once its header was sent. Free the slot of any other piece."""
         if packed.on_gpu and announced:
             self._engine.send(SendPiece(session.id, packed.slot, self._size(packed)))
         else:

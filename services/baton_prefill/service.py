@@ -1,4 +1,4 @@
-"""A prefill pod's part in a request's life: it takes tickets, computes prompts and pushes their KV as it comes."""
+"""A prefill pod's part in a request's life: it takes tickets, computes prompts and sends KV while it computes."""
 
 import asyncio
 import itertools
@@ -52,7 +52,7 @@ _SHUTTING_DOWN = "the prefill pod is shutting down"
 
 
 class PrefillService(PrefillServicer):
-    """Serves decode pods."""
+    """Serves decode pods: owns their sessions, and sends them the first tokens and the KV of their tickets."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class PrefillService(PrefillServicer):
         """Raises ConfigError when the port for KV is taken."""
         self.draining = False
         self.events: Counter[str] = Counter()
-        self.handed_over_tokens, self.exposed_handover_s = 0, 0.0  # the decode pods know
+        self.handed_over_tokens, self.exposed_handover_s = 0, 0.0  # only decode pods count these
         self._engine = engine
         self._metrics = metrics
         self._tracing = tracing
@@ -128,7 +128,7 @@ class PrefillService(PrefillServicer):
             return
         session = Session(secrets.randbits(63), first.hello.epoch)
         self._sessions[session.id] = session
-        act = partial(self._obey, session)
+        act = partial(self._act_on, session)
         reader = asyncio.create_task(self._intake.read(request_iterator, act, context.peer()))
         welcome = kv.Welcome(epoch=self._epoch, session=session.id, gpu_credit=True)
         if self._bulk is not None:
@@ -166,7 +166,7 @@ class PrefillService(PrefillServicer):
         if session is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session")
             return
-        # Slots are freed when gRPC closes this stream, not when the inner generator happens to be collected.
+        # This frees the slots when gRPC closes this stream, not when the inner generator is garbage-collected.
         async with aclosing(self._pieces.messages(session)) as messages:
             async for message in messages:
                 yield message
@@ -178,10 +178,10 @@ class PrefillService(PrefillServicer):
             raise bulk.UnknownSession
         await self._pieces.send(session, connection)
 
-    def _obey(self, session: Session, message: kv.DecodeToPrefill) -> None:
+    def _act_on(self, session: Session, message: kv.DecodeToPrefill) -> None:
         """Act on a message. Raises MessageRefused."""
         if session.control.qsize() > MOST_UNREAD:
-            raise MessageRefused("unread", "control", "the peer does not read what it is told")
+            raise MessageRefused("unread", "control", "the peer does not read the answers")
         match message.WhichOneof("kind"):
             case "ticket":
                 self._accept(message.ticket, session)
@@ -194,17 +194,17 @@ class PrefillService(PrefillServicer):
                 for ticket_id in set(message.renew.ticket_ids):
                     self._renew(session, ticket_id, message.renew.lease_ms)
             case "gpu_pair":
-                self._pairs.heard(session, message.gpu_pair)
+                self._pairs.changed(session, message.gpu_pair)
             case "gpu_credit":
                 self._pairs.credit(session, message.gpu_credit.pieces)
             case _:
-                raise MessageRefused("kind", "kind", "this version acts on no such message here")
+                raise MessageRefused("kind", "kind", "this version does not act on such a message")
 
     def _accept(self, ticket: kv.Ticket, session: Session) -> None:
-        """Begin with a ticket, or tell the decode pod that it has failed. Raises MessageRefused."""
+        """Start to work on a ticket, or tell the decode pod that it has failed. Raises MessageRefused."""
         if ticket.ticket_id in session.exports:
-            # Not answered: an answer would end the ticket that is open.
-            raise MessageRefused("repeated", "ticket_id", "a ticket of this id is open")
+            # There is no answer, because an answer would end the open ticket with this id.
+            raise MessageRefused("repeated", "ticket_id", "a ticket with this id is open")
         if self.draining:
             self._fail(session, ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, _SHUTTING_DOWN)
             return
@@ -225,7 +225,7 @@ class PrefillService(PrefillServicer):
         self._engine.send(Add(request, session.id))
 
     def _request(self, ticket: kv.Ticket, session: Session) -> Request:
-        """Return what a ticket asks of the engine. Raises MessageRefused."""
+        """Return the engine's request for a ticket. Raises MessageRefused."""
         known = len(ticket.prompt_token_ids) + len(ticket.continuation.token_ids)
         if len(session.exports) >= MOST_OPEN or session.open_tokens + known > MOST_OPEN_TOKENS:
             raise MessageRefused("capacity", "ticket", "too many tickets are open on this connection")
@@ -255,7 +255,7 @@ class PrefillService(PrefillServicer):
         session, export = self._owners[request]
         self.events["lease_expired"] += 1
         log.warning(
-            "lease of a hand-over expired", extra={"event": "lease_expired", "request_id": export.ticket.request_id}
+            "the lease of a hand-over expired", extra={"event": "lease_expired", "request_id": export.ticket.request_id}
         )
         self._end(request)
         self._fail(session, export.ticket.ticket_id, pb.Failure.CODE_UNAVAILABLE, "the lease expired")
@@ -270,14 +270,14 @@ class PrefillService(PrefillServicer):
         session, export = self._owners.pop(request)
         session.open_tokens -= len(export.ticket.prompt_token_ids) + len(export.ticket.continuation.token_ids)
         export.lease.cancel()
-        # It never generates more than the first tokens, whatever they were.
+        # A prefill pod generates only the first tokens, so the reason is never stop, whatever these tokens were.
         reason = "length" if export.computed else "abort"
         export.times.end(reason)
         if export.span is not None:
             export.span.part("export")
             export.span.end(reason)
         del session.exports[export.ticket.ticket_id]
-        # A decode pod that reads nothing must not keep slots that the others wait for.
+        # A decode pod that reads nothing must not keep slots that other decode pods wait for.
         self._pieces.free(session.take_pieces(export))
         self._engine.send(Abort(request))
 

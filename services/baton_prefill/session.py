@@ -1,4 +1,4 @@
-"""The prefill pod's end of one decode pod's link: its tickets, and what is still to be sent."""
+"""The prefill pod's end of one decode pod's link: its tickets, and the messages and pieces still to be sent."""
 
 import asyncio
 import secrets
@@ -13,7 +13,7 @@ from baton_worker.request_span import RequestSpan
 
 
 class Export(msgspec.Struct):
-    """A ticket that this pod works for; `request` is the engine's number of it, `computed` when its prompt is."""
+    """A ticket that this pod works on. request: the engine's id of it. computed: whether its prompt was computed."""
 
     ticket: kv.Ticket
     request: int
@@ -24,7 +24,7 @@ class Export(msgspec.Struct):
 
 
 class Session:
-    """Control messages and KV pieces wait in queues of their own."""
+    """The state of one link. Control messages and KV pieces wait in separate queues."""
 
     def __init__(self, id: int, epoch: int) -> None:
         self.id = id
@@ -32,19 +32,19 @@ class Session:
         self.lost = asyncio.Event()  # the connection for pieces has ended
         self.epoch = epoch  # of the decode process
         self.closed = False
-        self.pair_wanted = False  # one from this GPU to the decode pod's, which waits for room
+        self.pair_wanted = False  # whether a pair of GPUs waits for room
         self.pair_opened = False
-        self.pairs_opened = 0  # so far
-        self.pair_up_here = self.pair_up_there = False  # this end of it, and the decode pod's
-        self.gpu_checked = True  # whether what goes over it has a checksum
+        self.pairs_opened = 0  # how many so far
+        self.pair_up_here = self.pair_up_there = False  # whether this end is up, and the decode pod's
+        self.gpu_checked = True  # whether pieces over the pair have a checksum
         self.gpu_credit: int | None = None  # pieces that may be announced before more are allowed; None = any number
         self.exports: dict[int, Export] = {}  # by ticket id
-        self.open_tokens = 0  # of their prompts and continuations
+        self.open_tokens = 0  # of the prompts and continuations of the exports
         self.control: asyncio.Queue[kv.PrefillToDecode] = asyncio.Queue()
         self.pieces: asyncio.Queue[PackedPiece] = asyncio.Queue()
 
     def take_pieces(self, export: Export | None = None) -> "list[PackedPiece]":
-        """Return the queued pieces of an export, or all, and queue them no longer."""
+        """Remove the pieces of an export, or all pieces, from the queue and return them."""
         queued = [self.pieces.get_nowait() for _ in range(self.pieces.qsize())]
         for piece in queued:
             if export is not None and piece.export is not export:

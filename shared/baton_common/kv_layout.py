@@ -1,4 +1,4 @@
-"""What a model keeps of each token in its KV cache, and how much of it a piece on its way holds."""
+"""The layout of a model's KV: what the cache holds for each token, and what a KV piece contains."""
 
 import itertools
 from functools import cache
@@ -8,8 +8,8 @@ import msgspec
 from .extent import Extent
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
-# Each group of layers costs a block table for each sequence. A model with few layers of one kind among many of another
-# gets no more groups than about this many, and its blocks have unused places instead.
+# Each group of layers costs a block table for each sequence. With few layers of one kind and many of another, a model
+# gets about this many groups at most, and its blocks have unused places instead.
 _MOST_GROUPS = 8
 
 
@@ -30,7 +30,7 @@ class Plane(msgspec.Struct, array_like=True, frozen=True):
         return self.dim * _ITEM_BYTES[self.dtype]
 
     def part(self, heads: slice) -> slice:
-        """Return which of this plane's heads are among those of the layout; maybe none."""
+        """Return the part of a range of the layout's heads that this plane has. It may be empty."""
         return slice(min(heads.start, self.heads), min(heads.stop, self.heads))
 
 
@@ -93,12 +93,12 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def depth(self) -> int:
-        """Layers for which a block has room: as many as the largest group has."""
+        """The layers for which a block has room: as many as the largest group has."""
         return max(len(group.layers) for group in self.groups)
 
     @property
     def num_heads(self) -> int:
-        """Heads that extents count: as many as the plane with the most has."""
+        """The heads of an extent: as many as the plane with the most heads has."""
         return max(plane.heads for plane in self.planes)
 
     @property
@@ -138,17 +138,19 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
         )
 
     def seen(self, first_token: int, num_tokens: int) -> list[Extent]:
-        """Return the extents of all KV that some last tokens of a sequence leave to the token after them.
+        """Return the extents of the KV of a sequence's last tokens that later tokens need.
 
-        Layers with a window leave out the tokens that no later query sees.
+        For layers with a window, tokens that no later query sees are left out.
         """
         end = first_token + num_tokens
         whole = self.extent(first_token, num_tokens)
         return self.still_seen(whole, end) if num_tokens else []
 
     def still_seen(self, extent: Extent, position: int) -> list[Extent]:
-        """Return the parts of an extent that the query at a position still sees, one for neighbouring layers that see
-        the same tokens."""
+        """Return the parts of an extent that the query at a position still sees.
+
+        Neighbouring layers that see the same tokens are in one part.
+        """
         parts = []
         layers = range(self.num_layers)[extent.layers]
         for window, same in itertools.groupby(layers, lambda layer: self.windows[layer] if self.windows else None):
@@ -185,7 +187,7 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
 
 @cache
 def _groups(windows: tuple[int | None, ...]) -> tuple[LayerGroup, ...]:
-    """Group layers by window. Groups have as many layers as the rarest window has, and the last of a window fewer."""
+    """Group layers by window. Groups have as many layers as the rarest window has, the last of a window maybe fewer."""
     by_window: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         by_window.setdefault(window, []).append(layer)

@@ -9,7 +9,7 @@ K = TypeVar("K", bound=Hashable)
 class SetChanges(Generic[K]):
     """The net changes: a member that was gained and lost again since the last `take` is in neither set.
 
-    So the size is bounded by the set and the follower's copy of it, however long the follower takes nothing.
+    So the size is bounded by the set and the follower's copy of it, even if the follower never calls `take`.
     """
 
     def __init__(self, gained: Iterable[K] = ()) -> None:

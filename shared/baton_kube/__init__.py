@@ -1,1 +1,1 @@
-"""What gateways and the controller share of their use of the Kubernetes API."""
+"""Access to the Kubernetes API, shared by gateways and the controller."""

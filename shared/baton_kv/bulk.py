@@ -1,10 +1,11 @@
-"""KV pieces over a TCP connection of their own: from one staging arena into the other, copied by the kernel alone.
+"""KV pieces over a TCP connection of their own. Only the kernel copies them, from one staging arena to the other.
 
 gRPC in Python copies every byte of a message several times; loadtest/handover/handover_bench.py shows what that costs.
-The connection begins with the token of a session. Only the peer that opened that session over gRPC knows it, so a bulk
-connection is admitted by the same rules as a gRPC call. Then frames follow: checksum, sizes of header and payload,
-header, payload; header and checksum are those of handover.proto. Where pods speak TLS with each other this connection
-does, too.
+
+A connection begins with the token of a session. Only the peer that opened the session over gRPC knows the token, so a
+bulk connection is admitted by the same rules as a gRPC call. Frames follow. A frame is a checksum, the sizes of header
+and payload, the header, and the payload. Header and checksum are those of handover.proto. Where pods use TLS with each
+other, this connection uses TLS too.
 """
 
 import asyncio
@@ -29,11 +30,11 @@ _FRAME = struct.Struct("<QII")
 _MOST_HEADER_BYTES = 1 << 10
 _TOKEN_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 2.0
-# Connections that may be open at a time without having shown a token. Beyond it the oldest one is closed: a peer shows
-# its token at once, a stranger that only holds connections open does not.
+# At most this many connections may be open without having shown a token. Beyond it the oldest of them is closed. A peer
+# shows its token at once; a stranger that only holds connections open does not.
 _MOST_UNADMITTED = 64
 _ACCEPT_RETRY_S = 0.1
-# A peer that is gone without a word is noticed after this time, as on the control connection.
+# A peer that disappears without closing the connection is noticed after this time, as on the control connection.
 _SILENCE_MS = 10_000
 
 
@@ -42,7 +43,7 @@ class UnknownSession(Exception):
 
 
 class BulkListener:
-    """The prefill pod's end: takes connections, and gives each to its session."""
+    """The prefill pod's end. It accepts connections and passes each to the session whose token the connection shows."""
 
     def __init__(
         self,
@@ -52,8 +53,8 @@ class BulkListener:
         tls: PeerTls | None,
         refusals: PeerRefusals | None = None,
     ) -> None:
-        """port: 0 = any free one. admit: serves a connection with this token until one of them ends; it is closed then.
-        It raises UnknownSession where no session has the token.
+        """port: 0 = any free port. admit: is called with the token and the connection, and returns when the session or
+        the connection has ended. The connection is then closed. It raises UnknownSession when no session has the token.
 
         Raises OSError when the port is taken.
         """
@@ -79,7 +80,7 @@ class BulkListener:
         while True:
             try:
                 connection, address = await asyncio.get_running_loop().sock_accept(self._socket)
-            except OSError as error:  # such as too many open files, which end
+            except OSError as error:  # for example too many open files, which passes
                 log.error("cannot accept a bulk connection: %s", error, extra={"event": "bulk_accept_failed"})
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
@@ -91,7 +92,7 @@ class BulkListener:
                 oldest = next(iter(self._unadmitted))
                 del self._unadmitted[oldest]
                 oldest.cancel()
-            # A flood of connections must not keep the loop from those that are there.
+            # A flood of new connections must not keep the event loop from serving the connections that are open.
             await asyncio.sleep(0)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -138,29 +139,29 @@ async def connect(host: str, port: int, token: bytes, tls: PeerTls | None) -> so
 
 
 async def send(connection: socket.socket, header: PieceHeader, payload: memoryview) -> None:
-    """Send a piece. The payload must stay as it is until this returns."""
-    words = header.SerializeToString()
-    frame = _FRAME.pack(checksum(words, payload), len(words), len(payload))
-    await _send_all(connection, frame + words)
+    """Send a piece. The payload must not change until this returns."""
+    serialized = header.SerializeToString()
+    frame = _FRAME.pack(checksum(serialized, payload), len(serialized), len(payload))
+    await _send_all(connection, frame + serialized)
     await _send_all(connection, payload)
 
 
 class Frame:
     """The beginning of a piece that is being received."""
 
-    def __init__(self, checksum: int, words: bytes, size: int) -> None:
+    def __init__(self, checksum: int, serialized: bytes, size: int) -> None:
         self._checksum = checksum
-        self._words = words
+        self._serialized = serialized
         self.size = size  # of the payload, in bytes
 
     async def receive(self, connection: socket.socket, payload: memoryview) -> Piece:
-        """Fill `payload`, of `size` bytes, and return the piece. Raises PieceRefused when it was damaged."""
+        """Read `size` bytes into `payload`, and return the piece. Raises PieceRefused when the piece was damaged."""
         await _fill(connection, payload)
-        return read_piece(self._checksum, self._words, payload)
+        return read_piece(self._checksum, self._serialized, payload)
 
 
 async def receive_frame(connection: socket.socket) -> Frame:
-    """Wait for the next piece. Raises ConnectionError when there is none, PieceRefused when what comes is none."""
+    """Wait for a piece. Raises ConnectionError when the connection ends, PieceRefused when the data is no piece."""
     checksum, header_size, size = _FRAME.unpack(await _read(connection, _FRAME.size))
     if header_size > _MOST_HEADER_BYTES:
         raise PieceRefused("checksum")

@@ -1,4 +1,4 @@
-"""A decode pod's connection to one prefill pod: a control stream, and a stream of KV pieces on a connection apart."""
+"""A decode pod's link to one prefill pod: a control stream, and a stream of KV pieces on a separate connection."""
 
 import asyncio
 import logging
@@ -29,14 +29,14 @@ from .pieces import Piece, PieceRefused, decode
 
 log = logging.getLogger(__name__)
 
-# How often a prefill pod that has nothing to say says so, and how long it may say nothing.
+# A prefill pod that has sent nothing else for ALIVE_S sends a keepalive. After _SILENCE_S of silence it counts as lost.
 ALIVE_S = 1.0
 _SILENCE_S = 5.0
 _CONNECT_TIMEOUT_S = 5.0
 
 
 class Receiver(Protocol):
-    """Who gets what the prefill pod sends."""
+    """Handles the messages and the KV pieces that arrive over a link."""
 
     def first_tokens(self, link: "PrefillLink", message: FirstTokens) -> None: ...
 
@@ -46,27 +46,27 @@ class Receiver(Protocol):
         """Wait for a staging slot; return its number and its memory."""
 
     def free(self, slot: int) -> None:
-        """Take a slot back that holds nothing of use."""
+        """Take back a slot that holds no piece."""
 
     def refused(self, link: "PrefillLink", refusal: PieceRefused) -> None:
-        """Hear of a piece that was damaged on its way over this link."""
+        """Handle a piece of this link that was damaged on its way, or is too large for a slot."""
 
     def receive(self, link: "PrefillLink", piece: Piece, slot: int) -> None:
-        """Take a piece that came over this link, or refuse it. Its payload is at the beginning of a slot, which is the
-        receiver's again."""
+        """Accept or refuse a piece that came over this link. Its payload is at the beginning of the slot, and the slot
+        belongs to the receiver again."""
 
     def receive_on_gpu(self, link: "PrefillLink", piece: Piece) -> None:
-        """Take a piece whose payload comes over the link's pair of GPUs, or refuse it."""
+        """Accept or refuse a piece whose payload comes over the link's pair of GPUs."""
 
     def pair_changed(self, link: "PrefillLink", pair: GpuPair) -> None:
-        """Hear of the connection between the two GPUs."""
+        """Handle a message about the NCCL connection between the two GPUs."""
 
     def link_lost(self, link: "PrefillLink") -> None:
-        """Nothing more will come; every ticket of this link has failed."""
+        """Handle the end of the link. Nothing more will arrive over it, and all of its open tickets have failed."""
 
 
 class PrefillLink:
-    """Opens itself when created and ends once, with `link_lost`; a new pair needs a new link."""
+    """A link opens itself when it is created, and ends once, with `link_lost`. To connect again, make a new link."""
 
     def __init__(
         self,
@@ -78,18 +78,20 @@ class PrefillLink:
         tls: PeerTls | None,
         token: PeerToken | None = None,
     ) -> None:
-        """options: of the gRPC channels. transport: of KV pieces; tcp, grpc, or else the first of these that works."""
+        """options: of the gRPC channels. transport: of KV pieces: tcp, grpc, or any other value for TCP if it works and
+        gRPC if it does not."""
         self.address = address
-        self.pair: int | None = None  # of the GPUs; the receiver's number of it, while there is one
-        self.pairs_offered = self.refusals = 0  # of pairs, and of what was said of them
-        self.gpu_credit = False  # whether the prefill pod announces no more for it than it was allowed
+        self.pair: int | None = None  # the receiver's number for the pair of GPUs; None while there is no pair
+        # How many pairs the prefill pod has offered, and how many of its messages about pairs were refused.
+        self.pairs_offered = self.refusals = 0
+        self.gpu_credit = False  # whether the prefill pod announces only as many GPU pieces as it was allowed
         self._transport = transport
         self._hello = hello
         self._receiver = receiver
         self._options = options
         self._tls = tls
         self._token = token
-        self._outbox: asyncio.Queue[DecodeToPrefill | None] = asyncio.Queue()  # None: nothing follows
+        self._outbox: asyncio.Queue[DecodeToPrefill | None] = asyncio.Queue()  # None ends the stream
         self._task = asyncio.create_task(self._run())
 
     def send(self, message: DecodeToPrefill) -> None:
@@ -113,11 +115,11 @@ class PrefillLink:
             reason = why_failed(error) if isinstance(error, grpc.aio.AioRpcError) else str(error) or "timed out"
             log.warning("link to prefill pod %s lost: %s", self.address, reason, extra={"event": "link_lost"})
         except* Exception as group:
-            # What one pod sent must cost its own link alone. The text of such an error may quote what was sent.
+            # A pod's message may end only that pod's link. Only the type is logged, as the text may quote the message.
             name = type(group.exceptions[0]).__name__
             log.error("link to prefill pod %s failed: %s", self.address, name, extra={"event": "link_failed"})
         finally:
-            # gRPC goes on waiting for the next message of a call that has ended, unless told that there is none.
+            # gRPC waits for the next message to send even when the call has ended. None tells it that there is none.
             self._outbox.put_nowait(None)
             self._receiver.link_lost(self)
 
@@ -133,7 +135,7 @@ class PrefillLink:
         extra = {"event": "linked", "transport": transport}
         log.info("linked to prefill pod %s, KV over %s", self.address, transport, extra=extra)
         async with asyncio.TaskGroup() as group:
-            # Whichever stream ends takes the other with it: half a link is none.
+            # When one stream ends, the task group ends the other one: a link needs both.
             group.create_task(self._read_control(call))
             if connection is None:
                 group.create_task(self._read_pieces(pieces(PiecesRequest(session=first.welcome.session))))
@@ -141,11 +143,11 @@ class PrefillLink:
                 group.create_task(self._read_bulk(connection))
 
     async def _connect_bulk(self, welcome: Welcome) -> socket.socket | None:
-        """Return a connection for pieces, None when they are to come over gRPC."""
+        """Return a connection for pieces; None when the pieces are to come over gRPC."""
         if self._transport == "grpc" or (self._transport != "tcp" and not welcome.bulk_port):
             return None
         if welcome.bulk_port > 65_535 or len(welcome.bulk_token) != bulk.TOKEN_BYTES:
-            raise ConnectionError("the prefill pod's welcome names no bulk connection")
+            raise ConnectionError("the prefill pod's welcome message names no valid bulk connection")
         host = self.address.rpartition(":")[0].strip("[]")
         try:
             return await bulk.connect(host, welcome.bulk_port, welcome.bulk_token, self._tls)
@@ -177,10 +179,10 @@ class PrefillLink:
     async def _next_or_silence(
         self, call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]"
     ) -> PrefillToDecode:
-        """Read one message. Raises ConnectionError when none comes.
+        """Read one message. Raises ConnectionError when none comes in time.
 
-        The wait has two halves: after a time in which this process itself stood still the first is over at once, and
-        what has come meanwhile is read in the second.
+        The wait has two halves. If this process itself was stopped for a while, the first half is over as soon as it
+        goes on, and the second half reads the messages that have arrived in the meantime.
         """
         reading = asyncio.ensure_future(_next(call))
         try:
@@ -210,7 +212,7 @@ class PrefillLink:
                 continue
             memory[: len(piece.payload)] = piece.payload
             receiver.receive(self, piece, slot)
-        raise ConnectionError("the prefill pod ended the pieces")
+        raise ConnectionError("the prefill pod ended the stream of pieces")
 
     async def _read_bulk(self, connection: socket.socket) -> None:
         receiver = self._receiver
@@ -220,7 +222,7 @@ class PrefillLink:
                     frame = await bulk.receive_frame(connection)
                 except PieceRefused as refusal:
                     receiver.refused(self, refusal)
-                    raise ConnectionError("what comes over the bulk connection is no KV piece") from None
+                    raise ConnectionError("the data on the bulk connection is not a KV piece") from None
                 if not frame.size:
                     await self._read_gpu_header(connection, frame)
                     continue
@@ -240,7 +242,7 @@ class PrefillLink:
                     receiver.receive(self, piece, slot)
 
     async def _read_gpu_header(self, connection: socket.socket, frame: bulk.Frame) -> None:
-        """Read what is left of a piece without payload."""
+        """Read the rest of a piece whose payload comes from GPU to GPU."""
         try:
             piece = await frame.receive(connection, memoryview(b""))
         except PieceRefused as refusal:
@@ -249,19 +251,20 @@ class PrefillLink:
             self._receiver.receive_on_gpu(self, piece)
 
     def _refuse(self, refusal: PieceRefused) -> None:
-        """Raises ConnectionError when it may be a piece that the other GPU sends: of which size is not known then."""
+        """Refuse a damaged piece. Raises ConnectionError when the link has a pair of GPUs: the other GPU may send the
+        payload of this piece, and its size is unknown."""
         self._receiver.refused(self, refusal)
         if self.pair is not None:
             raise ConnectionError("the announcement of a piece from GPU to GPU was damaged")
 
 
 def pieces_of(channel: grpc.aio.Channel) -> "grpc.aio.UnaryStreamMultiCallable[PiecesRequest, bytes]":
-    """Return Prefill.Pieces with messages as bytes."""
+    """Return the client's Prefill.Pieces, whose messages are bytes."""
     return channel.unary_stream("/baton.v1.Prefill/Pieces", PiecesRequest.SerializeToString)
 
 
 def prefill_handler(servicer: PrefillServicer) -> grpc.GenericRpcHandler:
-    """Return what serves Prefill for a servicer whose Pieces yields messages as bytes."""
+    """Return the gRPC handler of Prefill for a servicer whose Pieces yields its messages as bytes."""
     handlers = {
         "Handover": grpc.stream_stream_rpc_method_handler(
             servicer.Handover, DecodeToPrefill.FromString, PrefillToDecode.SerializeToString

@@ -1,8 +1,9 @@
-"""A communicator of two ranks over NCCL: KV from one GPU to another.
+"""A communicator of two ranks over NCCL, which sends KV from one GPU to another.
 
-NCCL is called through ctypes. torch.distributed would do it too, but wants a store that both processes reach; here the
-id travels with what the two pods say to one another anyway, and a pair can be aborted without its process. Sources:
-NCCL's user guide, "Creating a communicator with options", "Point-to-point communication" and "Fault tolerance".
+NCCL is called through ctypes. torch.distributed could do the same, but it needs a store that both processes reach. Here
+the id travels in the messages that the two pods exchange anyway, and a pair can be aborted while its process goes on.
+Sources: NCCL's user guide, "Creating a communicator with options", "Point-to-point communication" and "Fault
+tolerance".
 """
 
 import ctypes
@@ -26,23 +27,23 @@ _MAGIC, _CONFIG_VERSION, _UNDEFINED = 0xCAFEBEEF, 21700, -(2**31)
 _SETUP_S = 20.0
 _CALL_S = 2.0
 _POLL_S = 0.002
-_SPIN_S = 0.001  # what NCCL has taken is queued some 100 us later; a sleep would make that milliseconds
+_SPIN_S = 0.001  # NCCL queues an operation some 100 us after the call; a sleep would take milliseconds
 _FIRST_BYTES = 1 << 20
-# A piece takes milliseconds; after so long its peer is gone, and the pod's link is about to notice it, too.
+# A piece takes milliseconds. If a transfer takes this long, the peer is gone, and the pod's link will notice it too.
 TRANSFER_S = 5.0
 _WATCH_S = 0.5
 
 
 class NcclError(RuntimeError):
-    """NCCL has failed, or the peer is gone; the communicator is of no further use."""
+    """NCCL has failed, or the peer is gone. The communicator cannot be used any more."""
 
 
 class _UniqueId(ctypes.Structure):
-    _fields_ = [("internal", ctypes.c_byte * UNIQUE_ID_BYTES)]  # not c_char, which would end with the first zero
+    _fields_ = [("internal", ctypes.c_byte * UNIQUE_ID_BYTES)]  # not c_char, whose value ends at the first zero byte
 
 
 class _Config(ctypes.Structure):
-    """ncclConfig_t of NCCL 2.17; later ones take it for what its size and version say it is."""
+    """ncclConfig_t of NCCL 2.17. Later versions of NCCL accept it, because they read its size and version first."""
 
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -59,8 +60,8 @@ class _Config(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    """Return the NCCL that torch brings. Raises OSError when there is none."""
-    # As fast over NVLink as the 32 that NCCL would take, with 80 to 208 MiB less of memory for a pair.
+    """Return the NCCL library that comes with torch. Raises OSError when there is none."""
+    # Over NVLink, 16 channels are as fast as NCCL's default of 32, and each pair takes 80 to 208 MiB less memory.
     os.environ.setdefault("NCCL_MAX_P2P_NCHANNELS", "16")
     library = ctypes.CDLL("libnccl.so.2")
     library.ncclGetErrorString.restype = ctypes.c_char_p
@@ -77,7 +78,7 @@ def _library() -> Any:
 
 
 def available(device: torch.device) -> bool:
-    """Whether a device can be an end of a communicator."""
+    """Return whether a device can be one end of a communicator."""
     if device.type != "cuda":
         return False
     try:
@@ -88,14 +89,14 @@ def available(device: torch.device) -> bool:
 
 
 def make_unique_id() -> bytes:
-    """Return the id under which two ranks find each other; this process must be one of them."""
+    """Return the id by which two ranks find each other. This process must be one of the two."""
     unique_id = _UniqueId()
     _check(_library().ncclGetUniqueId(ctypes.byref(unique_id)))
     return ctypes.string_at(ctypes.byref(unique_id), UNIQUE_ID_BYTES)
 
 
 def warm_up(device: torch.device) -> None:
-    """Let NCCL find out about the machine, which takes a second and otherwise falls to the first communicator."""
+    """Let NCCL detect the hardware. This takes a second, and would otherwise delay the first communicator."""
     handle = ctypes.c_void_p()
     try:
         with torch.cuda.device(device):
@@ -115,7 +116,7 @@ def _init(handle: ctypes.c_void_p, ranks: int, unique_id: bytes, rank: int, bloc
 
 
 class Transfer:
-    """A message that NCCL has taken."""
+    """A send or receive that NCCL has accepted."""
 
     def __init__(self) -> None:
         self._over: torch.cuda.Event | None = None
@@ -125,32 +126,32 @@ class Transfer:
         self._over.record(stream)
 
     def query(self) -> bool:
-        """Return whether it has left, or arrived."""
+        """Return whether the message has been sent, or has been received."""
         return self._over is not None and self._over.query()  # type: ignore[no-untyped-call]
 
 
 class Communicator:
-    """Rank 0 sends to rank 1. It is set up in the background, first message included, because that takes a while.
+    """Rank 0 sends to rank 1. Setup and the first message take a while, so they run in the background.
 
-    Messages pair up in the order of the calls: each `send` needs a `receive` of the same size.
+    Sends and receives are matched in the order of the calls: each `send` needs a `receive` of the same size.
     """
 
     def __init__(self, rank: int, unique_id: bytes, device: torch.device) -> None:
-        self.failure: str | None = None  # why it is of no use any more
+        self.failure: str | None = None  # why the communicator cannot be used any more
         self.up = False
-        self.gone = False  # closed, and nothing on its way any more
-        # Whoever waits for KV waits for this, so it goes before the kernels of a step.
+        self.gone = False  # closed, and no transfer is running any more
+        # Requests wait for the KV of these transfers, so they run before the kernels of a step.
         self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._rank, self._device = rank, device
         self._handle = ctypes.c_void_p()
         self._closed = threading.Event()
         self._lock = threading.Lock()  # NCCL allows one call at a time for a communicator
-        self._taken: Transfer | None = None  # the last call's, while NCCL has not queued it
+        self._unqueued: Transfer | None = None  # the transfer of the last call, until NCCL has queued it
         self._under_way: deque[tuple[float, Transfer]] = deque()
         threading.Thread(target=self._set_up, args=(unique_id,), daemon=True).start()
 
     def send(self, values: torch.Tensor) -> Transfer:
-        """Send a contiguous tensor, which must be left alone until that is over. Raises NcclError."""
+        """Send a contiguous tensor. It must not change until the transfer is over. Raises NcclError."""
         return self._transfer(_library().ncclSend, values)
 
     def receive(self, values: torch.Tensor) -> Transfer:
@@ -158,8 +159,8 @@ class Communicator:
         return self._transfer(_library().ncclRecv, values)
 
     def check(self) -> None:
-        """Note how far NCCL is, and a failure that it has found by itself; transfers end only by this."""
-        # Whoever holds the lock is ending it.
+        """Ask NCCL for its progress and for a failure that it has detected. No transfer ends without this call."""
+        # If another thread holds the lock, it is aborting the communicator.
         if self.up and self.failure is None and self._lock.acquire(blocking=False):
             try:
                 self._has_queued()
@@ -169,7 +170,7 @@ class Communicator:
                 self._lock.release()
 
     def close(self) -> None:
-        """End it and whatever is on its way, which is over when it is `gone`."""
+        """Abort the communicator and its transfers. They have ended when `gone` is true."""
         self.up = False
         self._closed.set()
         threading.Thread(target=self._abort, daemon=True).start()
@@ -183,7 +184,7 @@ class Communicator:
                 _check(_init(self._handle, 2, unique_id, self._rank, blocking=False))
                 self._finish(deadline)
             initialized = time.monotonic()
-            # The first message makes the connection.
+            # NCCL connects the GPUs only at the first message.
             first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8, device=self._device)
             torch.cuda.current_stream().synchronize()
             transfer = self.receive(first) if self._rank else self.send(first)
@@ -196,11 +197,12 @@ class Communicator:
             seconds = {"init_s": initialized - began, "first_message_s": time.monotonic() - initialized}
             log.info("connected to the other GPU: %s", seconds, extra={"event": "gpus_connected", **seconds})
             self._watch()
-        except Exception as error:  # whatever it is: a pair that neither comes up nor fails would be waited for
+        except Exception as error:  # record any error: others wait until the pair is up or has failed
             self.failure = str(error)
 
     def _watch(self) -> None:
-        """End it when a transfer does not end: whoever should notice may be waiting for the device, and so for that."""
+        """Abort the communicator when a transfer does not end. The engine itself may not notice, because it may be
+        waiting for the device, and the device for the transfer."""
         while not self._closed.wait(_WATCH_S):
             while self._under_way and self._under_way[0][1].query():
                 self._under_way.popleft()
@@ -215,27 +217,27 @@ class Communicator:
             self._finish(time.monotonic() + _CALL_S)
             size = values.numel() * values.element_size()
             _check(call(values.data_ptr(), size, _BYTES, 1 - self._rank, self._handle, self.stream.cuda_stream))
-            transfer = self._taken = Transfer()
+            transfer = self._unqueued = Transfer()
             self._under_way.append((time.monotonic() + TRANSFER_S, transfer))
             return transfer
 
     def _finish(self, deadline: float) -> None:
-        """Wait until NCCL has queued what it has taken."""
+        """Wait until NCCL has queued the operations that it has accepted."""
         spin_until = time.monotonic() + _SPIN_S
         while not self._has_queued():
             if time.monotonic() > spin_until:
                 self._wait(deadline)
 
     def _has_queued(self) -> bool:
-        """Return whether NCCL has done all calls, which it goes on with by itself. Raises NcclError."""
+        """Return whether NCCL has finished all calls, which it works on in the background. Raises NcclError."""
         state = ctypes.c_int()
         _check(_library().ncclCommGetAsyncError(self._handle, ctypes.byref(state)))
         _check(state.value)
         if state.value == _IN_PROGRESS:
             return False
-        if self._taken is not None:
-            self._taken.queued(self.stream)
-            self._taken = None
+        if self._unqueued is not None:
+            self._unqueued.queued(self.stream)
+            self._unqueued = None
         return True
 
     def _wait(self, deadline: float) -> None:

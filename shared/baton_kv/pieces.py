@@ -1,6 +1,7 @@
-"""A KV piece on the wire, as handover.proto describes it: built where it leaves, checked where it arrives.
+"""A KV piece on the wire, as handover.proto describes it. The sender encodes it, and the receiver checks it.
 
-Framed by hand, as protobuf would, because generated code copies a payload to build a message and again to read it.
+Messages are framed by hand in protobuf's format, because protobuf's generated code copies a payload when it builds a
+message and again when it reads one.
 """
 
 import struct
@@ -13,9 +14,10 @@ from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout
 from baton_proto.handover_pb2 import PieceHeader
 
-# Beside the payload a piece holds some dozens of bytes; gRPC's own limit of 4 MiB is made for smaller messages.
+# The most bytes of a message beside its payload; a piece needs some dozens. gRPC's default limit of 4 MiB is made for
+# smaller messages.
 MESSAGE_OVERHEAD = 1 << 16
-# Of NCCL's id of a pair of GPUs.
+# The length of the id by which NCCL connects a pair of GPUs.
 UNIQUE_ID_BYTES = 128
 
 _CHECKSUM, _HEADER, _PAYLOAD = b"\x09", b"\x12", b"\x1a"  # tags: number and wire type of KvPiece's fields
@@ -23,9 +25,9 @@ _FIXED64 = struct.Struct("<Q")
 
 
 class PieceRefused(Exception):
-    """A piece that must not be written; `reason` is epoch, ticket, generation, range or checksum.
+    """A piece must not be written. reason: epoch, ticket, generation, range or checksum.
 
-    header: what the piece said of itself, if it could be read; after a wrong checksum it may be wrong.
+    header: the header of the piece, if it could be read. After a wrong checksum the header itself may be damaged.
     """
 
     def __init__(self, reason: str, header: PieceHeader | None = None) -> None:
@@ -72,42 +74,42 @@ def make_header(epoch: int, ticket_id: int, generation: int, extent: Extent) -> 
 
 def encode(header: PieceHeader, payload: bytes | memoryview) -> bytes:
     """Return the message of a piece; the payload is copied once."""
-    words = header.SerializeToString()
-    sizes = _HEADER, _varint(len(words)), words, _PAYLOAD, _varint(len(payload))
-    return b"".join((_CHECKSUM, _FIXED64.pack(checksum(words, payload)), *sizes, payload))
+    serialized = header.SerializeToString()
+    sizes = _HEADER, _varint(len(serialized)), serialized, _PAYLOAD, _varint(len(payload))
+    return b"".join((_CHECKSUM, _FIXED64.pack(checksum(serialized, payload)), *sizes, payload))
 
 
 def decode(message: bytes) -> Piece:
-    """Return the piece of a message, whose payload is a view of it. Raises PieceRefused when it was damaged."""
+    """Return the piece in a message. Its payload is a view of the message. Raises PieceRefused when it was damaged."""
     try:
         if message[:1] != _CHECKSUM or message[9:10] != _HEADER:
             raise PieceRefused("checksum")
         [expected] = _FIXED64.unpack_from(message, 1)
         size, at = _read_varint(message, 10)
-        words, at = message[at : at + size], at + size
+        serialized, at = message[at : at + size], at + size
         if message[at : at + 1] != _PAYLOAD:
             raise PieceRefused("checksum")
         size, at = _read_varint(message, at + 1)
     except (IndexError, struct.error):
         raise PieceRefused("checksum") from None
     payload = memoryview(message)[at:]
-    return read_piece(expected if len(payload) == size else None, words, payload)
+    return read_piece(expected if len(payload) == size else None, serialized, payload)
 
 
-def read_piece(expected: int | None, words: bytes, payload: memoryview) -> Piece:
-    """Return the piece of a serialized header and a payload. Raises PieceRefused when this is not their checksum."""
+def read_piece(expected: int | None, serialized: bytes, payload: memoryview) -> Piece:
+    """Return the piece. serialized: the serialized header. Raises PieceRefused when the checksum is not as expected."""
     try:
-        header = PieceHeader.FromString(words)
+        header = PieceHeader.FromString(serialized)
     except DecodeError:
         raise PieceRefused("checksum") from None
-    if checksum(words, payload) != expected:
+    if checksum(serialized, payload) != expected:
         raise PieceRefused("checksum", header)
     return Piece(header, payload)
 
 
-def checksum(words: bytes, payload: bytes | memoryview) -> int:
+def checksum(serialized: bytes, payload: bytes | memoryview) -> int:
     """Return the xxh3-64 of a serialized header and a payload."""
-    digest = xxhash.xxh3_64(words)
+    digest = xxhash.xxh3_64(serialized)
     digest.update(payload)
     return digest.intdigest()
 
@@ -123,7 +125,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a length, and where it ends."""
+    """Return the length that is encoded at a position, and the position after it."""
     value = shift = 0
     while message[at] > 0x7F:
         value |= (message[at] & 0x7F) << shift
@@ -133,17 +135,17 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 class PieceBounds:
-    """What a piece must look like, from the facts of the pod's engine."""
+    """The limits of the pieces that this pod's engine can take."""
 
     def __init__(self, layout: KvLayout, most_bytes: int, most_gpu_bytes: int = 0) -> None:
-        """most_bytes: of a payload; most_gpu_bytes: of one that comes from GPU to GPU."""
+        """most_bytes: the largest payload. most_gpu_bytes: the largest payload that comes from GPU to GPU."""
         self.layout = layout
         self._most_bytes = most_bytes
         self._most_gpu_bytes = most_gpu_bytes
 
     def check(self, piece: Piece) -> None:
-        """Raise PieceRefused when a piece's extent is outside of the layout, or its payload is of another size, or
-        comes in two ways."""
+        """Raise PieceRefused when a piece's extent is outside of the layout, when its payload is too large or
+        does not have the size of the extent, or when it has one payload in the message and another from GPU to GPU."""
         extent, size = piece.extent, piece.header.gpu_bytes or len(piece.payload)
         most = self._most_gpu_bytes if piece.header.gpu_bytes else self._most_bytes
         both = bool(piece.header.gpu_bytes) and bool(piece.payload)

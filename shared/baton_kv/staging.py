@@ -1,11 +1,11 @@
-"""Memory that two processes of a pod share, in slots: KV pieces pass through it without being copied by a pipe."""
+"""Slots of memory that two processes of a pod share, so that no pipe has to copy KV pieces."""
 
 import mmap
 import os
 
 
 class StagingArena:
-    """Equal slots over an anonymous memory file. One side writes a slot, the other reads it and says when it is done.
+    """Equal slots in an anonymous memory file. One process writes a slot; the other reads and frees it.
 
     The file has no name and vanishes with the last process that holds it.
     """
@@ -24,15 +24,15 @@ class StagingArena:
 
     @classmethod
     def sized(cls, fd: int, slot_bytes: int, num_slots: int) -> "StagingArena":
-        """Give the memory file its size; the other side then opens it with the same figures."""
+        """Give the memory file its size. The other process then opens it with the same number and size of slots."""
         os.ftruncate(fd, slot_bytes * num_slots)
         return cls(fd, slot_bytes, num_slots)
 
     def slot(self, index: int, size: int | None = None) -> memoryview:
-        """Return the first `size` bytes of a slot, or all, writable. Raises IndexError for what lies outside of it."""
+        """Return the first `size` bytes of a slot, or all of it, writable. Raises IndexError when there are fewer."""
         size = self.slot_bytes if size is None else size
         if not 0 <= index < self.num_slots or size > self.slot_bytes:
-            raise IndexError(f"{size} bytes of slot {index}: there are {self.num_slots} of {self.slot_bytes}")
+            raise IndexError(f"no {size} bytes in slot {index}: there are {self.num_slots} slots of {self.slot_bytes}")
         start = index * self.slot_bytes
         return memoryview(self._map)[start : start + size]
 

@@ -1,4 +1,4 @@
-"""The decode side's open hand-overs: what was ordered from a prefill pod and may still be written."""
+"""The tickets of a decode pod: KV that it has ordered from prefill pods and that may still be written."""
 
 import itertools
 from collections.abc import Iterable
@@ -9,13 +9,14 @@ from baton_common.extent import Extent, Missing
 
 from .pieces import Piece, PieceRefused
 
-# Into which what is missing may be cut by pieces out of order, since each further piece is compared with all of them.
-# Pods send tokens in order, a group of layers after the other: a few per group and rank.
+# The most parts of a ticket's missing KV. Pieces that come out of order cut it into parts, and each further piece is
+# compared with all of them. Correct pods send tokens in order, one group of layers after the other, which makes a few
+# parts per group and rank.
 _MOST_PARTS = 1_024
 
 
 class OpenTicket(msgspec.Struct):
-    """KV ordered for the engine's request `request`."""
+    """An order for the KV of one request. request: the engine's id of it."""
 
     id: int
     request: int
@@ -24,7 +25,7 @@ class OpenTicket(msgspec.Struct):
 
 
 class TicketBook:
-    """Ticket ids are never used twice within an epoch, so that a late piece finds no ticket instead of another's."""
+    """The open tickets. No id is used twice within an epoch, so a late piece never finds another request's ticket."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -35,7 +36,7 @@ class TicketBook:
         return len(self._open)
 
     def open(self, request: int, generation: int, extents: Iterable[Extent]) -> OpenTicket:
-        """Order extents of KV, which do not overlap."""
+        """Open a ticket for extents of KV, which must not overlap."""
         ticket = OpenTicket(next(self._ids), request, generation, Missing(extents))
         self._open[ticket.id] = ticket
         return ticket
@@ -47,7 +48,7 @@ class TicketBook:
         return self._open.pop(ticket_id, None)
 
     def claim(self, piece: Piece) -> OpenTicket:
-        """Return the open ticket that ordered a piece and lacked it until now. Raises PieceRefused."""
+        """Mark a piece as arrived and return its ticket. Raises PieceRefused unless an open ticket lacks the piece."""
         header = piece.header
         if header.epoch != self.epoch:
             raise PieceRefused("epoch", header)

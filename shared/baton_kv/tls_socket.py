@@ -1,6 +1,6 @@
-"""TLS on non-blocking sockets in an event loop: what asyncio has for plain ones in sock_sendall and sock_recv_into.
+"""TLS on non-blocking sockets in an event loop, like asyncio's sock_sendall and sock_recv_into on plain sockets.
 
-asyncio's own TLS copies all of it several times; here OpenSSL works on the memory that is to be sent or filled.
+asyncio's own TLS copies all data several times. Here OpenSSL works directly on the memory that is sent or filled.
 """
 
 import asyncio
@@ -10,15 +10,16 @@ from collections.abc import Callable
 
 from baton_common.peer_tls import PeerTls
 
-# Of at most 16 KiB each. While both ends keep up there is never a wait in which the event loop could turn to others;
-# that many take OpenSSL a fraction of a millisecond.
+# TLS records, of at most 16 KiB each, after which other tasks of the event loop get a turn. While both ends keep up, a
+# transfer never waits, so other tasks would get none. OpenSSL takes a fraction of a millisecond for this many.
 _RECORDS_PER_TURN = 32
 
 
 async def secure(connection: socket.socket, tls: PeerTls, server_side: bool) -> ssl.SSLSocket:
-    """Take over a connected non-blocking socket. Raises OSError when the other end is no peer.
+    """Take over a connected non-blocking socket for TLS. Raises OSError when the other end is not a peer.
 
-    That this end is one the other says only after that: if it is none, the first bytes to be read are an error.
+    The other end may check this end's certificate only after this returns. If it refuses the certificate, the first
+    read raises the error.
     """
     if server_side:
         secured = tls.server_context().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
@@ -36,12 +37,12 @@ async def secure(connection: socket.socket, tls: PeerTls, server_side: bool) -> 
 
 
 async def send_all(connection: ssl.SSLSocket, data: bytes | memoryview) -> None:
-    """Raises OSError."""
+    """Send all of the data. Raises OSError."""
     await _move(connection, connection.send, memoryview(data))
 
 
 async def fill(connection: ssl.SSLSocket, view: memoryview) -> None:
-    """Receive until the memory is full. Raises OSError, when the connection ends too."""
+    """Receive until the memory is full. Raises OSError, also when the connection ends before that."""
     await _move(connection, connection.recv_into, view)
 
 
@@ -56,7 +57,7 @@ async def _shake_hands(connection: ssl.SSLSocket) -> None:
 
 
 async def _move(connection: ssl.SSLSocket, some: Callable[[memoryview], int], view: memoryview) -> None:
-    """Call `some`, which says how far it came, until nothing is left."""
+    """Call `some`, which returns how many bytes it has moved, until all of `view` has been moved."""
     records = 0
     while view:
         try:
@@ -73,7 +74,7 @@ async def _move(connection: ssl.SSLSocket, some: Callable[[memoryview], int], vi
 
 
 async def _ready(connection: ssl.SSLSocket, want: ssl.SSLError) -> None:
-    """Wait for what OpenSSL wants, which while it sends can be to read, and the other way round."""
+    """Wait until OpenSSL can go on. It may have to read in order to send, and to send in order to read."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
 

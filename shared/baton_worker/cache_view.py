@@ -1,4 +1,4 @@
-"""What the RPC process knows of the engine's prefix cache, and what each watcher has yet to hear of it."""
+"""The RPC process's copy of the keys in the engine's prefix cache, and the changes that watchers still lack."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ class CacheView:
         self._watchers: set[SetChanges[int]] = set()
 
     def update(self, gained: Iterable[int], lost: Iterable[int]) -> None:
-        """Take what the engine says has changed."""
+        """Apply the changes that the engine reports."""
         for key in lost:
             self._keys.discard(key)
             for changes in self._watchers:
@@ -24,11 +24,11 @@ class CacheView:
                 changes.gain(key)
 
     def watch(self) -> SetChanges[int]:
-        """Return what a new watcher has to hear: all keys, and from now on every change."""
+        """Return the changes for a new watcher: at first all keys, then every change from now on."""
         changes = SetChanges(self._keys)
         self._watchers.add(changes)
         return changes
 
     def leave(self, changes: SetChanges[int]) -> None:
-        """Forget a watcher."""
+        """Stop collecting changes for a watcher that has ended."""
         self._watchers.discard(changes)

@@ -30,7 +30,7 @@ def encode(message: Command | Event) -> bytes:
 
 
 class EngineEnd:
-    """The engine's end: it looks for commands between steps and waits for them when it has nothing to do."""
+    """The engine's end. The engine polls for commands between steps, and waits for commands when it has no work."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -41,9 +41,9 @@ class EngineEnd:
         self._sock.sendall(encode(event))
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """Return the commands that have arrived, after waiting `timeout` seconds (None = as long as it takes) for one.
+        """Return the commands that have arrived. If there are none, wait `timeout` seconds for one; None: forever.
 
-        Raises EOFError when the other end is gone.
+        Raises EOFError when the other end is closed.
         """
         commands = self._decode()
         while not commands:
@@ -89,7 +89,7 @@ class RpcEnd:
         self._writer.write(encode(command))
 
     async def drained(self) -> None:
-        """Wait while too much waits to be read by the engine. An engine that is gone is for `receive` to notice."""
+        """Wait while the engine has too much left to read. Only `receive` reports that the engine is gone."""
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
 

@@ -1,4 +1,4 @@
-"""Between the wire's messages and the engine's."""
+"""Converts messages on the wire to the engine's types, and back."""
 
 from typing import cast
 
@@ -40,13 +40,13 @@ def _grammar_from_wire(wire: pb.Grammar) -> Grammar:
 
 
 def cache_scope_from_wire(wire: pb.CacheScope) -> CacheScope:
-    """An absent message reads as an empty one."""
+    """Return the scope. An absent message counts as an empty one."""
     return CacheScope(wire.salt, wire.shared_tokens) if wire.salt else UNSALTED
 
 
 def delta_to_wire(delta: Delta, handle: int, disaggregated: bool) -> pb.Delta:
     wire = pb.Delta(handle=handle, choice=delta.choice, offset=delta.offset, token_ids=delta.tokens)
-    # Few deltas have more to say, and a field given costs time even when it holds the default.
+    # Few deltas have other fields, and setting a field costs time even when the value is the default.
     if delta.logprobs:
         wire.logprobs.extend(_logprobs_to_wire(entry) for entry in delta.logprobs)
     if delta.finish_reason:
@@ -61,7 +61,7 @@ def delta_to_wire(delta: Delta, handle: int, disaggregated: bool) -> pb.Delta:
         wire.prompt.disaggregated = disaggregated
         wire.prompt.queued_seconds, wire.prompt.prefill_seconds = delta.queued_s, delta.prefill_s
         if delta.prompt_logprobs is not None:
-            # Nothing precedes the first token, so nothing judges it.
+            # Nothing precedes the first token, so it has no logprobs.
             wire.prompt.logprobs.add()
             wire.prompt.logprobs.extend(_logprobs_to_wire(entry) for entry in delta.prompt_logprobs)
     return wire

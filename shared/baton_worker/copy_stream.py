@@ -1,4 +1,4 @@
-"""Copies beside the steps of the engine."""
+"""Copies that run beside the steps of the engine."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,10 +7,10 @@ import torch
 
 
 class CopyStream:
-    """On a GPU a stream of its own. On a CPU all is done at once."""
+    """On a GPU, copies run on a CUDA stream of their own. On a CPU, each copy is done at once."""
 
     def __init__(self, device: torch.device, before_steps: bool = False) -> None:
-        """before_steps: whether steps that are launched from then on are to find the copies done."""
+        """before_steps: whether steps that are launched after a copy must wait until the copy is done."""
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -22,7 +22,7 @@ class CopyStream:
         return bool(self._under_way)
 
     def run(self, work: Callable[[], None], then: Callable[[], None]) -> None:
-        """Queue what `work` launches; `then` is called when that is done, at once or by `settle`."""
+        """Run `work` on the stream. `then` is called when the work is done: on a GPU by `settle`, on a CPU at once."""
         if self._stream is None:
             work()
             then()
@@ -36,6 +36,6 @@ class CopyStream:
         self._under_way.append((event, then))
 
     def settle(self) -> None:
-        """Do what was to follow the copies that are done."""
+        """Call `then` for each copy that is done."""
         while self._under_way and self._under_way[0][0].query():  # type: ignore[no-untyped-call]
             self._under_way.popleft()[1]()

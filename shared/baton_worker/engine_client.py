@@ -1,4 +1,4 @@
-"""The RPC process's hold on its engine process: start it, send commands, take its outputs."""
+"""Runs an engine process for the RPC process: starts it, sends it commands and receives its outputs."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ _PINGS = 4
 
 
 class EngineDied(RuntimeError):
-    """The engine process ended by itself; so must the pod."""
+    """The engine process ended by itself, so the pod must end too."""
 
 
-# Kernels that oneDNN, and torch's layer around it, have made for products of certain sizes, on CPU. Each takes up to
-# 0.7 MB, so that the 1,024 of their own defaults may hold as much memory as a small model. 256 are enough for the sizes
-# of fifty different steps.
+# On CPU, oneDNN and torch's layer around it keep the kernels that they have made for matrix products of each size. A
+# kernel takes up to 0.7 MB, so the default of 1,024 kernels may take as much memory as a small model. 256 kernels are
+# enough for the sizes of fifty different steps.
 _KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
 
 
@@ -107,7 +107,7 @@ class EngineClient:
         await self._channel.drained()
 
     async def outputs(self) -> AsyncIterator[Output]:
-        """Yield what the engine says, until the process ends: then raises EngineDied."""
+        """Yield the engine's outputs. Raises EngineDied when the process ends."""
         while True:
             try:
                 event = await self._channel.receive()
@@ -118,9 +118,10 @@ class EngineClient:
                 yield event
 
     async def watch(self, timeout_s: float) -> None:
-        """Kill the engine process when it is silent for so long, whatever holds it; `outputs` then says that it ended.
+        """Kill the engine process when it sends nothing for `timeout_s`. `outputs` then raises EngineDied.
 
-        The time is that of this process: one that was stopped itself, and goes on, has not waited meanwhile.
+        The time is divided into several waits of this process. If this process itself was stopped for a while, only
+        one of the waits is cut short, so the engine is not blamed for that time.
         """
         silent = 0
         while silent < _PINGS:
@@ -128,10 +129,10 @@ class EngineClient:
             self._channel.send(Ping())
             await asyncio.sleep(timeout_s / _PINGS)
             silent = 0 if self._heard else silent + 1
-        log.error("the engine has said nothing for %g s", timeout_s, extra={"event": "engine_hangs"})
+        log.error("the engine is killed: it has sent nothing for %g s", timeout_s, extra={"event": "engine_hangs"})
         self._process.kill()
 
     async def stop(self) -> None:
-        """Close the channel, on which the process ends, and wait for that."""
+        """Close the channel, which makes the process end, and wait until it has ended."""
         self._channel.close()
         await self._process.wait()

@@ -1,6 +1,6 @@
 """The process that owns the device: it steps the engine and moves KV between its blocks and the staging arenas.
 
-It never waits for the network: a token is not late because the RPC process next to it is busy.
+It never waits for the network, so a busy RPC process beside it does not delay tokens.
 """
 
 import gc
@@ -52,20 +52,20 @@ from .pair_memory import LANDING_SLOTS, PairMemory
 log = logging.getLogger(__name__)
 
 _LOAD_INTERVAL_S = 0.1
-_MOST_KEYS = 2_048  # in one message, so that a step does not wait for it
+_MOST_KEYS = 2_048  # in one message, so that sending it does not delay a step
 _IDLE_S = 1.0
 _POLL_S = 0.0002
 
 
 class EngineLoop:
-    """Commands in, steps, outputs out, until the other end closes."""
+    """Executes commands, steps the engine and sends outputs, until the other end closes the channel."""
 
     def __init__(self, channel: EngineEnd, engine: Engine, start: Start, pairs: PairMemory) -> None:
         self._channel = channel
         self._engine = engine
         self._mover = KvMover(engine, start.export_fd, start.import_fd, pairs)
         self._load_due = 0.0
-        self._last_load = b""  # as it was sent
+        self._last_load = b""  # the last load that was sent, encoded
 
     def ready(self) -> Ready:
         engine, cache, threads = self._engine, self._engine.runner.cache, self._engine.runner.threads
@@ -89,13 +89,13 @@ class EngineLoop:
         )
 
     def run(self) -> None:
-        """Serve until the RPC process is gone (EOFError)."""
+        """Serve until the RPC process is gone, which raises EOFError."""
         engine, mover = self._engine, self._mover
         progress = False
         while True:
             self._send()
             for command in self._next_commands(progress):
-                self._obey(command)
+                self._execute(command)
             mover.settle()
             result = engine.step(self._on_wait)
             progress = result.progress
@@ -116,7 +116,7 @@ class EngineLoop:
             return self._channel.receive(timeout=0)
         if self._mover.busy:
             return self._channel.receive(timeout=_POLL_S)
-        # Only a command can change anything now: blocks come back, KV arrives, a slot is read.
+        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot.
         commands = self._channel.receive(timeout=_IDLE_S)
         if not commands:
             self._engine.check_integrity()
@@ -124,9 +124,9 @@ class EngineLoop:
         return commands
 
     def _on_wait(self) -> None:
-        """Do what need not wait for the step that the device is at."""
+        """Do the work that need not wait for the step that the device is computing."""
         for command in self._channel.receive(timeout=_POLL_S):
-            self._obey(command)
+            self._execute(command)
         self._mover.output.reservations += self._engine.reserve()
         for export in self._engine.early_exports():
             self._mover.put(export)
@@ -134,7 +134,7 @@ class EngineLoop:
         self._mover.pack()
         self._send()
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         engine, mover = self._engine, self._mover
         match command:
             case Add(request, lane):
@@ -181,7 +181,7 @@ class EngineLoop:
         output, now = self._mover.output, time.monotonic()
         if now >= self._load_due or not self._engine.has_work:
             load = self._engine.load()
-            # The histogram in it is the engine's own and goes on counting, so that only copies can be compared.
+            # The load contains the engine's own histogram, which goes on counting, so compare encoded copies.
             copied = msgspec.msgpack.encode(load)
             if copied != self._last_load:
                 output.load, self._last_load = load, copied
@@ -196,7 +196,7 @@ class EngineLoop:
 
 def main() -> None:
     """Entry point of the child process; its argument is the descriptor of the channel."""
-    # Ctrl-C goes to the whole terminal; the RPC process decides when the engine ends, by closing the channel.
+    # Ctrl-C reaches this process too, but the RPC process decides when the engine ends, by closing the channel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = EngineEnd(socket.socket(fileno=int(sys.argv[1])))
     [start] = channel.receive(timeout=None)
@@ -212,7 +212,7 @@ def main() -> None:
         channel.send(Refused(str(error)))
         return
     loop = EngineLoop(channel, engine, start, pairs)
-    # What lives now lives as long as the process: the collector need not walk it between steps.
+    # The objects that exist now live as long as the process, so the garbage collector need not scan them.
     gc.freeze()
     channel.send(loop.ready())
     try:

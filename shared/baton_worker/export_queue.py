@@ -1,4 +1,4 @@
-"""Which KV goes into which staging slot next, so that a decode pod that reads nothing does not hold up the others."""
+"""Chooses the KV for each free staging slot, so that a decode pod that reads nothing does not delay other pods."""
 
 from collections import Counter, deque
 
@@ -8,28 +8,29 @@ from baton_engine.exports import Export
 
 
 class ExportQueue:
-    """Exports wait in lanes, one per decode pod, which take turns.
+    """Exports wait in lanes, one per decode pod. The lanes take turns.
 
-    A lane gets no further slot when it holds as many as are free. So stuck lanes, unless there are as many as slots,
-    leave some (the dynamic thresholds of Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
+    A lane gets no further slot when it holds at least as many slots as are free. So lanes that are stuck leave slots to
+    other lanes, unless there are as many stuck lanes as slots (the dynamic thresholds of Choudhury and Hahne, IEEE/ACM
+    Transactions on Networking 6(2), 1998).
     """
 
     def __init__(self, num_slots: int, slot_size: int, block_size: int) -> None:
-        """slot_size: in tokens of one layer."""
+        """slot_size: how many tokens of one layer fit into a slot. block_size: tokens."""
         self._slot_size = slot_size
         self._block_size = block_size
         self._free = deque(range(num_slots))
         self._waiting: dict[int, deque[Export]] = {}  # by lane; the first lane is the next to be served
         self._lane_of: dict[int, int] = {}  # by slot
         self._held: Counter[int] = Counter()  # slots by lane
-        self._credit: dict[int, int] = {}  # by lane, slots that it may still take; lanes without are not limited
+        self._credit: dict[int, int] = {}  # by lane, slots that it may still take; other lanes have no limit
 
     def limit(self, lane: int, slots: int) -> None:
-        """From now on let a lane take only so many slots, and those that are granted later."""
+        """Limit a lane to this many more slots, and to those that `grant` adds later."""
         self._credit[lane] = slots
 
     def grant(self, lane: int, slots: int) -> None:
-        """Let a limited lane take further slots. Other lanes are not changed."""
+        """Let a limited lane take more slots. Does nothing for a lane without a limit."""
         if lane in self._credit:
             self._credit[lane] += slots
 
@@ -38,12 +39,14 @@ class ExportQueue:
 
     @property
     def ready(self) -> bool:
-        """Whether `take` has something."""
+        """Whether `take` would return an export."""
         return self._next() is not None
 
     def take(self) -> tuple[Export, int] | None:
-        """Return of the next lane's oldest export as much as fits into a slot, in whole blocks if it can be; and a slot
-        for it."""
+        """Return a part of the next lane's oldest export and a free slot for it; None when no lane can get a slot.
+
+        The part is as much as fits into the slot, in whole blocks where possible. The rest stays in the lane.
+        """
         lane = self._next()
         if lane is None:
             return None
@@ -65,7 +68,7 @@ class ExportQueue:
         return export, slot
 
     def free(self, slot: int, unused: bool = False) -> None:
-        """A slot has been read. unused: it was not, and its lane's credit is not spent."""
+        """Free a slot that has been read. unused: it was not read, and its lane gets the credit back."""
         lane = self._lane_of.pop(slot)
         if unused:
             self.grant(lane, 1)
@@ -75,12 +78,12 @@ class ExportQueue:
         self._free.append(slot)
 
     def drop(self, id: int) -> None:
-        """Forget what waits of a request."""
+        """Remove the exports of a request that still wait."""
         kept = {lane: deque(e for e in exports if e.id != id) for lane, exports in self._waiting.items()}
         self._waiting = {lane: exports for lane, exports in kept.items() if exports}
 
     def take_lane(self, lane: int) -> list[Export]:
-        """Return what waits in a lane, and forget it and its credit."""
+        """Remove a lane with its credit, and return the exports that waited in it."""
         self._credit.pop(lane, None)
         return list(self._waiting.pop(lane, ()))
 

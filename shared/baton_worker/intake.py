@@ -1,4 +1,4 @@
-"""Reads what a peer sends on a stream: acts on sound messages, refuses others, and ends the stream of a broken peer."""
+"""Reads a peer's messages: acts on valid ones, refuses others, and ends the stream after too many violations."""
 
 import asyncio
 import logging
@@ -21,14 +21,14 @@ _Message = TypeVar("_Message")
 
 
 class Intake:
-    """The entry of one kind of stream."""
+    """Reads the messages of one kind of stream."""
 
     def __init__(self, engine: EngineClient, refusals: PeerRefusals) -> None:
         self._engine = engine
         self._refusals = refusals
 
     async def first(self, messages: AsyncIterator[_Message], context: Any) -> _Message | None:
-        """Return a stream's first message, None where there is none. Ends the call when it cannot be read."""
+        """Return a stream's first message; None when there is none. Ends the call when it cannot be parsed."""
         try:
             return await anext(messages, None)
         except DecodeError:
@@ -39,9 +39,11 @@ class Intake:
     async def read(
         self, messages: AsyncIterator[_Message], act: Callable[[_Message], None], peer: str
     ) -> tuple[grpc.StatusCode, str] | None:
-        """Give every message to `act` until the stream ends; return how to end the call, None = as the peer ended it.
+        """Pass every message to `act` until the stream ends.
 
-        act: raises MessageRefused for what it does not act on.
+        Return the status with which the call must end; None when the peer has ended the stream.
+
+        act: raises MessageRefused for a message that it does not act on.
         """
         violations = 0
         while True:
@@ -59,13 +61,13 @@ class Intake:
                 if violations >= MOST_VIOLATIONS:
                     return grpc.StatusCode.INVALID_ARGUMENT, str(refusal)
             except Exception as error:
-                # A defect here. It must not reach the streams of other peers; the text may quote a prompt.
+                # A defect of this program must not end other peers' streams. The error's text may quote a prompt.
                 log.error(
-                    "a message of %s could not be handled: %s", peer, type(error).__name__,
+                    "a message from %s could not be handled: %s", peer, type(error).__name__,
                     extra={"event": "message_failed"},
                 )  # fmt: skip
                 return grpc.StatusCode.INTERNAL, "the message could not be handled"
-            # A peer that sends faster than the engine takes commands must wait, instead of filling this process.
+            # A peer that sends faster than the engine takes commands must wait, or its messages would pile up here.
             await self._engine.drained()
 
     def _unreadable(self, peer: str) -> MessageRefused:
@@ -75,7 +77,7 @@ class Intake:
 
 
 async def conclude(reader: "asyncio.Task[tuple[grpc.StatusCode, str] | None]", context: Any) -> None:
-    """End a call as its finished reader demands."""
+    """End a call with the status that its finished reader has returned."""
     verdict = None if reader.cancelled() or reader.exception() is not None else reader.result()
     if verdict is not None:
         await context.abort(*verdict)

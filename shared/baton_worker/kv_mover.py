@@ -1,4 +1,4 @@
-"""KV between the engine's cache and what carries it from pod to pod: staging slots, or other GPUs."""
+"""Moves KV between the engine's cache and the staging slots or other GPUs through which it goes to other pods."""
 
 import logging
 from collections import deque
@@ -27,7 +27,7 @@ _NUM_SLOTS = 8
 
 
 class KvMover:
-    """What it has to say is put into `output`."""
+    """Exports KV from the engine's cache and imports KV into it. It puts its messages into `output`."""
 
     def __init__(self, engine: Engine, export_fd: int, import_fd: int, pairs: PairMemory) -> None:
         self.output = Output()
@@ -40,7 +40,7 @@ class KvMover:
         self.exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
         self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
         self._copies = CopyStream(device)
-        # Not in the stream of the steps: what arrives would keep its slot until those that are queued there are over.
+        # Not in the stream of the steps, where received KV would keep its slot until all queued steps are over.
         self._scatters = CopyStream(device, before_steps=True)
         self._pairs = Pairs(device, pairs.most)
         self._outgoing = GpuSlots(SEND_SLOTS, gpu_slot_bytes, device)
@@ -48,9 +48,9 @@ class KvMover:
         size = engine.config.block_size
         self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // layout.layer_bytes, size)
         self._gpu_queue = ExportQueue(SEND_SLOTS, gpu_slot_bytes // layout.layer_bytes, size)
-        self._lanes: dict[int, int] = {}  # of exporting requests
-        self._gpu_lanes: dict[int, bool] = {}  # and whether their pieces go with a checksum
-        # To be begun once closed ones have given back their memory; with the id of those that the other end has opened.
+        self._lanes: dict[int, int] = {}  # by the id of the exporting request
+        self._gpu_lanes: dict[int, bool] = {}  # lanes that use a pair of GPUs: whether pieces get a checksum
+        # Pairs that begin once closed pairs have freed their memory. The id is None for a pair that this end opens.
         self._beginning: deque[tuple[int, bytes | None]] = deque()
         if device.type == "cuda":
             _pin(self.exports)
@@ -59,12 +59,12 @@ class KvMover:
 
     @property
     def gpu_slot_bytes(self) -> int:
-        """Bytes of a piece from GPU to GPU at most; 0 where that is impossible."""
+        """The most bytes of a piece from GPU to GPU; 0 when there can be no such pieces."""
         return self._outgoing.slot_bytes if self.most_pairs else 0
 
     @property
     def most_pairs(self) -> int:
-        """Pairs that can be open at a time."""
+        """The most pairs that can be open at a time."""
         return self._pairs.most
 
     @property
@@ -78,7 +78,7 @@ class KvMover:
         return self._copies.busy or self._scatters.busy or self._pairs.busy
 
     def _load_kernels(self) -> None:
-        """At its first use a kernel is compiled, and its loading waits for all that the device is at."""
+        """Use all kernels once. At its first use a kernel is compiled, and loading it waits for an idle device."""
         cache = self._engine.runner.cache
         one = cache.layout.extent(0, 1)
         blocks = [[0]] * len(cache.layout.groups)
@@ -92,7 +92,7 @@ class KvMover:
     # Exports
 
     def expect(self, id: int, lane: int) -> None:
-        """lane: whose slots a request's exports go through; the number of a pair, if it has one."""
+        """Prepare for a request's exports. lane: of the decode pod that gets them, and also the number of its pair."""
         self._lanes[id] = lane
 
     def put(self, export: Export) -> None:
@@ -100,20 +100,20 @@ class KvMover:
         (self._gpu_queue if lane in self._gpu_lanes else self._queue).put(lane, export)
 
     def drop(self, id: int) -> None:
-        """Forget what has not been packed of a request."""
+        """Drop the exports of a request that have not been packed."""
         if self._lanes.pop(id, None) is not None:
             self._queue.drop(id)
             self._gpu_queue.drop(id)
 
     def free(self, slot: int, on_gpu: bool) -> None:
-        """A slot has been read, or will not be; one on the GPU was never announced then."""
+        """Free a slot that has been read or that nobody will read. on_gpu: its piece was never announced."""
         if on_gpu:
             self._gpu_queue.free(slot, unused=True)
         else:
             self._queue.free(slot)
 
     def pack(self) -> None:
-        """Put KV that is complete into free slots."""
+        """Copy KV that is complete into free slots."""
         while (taken := self._queue.take()) is not None:
             export, slot = taken
             extent = export.extent
@@ -168,25 +168,25 @@ class KvMover:
 
         def then() -> None:
             self.output.freed_slots.append(piece.slot)
-            # It belongs to the other stream, which must not use it again before this one has read it.
+            # The copy stream allocated this tensor. It must not reuse the memory before this stream has read it.
             landed[0].record_stream(torch.cuda.current_stream())
             self._import(piece.id, piece.generation, piece.extent, landed[0])
 
         self._copies.run(lambda: landed.append(view.to(device, non_blocking=True)), then)
 
     def receive(self, piece: ReceivePiece) -> None:
-        """Receive a piece that was announced. One that cannot be received ends its pair: what follows would not fit."""
+        """Receive a piece that was announced. If that is impossible, end the pair, as later pieces would not fit."""
         problem = self._landing.put(piece) or self._misfit(piece)
         if problem is not None:
             self._lose_pair(piece.pair, problem)
         self._land()
 
     def _misfit(self, piece: ReceivePiece) -> str | None:
-        """Return why a piece is none of this model's KV, if so."""
+        """Return why a piece cannot be KV of this model; None when it can."""
         if piece.extent is None:
             return None
         size = self._engine.runner.cache.layout.size(piece.extent)
-        return None if size == piece.size else "a piece that was announced is of another size than its extent"
+        return None if size == piece.size else "the announced size of a piece is not that of its extent"
 
     def _land(self) -> None:
         for piece, slot in self._landing.take():
@@ -241,7 +241,7 @@ class KvMover:
             self._beginning.append((pair, unique_id))
             self._begin_pairs()
         else:
-            self.output.pairs_lost.append(PairLost(pair, "there are as many pairs as the memory is enough for"))
+            self.output.pairs_lost.append(PairLost(pair, "the memory is not enough for one more pair"))
 
     def _begin_pairs(self) -> None:
         while self._beginning and self._pairs.room and (self._beginning[0][1] is None or self._landing.room):
@@ -253,11 +253,11 @@ class KvMover:
                 else:
                     self._landing.open(pair)
                     self._pairs.join(pair, unique_id)
-            except (RuntimeError, OSError, ValueError) as error:  # no memory for it, or NCCL's own
+            except (RuntimeError, OSError, ValueError) as error:  # no memory for the pair, or an error of NCCL
                 self._lose_pair(pair, str(error))
 
     def use_pair(self, pair: int, check: bool, credit: int | None) -> None:
-        """From now on exports of the lane of this number go over its pair, if it is up. As in UsePair."""
+        """From now on send the exports of the pair's lane over the pair, if it is up. check, credit: as in UsePair."""
         if self._pairs.up(pair):
             self._gpu_lanes[pair] = check
             if credit is not None:
@@ -267,7 +267,10 @@ class KvMover:
         self._gpu_queue.grant(pair, pieces)
 
     def close_pair(self, pair: int) -> None:
-        """End a pair: nothing of it is held any more, once what is on its way has ended. Unknown ones are ignored."""
+        """End a pair. Its slots are freed when its transfers have ended. Its waiting exports go through the host.
+
+        An unknown pair is ignored.
+        """
         self._beginning = deque(entry for entry in self._beginning if entry[0] != pair)
         self._gpu_lanes.pop(pair, None)
         for export in self._gpu_queue.take_lane(pair):
@@ -280,7 +283,7 @@ class KvMover:
         self.output.pairs_lost.append(PairLost(pair, reason))
 
     def settle(self) -> None:
-        """Do what was to follow copies and transfers that are over."""
+        """Do the work that follows copies and transfers that are over."""
         self._copies.settle()
         self._scatters.settle()
         up, lost = self._pairs.settle()
@@ -297,7 +300,7 @@ class KvMover:
 
 
 def _pin(arena: StagingArena) -> None:
-    """Let the GPU copy from and to an arena by itself; without that its copies are slower and make the host wait."""
+    """Pin an arena, so that the GPU can copy from and to it by itself. Other copies are slower and block the host."""
     memory = torch.frombuffer(arena.buffer, dtype=torch.uint8)
     code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
     if int(code):

@@ -1,4 +1,4 @@
-"""Where KV from other GPUs lands: each pair has slots of its own, so that none waits for another one's peer."""
+"""Slots for KV from other GPUs. Each pair has slots of its own, so that no pair waits for another pair's peer."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from .gpu_slots import GpuSlots
 from .messages import MOST_ANNOUNCED, ReceivePiece
 
 
-class _Berth(msgspec.Struct):
-    """The slots of one pair. pair: None when it is closed; free: the slots into which nothing comes."""
+class _PairSlots(msgspec.Struct):
+    """Slots for one pair. pair: None when it is closed. free: unused slots. waiting: pieces without a slot."""
 
     slots: range
     free: deque[int]
@@ -24,56 +24,56 @@ class _Berth(msgspec.Struct):
 
 
 class Landing:
-    """Hands a pair's slots to its pieces in the order of their announcement, as NCCL will bring them."""
+    """Gives a pair's slots to its pieces in the order of their announcements, as NCCL delivers them."""
 
     def __init__(self, most_pairs: int, slots_per_pair: int, slot_bytes: int, device: torch.device) -> None:
         self.slots_per_pair = slots_per_pair
         self.memory = GpuSlots(most_pairs * slots_per_pair, slot_bytes, device)
-        self._berths = []
+        self._groups = []
         for number in range(most_pairs):
             slots = range(number * slots_per_pair, (number + 1) * slots_per_pair)
-            self._berths.append(_Berth(slots, deque(slots)))
-        self._by_pair: dict[int, _Berth] = {}
+            self._groups.append(_PairSlots(slots, deque(slots)))
+        self._by_pair: dict[int, _PairSlots] = {}
 
     @property
     def room(self) -> bool:
-        """Whether one more pair can be opened. A closed one's slots are taken until nothing uses them any more."""
-        return any(berth.idle for berth in self._berths)
+        """Whether one more pair can be opened. The slots of a closed pair count as used until all of them are freed."""
+        return any(group.idle for group in self._groups)
 
     def open(self, pair: int) -> None:
-        """Give slots to a pair, while there is `room`. Raises torch.OutOfMemoryError."""
-        berth = next(berth for berth in self._berths if berth.idle)
-        self.memory.allocate(berth.slots)
-        berth.pair = pair
-        self._by_pair[pair] = berth
+        """Give slots to a new pair. There must be `room`. Raises torch.OutOfMemoryError."""
+        group = next(group for group in self._groups if group.idle)
+        self.memory.allocate(group.slots)
+        group.pair = pair
+        self._by_pair[pair] = group
 
     def close(self, pair: int) -> None:
-        """Forget a pair and what was announced for it. What has a slot keeps it until that is freed."""
-        berth = self._by_pair.pop(pair, None)
-        if berth is not None:
-            berth.pair = None
-            berth.waiting.clear()
+        """Remove a pair and its waiting pieces. A piece that has a slot keeps it until the slot is freed."""
+        group = self._by_pair.pop(pair, None)
+        if group is not None:
+            group.pair = None
+            group.waiting.clear()
 
     def put(self, piece: ReceivePiece) -> str | None:
-        """Queue a piece that was announced. Returns why it cannot be received, if so: the pair is of no use then."""
-        berth = self._by_pair.get(piece.pair)
-        if berth is None:
-            return "a piece was announced for a pair that is not there"
+        """Queue a piece that was announced. Returns why it cannot be received, which must end its pair; else None."""
+        group = self._by_pair.get(piece.pair)
+        if group is None:
+            return "a piece was announced for a pair that does not exist"
         if not 0 < piece.size <= self.memory.slot_bytes:
-            return "the size of a piece that was announced is none that a piece can have"
-        if len(berth.waiting) >= MOST_ANNOUNCED:
+            return "the announced size of a piece is zero or larger than a slot"
+        if len(group.waiting) >= MOST_ANNOUNCED:
             return "too many pieces were announced"
-        berth.waiting.append(piece)
+        group.waiting.append(piece)
         return None
 
     def take(self) -> Iterator[tuple[ReceivePiece, int]]:
-        """Yield pieces that have a slot now."""
-        for berth in list(self._by_pair.values()):
-            while berth.waiting and berth.free and berth.pair is not None:
-                yield berth.waiting.popleft(), berth.free.popleft()
+        """Give free slots to waiting pieces, and yield each piece with its slot."""
+        for group in list(self._by_pair.values()):
+            while group.waiting and group.free and group.pair is not None:
+                yield group.waiting.popleft(), group.free.popleft()
 
     def free(self, slot: int) -> int | None:
-        """Take a slot back; return the pair that has it again, None when that is closed."""
-        berth = self._berths[slot // self.slots_per_pair]
-        berth.free.append(slot)
-        return berth.pair
+        """Free a slot. Return the pair that can use it again; None when the pair is closed."""
+        group = self._groups[slot // self.slots_per_pair]
+        group.free.append(slot)
+        return group.pair

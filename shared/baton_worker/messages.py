@@ -1,4 +1,4 @@
-"""What a worker's RPC process and its engine process say to one another."""
+"""The messages between a worker's RPC process and its engine process."""
 
 import msgspec
 
@@ -8,37 +8,39 @@ from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta, Load, Reservation
 from baton_engine.sequence import Request
 
-# Pieces that may be announced for a pair and have not landed. A peer with credit announces fewer; one of a version
-# without credit announces what lies in its own slots, and what NCCL has taken off its hands.
+# The most pieces that may be announced for a pair and not yet received. A peer that knows credit announces fewer. One
+# of an older version announces the pieces in its own slots, and the pieces that NCCL has accepted from it.
 MOST_ANNOUNCED = 1_024
 
 
 class Start(msgspec.Struct, tag=True):
-    """First message: build the engine. The descriptors are of empty memory files for the two staging arenas."""
+    """The first message: build the engine. export_fd, import_fd: of empty memory files for the staging arenas."""
 
     config: EngineConfig
     service: str
     log_level: str
     export_fd: int
     import_fd: int
-    gpu_pair_memory: float = 0.0  # part of a GPU's memory that pairs with others may hold; 0 = there are to be none
+    gpu_pair_memory: float = 0.0  # share of the GPU's memory that pairs may hold; 0 = no pairs
 
 
 class Add(msgspec.Struct, tag=True):
-    """lane: exports of different lanes do not wait for one another's staging slots."""
+    """Run a request. lane: of its exports, which never wait for the staging slots of another lane."""
 
     request: Request
     lane: int = 0
 
 
 class Abort(msgspec.Struct, tag=True):
-    """Ends a request, or one choice of it once they have forked. Also frees an export."""
+    """End a request, or one of its choices after they have forked. This also frees the request's export."""
 
     id: int
     choice: int | None = None
 
 
 class ImportPiece(msgspec.Struct, tag=True):
+    """Write the piece in an import slot into the blocks of a reservation, then free the slot."""
+
     id: int
     generation: int
     extent: Extent
@@ -46,7 +48,7 @@ class ImportPiece(msgspec.Struct, tag=True):
 
 
 class SendPiece(msgspec.Struct, tag=True):
-    """The piece in a GPU slot has been announced to the other end of a pair: send it, then free the slot."""
+    """Send the piece in a GPU slot, which was announced to the other end of the pair, then free the slot."""
 
     pair: int
     slot: int
@@ -54,32 +56,32 @@ class SendPiece(msgspec.Struct, tag=True):
 
 
 class ReceivePiece(msgspec.Struct, tag=True):
-    """The other end of a pair has announced a piece of so many bytes. extent: where it goes; None = nowhere."""
+    """Receive a piece that the other end of a pair has announced. size: bytes. extent: its KV; None = discard it."""
 
     pair: int
     size: int
-    checksum: int | None = None  # None = unknown, and not to be checked
+    checksum: int | None = None  # None = unknown, so the piece is not checked
     id: int = 0
     generation: int = 0
     extent: Extent | None = None
 
 
 class OpenPair(msgspec.Struct, tag=True):
-    """Connect to another engine's GPU, to send. The number is also that of the lane whose exports will go there."""
+    """Connect to another engine's GPU in order to send. pair: also the number of the lane whose exports use it."""
 
     pair: int
 
 
 class JoinPair(msgspec.Struct, tag=True):
-    """Connect to the GPU of the engine that opened a pair, to receive."""
+    """Connect to the GPU of the engine that opened a pair, in order to receive."""
 
     pair: int
     unique_id: bytes
 
 
 class UsePair(msgspec.Struct, tag=True):
-    """Both ends are up. check: whether pieces go with a checksum. credit: pieces that may be sent before the other end
-    allows more; None = any number."""
+    """Send over a pair, because both ends are up. check: whether pieces get a checksum. credit: pieces that may be sent
+    before the other end allows more; None = any number."""
 
     pair: int
     check: bool = True
@@ -87,42 +89,46 @@ class UsePair(msgspec.Struct, tag=True):
 
 
 class GrantPair(msgspec.Struct, tag=True):
-    """The other end of a pair can receive so many further pieces."""
+    """Send up to this many more pieces over a pair. The other end can receive them."""
 
     pair: int
     pieces: int
 
 
 class ClosePair(msgspec.Struct, tag=True):
+    """End a pair. Its transfers are lost."""
+
     pair: int
 
 
 class ImportTokens(msgspec.Struct, tag=True):
+    """The first token of each choice, which a prefill pod has sampled."""
+
     id: int
     tokens: list[int]
 
 
 class RestartImport(msgspec.Struct, tag=True):
-    """One pod will not deliver, another may: reserve anew. Answered by a reservation, unless all is there by now."""
+    """Reserve again, because another prefill pod is tried. The answer is a reservation unless all KV has arrived."""
 
     id: int
 
 
 class CancelImport(msgspec.Struct, tag=True):
-    """Another pod will not deliver; compute here."""
+    """Compute the missing KV here, because no prefill pod will deliver it."""
 
     id: int
 
 
 class FreeSlot(msgspec.Struct, tag=True):
-    """An export slot has been read."""
+    """Free an export slot that has been read, or that nobody will read."""
 
     slot: int
     on_gpu: bool = False
 
 
 class Ping(msgspec.Struct, tag=True):
-    """Asks for a sign of life: an output with the load."""
+    """Ask for a sign of life: an output with the load."""
 
 
 Command = (
@@ -132,7 +138,7 @@ Command = (
 
 
 class Progress(msgspec.Struct, tag=True):
-    """How many parts of what the engine prepares are done, of how many."""
+    """The progress of the engine's start. what: what is being prepared. done, total: its parts."""
 
     what: str
     done: int
@@ -151,13 +157,13 @@ class Ready(msgspec.Struct, tag=True):
     slot_bytes: int
     num_slots: int
     gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU
-    gpu_pairs: int = 0  # that can be open at a time
-    gpu_landing_slots: int = 0  # of each of them
+    gpu_pairs: int = 0  # the most that can be open at a time
+    gpu_landing_slots: int = 0  # of each pair
     prefill_rate: float = 0.0  # tokens a second; 0 = not measured
-    step_tokens: int = 0  # that it computes at a time; 0 = not told
-    num_threads: int = 0  # that compute on CPU; 0 = a GPU computes
-    threads_spin: bool = False  # while they wait
-    max_num_seqs: int = 128  # choices of a request at most
+    step_tokens: int = 0  # the most tokens that a step computes; 0 = unknown
+    num_threads: int = 0  # threads that compute on CPU; 0 = a GPU computes
+    threads_spin: bool = False  # whether these threads spin while they wait
+    max_num_seqs: int = 128  # the most choices of a request
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -181,49 +187,49 @@ class Piece(msgspec.Struct, array_like=True):
     extent: Extent
     slot: int
     on_gpu: bool = False
-    checksum: int | None = None  # of one on the GPU, if the pair wants it
+    checksum: int | None = None  # only of a piece on the GPU whose pair uses checksums
 
 
 class Imported(msgspec.Struct, array_like=True):
-    """All KV of a reservation is there."""
+    """A reservation that has received all of its KV. In Output.damaged: one that has received a damaged piece."""
 
     id: int
     generation: int
 
 
 class PairId(msgspec.Struct, array_like=True):
-    """The id under which the other end joins a pair that was opened here."""
+    """The id by which the other end joins a pair that this engine has opened."""
 
     pair: int
     unique_id: bytes
 
 
 class PairLost(msgspec.Struct, array_like=True):
-    """A pair is closed, and what was on its way over it is lost."""
+    """A pair is closed, and its transfers are lost."""
 
     pair: int
     reason: str
 
 
 class Output(msgspec.Struct, tag=True, omit_defaults=True):
-    """All that one turn of the engine loop has to say."""
+    """The results of one turn of the engine loop."""
 
     deltas: list[Delta] = []
     reservations: list[Reservation] = []
     rejections: list[Rejected] = []
-    broken: list[int] = []  # requests that have ended because what the model computed for them is not finite
+    broken: list[int] = []  # requests that ended because the model computed NaN or infinity for them
     pieces: list[Piece] = []
     freed_slots: list[int] = []  # of the import arena
     imported: list[Imported] = []
     stale: list[int] = []  # requests to which a piece came too late
-    damaged: list[Imported] = []  # reservations to which a piece came from another GPU with a wrong checksum
+    damaged: list[Imported] = []  # reservations that got a piece with a wrong checksum from another GPU
     pair_ids: list[PairId] = []
     pairs_up: list[int] = []
     pairs_lost: list[PairLost] = []
-    landed: list[int] = []  # pairs of which a slot is free again, once for each slot
+    landed: list[int] = []  # the pair of each landing slot that is free again
     load: Load | None = None
-    blocks_gained: list[int] = []  # keys of blocks that the prefix cache has since the last message
-    blocks_lost: list[int] = []  # likewise, has no more
+    blocks_gained: list[int] = []  # keys of blocks that the prefix cache gained since the last message
+    blocks_lost: list[int] = []  # keys of blocks that it lost since then
 
 
 Event = Progress | Ready | Refused | Output

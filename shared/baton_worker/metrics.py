@@ -1,4 +1,4 @@
-"""A worker's Prometheus metrics: under vLLM's names what vLLM measures too, so that dashboards made for it work."""
+"""A worker's Prometheus metrics. Those that vLLM has too use its names, so that dashboards made for vLLM work."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +18,8 @@ from .messages import Ready
 from .request_metrics import RequestMetrics
 from .traced_histogram import TracedHistogram
 
-_ENGINE = "0"  # a pod has one
-# There from the start, since nobody sees the rise of a counter that begins at 1.
+_ENGINE = "0"  # a pod has one engine
+# All values of these labels exist from the start, because Prometheus sees no increase in a counter that begins at 1.
 _REASONS = ("checksum", "epoch", "generation", "range", "stale", "ticket")
 _ENDED = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 _WAYS = {"host": 0, "gpu": 0}
@@ -28,7 +28,7 @@ _EVENTS = dict.fromkeys(("failed", "lease_expired", "timeout", *_PAIRS, *(f"refu
 
 
 class Counts(Protocol):
-    """What a role counts by itself."""
+    """The counts that prefill and decode pods each keep in their own way."""
 
     draining: bool
     events: Counter[str]
@@ -41,7 +41,7 @@ class Counts(Protocol):
 
 
 class WorkerCollector(Collector):
-    """Reads at each scrape what is counted anyway."""
+    """Reads, at each scrape, counts that the worker keeps anyway."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class WorkerCollector(Collector):
         counts: Counts,
         refusals: PeerRefusals,
     ) -> None:
-        """load: returns the engine's last."""
+        """load: returns the last load that the engine reported."""
         self._ready = ready
         self._requests = requests
         self._load = load
@@ -70,7 +70,7 @@ class WorkerCollector(Collector):
         return registry
 
     def collect(self) -> Iterable[Metric]:
-        text = "1 for each pod: what kind it is."
+        text = "1 for each pod. The label role is its kind."
         yield _gauge("baton_worker_info", text, {**self._baton, "role": self._role}, 1)
         if self._ready.num_threads:
             text = "Threads of the engine on CPU, by what they do while they wait: sleep or spin."
@@ -85,7 +85,7 @@ class WorkerCollector(Collector):
         )
         yield _counters(
             "baton_peer_messages_refused",
-            "Messages of peers that were not acted on, by why.",
+            "Messages of peers that the pod refused to act on, by reason.",
             self._baton,
             "reason",
             self._refusals.messages,
@@ -113,10 +113,10 @@ class WorkerCollector(Collector):
         load, requests = self._load(), self._requests
         for name, text, value in (
             ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_queries),
-            ("prefix_cache_hits", "Tokens found there.", load.prefix_hits),
+            ("prefix_cache_hits", "Tokens found in the prefix cache.", load.prefix_hits),
             ("gpu_prefix_cache_queries", "Old name of prefix_cache_queries.", load.prefix_queries),
             ("gpu_prefix_cache_hits", "Old name of prefix_cache_hits.", load.prefix_hits),
-            ("num_preemptions", "Times that a request lost its blocks to another.", load.preemptions),
+            ("num_preemptions", "How often a request lost its blocks to another.", load.preemptions),
             ("prompt_tokens", "Tokens of prompts.", requests.prompt_tokens),
             ("prompt_tokens_cached", "Tokens of prompts that were not computed.", requests.cached_tokens),
             ("generation_tokens", "Tokens generated.", requests.generation_tokens),
@@ -128,14 +128,14 @@ class WorkerCollector(Collector):
     def _vllm_histograms(self) -> Iterable[Metric]:
         requests = self._requests
         for name, text, histogram in (
-            ("time_to_first_token_seconds", "From a request's arrival here to its first token.", requests.ttft),
-            ("inter_token_latency_seconds", "Between tokens of a request.", requests.inter_token),
+            ("time_to_first_token_seconds", "From a request's arrival at the pod to its first token.", requests.ttft),
+            ("inter_token_latency_seconds", "Time between two tokens of a request.", requests.inter_token),
             ("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.", requests.inter_token),
-            ("e2e_request_latency_seconds", "From a request's arrival here to its end.", requests.e2e),
-            ("request_queue_time_seconds", "Until a prompt began to be computed.", requests.queued),
-            ("request_prefill_time_seconds", "From then until the first token.", requests.prefill),
+            ("e2e_request_latency_seconds", "From a request's arrival at the pod to its end.", requests.e2e),
+            ("request_queue_time_seconds", "From a prompt's arrival to the start of its prefill.", requests.queued),
+            ("request_prefill_time_seconds", "From the start of a prefill to the first token.", requests.prefill),
             ("request_decode_time_seconds", "From the first token to the last.", requests.decode),
-            ("request_inference_time_seconds", "Of a request, its time in the queue left out.", requests.inference),
+            ("request_inference_time_seconds", "Time of a request without its time in the queue.", requests.inference),
             ("request_prompt_tokens", "Tokens of a prompt.", requests.prompt_lengths),
             ("request_generation_tokens", "Tokens of an answer.", requests.generation_lengths),
             ("iteration_tokens_total", "Tokens that a step computes.", self._load().step_tokens),
@@ -145,11 +145,11 @@ class WorkerCollector(Collector):
 
     def _handover(self) -> Iterable[Metric]:
         load, requests, counts = self._load(), self._requests, self._counts
-        yield _gauge("baton_worker_draining", "1 when nothing new is taken.", self._baton, counts.draining)
+        yield _gauge("baton_worker_draining", "1 when the pod takes no new requests.", self._baton, counts.draining)
         yield _gauge("baton_gpu_pairs_max", "GPU pairs that there is memory for.", self._baton, self._ready.gpu_pairs)
-        yield _gauge("baton_open_tickets", "Hand-overs under way.", self._baton, counts.num_tickets)
+        yield _gauge("baton_open_tickets", "Hand-overs in progress.", self._baton, counts.num_tickets)
         yield _gauge(
-            "baton_pinned_blocks", "KV blocks that wait for decode pods to have them.", self._baton, load.blocks_pinned
+            "baton_pinned_blocks", "KV blocks kept until decode pods have their KV.", self._baton, load.blocks_pinned
         )
         yield _counters(
             "baton_prefills",
@@ -158,20 +158,21 @@ class WorkerCollector(Collector):
             "by",
             {"prefill": 0, "decode": 0, **requests.prefills},
         )
-        yield _counter("baton_handover_tokens", "Tokens whose KV came here.", self._baton, counts.handed_over_tokens)
+        tokens = counts.handed_over_tokens
+        yield _counter("baton_handover_tokens", "Tokens whose KV other pods sent.", self._baton, tokens)
         pieces, piece_bytes = {**_WAYS, **requests.pieces}, {**_WAYS, **requests.piece_bytes}
-        yield _counters("baton_handover_pieces", "Pieces of KV that came here.", self._baton, "way", pieces)
-        yield _counters("baton_handover_bytes", "Their bytes.", self._baton, "way", piece_bytes)
+        yield _counters("baton_handover_pieces", "Pieces of KV that other pods sent.", self._baton, "way", pieces)
+        yield _counters("baton_handover_bytes", "Bytes of KV that other pods sent.", self._baton, "way", piece_bytes)
         yield _counters(
             "baton_handover_events",
-            "What went wrong with hand-overs: failed, lease_expired, timeout, pair_refused, or refused_ with a reason.",
+            "Problems with hand-overs: failed, lease_expired, timeout, pair_refused, or refused_ with a reason.",
             self._baton,
             "event",
             {**_EVENTS, **counts.events},
         )
         yield _histogram(
             "baton_handover_exposed_seconds",
-            "From the first tokens of a prompt computed elsewhere until all of its KV was here.",
+            "From the first tokens of a prompt that a prefill pod computed until all of its KV has arrived.",
             self._baton,
             requests.exposed_handover,
         )

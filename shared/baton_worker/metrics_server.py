@@ -1,4 +1,4 @@
-"""Serves metrics and probes over HTTP, beside the event loop."""
+"""Serves metrics and probes over HTTP, in threads beside the event loop."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,12 @@ _LOOP_TIMEOUT_S = 10.0
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Listens from the start on, and serves in a thread that ends with the process."""
+    """Listens as soon as it is created, and serves in a thread that ends with the process."""
 
     daemon_threads = True
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int, ready: Callable[[], bool]) -> None:
-        """port: 0 = any free one. ready: whether the worker takes work; called in the event loop. Raises OSError."""
+        """port: 0 = any free port. ready: whether the worker takes work; called in the event loop. Raises OSError."""
         self.registry = registry
         self._ready = ready
         self._loop = asyncio.get_running_loop()
@@ -29,7 +29,7 @@ class MetricsServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def probe(self, path: str) -> bool:
-        """Answer /live, which is whether the event loop still turns, or /ready."""
+        """Return the answer to /live, which is whether the event loop still runs, or to /ready."""
 
         async def ask() -> bool:
             return path == "/live" or self._ready()
@@ -55,9 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        # Whoever asks may leave before the answer, which is no error here.
+        # A client may leave before it has read the answer, which is not an error.
         with contextlib.suppress(ConnectionError):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Leave scrapes out of the log."""
+        """Log nothing, because each scrape would add a line."""

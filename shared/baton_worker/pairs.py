@@ -1,4 +1,4 @@
-"""The engine's connections to other engines, GPU to GPU, and what is on its way over them."""
+"""The engine's connections to the GPUs of other engines, and the transfers over these connections."""
 
 import time
 from collections import deque
@@ -13,20 +13,20 @@ from baton_kv.nccl import TRANSFER_S, Communicator, NcclError, make_unique_id
 Then = Callable[[bool], None]
 
 
-class OnItsWay(Protocol):
+class TransferHandle(Protocol):
     def query(self) -> bool: ...
 
 
 class Link(Protocol):
-    """What Communicator is; in tests another."""
+    """The interface of Communicator, for which tests use a replacement."""
 
     failure: str | None
     up: bool
     gone: bool
 
-    def send(self, values: torch.Tensor) -> OnItsWay: ...
+    def send(self, values: torch.Tensor) -> TransferHandle: ...
 
-    def receive(self, values: torch.Tensor) -> OnItsWay: ...
+    def receive(self, values: torch.Tensor) -> TransferHandle: ...
 
     def check(self) -> None: ...
 
@@ -34,7 +34,7 @@ class Link(Protocol):
 
 
 class _Transfer(msgspec.Struct):
-    over: OnItsWay
+    over: TransferHandle
     deadline: float
     then: Then
 
@@ -46,10 +46,10 @@ class _Pair(msgspec.Struct):
 
 
 class Pairs:
-    """Each pair has a number of its pod's; one end opens it and sends, the other joins with the id that this gave."""
+    """Each pod numbers its own pairs. One end opens a pair and sends; the other end joins with the id from `open`."""
 
     def __init__(self, device: torch.device, most: int) -> None:
-        """most: pairs at a time for which there is memory."""
+        """most: how many pairs the memory is enough for."""
         self.most = most
         self._device = device
         self._pairs: dict[int, _Pair] = {}
@@ -57,7 +57,7 @@ class Pairs:
 
     @property
     def busy(self) -> bool:
-        """Whether anything may change without a command."""
+        """Whether `settle` may have something to do without a command."""
         return bool(self._closing) or any(not pair.announced or pair.transfers for pair in self._pairs.values())
 
     @property
@@ -66,11 +66,11 @@ class Pairs:
 
     @property
     def room(self) -> bool:
-        """Whether one more can begin. A closed one holds its memory until nothing is on its way over it."""
+        """Whether one more pair can begin. A closed pair holds its memory until its transfers have ended."""
         return len(self._pairs) + len(self._closing) < self.most
 
     def up(self, pair: int) -> bool:
-        """Whether a pair is there, and `settle` has told that it is up."""
+        """Whether a pair exists, and `settle` has reported that it is up."""
         return pair in self._pairs and self._pairs[pair].announced
 
     def open(self, pair: int) -> bytes:
@@ -84,23 +84,25 @@ class Pairs:
         self._pairs[pair] = _Pair(self._connect(1, unique_id))
 
     def close(self, pair: int) -> None:
-        """End a pair, and what is on its way over it. Unknown ones are ignored."""
+        """End a pair and its transfers. An unknown pair is ignored."""
         entry = self._pairs.pop(pair, None)
         if entry is not None:
             entry.link.close()
             self._closing.append(entry)
 
     def send(self, pair: int, values: torch.Tensor, then: Then) -> None:
-        """then: called when values may be overwritten, with whether they were sent."""
+        """Send values. then: called when they may be overwritten; its argument is whether they were sent."""
         self._transfer(pair, True, values, then)
 
     def receive(self, pair: int, values: torch.Tensor, then: Then) -> None:
-        """then: called when values may be used, with whether they were received."""
+        """Receive into values. then: called when the transfer is over; its argument is whether it succeeded."""
         self._transfer(pair, False, values, then)
 
     def settle(self) -> tuple[list[int], dict[int, str]]:
-        """Do what was to follow the transfers that are over; return the pairs that are up since the last call, and why
-        others were lost, which are closed now."""
+        """Call `then` for each transfer that is over, and close the pairs that are lost.
+
+        Return the pairs that have come up since the last call, and the reason for each pair that was lost.
+        """
         up: list[int] = []
         lost: dict[int, str] = {}
         for number, pair in list(self._pairs.items()):

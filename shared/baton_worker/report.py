@@ -1,4 +1,4 @@
-"""What a worker pod tells of itself to whoever watches it."""
+"""The reports that a worker pod sends about itself."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +14,7 @@ _MOST_KEYS = 8_192  # in one report, so that reading it does not hold up the gat
 
 
 class Reporter(WorkerServicer):
-    """Serves Worker.Watch: who the pod is and what its prefix cache holds, then load and changes at short intervals."""
+    """Serves Worker.Watch: at first the pod's info and the keys in its cache, then load and changes at intervals."""
 
     def __init__(self, info: pb.WorkerInfo, load: Callable[[], pb.WorkerLoad], cache: CacheView) -> None:
         self._info = info

@@ -1,4 +1,4 @@
-"""What is measured of a worker's requests. Times of the monotonic clock, in seconds."""
+"""Measurements of a worker's requests. Times are seconds of the monotonic clock."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from .traced_histogram import TracedHistogram
 
 
 class RequestMetrics:
-    """Of all requests since the start."""
+    """Measurements of all requests since the start."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -18,7 +18,7 @@ class RequestMetrics:
         self.generation_tokens = 0
         self.ended: Counter[str] = Counter()  # by finish reason
         self.prefills: Counter[str] = Counter()  # prompts by who computed them: prefill or decode pods
-        self.pieces: Counter[str] = Counter()  # that came, by way: host or gpu
+        self.pieces: Counter[str] = Counter()  # KV pieces that arrived, by way: host or gpu
         self.piece_bytes: Counter[str] = Counter()
         self.ttft = TracedHistogram(TTFT_BUCKETS)
         self.inter_token = Histogram(ITL_BUCKETS)
@@ -32,7 +32,7 @@ class RequestMetrics:
         self.exposed_handover = Histogram(HANDOVER_BUCKETS)
 
     def begin(self, prompt_tokens: int, trace_id: str | None = None) -> "RequestTimes":
-        """trace_id: None when it is not traced."""
+        """Count a request that has arrived. trace_id: None when it is not traced."""
         self.prompt_tokens += prompt_tokens
         self.prompt_lengths.observe(prompt_tokens)
         return RequestTimes(self, trace_id)
@@ -43,7 +43,7 @@ class RequestMetrics:
 
 
 class RequestTimes:
-    """Of one request."""
+    """Measurements of one request."""
 
     __slots__ = ("_began", "_first", "_last", "_metrics", "_queued_s", "_tokens", "_trace_id")
 
@@ -57,7 +57,7 @@ class RequestTimes:
         self._trace_id = trace_id
 
     def prompt(self, cached_tokens: int, queued_s: float, prefill_s: float, by: str) -> None:
-        """Note how its prompt was computed. by: the kind of pod."""
+        """Record how the prompt was computed. by: the kind of pod that computed it, prefill or decode."""
         metrics = self._metrics
         metrics.cached_tokens += cached_tokens
         metrics.prefills[by] += 1
@@ -66,7 +66,7 @@ class RequestTimes:
         self._queued_s = queued_s
 
     def tokens(self, choice: int, count: int) -> None:
-        """Note that tokens of a choice are there."""
+        """Record that tokens of a choice have arrived."""
         now, metrics = time.monotonic(), self._metrics
         metrics.generation_tokens += count
         self._tokens += count
@@ -79,7 +79,7 @@ class RequestTimes:
         self._last[choice] = now
 
     def end(self, reason: str) -> None:
-        """reason: stop, length, error or abort."""
+        """Record the end of the request. reason: stop, length, error or abort."""
         now, metrics = time.monotonic(), self._metrics
         metrics.ended[reason] += 1
         if reason != "abort":

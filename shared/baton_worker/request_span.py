@@ -1,4 +1,4 @@
-"""The span of a request on a worker, and its parts."""
+"""The trace span of a request on a worker, and the parts of the span."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class RequestSpan:
-    """Parts follow one another: each is from the end of the one before until now."""
+    """Parts follow one another. Each begins at the end of the part before it, and ends when it is recorded."""
 
     def __init__(self, tracing: "Tracing", name: str, request_id: str, traceparent: str) -> None:
         self._tracing = tracing
@@ -24,7 +24,7 @@ class RequestSpan:
         self._since = now
 
     def prefilled(self, queued_s: float, prefill_s: float) -> None:
-        """Note how the prompt was computed here, which has just ended."""
+        """Record the prefill of the prompt, which has just ended on this pod."""
         now = time.monotonic()
         began = now - prefill_s
         self._tracing.part(self._span, "prefill queue", began - queued_s, began)
@@ -36,5 +36,5 @@ class RequestSpan:
 
 
 def begin_span(tracing: "Tracing | None", name: str, request_id: str, traceparent: str) -> RequestSpan | None:
-    """Begin a span where the request is traced."""
+    """Begin a span if the request is traced, else return None."""
     return RequestSpan(tracing, name, request_id, traceparent) if tracing is not None and traceparent else None

@@ -43,7 +43,7 @@ _MOST_STREAMS = 32
 
 
 class Service(Protocol):
-    """What a role adds to a worker."""
+    """The part of a worker that differs between prefill and decode pods."""
 
     draining: bool
     events: Counter[str]  # as WorkerLoad.handover_events
@@ -52,7 +52,7 @@ class Service(Protocol):
         """Register the role's gRPC services."""
 
     def take(self, output: Output) -> None:
-        """Act on what the engine says."""
+        """Act on an output of the engine."""
 
     @property
     def num_active(self) -> int:
@@ -71,7 +71,7 @@ class Service(Protocol):
         """End everything that is active, so that another pod can go on with it."""
 
     async def stop(self) -> None:
-        """Close what the role has opened."""
+        """End this part's tasks and connections."""
 
 
 class ServiceFactory(Protocol):
@@ -81,7 +81,7 @@ class ServiceFactory(Protocol):
 
 
 class WorkerServer:
-    """Runs one role until a signal or the engine ends it."""
+    """Runs a worker pod until a signal comes or the engine ends."""
 
     def __init__(self, settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
         self._settings = settings
@@ -124,7 +124,7 @@ class WorkerServer:
             await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
             await self._drain(service, pump)
         await server.stop(grace=0)
-        # It cancels the handlers of open streams but does not wait for them, and the loop must not end before them.
+        # That cancels the handlers of open streams without waiting for them. They must end before the event loop does.
         await asyncio.sleep(_HANDLERS_END_S)
         await service.stop()
         if tracing is not None:
@@ -143,7 +143,7 @@ class WorkerServer:
             return None
         from baton_common.tracing import Tracing
 
-        # What the gateway traces, and nothing else.
+        # The share 0.0 means that a worker records only the traces that a gateway has begun.
         return Tracing(name, settings.otlp_endpoint, 0.0, {"baton.revision": settings.revision})
 
     def _serve_metrics(self, engine: EngineClient, service: Service, metrics: RequestMetrics) -> dict[str, int]:
@@ -176,7 +176,7 @@ class WorkerServer:
             service.take(output)
 
     async def _drain(self, service: Service, pump: "asyncio.Task[None]") -> None:
-        """Refuse new work and wait for the rest, within the grace period; what is left then goes to another pod."""
+        """Refuse new requests and wait for the rest within the grace period. Those that still run go to another pod."""
         service.draining = True
         log.info("draining %d requests", service.num_active, extra={"event": "draining"})
         await self._until_inactive(service, pump, self._settings.drain_seconds)
@@ -234,28 +234,28 @@ def role_name(role: pb.Role) -> str:
 
 
 def server_options(ready: Ready) -> list[tuple[str, int]]:
-    """Return gRPC options of a worker's port, which takes orders but no pieces."""
+    """Return the gRPC options of a worker's port, which receives requests and tickets but no KV pieces."""
     options = dict(channel_options(ready.slot_bytes))
     options["grpc.max_receive_message_length"] = most_message_bytes(ready.max_model_len)
-    # A peer has a few streams on each connection.
+    # A correct peer has only a few streams on each connection.
     options["grpc.max_concurrent_streams"] = _MOST_STREAMS
     return list(options.items())
 
 
 def channel_options(piece_bytes: int) -> list[tuple[str, int]]:
-    """Return gRPC options for messages of up to piece_bytes of KV, with dead peers noticed in about ten seconds."""
+    """Return gRPC options that allow messages of piece_bytes of KV and notice dead peers in about ten seconds."""
     limit = piece_bytes + MESSAGE_OVERHEAD
     return [
         ("grpc.max_receive_message_length", max(limit, 64 << 20)),
         ("grpc.max_send_message_length", max(limit, 64 << 20)),
         ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 5_000),
-        # What really ends the wait for a ping's answer, in gRPC at least up to 1.85; one minute unless set.
+        # In gRPC, at least up to 1.85, only this option limits the wait for a ping's answer. Its default is one minute.
         ("grpc.http2.ping_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-        # Several pods of one host may share a port range; a port already taken must be an error.
+        # Several pods on one host may use the same port range, so a port that is taken must be an error.
         ("grpc.so_reuseport", 0),
     ]
 
@@ -267,19 +267,18 @@ def _bind(server: grpc.aio.Server, host: str, port: int, tls: PeerTls | None) ->
         raise ConfigError(f"port {port} on {host} cannot be bound; is it taken?") from None
 
 
-def _calm(record: logging.LogRecord) -> bool:
-    """Call it no error, as gRPC does, that a peer has gone in the middle of a message or has sent one that cannot be
-    read."""
+def _lower_peer_errors(record: logging.LogRecord) -> bool:
+    """Lower two errors of gRPC to infos: a peer left in the middle of a message, or sent one that cannot be parsed."""
     if str(record.msg).startswith(("ExecuteBatchError raised in core", "Exception deserializing message")):
         record.levelno, record.levelname, record.exc_info = logging.INFO, "INFO", None
     return True
 
 
 def run_worker(settings: WorkerSettings, role: pb.Role, make_service: ServiceFactory) -> None:
-    """Run a worker pod's process to its end. Exits with status 1 and one clear message when it cannot serve."""
+    """Run a worker pod's RPC process. Exits with status 1 and one clear message when it cannot serve."""
     configure_logging(role_name(role), settings.log_level)
     for name in ("grpc._cython.cygrpc", "grpc._common"):
-        logging.getLogger(name).addFilter(_calm)
+        logging.getLogger(name).addFilter(_lower_peer_errors)
 
     async def run() -> None:
         await WorkerServer(settings, role, make_service).run()

@@ -19,65 +19,67 @@ class WorkerSettings(PeerSettings):
     """Hugging Face model folder: config.json, safetensors, a tokenizer. Or its id on a hub: owner/name, or
     owner/name@revision."""
     served_model_name: str = ""
-    """Name that clients use; empty = the folder's name, or owner/name."""
+    """Model name that clients use; empty = the folder's name, or owner/name."""
     revision: str = "stable"
     """Prefill and decode pods are paired within a revision."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=0, ge=0, le=65535)
-    """gRPC port; 0 = any free one."""
+    """gRPC port; 0 = any free port."""
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    """Port for Prometheus and the probes /live and /ready, at the same address; 0 = any free one, none = neither."""
+    """Port for Prometheus and the probes /live and /ready, at the same address; 0 = any free, none = no such port."""
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: str = "auto"
-    """Of weights and KV: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16 or float16."""
+    """Data type of weights and KV: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16 or float16."""
     quantization: str = "auto"
-    """Of weights: auto (as they are stored), or fp8, int8 or int4 to quantize weights of 16 bits while they are
-    loaded."""
+    """How weights are quantized: auto (as they are stored), or fp8, int8 or int4 to quantize weights of 16 bits while
+    they are loaded."""
     attention_backend: str = "auto"
     """auto, triton or torch_sdpa."""
     block_size: int = Field(default=0, ge=0)
-    """Tokens per KV block; 0 = what suits the device: 64 on GPU, 16 on CPU."""
+    """Tokens per KV block; 0 = 64 on GPU, 16 on CPU."""
     num_blocks: int | None = Field(default=None, ge=1)
-    """KV blocks; by default what is left of --gpu-memory-utilization, on CPU 1 GiB of them."""
+    """Number of KV blocks; by default they take the rest of --gpu-memory-utilization, on CPU 1 GiB."""
     gpu_memory_utilization: float = Field(default=GPU_MEMORY_UTILIZATION, gt=0, le=1)
     """Part of the GPU's memory that this process may hold: weights, the largest step, CUDA graphs, GPU pairs, KV
     blocks."""
     gpu_pair_memory: float = Field(default=0.06, ge=0, le=0.5)
     """Part of the GPU's memory that connections to other pods' GPUs may hold, within --gpu-memory-utilization; it
-    limits how many there are. 0 = none: KV goes through the host."""
+    limits how many connections there are. 0 = none: KV goes through the host."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, prompt and output together, in tokens; by default what the model was made for."""
     max_num_batched_tokens: int = Field(default=0, ge=0)
-    """Tokens that one engine step computes at most; 0 = 8192 on GPU and 1024 on CPU, on a prefill pod 1024 and 256."""
+    """The most tokens that one engine step computes; 0 = 8192 on GPU and 1024 on CPU, on prefill pods 1024 on GPU
+    and 256 on CPU."""
     max_num_seqs: int = Field(default=0, ge=0)
-    """Sequences that one engine step computes at most; 0 = 256 on GPU, 128 on CPU."""
+    """The most sequences that one engine step computes; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
-    """On GPU, how long the prompts in a step may keep its decodes waiting, in ms; twice that while several are
-    queued, and a 24th of what all that are queued take when that is more; 0 = as long as --max-num-batched-tokens
-    take."""
+    """On GPU, how many ms the prompts in a step may delay its decodes. While several prompts are queued, the limit is
+    twice as long, or a 24th of the time that all queued prompts take, whichever is longer. 0 = only
+    --max-num-batched-tokens limits them."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False
     """Run without CUDA graphs."""
     deterministic: bool = False
-    """Make tokens independent of the batch around a request, on GPU and at a cost in speed."""
+    """On GPU, make the tokens of a request independent of the other requests in its batch. This costs speed."""
     export_fraction: float = Field(default=EXPORT_FRACTION, gt=0, le=1)
-    """Part of the KV blocks that computed prompts may hold until decode pods have them; beyond it, new ones wait."""
+    """Part of the KV blocks that computed prompts may hold until decode pods have their KV. Above it, prompts wait."""
     num_threads: int | None = Field(default=None, ge=1)
-    """Threads of the engine on CPU; by default as many as its cores and the size of the model's layers suit."""
+    """Threads of the engine on CPU; by default chosen from its cores and the size of the model's layers."""
     engines_sharing_cpu: int | None = Field(default=None, ge=1)
-    """Engine processes that divide the CPU cores among them, this one included. 1: it has them alone, and its threads
-    may spin while they wait. By default it uses all cores, and its threads sleep, as others may need the cores."""
+    """How many engine processes divide the CPU cores among them, this one included. 1: this one has all cores, and its
+    threads may spin while they wait. By default it uses all cores, and its threads sleep while they wait,
+    because other processes may need the cores."""
     engine_timeout_s: float = Field(default=300, gt=0)
-    """Seconds without a sign of life from the engine process after which the pod ends, to be started anew."""
+    """The pod ends, so that it is restarted, after this many seconds without a sign of life from its engine."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    """After SIGTERM, how long running requests may take to finish."""
+    """Seconds that running requests may take to finish after SIGTERM."""
     otlp_endpoint: str = ""
-    """OpenTelemetry collector that gets traces, over gRPC: http://host:4317. Empty: none."""
+    """OpenTelemetry collector that gets traces, over gRPC: http://host:4317. Empty: no traces."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is logged."""
+    """Least severe level that is logged."""
 
     @property
     def gpu_pairs(self) -> bool:
@@ -86,7 +88,7 @@ class WorkerSettings(PeerSettings):
 
     @property
     def prefill_only(self) -> bool:
-        """Whether other pods decode what is prefilled here."""
+        """Whether this pod only prefills prompts, which other pods then decode."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""A histogram that leads from its buckets to traces."""
+"""A histogram whose buckets point to traces, through exemplars."""
 
 import time
 from bisect import bisect_left
@@ -15,7 +15,7 @@ class TracedHistogram(Histogram):
     exemplars: dict[int, Exemplar] = {}
 
     def observe_traced(self, value: float, trace_id: str | None) -> None:
-        """trace_id: of the request whose value it is, None when that is not traced."""
+        """Count a value. trace_id: of the request that the value belongs to; None when it is not traced."""
         self.observe(value)
         labels = exemplar(trace_id)
         if labels is not None:

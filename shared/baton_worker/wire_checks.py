@@ -1,7 +1,7 @@
-"""The limits of what peers send, checked in time linear in a message's size and before anything is built from it.
+"""Checks peers' messages against limits, in time linear in a message's size and before anything is built from it.
 
-Each function raises MessageRefused. What a client can bring about is a refused request; the other limits are far beyond
-what correct peers send.
+Each function raises MessageRefused. When a client causes a violation, only its request is refused. The other limits are
+far beyond what correct peers send.
 """
 
 import math
@@ -13,10 +13,11 @@ from baton_proto import serving_pb2 as pb
 
 from .messages import Ready
 
-# Of one connection. A token takes some 40 bytes here and in the engine together.
+# The most open requests or tickets of one connection, and their tokens. A token takes some 40 bytes in this process and
+# the engine together.
 MOST_OPEN = 16_384
 MOST_OPEN_TOKENS = 16 << 20
-# Answers that wait because the peer does not read them.
+# The most answers that may wait because the peer does not read them.
 MOST_UNREAD = 65_536
 MOST_LEASE_MS = 3_600_000
 MOST_ADDRESSES = 1_024
@@ -27,12 +28,12 @@ _MOST_BAD_WORDS = 16_384
 _MOST_STOPS = 65_536
 _MOST_BIASES = 65_536
 _FINISH_REASONS = frozenset(pb.FinishReason.values())
-_MESSAGE_BYTES = 8 << 20  # of all fields but tokens of prompt and output
-_TOKEN_BYTES = 5  # of a varint
+_MESSAGE_BYTES = 8 << 20  # of all fields but the tokens of prompt and output
+_TOKEN_BYTES = 5  # of the largest token id as a varint
 
 
 def most_message_bytes(max_model_len: int) -> int:
-    """Return the size of the largest message that a server of a worker takes."""
+    """Return the size of the largest message that a worker's server accepts."""
     return _MESSAGE_BYTES + 2 * _TOKEN_BYTES * max_model_len
 
 
@@ -52,7 +53,7 @@ def check_peers(peers: pb.Peers) -> None:
 
 
 def check_address(address: str, field: str) -> None:
-    """Raise where an address is not host:port, with IPv6 addresses in brackets."""
+    """Raise when an address is not host:port, with IPv6 addresses in brackets."""
     host, colon, port = address.rpartition(":")
     plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
     sound = 0 < len(plain) <= 255 and all(char.isalnum() or char in "-._:" for char in plain)
@@ -80,14 +81,14 @@ def check_renew(renew: kv.Renew) -> None:
 
 
 def check_request(request: Request, ready: Ready) -> None:
-    """Raise what the engine would say of a request that it can never run."""
+    """Raise when the engine can never run a request, with the engine's own reason."""
     problem = request.error(ready.vocab_size, ready.max_model_len, ready.max_num_seqs)
     if problem is not None:
         raise MessageRefused("request", *problem)
 
 
 def check_first_tokens(message: kv.FirstTokens, order: pb.Submit, ready: Ready) -> None:
-    """Raise where a prefill pod's first tokens are not one for each choice of an order."""
+    """Raise when a prefill pod's first tokens are not one valid token for each choice of an order."""
     sampling, begun = order.sampling, order.continuation
     first = begun.choice
     if sorted(delta.choice for delta in message.deltas) != list(range(first, first + sampling.n)):
@@ -96,7 +97,7 @@ def check_first_tokens(message: kv.FirstTokens, order: pb.Submit, ready: Ready) 
         if len(delta.token_ids) != 1 or delta.token_ids[0] >= ready.vocab_size:
             raise _field("token_ids", "not one token of the vocabulary")
         if delta.offset != len(begun.token_ids):
-            raise _field("offset", "not behind the tokens that are there")
+            raise _field("offset", "not the number of tokens before it")
         if delta.finish_reason not in _FINISH_REASONS or delta.HasField("failure"):
             raise _field("finish_reason", "unknown")
         _check_logprobs("logprobs", delta.logprobs, 1, sampling.logprobs, ready.vocab_size)
@@ -105,9 +106,9 @@ def check_first_tokens(message: kv.FirstTokens, order: pb.Submit, ready: Ready) 
 
 
 def _check_order(order: pb.Submit | kv.Ticket, ready: Ready) -> None:
-    """Bound what is copied from an order before it can be judged as a request."""
+    """Check the sizes of an order's fields before they are copied into a request."""
     sampling = order.sampling
-    # Two contexts: a client's prompt that is too long is a refused request.
+    # Twice the context, so that a client's prompt that is a little too long is refused as a request, with its reason.
     if len(order.prompt_token_ids) + len(order.continuation.token_ids) > 2 * ready.max_model_len + MOST_OPEN:
         raise _field("prompt_token_ids", "more than twice the context")
     for name, count, most in (
@@ -140,11 +141,11 @@ def _check_prompt(prompt: pb.PromptInfo, order: pb.Submit, ready: Ready) -> None
 
 def _check_logprobs(field: str, entries: "list[pb.TokenLogprobs]", most: int, top: int, vocab_size: int) -> None:
     if len(entries) > most:
-        raise _field(field, "more than tokens")
+        raise _field(field, "more entries than tokens")
     for entry in entries:
         ids = entry.top_token_ids
         if len(ids) > top or len(ids) != len(entry.top_logprobs) or max(entry.token_id, *ids, 0) >= vocab_size:
-            raise _field(field, "alternatives that nobody asked for")
+            raise _field(field, "not the alternatives that were requested")
 
 
 def _is_port(text: str) -> bool:

@@ -1,6 +1,6 @@
-"""An OpenAI server without a model: says as many tokens as it is asked for, one each interval, to all streams at once.
+"""An OpenAI server without a model. It sends the requested number of tokens, one per interval, to all streams at once.
 
-Run as a script it is what the client's own delay is measured with: canned_server.py PORT INTERVAL_S.
+The client's own delay is measured with this server as a script: canned_server.py PORT INTERVAL_S.
 """
 
 import asyncio

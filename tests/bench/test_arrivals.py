@@ -1,4 +1,4 @@
-"""When requests arrive, and what is sent then."""
+"""The times at which requests arrive, and the requests that are sent then."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What a completions request has brought, streamed or whole."""
+"""The answer to a completions request, streamed or whole."""
 
 import json
 import math

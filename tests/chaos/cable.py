@@ -1,4 +1,4 @@
-"""A second network namespace, joined to the one at hand by a veth pair that can be taken down at either end."""
+"""A second network namespace, joined to the current one by a veth pair that can be taken down at either end."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What may happen to a fleet. A fault draws its parameters when it is made, so that a seed makes the same again."""
+"""The faults of a fleet. A fault draws its parameters when it is created, so the same seed creates the same faults."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What has been done to a fleet, and when."""
+"""The record of everything that was done to a fleet, with times."""
 
 import asyncio
 import contextlib

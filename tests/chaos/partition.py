@@ -1,4 +1,4 @@
-"""A prefill worker that a network partition takes away and gives back, while requests are answered.
+"""A network partition that cuts off a prefill worker and ends again, while requests are answered.
 
 Run as `python -m tests.chaos.partition MODEL LOGS SEED`, in a network namespace of its own that it may administer.
 Ends with status 0 if all went well.

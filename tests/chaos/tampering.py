@@ -1,4 +1,4 @@
-"""What may become of KV pieces on their way."""
+"""Damage to KV pieces on their way from pod to pod."""
 
 import asyncio
 import random

@@ -1,7 +1,7 @@
 """A prefill pod seen through a proxy that may lose, change or hold back what passes.
 
-Messages are bytes here. The proxy reads two things of what they say: where the bulk connection is, so that it leads
-through the proxy as well, and when first tokens come.
+Messages are bytes here. The proxy reads only two facts in them: the port of the bulk connection, so that this one leads
+through the proxy too, and the arrival of first tokens.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A user for locust who asks for a model that is not there."""
+"""A locust user that requests a model that does not exist."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""langchain-openai against a Baton that serves the demo model; what it answers is what the official client gets."""
+"""langchain-openai against a Baton that serves the demo model; its answers are those of the official client."""
 
 import asyncio
 from typing import Annotated, Any, Literal

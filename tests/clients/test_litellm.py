@@ -1,4 +1,4 @@
-"""litellm, which has an environment of its own: it wants an older openai than Baton's tests."""
+"""litellm, in an environment of its own, because it needs an older openai than Baton's tests."""
 
 import subprocess
 import sys

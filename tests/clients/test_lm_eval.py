@@ -1,4 +1,4 @@
-"""lm-eval against a Baton that serves the demo model: what it measures is what transformers compute."""
+"""lm-eval against a Baton that serves the demo model: its results are those of transformers."""
 
 import asyncio
 from collections.abc import Callable

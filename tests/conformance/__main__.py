@@ -1,4 +1,4 @@
-"""Ask a Baton what OpenAI's specification allows and what it does not, and compare its answers with it."""
+"""Send Baton requests that OpenAI's specification allows and requests that it forbids, and check the answers."""
 
 import argparse
 import hashlib

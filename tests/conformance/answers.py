@@ -1,4 +1,4 @@
-"""What every answer must be, by OpenAI's specification and by the one form of errors."""
+"""Checks that every answer fits OpenAI's specification, and that all errors have the same form."""
 
 import json
 from collections.abc import Iterator

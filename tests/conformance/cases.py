@@ -1,4 +1,4 @@
-"""Requests made from OpenAI's specification, such as fit it and such as do not."""
+"""Requests made from OpenAI's specification, valid ones and invalid ones."""
 
 import math
 from collections.abc import Callable, Sequence

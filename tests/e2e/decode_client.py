@@ -1,4 +1,4 @@
-"""What a gateway is to a decode pod."""
+"""The gateway's end of a stream to a decode pod."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What a decode pod is to a prefill pod, as far as tests of the prefill pod need it."""
+"""The decode pod's end of a link, as far as tests of a prefill pod need it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,4 @@
-"""A prefill pod with another one's words: what passes through can be held back, changed or cut."""
+"""A relay in front of a prefill pod, which can hold back, change or cut the messages that pass through it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable

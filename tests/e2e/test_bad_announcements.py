@@ -1,5 +1,5 @@
-"""A prefill pod that announces whatever comes to its mind costs its own link, over either transport: the decode pod's
-engine lives, says what it refused, and answers as before."""
+"""A prefill pod that sends random announcements loses only its own link, over either transport. The decode pod's engine
+goes on, the pod reports what it refused, and it answers as before."""
 
 import asyncio
 import os

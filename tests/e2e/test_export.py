@@ -1,4 +1,4 @@
-"""A prefill pod keeps what it exported until it is acknowledged, cancelled, unheard of or the link is gone."""
+"""A prefill pod keeps exported KV until its ticket is acknowledged, cancelled or expired, or its link is lost."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""How pods end: asked to, killed, or with their engine."""
+"""How pods end: by SIGTERM, by SIGKILL, or because their engine has ended."""
 
 import asyncio
 import json

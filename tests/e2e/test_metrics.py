@@ -1,4 +1,4 @@
-"""What the pods tell Prometheus, beside what has happened."""
+"""The metrics of the pods, compared with the requests that they have served."""
 
 import re
 from collections import defaultdict

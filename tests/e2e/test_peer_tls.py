@@ -1,4 +1,4 @@
-"""Pods that speak TLS with each other: the same tokens, no strangers, and files that are replaced meanwhile."""
+"""Pods that use TLS with each other give the same tokens, refuse strangers, and follow files that are replaced."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

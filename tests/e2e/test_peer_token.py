@@ -1,4 +1,4 @@
-"""Pods that share a token: the same tokens, no strangers at any port, and a token that is replaced meanwhile."""
+"""Pods that share a token give the same answers, refuse strangers at all ports, and follow a token that is replaced."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""/v1/responses by the official client, held to its own types, beside the chats that ask for the same."""
+"""/v1/responses by the official client: answers fit its types, and are those of a chat with the same content."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a collector gets of requests: a trace through gateway, decode and prefill pod, and metrics."""
+"""The telemetry that a collector receives: a trace through gateway, decode and prefill pod, and metrics."""
 
 import asyncio
 import time

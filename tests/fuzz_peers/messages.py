@@ -1,4 +1,4 @@
-"""Odd protobuf messages: sound ones with some fields changed, and bytes that are none."""
+"""Odd protobuf messages: valid ones with some fields changed, and bytes that are no message."""
 
 import random
 from typing import Any

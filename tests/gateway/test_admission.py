@@ -1,4 +1,4 @@
-"""Who comes in when: fairness between tenants, refusals that come early, and what a simulated neighbour costs."""
+"""Admission of requests: fairness between tenants, refusals that come early, and what a simulated neighbour costs."""
 
 import random
 from collections.abc import Callable

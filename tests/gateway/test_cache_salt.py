@@ -1,4 +1,4 @@
-"""What gateways tell pods of who may find a prompt in their prefix caches, and where they look for it themselves."""
+"""The cache scope of a request, as gateways send it to pods and as they use it in their own prefix index."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""/v1/completions: what is asked of the pod, and the shape of what comes back."""
+"""/v1/completions: the request to the pod, and the shape of the answer."""
 
 import json
 from pathlib import Path

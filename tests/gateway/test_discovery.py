@@ -1,4 +1,4 @@
-"""Pods and canaries as the Kubernetes API tells of them."""
+"""Pods and canaries as the Kubernetes API reports them."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Answers that are complete before their requests are: who gets to read them, and what becomes of the connection."""
+"""Answers that are sent before the whole request has arrived: who can read them, and what happens to the connection."""
 
 import asyncio
 import contextlib

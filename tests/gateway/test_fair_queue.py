@@ -1,4 +1,4 @@
-"""Whose turn it is: shares by weight, order within a tenant, priorities, and who gives way."""
+"""The order of the fair queue: shares by weight, order within a tenant, priorities, and which request is dropped."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What answers must look like: from the fields of a request to what the pod is told."""
+"""Grammars for answers, from the fields of a request to the message to the pod."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a JSON text is said to hold is what it holds, however it is written."""
+"""The counted contents of a JSON text are its real contents, however the text is written."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""POST /v1/responses: what the pod is told, which is what a chat tells it, and how its tokens become a response."""
+"""POST /v1/responses: the pod gets the same request as for a chat, and its tokens become a response."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A pod that reports but yields nothing for a request is left, and the request goes on elsewhere."""
+"""A request leaves a pod that reports but sends no tokens for it, and continues on another pod."""
 
 import asyncio
 import time

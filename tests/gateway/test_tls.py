@@ -1,4 +1,4 @@
-"""TLS without a proxy in front, and certificates that are replaced while it is spoken."""
+"""TLS without a proxy in front, and certificates that are replaced while connections are open."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Functions that the model may or must call: what the pod is told, and how its text becomes calls."""
+"""Functions that the model may or must call: the request to the pod, and how its text becomes calls."""
 
 import json
 from typing import Any

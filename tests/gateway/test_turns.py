@@ -1,4 +1,4 @@
-"""Threads for long work: who gets one when, who has to go, and what happens to those who leave."""
+"""Threads for long work: which request gets a thread when, which gives way, and what happens to those that leave."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What nginx in front of a gateway must not change: when streams arrive, who leaves, errors and headers."""
+"""nginx in front of a gateway must not change when tokens arrive, how disconnects are noticed, errors or headers."""
 
 import asyncio
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Baton in a cluster, from installation to uninstall: `make e2e-k8s`. The cluster must be able to pull the images.
 
-The tests build on each other, in their order. BATON_E2E_NAMESPACE: where; it is made and removed.
+The tests build on each other, in their order. BATON_E2E_NAMESPACE: the namespace, which is made and removed.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""An engine process with everything it has said so far."""
+"""An engine process, and all outputs that it has sent so far."""
 
 import asyncio
 from collections.abc import Callable

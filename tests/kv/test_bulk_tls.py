@@ -1,4 +1,4 @@
-"""Who gets a bulk connection where pods speak TLS, and what becomes of those that are there when files are replaced."""
+"""Who gets a bulk connection where pods use TLS, and what happens to open connections when files are replaced."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, through the hold that the RPC process has on it."""
+"""The engine in a process of its own, through the RPC process's EngineClient."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What an engine does with announcements and pairs, with links that a test moves on by hand in place of NCCL."""
+"""Announcements and pairs in an engine, with links that a test advances by hand in place of NCCL."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What of NCCL needs no GPU."""
+"""The parts of the NCCL module that need no GPU."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A prefill of some ranks feeds a decode of others: each rank has the KV heads of its share of the model."""
+"""A prefill and a decode with different numbers of ranks: each rank has the KV heads of its share of the model."""
 
 import pytest
 import torch

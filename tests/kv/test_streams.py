@@ -1,4 +1,4 @@
-"""In which order a GPU does what its streams are given, without a GPU: who waits for whom."""
+"""The order of the work on a GPU's streams, tested without a GPU: which stream waits for which."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

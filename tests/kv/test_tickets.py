@@ -1,4 +1,4 @@
-"""A ticket lets in what it ordered, once, and nothing else."""
+"""A ticket admits each piece that it ordered once, and no other piece."""
 
 import contextlib
 

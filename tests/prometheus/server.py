@@ -1,4 +1,4 @@
-"""A Prometheus that looks at a local Baton."""
+"""A Prometheus that scrapes a local Baton."""
 
 import asyncio
 import os

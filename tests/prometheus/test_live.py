@@ -1,4 +1,4 @@
-"""What a Prometheus knows of a running Baton: all that dashboards and alerts ask for."""
+"""A Prometheus that scrapes a running Baton has every metric that dashboards and alerts query."""
 
 import asyncio
 import math

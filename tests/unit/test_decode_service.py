@@ -1,4 +1,4 @@
-"""A decode pod's service, with an engine that only listens."""
+"""A decode pod's service, with an engine that only records its commands."""
 
 import asyncio
 import contextlib

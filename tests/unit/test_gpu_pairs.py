@@ -1,4 +1,4 @@
-"""What either pod lets its engine hear of what the other one says of their pair of GPUs."""
+"""Which messages about a pair of GPUs a prefill pod and a decode pod pass on to their engines."""
 
 import asyncio
 import random
@@ -222,7 +222,7 @@ class Prefill:
 
     def up(self, session: Session) -> None:
         self.pairs.take(Output(pair_ids=[PairId(session.id, ID)], pairs_up=[session.id]))
-        self.pairs.heard(session, kv.GpuPair(up=True))
+        self.pairs.changed(session, kv.GpuPair(up=True))
 
 
 async def test_a_prefill_pod_sends_as_much_as_it_is_allowed() -> None:
@@ -242,7 +242,7 @@ async def test_a_decode_pod_that_says_twice_that_its_end_is_up() -> None:
     prefill = Prefill()
     session = prefill.session(1)
     for _ in range(2):
-        prefill.pairs.heard(session, kv.GpuPair(up=True))
+        prefill.pairs.changed(session, kv.GpuPair(up=True))
     assert not prefill.engine.of(UsePair)
     assert prefill.events["refused_announcement"] == 1
     assert prefill.engine.of(ClosePair) == [ClosePair(1)]
@@ -262,8 +262,8 @@ async def test_a_decode_pod_without_room_has_some_later() -> None:
     prefill = Prefill()
     session = prefill.session(1)
     for _ in range(20):
-        prefill.pairs.heard(session, kv.GpuPair(lost="no room"))
-        prefill.pairs.heard(session, kv.GpuPair(room=True))
+        prefill.pairs.changed(session, kv.GpuPair(lost="no room"))
+        prefill.pairs.changed(session, kv.GpuPair(room=True))
     # Not for ever.
     assert 2 <= len(prefill.engine.of(OpenPair)) <= 8
 
@@ -283,7 +283,7 @@ async def test_anything_that_a_decode_pod_may_say() -> None:
             {},
         ]
         if dice.random() < 0.5:
-            prefill.pairs.heard(session, kv.GpuPair(**dice.choice(states)))
+            prefill.pairs.changed(session, kv.GpuPair(**dice.choice(states)))
         elif dice.random() < 0.5:
             prefill.pairs.credit(session, dice.choice([0, 1, 1_024, 1_025, (1 << 32) - 1]))
         elif session.pair_opened and not session.pair_up_here:

@@ -1,4 +1,4 @@
-"""Who is served over gRPC where pods speak TLS, and what becomes of those that are there when files are replaced."""
+"""Who is served over gRPC where pods use TLS, and what happens to open connections when files are replaced."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""A prefill pod's service, with an engine that only listens: what one connection sends stays with it."""
+"""A prefill pod's service, with an engine that only records its commands: connections do not affect each other."""
 
 import asyncio
 from collections.abc import AsyncIterator

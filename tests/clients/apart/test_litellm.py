@@ -1,4 +1,4 @@
-"""litellm, as a library: what it answers is what the official client gets."""
+"""litellm, as a library: its answers are those of the official client."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""llama-index's OpenAILike: what it answers is what the official client gets."""
+"""llama-index's OpenAILike: its answers are those of the official client."""
 
 import asyncio
 from typing import Any

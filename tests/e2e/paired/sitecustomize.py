@@ -1,8 +1,9 @@
-"""Lets engines on CPU be pairs of GPUs: Python loads this at its start from PYTHONPATH. Sockets stand in for NCCL, with
-its manners: messages pair up in order, a size that does not match is an error, a lost peer ends everything.
+"""Lets engines on CPU act as pairs of GPUs. Python loads this file at its start from PYTHONPATH. Sockets take the place
+of NCCL and behave like it: messages pair up in order, a size that does not match is an error, and a lost peer ends
+everything.
 
-PAIR_FAULT: "break:N", "stall:N" or "damage:N" does that to the N-th message that is sent, "refuse" to the connection.
-On a machine with two GPUs it is done to NCCL.
+PAIR_FAULT: "break:N", "stall:N" or "damage:N" does this to the N-th message that is sent; "refuse" refuses the
+connection. On a machine with two GPUs the fault happens to NCCL.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Keys and tenants: what is kept, who comes in, and how soon changes are seen."""
+"""Keys and tenants: what is stored, which requests are admitted, and how soon changes take effect."""
 
 import asyncio
 import json
