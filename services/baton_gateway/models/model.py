@@ -8,13 +8,17 @@ import jinja2
 import msgspec
 
 from ..errors import bad_request
+from ..reasoning.formats import find_thoughts
+from ..reasoning.thought_reader import ThoughtReader
 from ..tools.tool_formats import find_parser
 from ..tools.tool_parser import ToolParser
-from .chat_template import ChatTemplate, find_chat_template, special_tokens
+from .chat_template import ChatTemplate, special_tokens
 from .chat_tokens import ChatTokens
 from .conversation import Conversation
 from .models_file import ModelSpec
+from .named_chats import NamedChats
 from .published import PublishedPrefixes, publish
+from .template_files import DEFAULT, find_chat_templates
 from .template_roles import TemplateRoles
 from .tokenizer import ModelTokenizer
 
@@ -34,13 +38,15 @@ class SamplingDefaults:
 class ServedModel:
     """A model under the name that clients use for it.
 
-    chat: None when the model has no chat template. tool_parser: reads the function calls that the model writes.
+    chat: None when the model has no chat template. tool_parser, thoughts: read the function calls and the thoughts that
+    the model writes.
     """
 
     name: str
     tokenizer: ModelTokenizer
-    chat: ChatTokens | None
+    chat: NamedChats | None
     tool_parser: type[ToolParser] | None
+    thoughts: type[ThoughtReader] | None
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]
     published: PublishedPrefixes = field(default_factory=PublishedPrefixes)
@@ -75,25 +81,32 @@ def _load(spec: ModelSpec) -> ServedModel:
     tokens = special_tokens(tokenizer_config)
     tokenizer = ModelTokenizer(folder)
     if spec.chat_template is not None:
-        source: str | None = spec.chat_template.read_text(encoding="utf-8")
+        sources = {DEFAULT: spec.chat_template.read_text(encoding="utf-8")}
     else:
-        source = find_chat_template(folder, tokenizer_config)
+        sources = find_chat_templates(folder, tokenizer_config)
     eos_token_ids = _eos_token_ids(config, generation_config, tokenizer, tokens)
     chat = None
-    if source is not None:
-        template = ChatTemplate(source, tokens)
+    if sources:
         named = [id for token in tokens.values() if (id := tokenizer.token_id(token)) is not None]
         control = tokenizer.control_tokens({*named, *eos_token_ids})
         policy = spec.special_tokens_in_content or "text"
-        chat = ChatTokens(template, TemplateRoles(template), tokenizer, control, policy)
+        templates = {name: ChatTemplate(source, tokens) for name, source in sources.items()}
+        chat = NamedChats(
+            {
+                name: ChatTokens(template, TemplateRoles(template), tokenizer, control, policy)
+                for name, template in templates.items()
+            }
+        )
+    written = "\n".join(sources.values())  # the formats of answers appear in any of the templates
     return ServedModel(
         name=spec.name,
         tokenizer=tokenizer,
         chat=chat,
-        tool_parser=find_parser(spec.tool_call_parser, source),
+        tool_parser=find_parser(spec.tool_call_parser, written),
+        thoughts=find_thoughts(spec.reasoning_parser, written),
         defaults=_sampling_defaults(generation_config) if spec.use_generation_config else SamplingDefaults(),
         eos_token_ids=eos_token_ids,
-        published=publish(spec.published_prefixes, tokenizer, chat),
+        published=publish(spec.published_prefixes, tokenizer, chat.default if chat is not None else None),
     )
 
 
