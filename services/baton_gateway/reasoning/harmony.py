@@ -11,7 +11,7 @@ with its header, for the reader of calls. Source: https://github.com/openai/harm
 from typing import Any
 
 from ..reading.lark import LarkSpelling
-from .thought_reader import Place, ThoughtReader
+from .thought_reader import Place, ThoughtReader, any_until
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -46,9 +46,8 @@ class HarmonyThoughts(ThoughtReader):
         end = lark.token("<|end|>")
         if end is None:
             raise ValueError("<|end|> is no token of this model")
-        most = "*" if budget is None else f"{{0,{budget}}}"
         begin, finish = (lark.spell(text) for text in (f"{CHANNEL}analysis{MESSAGE}", f"<|end|>{START}assistant"))
-        return f"thoughts: ({begin} any_thought {finish})?\nany_thought: <[^{end}]>{most}"
+        return f"thoughts: ({begin} any_thought {finish})?\n{any_until(end, budget)}"
 
     @staticmethod
     def free_rules(place: Place, lark: LarkSpelling) -> str:

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from ..reading.lark import LarkSpelling
-from .thought_reader import Place, ThoughtReader
+from .thought_reader import Place, ThoughtReader, any_until
 
 
 class TaggedThoughts(ThoughtReader):
@@ -38,8 +38,7 @@ class TaggedThoughts(ThoughtReader):
         rule = "thoughts: thought" if place == "inside" else f"thoughts: ({begin} thought)?"
         id = lark.token(cls.finish)
         if id is not None:
-            most = "*" if budget is None else f"{{0,{budget}}}"
-            return f"{rule}\nthought: any_thought {finish}\nany_thought: <[^{id}]>{most}"
+            return f"{rule}\nthought: any_thought {finish}\n{any_until(id, budget)}"
         if budget is not None:
             raise ValueError("the end of thoughts is no token of this model")
         return f"{rule}\nthought[suffix={finish}]: /(?s:.*)/"

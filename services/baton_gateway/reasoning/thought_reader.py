@@ -63,6 +63,13 @@ class ThoughtReader(TextReader):
         return {**message, "reasoning_content": thoughts, "reasoning": thoughts}
 
 
+def any_until(token: int, budget: int | None) -> str:
+    """Return Lark with a rule `any_thought` that matches at most `budget` tokens other than one token."""
+    if budget == 0:
+        return 'any_thought: ""'
+    return f"any_thought: <[^{token}]>" + ("*" if budget is None else f"{{0,{budget}}}")
+
+
 def thoughts_of(message: Mapping[str, Any]) -> str | None:
     """Return the thoughts in a message of an earlier turn, which clients give in one of two fields."""
     for field in ("reasoning_content", "reasoning"):

@@ -33,6 +33,10 @@ class ArgumentTypes:
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
         self._types = {name: _types(value, schema or {}) for name, value in properties_of(schema).items()}
 
+    def of(self, name: str) -> set[str]:
+        """Return the types that an argument may have; none = any."""
+        return self._types.get(name, set())
+
     def is_text(self, name: str) -> bool:
         """Return whether an argument can only be a string, so that it is exactly what the model writes."""
         return self._types.get(name) == {"string"}

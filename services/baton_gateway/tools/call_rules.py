@@ -1,7 +1,7 @@
 """Grammars of calls: what all formats share."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,3 +57,13 @@ def json_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
 def json_rule(schema: Mapping[str, Any]) -> str:
     """Return the symbol that matches JSON of a schema."""
     return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
+
+
+def in_order(symbols: Sequence[str], required: int, separator: str) -> str:
+    """Return Lark for the first `required` symbols and any of the others, in their order, with separators between."""
+    between = json.dumps(separator)
+    further = [f"({between} {symbol})?" for symbol in symbols[required:]]
+    if required:
+        return f" {between} ".join(symbols[:required]) + " " + " ".join(further)
+    # Any of them may be the first, which no separator precedes.
+    return " | ".join([*(" ".join([symbol, *further[n + 1 :]]) for n, symbol in enumerate(symbols)), '""'])

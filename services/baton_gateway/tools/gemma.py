@@ -11,8 +11,8 @@ from typing import Any
 
 from ..reading.json_depth import JsonDepth
 from ..reading.text_reader import overlap
-from .arguments import ArgumentTypes, properties_of, required_of
-from .call_rules import CallRules
+from .arguments import ArgumentTypes, properties_of, required_of, with_definitions
+from .call_rules import CallRules, in_order, json_rule
 from .marked import MarkedParser
 from .tool_parser import NAME, read_object
 
@@ -42,7 +42,6 @@ class GemmaParser(MarkedParser):
             f'value: text | NUMBER | CONSTANT | "[" (value ("," value)*)? "]" | "{{" (pair ("," pair)*)? "}}"\n'
             f'pair: KEY ":" value\ntext: {text}\nquoted[suffix={json.dumps(QUOTE)}]: /(?s:.*)/\n'
             "TEXT: /(?s:.*)/\nKEY: /[a-zA-Z_][a-zA-Z0-9_]{0,63}/\nCONSTANT: /true|false|null/\n"
-            "INTEGER: /-?(0|[1-9][0-9]{0,18})/\nBOOLEAN: /true|false/\n"
             r"NUMBER: /-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,3})?/"
         )
         return f"{rules}\n{values}"
@@ -119,20 +118,18 @@ def _argument_rules(calls: CallRules, index: int, schema: Mapping[str, Any]) -> 
     arguments, required = properties_of(schema), required_of(schema)
     types = ArgumentTypes(schema)
     names = sorted(arguments, key=lambda name: name not in required)
-    pairs = [f"{json.dumps(name + ':')} {_value_rule(calls, name, arguments[name], types)}" for name in names]
-    count = sum(name in required for name in names)
-    further = [f'("," {pair})?' for pair in pairs[count:]]
-    if count:
-        choices = [' "," '.join(pairs[:count]) + " " + " ".join(further)]
-    else:
-        choices = [*(" ".join([pair, *further[n + 1 :]]) for n, pair in enumerate(pairs)), '""']
-    return [f"arguments{index}: " + " | ".join(choices)]
+    pairs = [f"{json.dumps(name + ':')} value{index}_{n}" for n, name in enumerate(names)]
+    rules = [f"value{index}_{n}: {_value_rule(calls, name, schema, types)}" for n, name in enumerate(names)]
+    return [f"arguments{index}: {in_order(pairs, sum(name in required for name in names), ',')}", *rules]
 
 
-def _value_rule(calls: CallRules, name: str, argument: Mapping[str, Any], types: ArgumentTypes) -> str:
+def _value_rule(calls: CallRules, name: str, schema: Mapping[str, Any], types: ArgumentTypes) -> str:
+    argument = properties_of(schema)[name]
     options = argument.get("enum")
-    if isinstance(options, list) and options and all(isinstance(option, str) for option in options):
-        return "(" + " | ".join(calls.lark.spell(f"{QUOTE}{option}{QUOTE}") for option in options) + ")"
+    if types.is_text(name) and isinstance(options, list) and options:
+        return " | ".join(calls.lark.spell(f"{QUOTE}{option}{QUOTE}") for option in options)
     if types.is_text(name):
         return "text"
-    return {"integer": "INTEGER", "number": "NUMBER", "boolean": "BOOLEAN"}.get(str(argument.get("type")), "value")
+    if types.of(name) and types.of(name) <= {"integer", "number", "boolean", "null"}:
+        return json_rule(with_definitions(argument, schema))
+    return "value"

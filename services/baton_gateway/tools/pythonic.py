@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .arguments import properties_of, required_of, with_definitions
-from .call_rules import CallRules, json_rule
+from .call_rules import CallRules, in_order, json_rule
 from .tool_parser import LONGEST_HEAD, NAME, ToolParser
 
 _FUNCTION = re.compile(rf"\s*({NAME})\(")
@@ -180,10 +180,4 @@ def _argument_rules(index: int, schema: Mapping[str, Any]) -> list[str]:
     schemas = (with_definitions(arguments[name], schema) for name in names)
     rules = [f"value{index}_{n}: {json_rule(argument)}" for n, argument in enumerate(schemas)]
     pairs = [f"{json.dumps(name + '=')} value{index}_{n}" for n, name in enumerate(names)]
-    count = sum(name in required for name in names)
-    further = [f'(", " {pair})?' for pair in pairs[count:]]
-    if count:
-        choices = [' ", " '.join(pairs[:count]) + " " + " ".join(further)]
-    else:
-        choices = [*(" ".join([pair, *further[n + 1 :]]) for n, pair in enumerate(pairs)), '""']
-    return [f"arguments{index}: " + " | ".join(choices), *rules]
+    return [f"arguments{index}: {in_order(pairs, sum(name in required for name in names), ', ')}", *rules]
