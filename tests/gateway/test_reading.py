@@ -78,30 +78,29 @@ class Traced:
                 self._follow(part, passes_on=part is reader._thoughts and reader._calls is not None)
 
     def _follow(self, reader: Any, passes_on: bool) -> None:
-        drop, content, thought = reader._drop, reader._add_content, reader._add_thought
-        reader._drop = lambda count: (self.seen.append(("dropped", reader._rest[:count])), drop(count))
+        def seen(method: Any, kind: str, text_of: Any) -> Any:
+            def wrapped(*given: Any) -> Any:
+                self.seen.append((kind, text_of(*given)))
+                return method(*given)
+
+            return wrapped
+
+        reader._drop = seen(reader._drop, "dropped", lambda count: reader._rest[:count])
+        reader._add_thought = seen(reader._add_thought, "thought", lambda text: text)
         if not passes_on:
-            reader._add_content = lambda text: (self.seen.append(("content", text)), content(text))
-        reader._add_thought = lambda text: (self.seen.append(("thought", text)), thought(text))
+            reader._add_content = seen(reader._add_content, "content", lambda text: text)
         if hasattr(reader, "_end_call"):
-            end = reader._end_call
-            reader._end_call = lambda state: (self.seen.append(("call", "".join(reader._source))), end(state))[1]
-            broken = reader._break_call
-
-            def break_call() -> bool:
-                if reader._kept is None:  # otherwise its source becomes content
-                    self.seen.append(("call", "".join(reader._source)))
-                return bool(broken())
-
-            reader._break_call = break_call
-
-    def text_of(self, kind: str) -> str:
-        return "".join(text for seen, text in self.seen if seen == kind)
+            reader._end_call = seen(reader._end_call, "call", lambda _: "".join(reader._source))
+            # A call that was held back becomes content.
+            broken = seen(
+                reader._break_call, "call", lambda: "" if reader._kept is not None else "".join(reader._source)
+            )
+            reader._break_call = broken
 
 
 def dropped_marks(reasoning: ReasoningFormat, tools: ToolFormat) -> re.Pattern[str]:
     """Return a pattern of what readers may leave out: white space, markers, headers, and what closes calls."""
-    kinds = [kind for kind in (FORMATS.get(reasoning), PARSERS.get(tools)) if kind is not None]
+    kinds: list[Any] = [kind for kind in (FORMATS.get(reasoning), PARSERS.get(tools)) if kind is not None]
     markers = {marker for kind in kinds for marker in kind.markers} | {"</tool_call>", "```", "<|channel>thought"}
     header = r"(?:<\|start\|>)?\s*(?:assistant)?(?: ?to=[^<]*)?(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?"
     closing = r"[\s}\],]|,.*\}" if tools not in ("none", "harmony") else r"\s"
@@ -125,7 +124,8 @@ def test_thoughts_content_calls_and_markers_add_up_to_the_text(name: str, whole:
     check_nothing_is_lost(output.text, output.reasoning, output.tools, output.place, whole)
 
 
-MARKERS = sorted({marker for kind in (*FORMATS.values(), *PARSERS.values()) for marker in kind.markers})
+KINDS: list[Any] = [*FORMATS.values(), *PARSERS.values()]
+MARKERS = sorted({marker for kind in KINDS for marker in kind.markers})
 WORDS = [
     "<think>", "</think>", "<|channel>thought", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>",
     "<|start|>assistant", " to=functions.get_time", "assistant", "to=", "commentary", "json", "<function=get_time>",

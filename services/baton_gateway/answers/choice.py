@@ -14,7 +14,8 @@ from .stop import StopMatcher
 class Piece:
     """The output that some tokens add to a choice. A token's offset is the number of characters before it.
 
-    parts: what the text is in the answer to a chat; None = all of it is content.
+    parts: what the text is in the answer to a chat; None = all of it is content. thought_tokens: how many of its first
+    tokens end within thoughts or with them. pieces: those that were joined to this one.
     """
 
     text: str = ""
@@ -22,6 +23,8 @@ class Piece:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    thought_tokens: int = 0
+    pieces: "Sequence[Piece]" = ()
 
     def extend(self, other: "Piece") -> None:
         self.text += other.text
@@ -115,8 +118,9 @@ class Choice:
             return
         was_thinking = reader.thinking
         self._add(piece, text)
-        if was_thinking and reader.thinking:
-            self.reasoning_tokens += 1
+        if was_thinking:
+            piece.thought_tokens = len(piece.token_ids)
+            self.reasoning_tokens += reader.thinking
 
     def _show(self, text: str) -> str:
         self._length += len(text)

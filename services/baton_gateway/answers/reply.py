@@ -272,4 +272,5 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
         [token_id for piece in pieces for token_id in piece.token_ids],
         [token for piece in pieces for token in piece.logprobs],
         [offset for piece in pieces for offset in piece.offsets],
+        pieces=pieces,
     )

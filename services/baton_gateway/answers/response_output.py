@@ -152,7 +152,8 @@ class PartsOutput:
         return ()
 
     def push(self, piece: Piece) -> Sequence[Event]:
-        self._logprobs += _entries(piece, self._tokenizer) if self._with_logprobs else []
+        if self._with_logprobs:
+            self._logprobs += _entries(piece, self._tokenizer)[piece.thought_tokens :]
         events: list[Event] = []
         for part in piece.parts or ():
             events += self._add(part)

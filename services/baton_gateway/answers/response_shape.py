@@ -11,7 +11,6 @@ from baton_proto import serving_pb2 as pb
 from ..errors import ApiError
 from .choice import Choice, Piece
 from .response_output import Ending, Event, Output
-from .shapes import LOGPROBS_RUN
 
 
 class ResponseShape:
@@ -57,11 +56,8 @@ class ResponseShape:
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
     ) -> Iterator[bytes]:
         [(choice, piece)] = answers
-        for start in range(0, len(piece.logprobs), LOGPROBS_RUN):
-            self._output.push(Piece(logprobs=piece.logprobs[start : start + LOGPROBS_RUN]))
-            yield b""
-        for part in [piece.text] if piece.parts is None else piece.parts:
-            self._output.push(Piece(piece.text, None if piece.parts is None else [part]))
+        for each in piece.pieces:
+            self._output.push(each)
             yield b""
         self._finish(choice)
         self._response["usage"] = _usage(usage)
