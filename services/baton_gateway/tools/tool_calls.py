@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ..bounds import MAX_ARGUMENT_CONTAINERS, MAX_ARGUMENT_STRINGS, MAX_ARGUMENT_VALUES
@@ -62,6 +63,24 @@ class ToolCalls:
         return arguments_go_on(self.count - 1, text)
 
 
+class CallArguments(dict[str, Any]):
+    """The arguments of a call in a message, for chat templates.
+
+    Most templates take an object and write it as JSON. Some, for example DeepSeek's, append the arguments to a text.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
+        """text: the arguments as JSON."""
+        super().__init__(arguments)
+        self._text = text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose calls have their arguments as objects, as chat templates expect them."""
     calls = message.get("tool_calls")
@@ -81,7 +100,11 @@ def _parsed(call: Any) -> Any:
         return call
     if len(function["arguments"]) > SMALL_ARGUMENTS_CHARS:
         _check_size(function["arguments"].encode("utf-8", "replace"))
+    text = function["arguments"] or "{}"
     try:
-        return call | {"function": function | {"arguments": json.loads(function["arguments"] or "{}")}}
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return call
+    if isinstance(arguments, dict):
+        arguments = CallArguments(arguments, text)
+    return call | {"function": function | {"arguments": arguments}}
