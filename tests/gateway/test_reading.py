@@ -85,6 +85,7 @@ class Traced:
 
             return wrapped
 
+        reader._plain = lambda text: None  # the short cut for texts without marks
         reader._drop = seen(reader._drop, "dropped", lambda count: reader._rest[:count])
         reader._add_thought = seen(reader._add_thought, "thought", lambda text: text)
         if not passes_on:
@@ -102,7 +103,9 @@ def dropped_marks(reasoning: ReasoningFormat, tools: ToolFormat) -> re.Pattern[s
     """Return a pattern of what readers may leave out: white space, markers, headers, and what closes calls."""
     kinds: list[Any] = [kind for kind in (FORMATS.get(reasoning), PARSERS.get(tools)) if kind is not None]
     markers = {marker for kind in kinds for marker in kind.markers} | {"</tool_call>", "```", "<|channel>thought"}
-    header = r"(?:<\|start\|>)?\s*(?:assistant)?(?: ?to=[^<]*)?(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?"
+    # Of a header with which a text breaks off, there may be a part only.
+    role = r"(?:<\|start\|>)?\s*(?:a[sitan]{0,8})?(?:\s*t(?:o(?:=[^<]*)?)?)?\s*"
+    header = rf"{role}(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?"
     closing = r"[\s}\],]|,.*\}" if tools not in ("none", "harmony") else r"\s"
     return re.compile(f"(?:{'|'.join(map(re.escape, sorted(markers)))}|{header}(?:<\\|message\\|>)?|{closing})*", re.S)
 
@@ -158,7 +161,7 @@ def split(text: str, lengths: list[int]) -> list[str]:
 
 
 @given(text=broken_outputs, kinds=formats, place=places, lengths=sizes, whole=st.booleans())
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=700, deadline=None)
 def test_broken_output_is_read_the_same_from_any_pieces(
     text: str, kinds: tuple[ReasoningFormat, ToolFormat], place: Place, lengths: list[int], whole: bool
 ) -> None:
@@ -173,7 +176,7 @@ def test_broken_output_is_read_the_same_from_any_pieces(
 
 
 @given(text=broken_outputs, kinds=formats, place=places, whole=st.booleans())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=700, deadline=None)
 def test_broken_output_loses_no_character(
     text: str, kinds: tuple[ReasoningFormat, ToolFormat], place: Place, whole: bool
 ) -> None:

@@ -35,6 +35,8 @@ _EVERYTHING: Values = {
                 {"text": "Translate:\n"},
             ],
             "specialTokensInContent": "reject",
+            "toolCallParser": "glm",
+            "reasoningParser": "think",
             "volume": {"download": {**_DOWNLOAD, "size": "20Gi", "tokenSecret": {"name": "hub", "key": "token"}}},
             "worker": {"gpus": 1, "engine": {"enable-prefix-caching": True, "max-model-len": 1_048_576}},
             "prefill": {"replicas": 2, "podAnnotations": {"note": "a"}, "extraArgs": ["--log-level=debug"]},

@@ -116,7 +116,7 @@ class Choice:
         if reader is None:
             piece.text += text
             return
-        was_thinking = reader.thinking
+        was_thinking = self.may_think and reader.thinking
         self._add(piece, text)
         if was_thinking:
             piece.thought_tokens = len(piece.token_ids)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Thought:
+
+class Thought(msgspec.Struct, frozen=True):
     """A piece of the model's thoughts."""
 
     text: str
@@ -48,10 +49,7 @@ class AnswerReader:
         """None = there are none, and text that looks like them is content."""
         self._thoughts = thoughts
         self._calls = calls
-
-    @property
-    def may_think(self) -> bool:
-        return self._thoughts is not None
+        self.may_think = thoughts is not None
 
     @property
     def thinking(self) -> bool:
@@ -63,7 +61,10 @@ class AnswerReader:
         return 0 if self._calls is None else self._calls.count
 
     def push(self, text: str) -> list[Part]:
-        return self._read_calls([text] if self._thoughts is None else self._thoughts.push(text))
+        if self._thoughts is None:
+            return [text] if self._calls is None else self._calls.push(text)
+        parts = self._thoughts.push(text)
+        return parts if self._calls is None else self._read_calls(parts)
 
     def end(self) -> list[Part]:
         parts = self._read_calls([] if self._thoughts is None else self._thoughts.end())

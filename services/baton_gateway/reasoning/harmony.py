@@ -11,6 +11,7 @@ with its header, for the reader of calls. Source: https://github.com/openai/harm
 from typing import Any
 
 from ..reading.lark import LarkSpelling
+from ..reading.parts import Part, Thought
 from .thought_reader import Place, ThoughtReader, any_until
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -28,6 +29,7 @@ class HarmonyThoughts(ThoughtReader):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._thoughts = False  # whether the message is thoughts
+        self._in_body = place == "after"
         if place == "after":
             self._state = self._body
 
@@ -70,6 +72,11 @@ class HarmonyThoughts(ThoughtReader):
             return {**message, "thinking": thoughts}
         return {**message, "thinking": f"{thoughts}\n\n{content}", "content": ""}
 
+    def _plain(self, text: str) -> Part | None:
+        if not self._in_body or "<" in text or not text:
+            return None
+        return Thought(text) if self._thoughts else text
+
     def _at_start(self) -> bool:
         """The state before the header of a message, whose `<|start|>assistant` the prompt may have."""
         text, at = self._rest, self._rest.find(MESSAGE)
@@ -97,6 +104,7 @@ class HarmonyThoughts(ThoughtReader):
 
     def _go_body(self, thoughts: bool) -> bool:
         self._thoughts = self.thinking = thoughts
+        self._in_body = True
         return self._go(self._body)
 
     def _body(self) -> bool:
@@ -108,7 +116,7 @@ class HarmonyThoughts(ThoughtReader):
             self._add_content(self._take(at))
         if not marker:
             return False
-        self.thinking = False
+        self.thinking = self._in_body = False
         if marker in ENDS:
             self._drop(len(marker))
         return self._go(self._between)

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from ..reading.lark import LarkSpelling
+from ..reading.parts import Part, Thought
 from .thought_reader import Place, ThoughtReader, any_until
 
 
@@ -20,6 +21,7 @@ class TaggedThoughts(ThoughtReader):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
+        self._in_thoughts = self._in_answer = False
         self._state = {"before": self._at_start, "inside": self._begun, "after": self._answer}[place]
 
     @classmethod
@@ -52,6 +54,11 @@ class TaggedThoughts(ThoughtReader):
             raise ValueError("the beginning of thoughts is no token of this model")
         return f"start: before thoughts rest\nbefore: <[^{id}]>?\nrest: <[^{id}]>*"
 
+    def _plain(self, text: str) -> Part | None:
+        if self._in_thoughts:
+            return Thought(text) if self.finish[0] not in text and text and text[-1] != "\n" else None
+        return text if self._in_answer and (not self.anywhere or self.begin[0] not in text) else None
+
     def _at_start(self) -> bool:
         text = self._rest.lstrip()
         if text.startswith(self.begin):
@@ -62,20 +69,21 @@ class TaggedThoughts(ThoughtReader):
         return self._go(self._answer)
 
     def _go_thinking(self) -> bool:
-        self.thinking = True
+        self.thinking, self._in_answer = True, False
         return self._go(self._begun)
 
     def _begun(self) -> bool:
         """The state behind the marker that begins thoughts."""
         self._drop(len(self._rest) - len(self._rest.lstrip("\n")))
-        return bool(self._rest) and self._go(self._thoughts)
+        self._in_thoughts = bool(self._rest)
+        return self._in_thoughts and self._go(self._thoughts)
 
     def _thoughts(self) -> bool:
         at = self._rest.find(self.finish)
         if at >= 0:
             self._add_thought(self._take(len(self._rest[:at].rstrip("\n"))))
             self._drop(len(self._rest) - len(self._rest.lstrip("\n")) + len(self.finish))
-            self.thinking = False
+            self.thinking = self._in_thoughts = False
             return self._go(self._finished)
         if self._ended:
             self._add_thought(self._take(len(self._rest)))
@@ -90,6 +98,7 @@ class TaggedThoughts(ThoughtReader):
         return bool(self._rest) and self._go(self._answer)
 
     def _answer(self) -> bool:
+        self._in_answer = True
         if not self.anywhere:
             self._add_content(self._take(len(self._rest)))
             return False
