@@ -160,6 +160,11 @@ OUTPUTS = {
         + _KIMI_CALL.format("get_time", 1, "{}") + "<|tool_calls_section_end|>",
         tools="kimi", content="I look.", calls=[KOELN, TIME],
     ),
+    "kimi-k2-thinking that does not end its thoughts": Output(
+        "I call it. <|tool_calls_section_begin|>" + _KIMI_CALL.format("get_weather", 0, WEATHER)
+        + "<|tool_calls_section_end|>",
+        "think", "kimi", "inside", "I call it. ", calls=[KOELN],
+    ),
     "granite 3": Output(
         f'<|tool_call|>[{{"name": "get_weather", "arguments": {WEATHER}}}, {{"name": "get_time", "arguments": {{}}}}]',
         tools="granite", calls=[KOELN, TIME],

@@ -91,7 +91,7 @@ class Choice:
             piece = self._feed_singly(token_ids, delta.logprobs, unseen)
         if self.finish_reason is None and finish != pb.FINISH_REASON_NONE:
             self._finish(delta, piece)
-        if self._reader is not None:
+        if self._reader is not None and (self.finish_reason is not None or piece.parts is None):
             self._extend(piece, self._reader.end() if self.finish_reason is not None else [])
         return piece
 
@@ -116,7 +116,7 @@ class Choice:
         if reader is None:
             piece.text += text
             return
-        was_thinking = self.may_think and reader.thinking
+        was_thinking = reader.thinking
         self._add(piece, text)
         if was_thinking:
             piece.thought_tokens = len(piece.token_ids)

@@ -50,10 +50,7 @@ class AnswerReader:
         self._thoughts = thoughts
         self._calls = calls
         self.may_think = thoughts is not None
-
-    @property
-    def thinking(self) -> bool:
-        return self._thoughts is not None and self._thoughts.thinking
+        self.thinking = thoughts is not None and thoughts.thinking  # whether the text so far ends within thoughts
 
     @property
     def calls(self) -> int:
@@ -64,6 +61,7 @@ class AnswerReader:
         if self._thoughts is None:
             return [text] if self._calls is None else self._calls.push(text)
         parts = self._thoughts.push(text)
+        self.thinking = self._thoughts.thinking
         return parts if self._calls is None else self._read_calls(parts)
 
     def end(self) -> list[Part]:

@@ -18,6 +18,8 @@ class TaggedThoughts(ThoughtReader):
     # Whether thoughts can begin anywhere. Otherwise they stand only at the beginning of a text, since an answer may
     # mention the marker.
     anywhere: ClassVar[bool] = False
+    # Markers of calls, which end thoughts even if the model forgets to do so.
+    calls: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -79,16 +81,18 @@ class TaggedThoughts(ThoughtReader):
         return self._in_thoughts and self._go(self._thoughts)
 
     def _thoughts(self) -> bool:
-        at = self._rest.find(self.finish)
+        ends = (self.finish, *self.calls)
+        at, end = min(((at, end) for end in ends if (at := self._rest.find(end)) >= 0), default=(-1, ""))
         if at >= 0:
             self._add_thought(self._take(len(self._rest[:at].rstrip("\n"))))
-            self._drop(len(self._rest) - len(self._rest.lstrip("\n")) + len(self.finish))
+            newlines = len(self._rest) - len(self._rest.lstrip("\n"))
+            self._drop(newlines + (len(end) if end == self.finish else 0))
             self.thinking = self._in_thoughts = False
             return self._go(self._finished)
         if self._ended:
             self._add_thought(self._take(len(self._rest)))
             return False
-        shown = self._rest[: len(self._rest) - self._held(self._rest, self.finish)].rstrip("\n")
+        shown = self._rest[: len(self._rest) - self._held(self._rest, *ends)].rstrip("\n")
         self._add_thought(self._take(len(shown)))
         return False
 

@@ -7,6 +7,7 @@ class ThinkTags(TaggedThoughts):
     begin = "<think>"
     finish = "</think>"
     markers = (begin, finish)
+    calls = ("<|tool_calls_section_begin|>",)  # Kimi-K2-Thinking
 
     @staticmethod
     def writes(template: str) -> bool:
