@@ -23,7 +23,9 @@ def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def with_definitions(argument: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of one argument with the definitions that it may refer to."""
+    """Return the schema of one argument, with the definitions of the function's schema if it refers to any."""
+    if "$ref" not in json.dumps(argument):
+        return dict(argument)
     return {**{key: schema[key] for key in ("$defs", "definitions") if key in schema}, **argument}
 
 
