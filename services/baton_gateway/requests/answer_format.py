@@ -112,6 +112,8 @@ def _with_thoughts(
             text = f"{thoughts.free_rules(place, lark)}\n{rules}"
             return pb.Grammar(kind=pb.Grammar.KIND_LARK, text=text, param="thinking_token_budget")
     except ValueError as error:
+        if budget is None:
+            return grammar  # without the tokens of its markers, the model writes no thoughts
         raise _no_budget(str(error)) from None
     opening = "" if request.must_call else lark.spell(thoughts.answer_opening()) if thoughts.answer_opening() else ""
     grammar.around = f"start: thoughts {opening} @answer\n{rules}"
