@@ -14,7 +14,7 @@ COPY kernels kernels
 RUN pip --disable-pip-version-check wheel --no-deps --no-index --no-build-isolation --wheel-dir /wheels . \
     && pip --disable-pip-version-check --python /opt/venv/bin/python install --no-deps --no-index /wheels/*.whl
 # Half of the installed size is unused: the asyncio part of the Kubernetes client with its dependencies, and byte code of
-# API objects, few of which are loaded. The gateway does not download from hubs either, so hf_xet goes too.
+# API objects, few of which are loaded. Models are downloaded by plain HTTP, so hf_xet goes too.
 RUN cd /opt/venv/lib/python3.12/site-packages \
     && rm -r kubernetes/aio aiohttp aiohttp_retry aiosignal frozenlist multidict propcache yarl aiohappyeyeballs hf_xet \
     && find kubernetes -name '*.pyc' -delete

@@ -27,8 +27,11 @@ _CLASSES = {
     "qwen2_moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM"),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM"),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM"),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
 }
 VOCAB_SIZE = 512
+_REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
 # Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
 NEAR_TIE = 1e-4
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -70,13 +73,22 @@ _CHAT_TEMPLATE = (
 def make_model(
     folder: Path, family: str, *, rope: str = "default", seed: int = 0, shard_size: str | None = None, **overrides: Any
 ) -> Path:
-    """Write a model of a family of _CLASSES with a tokenizer into `folder`, and return the folder.
+    """Write a model of a family of _CLASSES, or of "qwen", with a tokenizer into `folder`, and return the folder.
 
     rope: a key of ROPES; without effect where the family has no rope. shard_size: largest safetensors file, as "100KB";
     None = one file. overrides: fields of the family's configuration class.
     """
     import torch
     import transformers
+
+    if family == "qwen":
+        # transformers has no such family. The reference is a Qwen2 of the same weights.
+        from .qwen_model import write_qwen
+
+        heads = {"num_key_value_heads": 4, **overrides}
+        write_qwen(folder, make_model(folder / _REFERENCE, "qwen2", rope=rope, seed=seed, **heads))
+        make_tokenizer().save_pretrained(folder)
+        return folder
 
     fields: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -102,10 +114,15 @@ def make_model(
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
         ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
-    if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"):
-        fields |= {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}
+    if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe"):
+        fields |= {"num_experts_per_tok": 2, "pad_token_id": None}
+        fields["n_routed_experts" if family == "glm4_moe" else "num_experts"] = 6
     if family in ("qwen2_moe", "qwen3_moe"):
         fields |= {"moe_intermediate_size": 40, "decoder_sparse_step": 1}
+    if family == "gpt_oss":
+        fields |= {"head_dim": 16, "sliding_window": 19, "num_hidden_layers": 3}
+    if family == "glm4_moe":
+        fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 32}
     if family == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
@@ -114,9 +131,12 @@ def make_model(
     model = model_class(config).float()
     with torch.no_grad():
         # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-        for name, parameter in model.named_parameters():
+        corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
+        for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
+            elif name.endswith("sinks"):
+                parameter.normal_()
             elif "norm" in name or "ln_" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
@@ -147,7 +167,10 @@ def reference_model(folder: Path) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    instead = folder / _REFERENCE
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        instead if instead.exists() else folder, dtype=torch.float32
+    )
     return model.eval()
 
 

@@ -17,6 +17,19 @@ def silu_mul(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
+def gate_of_expert(gate, up, dtype: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Return silu(gate) * up of float32 values, or with CLAMPED what clamped_gate_reference returns."""
+    if CLAMPED:
+        # Without propagate_nan, NaN would become the limit.
+        gate = tl.minimum(gate.to(dtype).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        result = (up + 1) * gate / (1 + tl.exp(-ALPHA * gate))
+    else:
+        result = silu_mul(gate, up, dtype)
+    return result
+
+
+@triton.jit
 def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, OVERLAP: tl.constexpr):
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)

@@ -26,11 +26,11 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["table_stride", "slots"])
 def _decode_kernel(
-    q, keys, values, tables, plan, arrivals, alibi, out, partial, logsums, scale, softcap, table_stride, slots,
+    q, keys, values, tables, plan, arrivals, alibi, sinks, out, partial, logsums, scale, softcap, table_stride, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     slot, kv_head = tl.program_id(0), tl.program_id(1)
@@ -63,6 +63,11 @@ def _decode_kernel(
 
     peak = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_GROUP], tl.float32)
+    if SINKS:
+        # The softmax of a sequence's first part begins with the sink, whose value is 0.
+        sink = tl.load(sinks + head, mask=member < GROUP, other=0.0) * _LOG2E
+        peak = tl.where(part == 0, sink, peak)
+        total = tl.where(part == 0, 1.0, total)
     acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for tile in range(first, last, BLOCK_KEYS):
         key = tile + tl.arange(0, BLOCK_KEYS)
@@ -207,12 +212,13 @@ def decode_attention(
     separate_join = sequences <= SEPARATE_JOIN_SEQUENCES
     _decode_kernel[(slots, kv_heads)](
         q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
-        out, partial, logsums, variant.scale, variant.softcap, tables.stride(0), slots,
+        q if variant.sinks is None else variant.sinks, out, partial, logsums, variant.scale, variant.softcap,
+        tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=BLOCK_KEYS,
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
+        SINKS=variant.sinks is not None, num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:
         _join_kernel[(sequences, heads)](

@@ -1,216 +1,172 @@
-"""Layers of experts: the choice of each token's experts, and the products of these experts alone.
+"""Layers of experts: the products of those experts that a router has chosen for the tokens.
 
-A pair is a token and one of its experts. In small batches a program multiplies the row of one pair with weights of its
-expert, so that only experts that are used are read. In larger batches pairs are grouped by expert into blocks of rows,
-so that a tile of weights is read once for a whole block. Each pair has a result of its own; a last kernel adds up those
-of a token, in the order of its experts, so that the sum does not depend on which program is done first.
+A pair is a token and one of its experts. In small batches a program multiplies one row at a time with weights of its
+expert, so that only experts that are used are read: first the row of a pair, then those of all pairs of a token, whose
+sum it stores. In larger batches pairs are grouped by expert into blocks of rows (pair_groups.py). Then each pair has a
+result of its own, and a last kernel adds up those of a token, in the order of its experts, so that the sum does not
+depend on which program is done first.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .activation import silu_mul
+from .activation import gate_of_expert
 from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .pair_groups import group_pairs
+from .reference.experts import ExpertWeights
+from .tuning import ExpertsConfig, ProductConfig, experts_config
 
-# Pairs that a program of the grouping kernels reads at a time.
-_PAIRS_AT_ONCE = 1024
-
-
-class ExpertsConfig(NamedTuple):
-    """Tile sizes of a product with experts' weights. block_rows 1: no pairs are grouped."""
-
-    block_rows: int
-    block_outputs: int
-    block_inner: int
-    num_warps: int
-    num_stages: int = 3
-
-
+_NEIGHBOURS = tl.constexpr(16)
 # A token's result does not depend on the tokens around it when all batches have the same tiles.
-FIXED = ExpertsConfig(16, 64, 64, 4)
+FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 3))
 
 
 @triton.jit
-def _route_kernel(
-    logits, weights, experts, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr,
-    BLOCK_COUNT: tl.constexpr, NORMALIZE: tl.constexpr, OVERLAP: tl.constexpr,
+def _gate_up_row_kernel(
+    x, weight, bias, experts, out, outputs, INNER: tl.constexpr, COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    pair = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    inner = tl.arange(0, BLOCK_INNER)
+    real = output < outputs
+    x_at = x + pair // COUNT * INNER + inner
+    wait_for_inputs(OVERLAP)
+    gate = tl.load(experts + pair).to(tl.int64) * 2 * outputs + output
+    at = weight + gate[:, None] * INNER + inner[None, :]
+    up_at = at + outputs.to(tl.int64) * INNER
+    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
+    acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
+    for first in tl.range(0, INNER, BLOCK_INNER, loop_unroll_factor=4):
+        known = first + inner < INNER
+        there = real[:, None] & known[None, :]
+        w = tl.load(at + first, mask=there, other=0.0)
+        w_up = tl.load(up_at + first, mask=there, other=0.0)
+        values = tl.load(x_at + first, mask=known, other=0.0).to(tl.float32)[None, :]
+        acc += w.to(tl.float32) * values
+        acc_up += w_up.to(tl.float32) * values
+    result, result_up = tl.sum(acc, axis=1), tl.sum(acc_up, axis=1)
+    if BIAS:
+        result += tl.load(bias + gate, mask=real, other=0.0).to(tl.float32)
+        result_up += tl.load(bias + gate + outputs, mask=real, other=0.0).to(tl.float32)
+    result = gate_of_expert(result, result_up, out.dtype.element_ty, CLAMPED, ALPHA, LIMIT)
+    tl.store(out + pair * outputs + output, result.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _down_row_kernel(
+    x, weight, bias, weights, experts, out, outputs, INNER: tl.constexpr, COUNT: tl.constexpr,
+    BLOCK_COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, BLOCK)
-    wait_for_inputs(OVERLAP)
-    values = tl.load(logits + token * EXPERTS + lane, mask=lane < EXPERTS, other=float("-inf")).to(tl.float32)
-    values = tl.exp(values - tl.max(values, axis=0))
-    left = values / tl.sum(values, axis=0)
-    choice = tl.arange(0, BLOCK_COUNT)
-    chosen = tl.zeros([BLOCK_COUNT], tl.int32)
-    weight = tl.zeros([BLOCK_COUNT], tl.float32)
-    for number in tl.static_range(COUNT):
-        best = tl.max(left, axis=0)
-        # Where a logit is NaN no lane equals the maximum. Any expert will do then, if only there is such an expert.
-        expert = tl.minimum(tl.min(tl.where(left == best, lane, BLOCK), axis=0), EXPERTS - 1)
-        chosen = tl.where(choice == number, expert, chosen)
-        weight = tl.where(choice == number, best, weight)
-        left = tl.where(lane == expert, -1.0, left)
-    if NORMALIZE:
-        weight = weight / tl.sum(weight, axis=0)
-    tl.store(experts + token * COUNT + choice, chosen, mask=choice < COUNT)
-    tl.store(weights + token * COUNT + choice, weight, mask=choice < COUNT)
-
-
-def route(logits: torch.Tensor, count: int, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute route_reference. Of experts with equal logits, the one with the smallest number comes first."""
-    tokens, experts = logits.shape
-    weights = torch.empty(tokens, count, dtype=torch.float32, device=logits.device)
-    chosen = torch.empty(tokens, count, dtype=torch.int32, device=logits.device)
-    block = triton.next_power_of_2(experts)
-    _route_kernel[(tokens,)](
-        logits, weights, chosen, EXPERTS=experts, BLOCK=block, COUNT=count,
-        BLOCK_COUNT=triton.next_power_of_2(count), NORMALIZE=normalize,
-        num_warps=1 if block <= 256 else 4, **overlap_options(logits.device),
-    )  # fmt: skip
-    return weights, chosen
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def _count_kernel(experts, counts, pairs, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):
-    let_next_start(OVERLAP)
-    expert = tl.program_id(0)
-    lane = tl.arange(0, CHUNK)
-    wait_for_inputs(OVERLAP)
-    count = 0
-    for first in range(0, pairs, CHUNK):
-        chosen = tl.load(experts + first + lane, mask=first + lane < pairs, other=-1)
-        count += tl.sum((chosen == expert).to(tl.int32), axis=0)
-    tl.store(counts + expert, count)
-
-
-@triton.jit(do_not_specialize=["pairs", "blocks"])
-def _group_kernel(
-    experts, counts, order, block_experts, pairs, blocks, EXPERTS: tl.constexpr, LANES: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    let_next_start(OVERLAP)
-    expert = tl.program_id(0)
-    lane = tl.arange(0, CHUNK)
-    each = tl.arange(0, LANES)
-    wait_for_inputs(OVERLAP)
-    needed = tl.cdiv(tl.load(counts + each, mask=each < EXPERTS, other=0), ROWS)
-    first_block = tl.sum(tl.where(each < expert, needed, 0), axis=0)
-    end_block = first_block + tl.sum(tl.where(each == expert, needed, 0), axis=0)
-    to = first_block * ROWS
-    for first in range(0, pairs, CHUNK):
-        chosen = tl.load(experts + first + lane, mask=first + lane < pairs, other=-1)
-        mine = chosen == expert
-        before = tl.cumsum(mine.to(tl.int32), axis=0) - 1
-        tl.store(order + to + before, first + lane, mask=mine)
-        to += tl.sum(mine.to(tl.int32), axis=0)
-    # The rest of the last block holds no pair.
-    row = tl.arange(0, ROWS)
-    tl.store(order + to + row, -1, mask=to + row < end_block * ROWS)
-    for block in range(first_block, end_block):
-        tl.store(block_experts + block, expert)
-    if expert == EXPERTS - 1:
-        for block in range(end_block, blocks):
-            tl.store(block_experts + block, -1)
-
-
-class _Groups(NamedTuple):
-    """Pairs by expert. order: [blocks * block_rows] int32, the pair of each row, -1 = none. block_experts: [blocks]
-    int32, -1 for blocks that are not used."""
-
-    order: torch.Tensor
-    block_experts: torch.Tensor
-
-
-def _group(experts: torch.Tensor, num_experts: int, block_rows: int) -> _Groups:
-    pairs = experts.numel()
-    blocks = pairs // block_rows + min(num_experts, pairs)
-    counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
-    order = torch.empty(blocks * block_rows, dtype=torch.int32, device=experts.device)
-    block_experts = torch.empty(blocks, dtype=torch.int32, device=experts.device)
-    options = overlap_options(experts.device)
-    chunk = min(max(triton.next_power_of_2(pairs), 32), _PAIRS_AT_ONCE)
-    _count_kernel[(num_experts,)](experts, counts, pairs, CHUNK=chunk, num_warps=1, **options)
-    _group_kernel[(num_experts,)](
-        experts, counts, order, block_experts, pairs, blocks, EXPERTS=num_experts,
-        LANES=triton.next_power_of_2(num_experts), CHUNK=chunk, ROWS=block_rows, num_warps=1, **options,
-    )  # fmt: skip
-    return _Groups(order, block_experts)
-
-
-@triton.jit
-def _rows_kernel(
-    x, weight, experts, out, outputs, inner_size, PAIRS_PER_ROW: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    let_next_start(OVERLAP)
-    pair = tl.program_id(1).to(tl.int64)
-    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    inner = tl.arange(0, BLOCK_INNER)
-    real = (output < outputs)[:, None]
-    wait_for_inputs(OVERLAP)
-    expert = tl.load(experts + pair).to(tl.int64)
-    halves: tl.constexpr = 2 if GATED else 1
-    at = weight + (expert * halves * outputs + output[:, None]) * inner_size + inner[None, :]
-    up_at = at + outputs.to(tl.int64) * inner_size
-    x_at = x + pair // PAIRS_PER_ROW * inner_size + inner
-    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
-    acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
-    for first in range(0, inner_size, BLOCK_INNER):
-        known = first + inner < inner_size
-        values = tl.load(x_at + first, mask=known, other=0.0).to(tl.float32)[None, :]
-        acc += tl.load(at + first, mask=real & known[None, :], other=0.0).to(tl.float32) * values
-        if GATED:
-            acc_up += tl.load(up_at + first, mask=real & known[None, :], other=0.0).to(tl.float32) * values
-    result = tl.sum(acc, axis=1)
-    if GATED:
-        result = silu_mul(result, tl.sum(acc_up, axis=1), out.dtype.element_ty)
-    tl.store(out + pair * outputs + output, result.to(out.dtype.element_ty), mask=output < outputs)
-
-
-@triton.jit
-def _blocks_kernel(
-    x, weight, order, block_experts, out, outputs, inner_size, PAIRS_PER_ROW: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    let_next_start(OVERLAP)
-    # Programs of one block are neighbours in one dimension and share its rows; those of one expert share its weights.
-    block = tl.program_id(0)
     output = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    choice = tl.arange(0, BLOCK_COUNT)
+    inner = tl.arange(0, BLOCK_INNER)
+    pair = token * COUNT + choice
+    x_at = x + pair[:, None] * INNER + inner[None, :]
+    mine = choice < COUNT
+    real = (output < outputs)[:, None] & mine[None, :]
+    wait_for_inputs(OVERLAP)
+    # [BLOCK_OUTPUTS, BLOCK_COUNT]
+    row = tl.load(experts + pair, mask=mine, other=0).to(tl.int64)[None, :] * outputs + output[:, None]
+    share = tl.load(weights + pair, mask=mine, other=0.0)
+    at = weight + row[:, :, None] * INNER + inner[None, None, :]
+    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_COUNT, BLOCK_INNER], tl.float32)
+    for first in tl.range(0, INNER, BLOCK_INNER, loop_unroll_factor=4):
+        known = first + inner < INNER
+        w = tl.load(at + first, mask=real[:, :, None] & known[None, None, :], other=0.0)
+        values = tl.load(x_at + first, mask=mine[:, None] & known[None, :], other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * values[None, :, :]
+    results = tl.sum(acc, axis=2)
+    if BIAS:
+        results += tl.load(bias + row, mask=real, other=0.0).to(tl.float32)
+    total = tl.sum(results * share[None, :], axis=1)
+    tl.store(out + token * outputs + output, total.to(out.dtype.element_ty), mask=output < outputs)
+
+
+@triton.jit
+def _weights(weight, at, row, first, known, EVEN: tl.constexpr, WHOLE: tl.constexpr):
+    """Load a tile of weights: with WHOLE by the descriptor `weight`, from its row and column on, or else by pointers.
+
+    at: pointers to the tile's first columns. EVEN: tiles divide the inner dimension. known: whether columns exist.
+    """
+    if WHOLE:
+        tile = weight.load([row, first])
+    elif EVEN:
+        tile = tl.load(at + first)
+    else:
+        tile = tl.load(at + first, mask=known[None, :], other=0.0)
+    return tile
+
+
+# One compiled kernel serves all numbers of blocks.
+@triton.jit(do_not_specialize=["blocks"])
+def _blocks_kernel(
+    x, weight, bias, order, block_experts, out, outputs, inner_size, pairs_per_row, blocks,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, EVEN: tl.constexpr,
+    WHOLE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    # Programs that run at the same time have few blocks and few tiles of outputs, so that the L2 cache holds the rows
+    # and the weights that they share.
+    tiles = tl.cdiv(outputs, BLOCK_OUTPUTS)
+    first_block = tl.program_id(0) // (tiles * _NEIGHBOURS) * _NEIGHBOURS
+    place = tl.program_id(0) - first_block * tiles
+    together = tl.minimum(blocks - first_block, _NEIGHBOURS)
+    block = first_block + place % together
+    first_output = place // together * BLOCK_OUTPUTS
+    output = first_output + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     wait_for_inputs(OVERLAP)
-    expert = tl.load(block_experts + block).to(tl.int64)
+    expert = tl.load(block_experts + block)
     if expert < 0:
         return
     pair = tl.load(order + block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
-    here = pair >= 0
-    # Outputs beyond the last one read its weights, so that loads need no mask. Their results are not stored.
-    w_row = tl.minimum(output, outputs - 1)
+    # Outputs beyond the last one read other weights, and rows without a pair read the first row, so that loads need no
+    # mask. Their results are not stored.
     halves: tl.constexpr = 2 if GATED else 1
-    w_at = weight + (expert * halves * outputs + w_row[:, None]) * inner_size + inner[None, :]
-    up_at = w_at + outputs.to(tl.int64) * inner_size
-    x_at = x + (pair // PAIRS_PER_ROW)[None, :] * inner_size + inner[:, None]
+    row = expert * halves * outputs
+    w_row = row + tl.minimum(output, outputs - 1).to(tl.int64)
+    w_at = weight
+    up_at = weight
+    if not WHOLE:
+        w_at = weight + w_row[:, None] * inner_size + inner[None, :]
+        up_at = w_at + outputs.to(tl.int64) * inner_size
+    x_at = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * inner_size + inner[:, None]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     for first in range(0, inner_size, BLOCK_INNER):
         known = first + inner < inner_size
-        values = tl.load(x_at + first, mask=known[:, None] & here[None, :], other=0.0)
-        acc = tl.dot(tl.load(w_at + first, mask=known[None, :], other=0.0), values, acc, input_precision="ieee")
+        if EVEN:
+            values = tl.load(x_at + first)
+        else:
+            values = tl.load(x_at + first, mask=known[:, None], other=0.0)
+        w = _weights(weight, w_at, row + first_output, first, known, EVEN, WHOLE)
+        acc = tl.dot(w, values, acc, input_precision="ieee")
         if GATED:
-            w_up = tl.load(up_at + first, mask=known[None, :], other=0.0)
+            w_up = _weights(weight, up_at, row + outputs + first_output, first, known, EVEN, WHOLE)
             acc_up = tl.dot(w_up, values, acc_up, input_precision="ieee")
+    if BIAS:
+        acc += tl.load(bias + w_row).to(tl.float32)[:, None]
     if GATED:
-        acc = silu_mul(acc, acc_up, out.dtype.element_ty)
+        if BIAS:
+            acc_up += tl.load(bias + w_row + outputs).to(tl.float32)[:, None]
+        acc = gate_of_expert(acc, acc_up, out.dtype.element_ty, CLAMPED, ALPHA, LIMIT)
     at = out + pair[None, :] * outputs + output[:, None]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & here[None, :])
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & (pair >= 0)[None, :])
 
 
 @triton.jit
-def _sum_kernel(
+def sum_kernel(
     results, weights, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr
 ):
     let_next_start(OVERLAP)
@@ -225,55 +181,89 @@ def _sum_kernel(
     tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), mask=column < SIZE)
 
 
-def _config(pairs: int, num_experts: int) -> ExpertsConfig:
-    """Return the tile sizes for a number of pairs: as many rows as an expert has on average, within limits."""
-    if pairs <= max(num_experts // 4, 8):
-        return ExpertsConfig(1, 4, 512, 4)
-    rows = min(max(triton.next_power_of_2(triton.cdiv(pairs, num_experts)), 16), 128)
-    return ExpertsConfig(rows, 128 if rows > 16 else 64, 64, 8 if rows == 128 else 4)
+def _gate_options(held: ExpertWeights) -> dict[str, Any]:
+    clamp = held.clamp
+    return {
+        "BIAS": held.gate_up_bias is not None,
+        "CLAMPED": clamp is not None,
+        "ALPHA": clamp.alpha if clamp else 1.0,
+        "LIMIT": clamp.limit if clamp else 0.0,
+    }
 
 
-def run_experts(
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    experts: torch.Tensor,
-    config: ExpertsConfig | None = None,
+def _by_rows(
+    x: torch.Tensor, held: ExpertWeights, weights: torch.Tensor, experts: torch.Tensor, config: ExpertsConfig
 ) -> torch.Tensor:
-    """Compute experts_reference. All tensors are contiguous. config: None = by the number of tokens and experts."""
     tokens, count = experts.shape
-    num_experts, hidden, size = down.shape
-    pairs = tokens * count
-    config = config or _config(pairs, num_experts)
-    inner, results, out = x.new_empty(pairs, size), x.new_empty(pairs, hidden), torch.empty_like(x)
+    _, hidden, size = held.down.shape
+    inner, out = x.new_empty(tokens * count, size), torch.empty_like(x)
     options = overlap_options(x.device)
+    first, second = config.gate_up, config.down
+    _gate_up_row_kernel[(tokens * count, triton.cdiv(size, first.block_outputs))](
+        x, held.gate_up, held.gate_up if held.gate_up_bias is None else held.gate_up_bias, experts, inner, size,
+        INNER=hidden, COUNT=count, BLOCK_OUTPUTS=first.block_outputs, BLOCK_INNER=first.block_inner,
+        num_warps=first.num_warps, **_gate_options(held), **options,
+    )  # fmt: skip
+    _down_row_kernel[(tokens, triton.cdiv(hidden, second.block_outputs))](
+        inner, held.down, held.down if held.down_bias is None else held.down_bias, weights, experts, out, hidden,
+        INNER=size, COUNT=count, BLOCK_COUNT=triton.next_power_of_2(count), BLOCK_OUTPUTS=second.block_outputs,
+        BLOCK_INNER=second.block_inner, BIAS=held.down_bias is not None, num_warps=second.num_warps, **options,
+    )  # fmt: skip
+    return out
+
+
+def _by_blocks(
+    x: torch.Tensor, held: ExpertWeights, weights: torch.Tensor, experts: torch.Tensor, config: ExpertsConfig
+) -> torch.Tensor:
+    tokens, count = experts.shape
+    num_experts, hidden, size = held.down.shape
+    groups = group_pairs(experts, num_experts, config.block_rows)
+    inner, results = x.new_empty(tokens * count, size), x.new_empty(tokens * count, hidden)
+    out = torch.empty_like(x)
+    options = overlap_options(x.device)
+    down = {**_gate_options(held), "BIAS": held.down_bias is not None}
     # The rows of x belong to tokens, those of `inner` to pairs.
-    products = (x, gate_up, inner, size, hidden, count, True), (inner, down, results, hidden, size, 1, False)
-    if config.block_rows == 1:
-        for values, weight, to, outputs, inner_size, pairs_per_row, gated in products:
-            _rows_kernel[(triton.cdiv(outputs, config.block_outputs), pairs)](
-                values, weight, experts, to, outputs, inner_size, PAIRS_PER_ROW=pairs_per_row,
-                BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=config.block_inner, GATED=gated,
-                num_warps=config.num_warps, **options,
-            )  # fmt: skip
-    else:
-        order, block_experts = _group(experts, num_experts, config.block_rows)
-        for values, weight, to, outputs, inner_size, pairs_per_row, gated in products:
-            _blocks_kernel[(len(block_experts), triton.cdiv(outputs, config.block_outputs))](
-                values, weight, order, block_experts, to, outputs, inner_size, PAIRS_PER_ROW=pairs_per_row,
-                BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=config.block_inner,
-                GATED=gated, num_warps=config.num_warps, num_stages=config.num_stages, **options,
-            )  # fmt: skip
+    for values, weight, bias, to, rows, tiles, flags in (
+        (x, held.gate_up, held.gate_up_bias, inner, count, config.gate_up, {"GATED": True, **_gate_options(held)}),
+        (inner, held.down, held.down_bias, results, 1, config.down, {"GATED": False, **down}),
+    ):
+        outputs, inner_size = to.shape[1], values.shape[1]
+        held_weight: torch.Tensor | TensorDescriptor = weight
+        if tiles.whole:
+            tile = [tiles.block_outputs, tiles.block_inner]
+            held_weight = TensorDescriptor(weight, [weight.numel() // inner_size, inner_size], [inner_size, 1], tile)
+        blocks = len(groups.block_experts)
+        _blocks_kernel[(blocks * triton.cdiv(outputs, tiles.block_outputs),)](
+            values, held_weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows, blocks,
+            BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=tiles.block_outputs, BLOCK_INNER=tiles.block_inner,
+            EVEN=inner_size % tiles.block_inner == 0, WHOLE=tiles.whole, num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages, **flags, **options,
+        )  # fmt: skip
     block = min(triton.next_power_of_2(hidden), 1024)
-    _sum_kernel[(tokens, triton.cdiv(hidden, block))](
+    sum_kernel[(tokens, triton.cdiv(hidden, block))](
         results, weights, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **options
     )
     return out
 
 
+def run_experts(
+    x: torch.Tensor,
+    held: ExpertWeights,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    config: ExpertsConfig | None = None,
+) -> torch.Tensor:
+    """Compute experts_reference. All tensors are contiguous. config: None = the fastest known."""
+    if config is None:
+        tokens, count = experts.shape
+        num_experts, hidden, size = held.down.shape
+        config = experts_config(tokens, count, num_experts, hidden, size, x.element_size(), x.device)
+    run = _by_rows if config.block_rows == 1 else _by_blocks
+    return run(x, held, weights, experts, config)
+
+
 def run_experts_fixed(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
+    x: torch.Tensor, held: ExpertWeights, weights: torch.Tensor, experts: torch.Tensor
 ) -> torch.Tensor:
     """Compute experts_reference such that the bits of a token's result do not depend on the other tokens."""
-    return run_experts(x, gate_up, down, weights, experts, FIXED)
+    return run_experts(x, held, weights, experts, FIXED)

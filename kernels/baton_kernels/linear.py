@@ -177,7 +177,7 @@ def linear(
     if config.splits > 1:
         cells = tiles * config.splits * config.block_outputs * config.block_rows * (2 if gated else 1)
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
-        arrivals = _arrivals(x.device)
+        arrivals = arrivals_of(x.device)
         if tiles > len(arrivals):
             raise ValueError(f"{config} cuts {tiles} tiles into parts; the limit is {len(arrivals)} tiles")
     _tiles_kernel[(tiles, config.splits)](
@@ -205,7 +205,7 @@ def fixed_linear(
 
 
 @functools.cache
-def _arrivals(device: torch.device) -> torch.Tensor:
+def arrivals_of(device: torch.device) -> torch.Tensor:
     """Return the device's counters of finished parts, zero between kernels: the program that counts last resets them.
 
     They are allocated once, since CUDA graphs keep their address.

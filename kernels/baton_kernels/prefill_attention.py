@@ -79,11 +79,12 @@ def _attend(
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
-    q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, out, scale, softcap, table_stride,
+    q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, sinks, out,
+    scale, softcap, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WHOLE: tl.constexpr, UNIFORM: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, WHOLE: tl.constexpr,
+    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -110,6 +111,10 @@ def _prefill_kernel(
     table = tables + sequence * table_stride
     peak = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
+    if SINKS:
+        # The softmax begins with the sink, whose value is 0.
+        peak = tl.zeros([BLOCK_QUERIES], tl.float32) + tl.load(sinks + head) * _LOG2E
+        total += 1.0
     acc = tl.zeros([BLOCK_QUERIES, BLOCK_DIM], tl.float32)
     middle = 0
     if WINDOW > 0:
@@ -186,11 +191,11 @@ def prefill_attention(
             TensorDescriptor(cache, [rows, width], [width, 1], [page, block_dim]) for cache in (keys, values)
         )
     _prefill_kernel[(heads, len(tiles[0]))](
-        q, keys, values, tables, lengths, starts, *tiles, q if variant.alibi is None else variant.alibi, out,
-        variant.scale, variant.softcap, tables.stride(0),
+        q, keys, values, tables, lengths, starts, *tiles, q if variant.alibi is None else variant.alibi,
+        q if variant.sinks is None else variant.sinks, out, variant.scale, variant.softcap, tables.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole, UNIFORM=uniform,
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
+        SINKS=variant.sinks is not None, num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
     return out

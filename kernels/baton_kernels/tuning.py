@@ -1,12 +1,12 @@
 """The fastest configuration of a kernel on each GPU, from measured tables, and a default for products not measured.
 
-loadtest/engine/tune_linear.py writes the tables.
+loadtest/engine/tune_linear.py and tune_experts.py write the tables.
 """
 
 import functools
 import json
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,6 +22,25 @@ class LinearConfig(NamedTuple):
     splits: int
     num_warps: int
     num_stages: int
+
+
+class ProductConfig(NamedTuple):
+    """Tile sizes of a product in experts.py. whole: the GPU's copy engine fetches the tiles of weights, whose rows must
+    be multiples of 16 bytes; without effect in small batches."""
+
+    block_outputs: int
+    block_inner: int
+    num_warps: int
+    num_stages: int
+    whole: bool = False
+
+
+class ExpertsConfig(NamedTuple):
+    """A configuration of the kernels in experts.py. block_rows 1 selects the kernels for small batches."""
+
+    block_rows: int
+    gate_up: ProductConfig
+    down: ProductConfig
 
 
 MOST_ROWS = 128  # products of more rows are bound by arithmetic, for which cuBLAS is fastest
@@ -51,11 +70,57 @@ def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.devi
     return None
 
 
+def experts_config(
+    tokens: int, count: int, experts: int, hidden: int, size: int, element_size: int, device: torch.device
+) -> ExpertsConfig:
+    """Return the configuration for tokens that use `count` experts each.
+
+    experts: of a layer. size: hidden units of an expert. element_size: bytes of an element.
+    """
+    if element_size == 2 and device.type == "cuda":
+        measured = _measured_experts(experts_name(count, experts, hidden, size), device)
+        if measured:
+            # The last entry serves all larger numbers of tokens, too.
+            return next((config for most, config in measured if tokens <= most), measured[-1][1])
+    return _unmeasured_experts(tokens * count, count, experts, size, element_size)
+
+
+def experts_name(count: int, experts: int, hidden: int, size: int) -> str:
+    return f"{count} of {experts}, {size}x{hidden}"
+
+
+def _unmeasured_experts(pairs: int, count: int, experts: int, size: int, element_size: int) -> ExpertsConfig:
+    if pairs <= max(experts // 4, 8):
+        # Each program of the second product reads weights of all experts of a token.
+        at_once = max(1024 // triton.next_power_of_2(count), 128)
+        inner = min(at_once, triton.next_power_of_2(size))
+        return ExpertsConfig(1, ProductConfig(2, 1024, 4, 1), ProductConfig(2, inner, 4, 1))
+    # As many rows as an expert has on average, within limits.
+    rows = min(max(triton.next_power_of_2(triton.cdiv(pairs, experts)), 16), 128)
+    if element_size > 2:
+        tiles = ProductConfig(64, 32, 4, 2)
+        return ExpertsConfig(min(rows, 64), tiles, tiles)
+    tiles = ProductConfig(128 if rows > 16 else 64, 64, 8 if rows >= 64 else 4, 3)
+    return ExpertsConfig(rows, tiles, tiles)
+
+
+@functools.cache
+def _measured_experts(name: str, device: torch.device) -> list[tuple[int, ExpertsConfig]]:
+    """Return the best configurations, each with the most tokens that it is for, in ascending order."""
+    table = _read_table(f"experts_{torch.cuda.get_device_name(device)}")
+    return [
+        (int(most), ExpertsConfig(rows, ProductConfig(*gate_up), ProductConfig(*down)))
+        for most, (rows, gate_up, down) in table.get(name, {}).items()
+    ]
+
+
 @functools.cache
 def _table(device_name: str) -> dict[str, dict[str, list[int] | None]]:
     """Return the best configurations of each product, keyed by the most rows that each is for, in ascending order."""
-    path = resources.files(__package__) / "tuned" / f"{device_name.lower().replace(' ', '_')}.json"
-    if not path.is_file():
-        return {}
-    table: dict[str, dict[str, list[int] | None]] = json.loads(path.read_text())
+    return _read_table(device_name)
+
+
+def _read_table(name: str) -> dict[str, Any]:
+    path = resources.files(__package__) / "tuned" / f"{name.lower().replace(' ', '_')}.json"
+    table: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return table

@@ -12,7 +12,8 @@ Json = dict[str, Any]
 class Job:
     """task: "prepare", "rows" or "profile". shape: a name for people. ours, vllm: settings of theirs.
 
-    profile: the folder for traces. bandwidth, arithmetic: as in device.Card, for the limits; 0 = as measured.
+    weights_in_memory: Baton's engine loads random weights that no file holds. profile: the folder for traces.
+    bandwidth, arithmetic: as in device.Card, for the limits; 0 = as measured.
     """
 
     task: str
@@ -28,6 +29,7 @@ class Job:
     vllm: Json
     engine: str = "ours"
     make_weights: bool = False
+    weights_in_memory: bool = False
     profile: str = ""
     bandwidth: float = 0.0
     arithmetic: float = 0.0

@@ -1,44 +1,72 @@
 """Random weights for a model that has a configuration and no checkpoint."""
 
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
 
-from baton_engine.model_config import ModelConfig
-from baton_engine.models.registry import load_model_config, model_class
-from baton_engine.ops import TORCH
-from baton_engine.source import Source
+from baton_engine.load_plan import tensor_shapes
+from baton_engine.models.registry import load_model_config
 
 SHARD_BYTES = 2 << 30
 INDEX = "model.safetensors.index.json"
+# The standard deviation of all weights but those of norms.
+_STD = 0.02
 
 
-class _Shapes:
-    """Replaces Weights: records which tensors a model loads, and returns tensors without memory."""
+class _RandomTensors:
+    """Replaces Weights: returns random tensors, made on the device; norms are ones."""
 
-    dtype, device = torch.bfloat16, torch.device("meta")
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._generator = torch.Generator(device).manual_seed(seed)
 
-    def __init__(self) -> None:
-        self.taken: dict[str, tuple[int, ...]] = {}
+    def __enter__(self) -> "_RandomTensors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def __contains__(self, name: str) -> bool:
         return True
 
-    def take(self, name: str, shape: tuple[int, ...], part: object, dtype: torch.dtype) -> torch.Tensor:
-        self.taken[name] = shape
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def expect(self, ranges: object) -> None:
+        pass
+
+    def take(
+        self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        sizes = [len(range(size)[taken]) for size, taken in zip(shape, part or [slice(None)] * len(shape), strict=True)]
+        if name.endswith("norm.weight"):
+            return torch.ones(sizes, dtype=dtype, device=self.device)
+        return torch.empty(sizes, dtype=dtype, device=self.device).normal_(0, _STD, generator=self._generator)
 
 
-def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's tensors by name."""
-    shapes = _Shapes()
-    model_class(model.architecture)(model, Source(shapes, TORCH), 1)
-    return shapes.taken
+@contextmanager
+def random_weights_in_memory(seed: int) -> Iterator[None]:
+    """Let engines that are created in this context load random weights instead of the tensors of their folder.
+
+    Models whose weights do not fit on the disk can be measured like this.
+    """
+
+    def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = frozenset()) -> int:
+        shapes = tensor_shapes(load_model_config(folder))
+        return sum(math.prod(shape) for name, shape in shapes.items() if name not in without) * dtype.itemsize
+
+    def weights(folder: Path, dtype: torch.dtype, device: torch.device, progress: object = None) -> _RandomTensors:
+        return _RandomTensors(seed, dtype, device)
+
+    replaced = {"Weights": weights, "weights_bytes": weights_bytes, "planned_ranges": lambda build, weights: []}
+    with patch.multiple("baton_engine.runner", **replaced):
+        yield
 
 
-def write_random_weights(folder: Path, seed: int, std: float = 0.02) -> None:
+def write_random_weights(folder: Path, seed: int, std: float = _STD) -> None:
     """Write bfloat16 weights for the folder's config.json, one shard in memory at a time; norms are ones."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)

@@ -61,6 +61,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
     "qwen2_moe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 12, **EXPERTS},
     "qwen3_moe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 32, **EXPERTS},
+    "gpt_oss": {
+        "head_dim": 64,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "sliding_window": 96,
+        "num_local_experts": 16,
+        "pad_token_id": None,
+    },
+    "glm4_moe": {
+        "head_dim": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "n_routed_experts": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "routed_scaling_factor": 2.5,
+        **{name: size for name, size in EXPERTS.items() if name != "shared_expert_intermediate_size"},
+    },
     "smollm3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
     "gemma3_text": {
         "head_dim": 256,
@@ -154,9 +174,14 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
+        for name, parameter in (*model.named_parameters(), *corrections):
             # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-            if name.endswith("bias"):
+            if name.endswith("correction_bias"):
+                parameter.normal_(std=0.2)
+            elif name.endswith("sinks"):
+                parameter.normal_()
+            elif name.endswith("bias"):
                 parameter.normal_(std=0.5)
             elif parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)

@@ -1,9 +1,9 @@
 """Baton's engine beside vLLM and Hugging Face transformers: one run, one device, the same shapes and the same requests.
 
-A shape is a folder with a config.json. If it has no weights, random ones are written to a temporary folder for Baton;
-the other engines make their own in memory. Prompts are random token ids, each output has a fixed length, prefix caches
-are off, the temperature is 0.6 (transformers decodes greedily, which takes less time). Engines that are not installed
-are left out. Results are written after every row.
+A shape is a folder with a config.json. If it has no weights, random ones are written to a temporary folder for Baton,
+or made in memory with --weights-in-memory; the other engines make their own in memory. Prompts are random token ids,
+each output has a fixed length, prefix caches are off, the temperature is 0.6 (transformers decodes greedily, which
+takes less time). Engines that are not installed are left out. Results are written after every row.
 
 - ms/token, of decodes: the time of a run with long outputs, minus that of a run with outputs of 8 tokens, divided by
   the difference of their lengths. Prompts have 512 tokens.
@@ -78,7 +78,7 @@ class Bench:
         return [engine for engine in engines if engine not in missing]
 
     def _measure(self, shape: Path, scratch: Path) -> None:
-        has_weights = any(shape.glob("*.safetensors"))
+        has_weights = any(shape.glob("*.safetensors")) or self._arguments.weights_in_memory
         if not has_weights:
             shutil.copy(shape / "config.json", scratch)
         job = self._job(shape.name, shape if has_weights else scratch)
@@ -114,6 +114,7 @@ class Bench:
             max_num_batched_tokens=a.max_num_batched_tokens,
             ours=dict(a.ours),
             vllm=dict(a.vllm),
+            weights_in_memory=a.weights_in_memory,
             profile=str(a.profile) if a.profile else "",
             bandwidth=a.bandwidth * 1e12,
             arithmetic=a.arithmetic * 1e12,
@@ -155,6 +156,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bandwidth", type=float, default=0.0, help="TB/s for the limits; measured unless given")
     parser.add_argument("--arithmetic", type=float, default=0.0, help="TFLOP/s for the limits; measured unless given")
     parser.add_argument("--weights-dir", type=Path, help="folder that keeps random weights for the next run")
+    parser.add_argument(
+        "--weights-in-memory", action="store_true", help="write no random weights: make them when Baton's engine starts"
+    )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one engine on one shape")
     return parser.parse_args()
 

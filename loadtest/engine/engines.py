@@ -1,5 +1,6 @@
 """The measured engines. All have the same two methods."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -65,6 +66,7 @@ class Ours(MeasuredEngine):
     def __init__(self, job: Job) -> None:
         from baton_engine.config import EngineConfig
         from baton_engine.engine import Engine
+        from loadtest.common.random_weights import random_weights_in_memory
 
         super().__init__(job)
         # Everything is asked for at once, so nobody waits for the next token of a decode.
@@ -74,7 +76,8 @@ class Ours(MeasuredEngine):
         self.settings |= job.ours
         if job.engine == "deterministic":
             self.settings["deterministic"] = True
-        self.engine = Engine(EngineConfig(**self.settings))
+        with random_weights_in_memory(job.seed) if job.weights_in_memory else contextlib.nullcontext():
+            self.engine = Engine(EngineConfig(**self.settings))
         self._ids = itertools.count()
 
     def add(self, prompts: list[list[int]], outputs: list[int]) -> None:

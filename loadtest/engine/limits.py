@@ -64,7 +64,7 @@ class Limits:
         moved = {
             "norm": 4 * tokens * m.hidden_size * (2 * m.num_layers + 1),
             "rope": 2 * tokens * heads * m.head_dim * m.num_layers,
-            "activation": 3 * tokens * m.intermediate_size * m.num_layers,
+            "activation": 3 * tokens * m.mlp_units * m.num_layers,
             "sampling": logits * m.vocab_size,
         }
         return {kind: self._larger(elements * self.itemsize, 0) for kind, elements in moved.items()}

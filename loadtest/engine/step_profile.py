@@ -24,7 +24,8 @@ GROUPS = {
     "rope": r"rope",
     "activation": r"silu|gelu|gate_mul",
     "sampling": r"_partial_kernel|_choose_kernel|_thresholds_kernel|_penalties_kernel|_logprobs_kernel|argmax|softmax",
-    "gemm": r"gemm|gemv|nvjet|cutlass|xmma|splitk|_one_row_kernel|_tiles_kernel|linear|aten::mm|addmm|matmul",
+    "routing": r"_route_kernel|_choose_experts_kernel|_count_kernel|_group_kernel|_sum_kernel",
+    "gemm": r"gemm|gemv|nvjet|cutlass|xmma|splitk|_(row|tiles|blocks)_kernel|linear|aten::mm|addmm|matmul",
     "copies": r"memcpy|memset|_move_kernel|_unpack_kernel|copy|fill|index|embedding|scatter|gather|aten::to|cat",
     "other": r"",
 }

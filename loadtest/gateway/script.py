@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from baton_tokenizer.load import load_tokenizer
 
 # Words only, so that every token is whole characters and every server can write it as soon as it has it.
 _TEXT = (
@@ -27,7 +27,7 @@ class Script:
 
     @classmethod
     def of(cls, model: Path, first_s: float, step_s: float) -> "Script":
-        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        tokenizer = load_tokenizer(model)
         token_ids = tokenizer.encode(_TEXT, add_special_tokens=False).ids
         return cls(first_s, step_s, token_ids, [tokenizer.decode([token_id]) for token_id in token_ids])
 

@@ -2,16 +2,21 @@
 
 import sys
 from importlib.metadata import version as installed_version
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from baton_cli import keys
+from baton_cli import keys, model
 from baton_cli.errors import UserError
-from baton_cli.model_facts import model_facts
+from baton_cli.hub_models import local_folder
 from baton_cli.up import up
-from baton_demo import MODEL_DIR
+
+if TYPE_CHECKING:
+    from baton_decode.settings import DecodeSettings
+    from baton_gateway.settings import GatewaySettings
+    from baton_prefill.settings import PrefillSettings
+
+_Served = TypeVar("_Served", "GatewaySettings", "PrefillSettings", "DecodeSettings")
 
 # The settings class of a service parses its flags and prints its --help, so typer passes all arguments on.
 _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -19,6 +24,7 @@ _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(context_settings={"auto_envvar_prefix": "BATON"})(up)
 app.add_typer(keys.app, name="keys")
+app.add_typer(model.app, name="model")
 bench = typer.Typer(help="Measure servers.", no_args_is_help=True, add_completion=False)
 app.add_typer(bench, name="bench")
 
@@ -41,7 +47,7 @@ def gateway(context: typer.Context) -> None:
     from baton_cli.service_settings import settings_from
     from baton_gateway.settings import GatewaySettings
 
-    settings = settings_from(context.args, GatewaySettings, "baton gateway")
+    settings = _with_folder(settings_from(context.args, GatewaySettings, "baton gateway"), weights=False)
     from baton_gateway.main import main
 
     main(settings)
@@ -53,7 +59,7 @@ def prefill(context: typer.Context) -> None:
     from baton_cli.service_settings import settings_from
     from baton_prefill.settings import PrefillSettings
 
-    settings = settings_from(context.args, PrefillSettings, "baton prefill")
+    settings = _with_folder(settings_from(context.args, PrefillSettings, "baton prefill"), weights=True)
     from baton_prefill.main import main
 
     main(settings)
@@ -65,7 +71,7 @@ def decode(context: typer.Context) -> None:
     from baton_cli.service_settings import settings_from
     from baton_decode.settings import DecodeSettings
 
-    settings = settings_from(context.args, DecodeSettings, "baton decode")
+    settings = _with_folder(settings_from(context.args, DecodeSettings, "baton decode"), weights=True)
     from baton_decode.main import main
 
     main(settings)
@@ -99,15 +105,12 @@ def serve(context: typer.Context) -> None:
         raise UserError(str(error)) from None
 
 
-@app.command()
-def model(
-    folder: Annotated[Path, typer.Argument(help="Model folder. Default: the demo model.")] = MODEL_DIR,
-) -> None:
-    """Print facts about the model in a folder."""
-    facts = model_facts(folder)
-    width = max(map(len, facts))
-    for label, fact in facts.items():
-        typer.echo(f"{label:{width}}  {fact}")
+def _with_folder(settings: _Served, *, weights: bool) -> _Served:
+    """Return settings in which the id of a model on a hub is replaced with the folder into which it was downloaded."""
+    folder, name = (None, None) if settings.model is None else local_folder(str(settings.model), weights=weights)
+    if name is None:
+        return settings
+    return settings.model_copy(update={"model": folder, "served_model_name": settings.served_model_name or name})
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import typer
 from baton_cli.child import Child
 from baton_cli.display import display_for
 from baton_cli.errors import BadSetting, UserError
+from baton_cli.hub_models import local_folder
 from baton_cli.layout import Layout, greeting
 from baton_cli.log_line import LogLevel
 from baton_cli.ports import LOOPBACK, Address, check_usable, free_loopback_ports
@@ -22,9 +23,12 @@ _DEMO_NAME = "baton-demo"
 
 
 def up(
-    model: Annotated[Path | None, typer.Option(help="Model folder. Default: the demo model.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model folder, or owner/name or owner/name@revision on a hub. Default: the demo model."),
+    ] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Name of the model for clients. Default: the folder's name.")
+        str | None, typer.Option(help="Name of the model for clients. Default: the folder's name, or owner/name.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = LOOPBACK,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port the gateway listens on.")] = 8000,
@@ -77,14 +81,19 @@ def up(
     """Start a local Baton: prefill, decode and gateway, until Ctrl-C."""
     if aggregated and prefill is not None:
         raise BadSetting("--aggregated runs no prefill worker: leave --prefill out")
-    folder, name = _model(model, served_model_name)
     workers = decode if aggregated else decode + (prefill or 1)
     level = _flags(log_level=log_level)
+    public, admin = Address(host, port), Address(LOOPBACK, admin_port or free_loopback_ports(1)[0])
+    keys = _api_keys(api_key)
+    # Checked before the model is downloaded, which may take long.
+    check_usable(public)
+    check_usable(admin)
+    folder, name = _model(model, served_model_name)
     layout = Layout(
         model=str(folder),
         served_model_name=name,
-        public=Address(host, port),
-        admin=Address(LOOPBACK, admin_port or free_loopback_ports(1)[0]),
+        public=public,
+        admin=admin,
         prefill=0 if aggregated else prefill or 1,
         decode=decode,
         worker_flags=level
@@ -108,19 +117,18 @@ def up(
             reasoning_parser=reasoning_parser,
             use_generation_config=use_generation_config,
         ),
-        api_keys=_api_keys(api_key),
+        api_keys=keys,
     )
-    check_usable(layout.public)
-    check_usable(layout.admin)
     raise typer.Exit(asyncio.run(_supervise(layout, log_level or LogLevel.INFO, log_dir)))
 
 
-def _model(folder: Path | None, name: str | None) -> tuple[Path, str]:
-    if folder is None:
+def _model(model: str | None, name: str | None) -> tuple[Path, str]:
+    if model is None:
         return MODEL_DIR, name or _DEMO_NAME
+    folder, hub_name = local_folder(model, weights=True)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is no model folder: it has no config.json")
-    return folder, name or folder.resolve().name
+    return folder, name or hub_name or folder.resolve().name
 
 
 def _gpu_share(workers: int) -> float | None:

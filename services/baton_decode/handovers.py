@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import Counter
 
-from baton_common.extent import Extent
 from baton_common.peer_refusals import MessageRefused
 from baton_engine.delta import Reservation
 from baton_kv.link import PrefillLink
@@ -213,7 +212,17 @@ class Handovers:
     def free(self, slot: int) -> None:
         self._engine.import_slots.put_nowait(slot)
 
-    def claim(self, link: PrefillLink, piece: Piece) -> OpenTicket | None:
+    def receive(self, link: PrefillLink, piece: Piece, slot: int) -> None:
+        ticket = self._claim(link, piece)
+        if ticket is None:
+            self.free(slot)
+            return
+        self._note_arrival(ticket)
+        self._metrics.piece("host", self._bounds.layout.size(piece.extent))
+        self._engine.send(ImportPiece(ticket.request, ticket.generation, piece.extent, slot))
+
+    def _claim(self, link: PrefillLink, piece: Piece) -> OpenTicket | None:
+        """Return the ticket that ordered a piece over this link, None if the piece is refused."""
         try:
             self._bounds.check(piece)
             if self._tickets.get(piece.header.ticket_id) and self._ordered(link, piece.header.ticket_id) is None:
@@ -234,12 +243,8 @@ class Handovers:
         if ticket is not None:
             self._give_up(ticket, str(refusal))
 
-    def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
-        self._note_arrival(ticket)
-        self._metrics.piece("host", self._bounds.layout.size(extent))
-        self._engine.send(ImportPiece(ticket.request, ticket.generation, extent, slot))
-
-    def receive_on_gpu(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> None:
+    def receive_on_gpu(self, link: PrefillLink, piece: Piece) -> None:
+        ticket = self._claim(link, piece)
         if ticket is not None:
             self._note_arrival(ticket)
         if link.pair is not None:

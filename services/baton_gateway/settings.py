@@ -9,7 +9,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from baton_common.peer_settings import PeerSettings
 
-from .models.models_file import ModelSpec, PoolSpec, SpecialTokensPolicy, check_addresses, read_models
+from .models.models_file import ModelsFileError, ModelSpec, PoolSpec, SpecialTokensPolicy, check_addresses, read_models
 from .reasoning.formats import ReasoningFormat
 from .routing.policies import PolicyName
 from .tools.tool_formats import ToolFormat
@@ -30,9 +30,10 @@ class GatewaySettings(PeerSettings):
     )
 
     model: Path | None = None
-    """Hugging Face folder of the model: tokenizer, chat template, config.json and generation_config.json."""
+    """Hugging Face folder of the model: tokenizer, chat template, config.json and generation_config.json. Or its id on
+    a hub: owner/name, or owner/name@revision."""
     served_model_name: str = ""
-    """Model name that clients use in requests. Empty: the name of the model folder."""
+    """Model name that clients use in requests. Empty: the name of the model folder, or owner/name."""
     decode_addresses: CommaSeparated = Field(default_factory=list)
     """Decode pods, as host:port separated by commas. At least one."""
     prefill_addresses: CommaSeparated = Field(default_factory=list)
@@ -193,8 +194,6 @@ class GatewaySettings(PeerSettings):
                 raise ValueError("models_file: the file defines all models and pods; give no others")
         elif self.model is None:
             raise ValueError("model: a model is needed, or a models_file")
-        elif not self.model.is_dir():
-            raise ValueError(f"model: {self.model} is not a folder")
         elif not self.decode_addresses:
             raise ValueError("decode_addresses: at least one decode pod is needed")
         if self.canary_file is not None and self.canary_configmaps:
@@ -204,7 +203,7 @@ class GatewaySettings(PeerSettings):
         return self
 
     def model_specs(self) -> tuple[ModelSpec, ...]:
-        """Return what is served. Raises ModelsFileError."""
+        """Return what is served. Raises ModelsFileError, also for a folder that is not there."""
         if self.models_file is not None:
             return tuple(
                 msgspec.structs.replace(
@@ -213,6 +212,8 @@ class GatewaySettings(PeerSettings):
                 for spec in read_models(self.models_file)
             )
         assert self.model is not None
+        if not self.model.is_dir():
+            raise ModelsFileError(f"model: {self.model} is not a folder")
         pool = PoolSpec(decode=tuple(self.decode_addresses), prefill=tuple(self.prefill_addresses))
         name = self.served_model_name or self.model.resolve().name
         return (

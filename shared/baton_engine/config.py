@@ -21,7 +21,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 0
     num_blocks: int | None = None  # None = as many as fit into the free memory
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # fraction of the device's memory for this process
-    max_model_len: int | None = None  # None = the model's max_position_embeddings
+    max_model_len: int | None = None  # None = the model's default, mostly its max_position_embeddings
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
     prefill_only: bool = False  # other pods decode, so this engine can use short steps and admit new prompts sooner

@@ -49,10 +49,13 @@ class Context:
         """Return the tensor for a layer's queries, [tokens, heads, head_dim]; None = the layer allocates one."""
         return None
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Return attention, in q's shape, of queries [T, heads, head_dim] over the cache, which has the tokens' KV."""
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        """Return attention, in q's shape, of queries [T, heads, head_dim] over the cache, which has the tokens' KV.
+
+        sinks: as AttentionBackend.attend has them. They stay at their address.
+        """
         if self._written:
             self._written(layer)
         attended = torch.empty_like(q)
-        self._backend.attend(layer, q, attended)
+        self._backend.attend(layer, q, attended, sinks)
         return attended

@@ -3,11 +3,12 @@ the tokens of the previous one."""
 
 import logging
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from .attention.backend import AttentionBackend
+from .attention.backend import AttentionBackend, AttentionBatch
 from .attention.triton_paged import TritonPaged
 from .config import EngineConfig
 from .context import Tokens
@@ -23,6 +24,7 @@ from .logprobs import logprob_columns
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
 from .ops import Ops
+from .prompt_graphs import PromptGraphs
 from .row_table import DeviceRowTable
 from .runner import FLOAT_ROWS, Runner, row_sums
 from .step_in_flight import PromptLogprobs, StepInFlight
@@ -52,6 +54,7 @@ class CudaRunner(Runner):
         self._sampler.warm_up(self.dtype)
         self._decode_graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
+        self._prompt_graphs: PromptGraphs | None = None
         # A graph of decodes cuts long sequences into parts that depend on the batch, which --deterministic rules out.
         if isinstance(self._backend, TritonPaged) and not config.enforce_eager and not config.deterministic:
             self._decode_graphs = DecodeGraphs(
@@ -102,6 +105,11 @@ class CudaRunner(Runner):
             min(config.max_num_batched_tokens, self.max_model_len),
             (self.model.num_heads, self.model.head_dim), self._progress,
         )  # fmt: skip
+        if isinstance(self._backend, TritonPaged):
+            self._prompt_graphs = PromptGraphs(
+                self._model, self.cache, self._backend, self._resolve, recorder, self._block_size,
+                self._token_graphs.sizes,
+            )  # fmt: skip
 
     def _resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the token ids with the last sampled token of row r in place of each -1 - r.
@@ -147,17 +155,8 @@ class CudaRunner(Runner):
         packed[:2, count:] = 0
         packed[2:, count:] = -1
         batch = self._pack(plan, packed)
-        self._backend.prepare(batch)
         marks = self._marks(plan)
-        written = marks.written if marks else None
-        if self._token_graphs and size:
-            hidden, ids = self._token_graphs.forward(size, host, written)
-        else:
-            inputs = host.to(self.device, non_blocking=True)
-            ids = inputs[0]
-            if packed[0].min() < 0:
-                ids = self._resolve(ids)
-            hidden = self._model(self._context(Tokens(ids, inputs[1], inputs[2:]), written))
+        hidden, ids = self._forward(size, host, batch, marks.written if marks else None)
         tokens = torch.empty(sum(plan.draws), dtype=torch.int64, device=self.device)
         launched = StepInFlight(tokens, plan.draws)
         launched.layers = marks
@@ -182,6 +181,24 @@ class CudaRunner(Runner):
             which = to_device(last, self.device)
             self._draw(launched, plan, draws, self._model.logits(hidden[which]), ids[which], tokens)
         return launched.send()
+
+    def _forward(
+        self, size: int | None, packed: torch.Tensor, batch: AttentionBatch, written: Callable[[int], None] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return hidden states and resolved token ids, from a graph where there is one of this size.
+
+        packed: as TokenGraphs.forward has it. written: as Context has it.
+        """
+        if self._prompt_graphs and size and not written and self._prompt_graphs.fits(size, batch):
+            return self._prompt_graphs.forward(size, packed, batch)
+        self._backend.prepare(batch)
+        if self._token_graphs and size:
+            return self._token_graphs.forward(size, packed, written)
+        inputs = packed.to(self.device, non_blocking=True)
+        ids = inputs[0]
+        if packed[0].min() < 0:
+            ids = self._resolve(ids)
+        return self._model(self._context(Tokens(ids, inputs[1], inputs[2:]), written)), ids
 
     def _draw(
         self,

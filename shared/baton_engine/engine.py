@@ -70,7 +70,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         model = load_model_config(Path(config.model))
-        model = model.limited(config.max_model_len or model.max_position_embeddings)
+        model = model.limited(config.max_model_len or model.default_model_len)
         device = find_device(config.device).type
         config = config.on(device)
         self.runner = make_runner(config, model, device, progress)

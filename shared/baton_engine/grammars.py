@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from baton_common.cores import available_cores
+from baton_tokenizer.load import TokenizerText, read_tokenizer
 
 from .matcher import Matcher
 from .sampling import Grammar, GrammarKind
@@ -28,6 +29,7 @@ _LIMITS = LLParserLimits(max_items_in_row=1000, max_lexer_states=50_000, verbose
 _LONGEST_MESSAGE = 300
 # A weak model may repeat white space forever, so its length is bounded. 32 characters can indent a deeply nested value.
 _SPACE = r"[ \t\r\n]{1,32}"
+_END = "\U0010fffd"
 
 
 class GrammarError(ValueError):
@@ -38,7 +40,7 @@ class Grammars:
     """Compiles grammars in threads of its own and caches the most recently used ones."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """folder: that of the model. Its tokenizer.json is read when the first grammar is compiled."""
+        """folder: that of the model. Its tokenizer is read when the first grammar is compiled."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._compiled: OrderedDict[tuple[bytes, int, str, str], Future[Matcher]] = OrderedDict()
@@ -90,14 +92,29 @@ def _start_threads(count: int) -> ThreadPoolExecutor:
 
 
 def _load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
-    path = folder / "tokenizer.json"
     try:
-        text = path.read_text(encoding="utf-8")
-        # Each request has its own stop tokens. Here one special token, which has no text, stands for all of them.
-        end = min(token["id"] for token in json.loads(text)["added_tokens"] if token["special"])
-        return LLTokenizer(text, n_vocab=vocab_size, eos_token=end)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GrammarError(_shorten(f"this model's tokenizer cannot be used with grammars: {error!r}")) from None
+        text, end = _with_end(read_tokenizer(folder))
+        return LLTokenizer(text, n_vocab=vocab_size + 1, eos_token=end)
+    except ValueError as error:
+        raise GrammarError(_shorten(f"this model's tokenizer cannot be used with grammars: {error}")) from None
+
+
+def _with_end(text: TokenizerText) -> tuple[str, int]:
+    """Return a tokenizer with a token that stands for the end of a text, and that token.
+
+    Each request has its own stop tokens. For grammars one special token, which has no text, stands for all of them. A
+    tokenizer without special tokens gets one.
+    """
+    tokenizer = text.load()
+    special = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    if special:
+        return text.json, min(special)
+    taken = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    tokenizer.add_special_tokens([_END])
+    end = tokenizer.token_to_id(_END)
+    if end is None or end in taken:
+        raise ValueError("it has no special token, and gaps between its ids")
+    return tokenizer.to_str(), end
 
 
 def _with_surroundings(grammar: Grammar) -> str:

@@ -1,23 +1,29 @@
-"""Weights from safetensors files: memory-mapped, taken one tensor at a time, checked by name and shape."""
+"""Weights from safetensors files: taken one tensor at a time, checked by name and shape, and read ahead."""
 
-import json
 import logging
-import math
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from baton_tokenizer.errors import NoTokenizerError, TokenizerError
+from baton_tokenizer.load import load_tokenizer
+
+from .checkpoint import Checkpoint
 from .config import ConfigError
+from .read_ahead import Range, ReadAhead
 
 log = logging.getLogger(__name__)
 
 # Called with the name of the present work, the number of its parts that are done, and the number of all its parts.
 Progress = Callable[[str, int, int], None]
+
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu, "I16": torch.int16, "F16": torch.float16,
+    "BF16": torch.bfloat16, "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
+}  # fmt: skip
 
 
 class Weights:
@@ -33,112 +39,82 @@ class Weights:
         self.device = device
         self._folder = folder
         self._progress = progress
-        self._file_of = _index(folder)
-        self._untaken = set(self._file_of)
-        self._stack = ExitStack()
-        self._open: dict[Path, Any] = {}
+        self._checkpoint = Checkpoint.read(folder)
+        self.names = self._checkpoint.names
+        self._untaken = set(self.names)
+        self._files = ReadAhead.for_device(device)
 
     def __enter__(self) -> "Weights":
+        self._files.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
-        self._open.clear()
+        self._files.__exit__(kind, error, trace)
         if error is None and self._untaken:
             names = sorted(self._untaken)
             log.warning("the model does not use %d tensors of %s: %s", len(names), self._folder, ", ".join(names[:5]))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self.names
+
+    def range(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None) -> Range:
+        """Return where the rows of a tensor, or of a part of it, are. Raises ConfigError as `take` does."""
+        stored = self._checkpoint.find(name)
+        where = f"{name} in {stored.path.name}"
+        if stored.shape != shape:
+            raise ConfigError(f"{where} is {list(stored.shape)}; config.json calls for {list(shape)}")
+        if stored.dtype not in _DTYPES:
+            raise ConfigError(f"{where} is {stored.dtype}, which is not served")
+        if not part:
+            return Range(stored.path, stored.begin, stored.size)
+        first, end, _ = part[0].indices(shape[0])
+        row_bytes = stored.size // shape[0]
+        return Range(stored.path, stored.begin + first * row_bytes, (end - first) * row_bytes)
+
+    def expect(self, ranges: Iterable[Range]) -> None:
+        """Read these ranges ahead. They are those of the tensors that will be taken, in the same order."""
+        self._files.expect(ranges)
 
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
     ) -> torch.Tensor:
         """Return a tensor, or the part of it that slices of its axes select, in the given dtype on this device.
 
-        shape: that of the whole tensor. Only the part is read. Raises ConfigError when the tensor is missing or has
-        another shape.
+        shape: that of the whole tensor. Only the rows of the part are read. Raises ConfigError when the tensor is
+        missing, has another shape or cannot be read.
         """
-        path = self._file_of.get(name)
-        if path is None:
-            raise ConfigError(f"{self._folder} has no tensor {name!r}; the architecture in config.json needs it")
+        wanted = self.range(name, shape, part)
         try:
-            stored = self._file(path).get_slice(name)
-        except SafetensorError:
-            raise ConfigError(f"{path} has no tensor {name!r}, which the index says it holds") from None
-        if tuple(stored.get_shape()) != shape:
-            raise ConfigError(f"{name} in {path.name} is {stored.get_shape()}; config.json calls for {list(shape)}")
-        tensor: torch.Tensor = stored[part or tuple(slice(0, size) for size in shape)]
+            stored = self._files.take(wanted).view(_DTYPES[self._checkpoint.find(name).dtype])
+        except OSError as error:
+            raise ConfigError(f"{name} cannot be read from {wanted.path}: {error}") from None
         self._untaken.discard(name)
         if self._progress is not None:
-            self._progress("weights", len(self._file_of) - len(self._untaken), len(self._file_of))
-        return torch.empty_like(tensor, dtype=dtype, device=self.device).copy_(tensor)
-
-    def _file(self, path: Path) -> Any:
-        if path not in self._open:
-            try:
-                self._open[path] = self._stack.enter_context(safe_open(path, framework="pt"))
-            except FileNotFoundError:
-                raise ConfigError(f"the shard {path} is missing; the index names it") from None
-            except SafetensorError as error:
-                raise ConfigError(f"{path} is not a whole safetensors file: {error}") from None
-        return self._open[path]
+            self._progress("weights", len(self.names) - len(self._untaken), len(self.names))
+        tensor = stored.view(-1, *shape[1:]) if shape else stored.view(())
+        if part:
+            tensor = tensor[(slice(None), *part[1:])]
+        return tensor.to(dtype).contiguous()
 
 
 def weights_bytes(folder: Path, dtype: torch.dtype, without: frozenset[str] = frozenset()) -> int:
     """Return the bytes that a model folder's tensors take in a dtype, from the files' headers. without: names that do
     not count."""
-    files: dict[Path, list[str]] = {}
-    for name, path in _index(folder).items():
-        if name not in without:
-            files.setdefault(path, []).append(name)
-    total = 0
-    for path, names in files.items():
-        try:
-            with safe_open(path, framework="pt") as file:
-                total += sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-        except SafetensorError:
-            # `take` will raise the error that describes the problem with the file.
-            continue
-    return total * dtype.itemsize
-
-
-def _index(folder: Path) -> dict[str, Path]:
-    """Return which file holds each tensor."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            files: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{index} is not an index of safetensors files: {error!r}") from None
-        missing = sorted({name for name in files.values() if not (folder / name).exists()})
-        if missing:
-            raise ConfigError(f"{folder} lacks the shards {', '.join(missing)} that its index names")
-        return {tensor: folder / name for tensor, name in files.items()}
-    single = folder / "model.safetensors"
-    if not single.exists():
-        hint = "; weights in pickle files are not read" if list(folder.glob("*.bin")) else ""
-        raise ConfigError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")
-    try:
-        with safe_open(single, framework="pt") as file:
-            return dict.fromkeys(file.keys(), single)
-    except SafetensorError as error:
-        raise ConfigError(f"{single} is not a whole safetensors file: {error}") from None
+    return Checkpoint.read(folder).elements(without) * dtype.itemsize
 
 
 def check_tokenizer(folder: Path, vocab_size: int) -> None:
     """Raise ConfigError when the folder's tokenizer can produce ids that the weights have no embedding for."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return
     try:
-        content = json.loads(path.read_text())
-        ids = list(content["model"]["vocab"].values()) if isinstance(content["model"]["vocab"], dict) else []
-        ids += [len(content["model"]["vocab"]) - 1] if not ids else []
-        ids += [token["id"] for token in content.get("added_tokens", [])]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a tokenizer: {error!r}") from None
-    if max(ids) >= vocab_size:
-        raise ConfigError(f"{path} has token ids up to {max(ids)}, but the weights have a vocabulary of {vocab_size}")
+        ids = load_tokenizer(folder).get_vocab(with_added_tokens=True).values()
+    except NoTokenizerError:
+        return
+    except TokenizerError as error:
+        raise ConfigError(f"the tokenizer of {folder} cannot be used: {error}") from None
+    if max(ids, default=0) >= vocab_size:
+        raise ConfigError(
+            f"the tokenizer in {folder} has token ids up to {max(ids)}, but the weights have a vocabulary of "
+            f"{vocab_size}"
+        )

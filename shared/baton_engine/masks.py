@@ -19,6 +19,8 @@ class Masks:
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
+        # A matcher's token for the end may lie one beyond the model's vocabulary.
+        self._filled = -(-(vocab_size + 1) // 32)
         self._executor: LLExecutor | None = None
 
     def compute(self, sequences: list[Sequence]) -> np.ndarray:
@@ -27,7 +29,7 @@ class Masks:
         All tokens of the sequences must be known. After a sequence that has ended every token is allowed.
         """
         self._executor = self._executor or LLExecutor(max(min(math.floor(available_cores()), _MOST_THREADS), 1))
-        masks = np.full((len(sequences), self._words), -1, dtype=np.int32)
+        masks = np.full((len(sequences), self._filled), -1, dtype=np.int32)
         matchers = [
             (sequence.matcher, row)
             for row, sequence in enumerate(sequences)
@@ -38,4 +40,4 @@ class Masks:
         for matcher, row in matchers:
             sampling = sequences[row].sampling
             matcher.set_ends(masks[row], (*sampling.eos_token_ids, *sampling.stop_token_ids))
-        return masks
+        return np.ascontiguousarray(masks[:, : self._words])

@@ -87,18 +87,19 @@ class KvShape(msgspec.Struct, frozen=True):
     @property
     def least(self) -> int:
         """Blocks of the longest sequence."""
-        return self._blocks(self.max_model_len)
+        return self.blocks(self.max_model_len)
 
     def longest(self, num_blocks: int) -> int:
         """Return the tokens of the longest sequence that so many blocks hold, at most max_model_len rounded up."""
         lengths = range(0, self.max_model_len + self.block_size, self.block_size)
-        return lengths[bisect_right(lengths, num_blocks, key=self._blocks) - 1]
+        return lengths[bisect_right(lengths, num_blocks, key=self.blocks) - 1]
 
     def tokens(self, num_blocks: int) -> int:
         """Return the tokens that so many blocks hold in sequences of the greatest length."""
         return num_blocks * (-(-self.max_model_len // self.block_size) * self.block_size) // self.least
 
-    def _blocks(self, tokens: int) -> int:
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks of a sequence of so many tokens."""
         return sum(group.most_blocks(tokens, self.block_size, self.step_tokens) for group in self.groups)
 
 

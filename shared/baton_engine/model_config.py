@@ -42,9 +42,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(spec.window for spec in self.attention)
 
     @property
+    def default_model_len(self) -> int:
+        """The most tokens of a sequence unless --max-model-len names another number."""
+        return self.max_position_embeddings
+
+    @property
     def layer_weights(self) -> int:
         """The number of elements in the weight matrices of one layer that a token is multiplied with."""
         return self.attention_weights + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def mlp_units(self) -> float:
+        """The number of hidden units of one layer's MLP that a token uses."""
+        return self.intermediate_size
 
     @property
     def attention_weights(self) -> int:

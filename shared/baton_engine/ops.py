@@ -7,10 +7,11 @@ import torch
 
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
-from baton_kernels.reference.experts import experts_reference, route_reference
+from baton_kernels.reference.experts import experts_reference
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import add_rms_norm_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
+from baton_kernels.reference.routing import route_reference
 
 
 class Ops(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +21,7 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
     gate_mul: Callable[[torch.Tensor, str], torch.Tensor]
     rope_and_cache: Callable[..., torch.Tensor]
-    route: Callable[[torch.Tensor, int, bool], tuple[torch.Tensor, torch.Tensor]]
+    route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
     gather_kv: Callable[..., torch.Tensor]
     scatter_kv: Callable[..., torch.Tensor]

@@ -20,6 +20,7 @@ from .device import choose_dtype, find_device
 from .executor import Done, Fence, Launched
 from .kv_cache import KvCache
 from .largest_steps import forward_steps, sampling_steps
+from .load_plan import planned_ranges
 from .loading import Progress, Weights, check_tokenizer, weights_bytes
 from .memory import (
     Budget,
@@ -68,7 +69,7 @@ class Runner:
         self.model = model
         self.device = device
         self.dtype = dtype  # of weights and activations
-        self.max_model_len = config.max_model_len or model.max_position_embeddings
+        self.max_model_len = config.max_model_len or model.default_model_len
         if self.max_model_len > model.max_position_embeddings:
             raise ConfigError(
                 f"--max-model-len {self.max_model_len} is more than the {model.max_position_embeddings} positions "
@@ -97,7 +98,9 @@ class Runner:
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
-            self._model = model_class(model.architecture)(model, Source(weights, self._ops), self.max_model_len)
+            kind, positions = model_class(model.architecture), self.max_model_len
+            weights.expect(planned_ranges(lambda source: kind(model, source, positions), weights))
+            self._model = kind(model, Source(weights, self._ops), positions)
 
     def start(self) -> None:
         """Set aside all the memory that steps need, and give the rest to the KV cache. Call this once, before `launch`.

@@ -1,15 +1,30 @@
 """The source that layers are built from: the tensors of a checkpoint and the operations of a device."""
 
+from typing import Protocol
+
 import torch
 
-from .loading import Weights
 from .ops import Ops
+
+
+class Tensors(Protocol):
+    """The tensors of a checkpoint. dtype: that of the engine. device: where `take` puts them."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(
+        self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return a tensor as Weights.take does."""
 
 
 class Source:
     """The tensors of a checkpoint whose names begin with a prefix."""
 
-    def __init__(self, weights: Weights, ops: Ops, prefix: str = "") -> None:
+    def __init__(self, weights: Tensors, ops: Ops, prefix: str = "") -> None:
         self.ops = ops
         self.dtype = weights.dtype
         self.device = weights.device

@@ -27,6 +27,7 @@ class _Attention(msgspec.Struct):
     layer: int
     queries: torch.Tensor
     attended: torch.Tensor
+    sinks: torch.Tensor | None
 
 
 class _Pieces(msgspec.Struct):
@@ -61,9 +62,9 @@ class _Recording(Context):
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor:
         return self._queries[:tokens]
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         attended = self._attended[: len(q)]
-        self.calls.append(_Attention(layer, q, attended))
+        self.calls.append(_Attention(layer, q, attended, sinks))
         self._cut()
         return attended
 
@@ -99,6 +100,11 @@ class TokenGraphs:
                 break
         log.info("captured token graphs", extra={"event": "graphs", "sizes": list(self._pieces)})
 
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of tokens that have graphs."""
+        return list(self._pieces)
+
     def size_for(self, tokens: int) -> int | None:
         """Return the smallest size with graphs that holds so many tokens."""
         return next((size for size in self._pieces if size >= tokens), None)
@@ -116,7 +122,7 @@ class TokenGraphs:
             graph.replay()
             if written:
                 written(call.layer)
-            self._backend.attend(call.layer, call.queries, call.attended)
+            self._backend.attend(call.layer, call.queries, call.attended, call.sinks)
         pieces.graphs[-1].replay()
         return pieces.hidden, pieces.token_ids
 

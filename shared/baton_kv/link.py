@@ -9,7 +9,6 @@ from typing import Protocol
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from baton_common.extent import Extent
 from baton_common.peer_rpc import open_channel, why_failed
 from baton_common.peer_tls import PeerTls
 from baton_common.peer_token import PeerToken
@@ -27,7 +26,6 @@ from baton_proto.handover_pb2_grpc import PrefillServicer, PrefillStub
 
 from . import bulk
 from .pieces import Piece, PieceRefused, decode
-from .tickets import OpenTicket
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +48,15 @@ class Receiver(Protocol):
     def free(self, slot: int) -> None:
         """Take a slot back that holds nothing of use."""
 
-    def claim(self, link: "PrefillLink", piece: Piece) -> OpenTicket | None:
-        """Return the ticket that ordered a piece over this link, None if it is refused."""
-
     def refused(self, link: "PrefillLink", refusal: PieceRefused) -> None:
         """Hear of a piece that was damaged on its way over this link."""
 
-    def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
-        """Take a claimed piece, whose payload is at the beginning of a slot."""
+    def receive(self, link: "PrefillLink", piece: Piece, slot: int) -> None:
+        """Take a piece that came over this link, or refuse it. Its payload is at the beginning of a slot, which is the
+        receiver's again."""
 
-    def receive_on_gpu(self, link: "PrefillLink", piece: Piece, ticket: OpenTicket | None) -> None:
-        """Take a piece whose payload comes over the link's pair of GPUs; without a ticket it was refused."""
+    def receive_on_gpu(self, link: "PrefillLink", piece: Piece) -> None:
+        """Take a piece whose payload comes over the link's pair of GPUs, or refuse it."""
 
     def pair_changed(self, link: "PrefillLink", pair: GpuPair) -> None:
         """Hear of the connection between the two GPUs."""
@@ -204,13 +200,16 @@ class PrefillLink:
             except PieceRefused as refusal:
                 self._refuse(refusal)
                 continue
-            ticket = receiver.claim(self, piece)
             if not piece.payload:
-                receiver.receive_on_gpu(self, piece, ticket)
-            elif ticket is not None:
-                slot, memory = await receiver.slot()
-                memory[: len(piece.payload)] = piece.payload
-                receiver.stage(ticket, piece.extent, slot)
+                receiver.receive_on_gpu(self, piece)
+                continue
+            slot, memory = await receiver.slot()
+            if len(piece.payload) > len(memory):
+                receiver.free(slot)
+                receiver.refused(self, PieceRefused("range", piece.header))
+                continue
+            memory[: len(piece.payload)] = piece.payload
+            receiver.receive(self, piece, slot)
         raise ConnectionError("the prefill pod ended the pieces")
 
     async def _read_bulk(self, connection: socket.socket) -> None:
@@ -226,20 +225,19 @@ class PrefillLink:
                     await self._read_gpu_header(connection, frame)
                     continue
                 slot, memory = await receiver.slot()
-                ticket = None
+                piece = None
                 try:
                     if frame.size > len(memory):
                         receiver.refused(self, PieceRefused("range"))
                         raise ConnectionError(f"a KV piece of {frame.size} bytes is too large")
                     piece = await frame.receive(connection, memory[: frame.size])
-                    ticket = receiver.claim(self, piece)
                 except PieceRefused as refusal:
                     receiver.refused(self, refusal)
                 finally:
-                    if ticket is None:
+                    if piece is None:
                         receiver.free(slot)
-                if ticket is not None:
-                    receiver.stage(ticket, piece.extent, slot)
+                if piece is not None:
+                    receiver.receive(self, piece, slot)
 
     async def _read_gpu_header(self, connection: socket.socket, frame: bulk.Frame) -> None:
         """Read what is left of a piece without payload."""
@@ -248,7 +246,7 @@ class PrefillLink:
         except PieceRefused as refusal:
             self._refuse(refusal)
         else:
-            self._receiver.receive_on_gpu(self, piece, self._receiver.claim(self, piece))
+            self._receiver.receive_on_gpu(self, piece)
 
     def _refuse(self, refusal: PieceRefused) -> None:
         """Raises ConnectionError when it may be a piece that the other GPU sends: of which size is not known then."""

@@ -16,9 +16,10 @@ class WorkerSettings(PeerSettings):
     )
 
     model: Path
-    """Hugging Face model folder: config.json, safetensors, tokenizer.json."""
+    """Hugging Face model folder: config.json, safetensors, a tokenizer. Or its id on a hub: owner/name, or
+    owner/name@revision."""
     served_model_name: str = ""
-    """Name that clients use; empty = the folder's name."""
+    """Name that clients use; empty = the folder's name, or owner/name."""
     revision: str = "stable"
     """Prefill and decode pods are paired within a revision."""
     host: str = "127.0.0.1"

@@ -49,6 +49,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "initializer_range": 0.18,
         },
     ),
+    "qwen": ("qwen", {}),
     "qwen3, 2 to 1, 128": ("qwen3", {"head_dim": 128}),
     "qwen3, 1 to 1, linear, biases, 32": (
         "qwen3",
@@ -56,6 +57,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom, tied, 3 layers": ("bloom", {"n_layer": 3, "seed": 2}),
     "gemma3, windows and not": ("gemma3", {"initializer_range": 0.1}),
+    "glm4_moe, groups": ("glm4_moe", {"n_routed_experts": 12, "n_group": 3, "topk_group": 2, "use_qk_norm": True}),
+    "gpt_oss, windows and sinks": ("gpt_oss", {"seed": 1}),
     "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 # The engine's own tests compare every shape on one pod; here each stack costs seconds to start.

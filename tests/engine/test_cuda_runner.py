@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from baton_engine.attention.backend import AttentionBatch
 from baton_engine.cuda_runner import CudaRunner
 from baton_engine.decode_graphs import DecodeGraphs
+from baton_engine.prompt_graphs import PromptGraphs
 from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.sequence import FinishReason, Request
 from baton_engine.step_in_flight import StepInFlight
@@ -60,7 +63,22 @@ def make_requests(seed: int) -> list[Request]:
 
 @pytest.mark.parametrize(
     "family",
-    ["bloom", "gemma2", "gemma3", "gpt2", "gpt_neox", "falcon", "granite", "olmo2", "mixtral", "qwen2_moe", "olmoe"],
+    [
+        "bloom",
+        "gemma2",
+        "gemma3",
+        "gpt2",
+        "gpt_neox",
+        "falcon",
+        "granite",
+        "olmo2",
+        "mixtral",
+        "qwen",
+        "qwen2_moe",
+        "olmoe",
+        "gpt_oss",
+        "glm4_moe",
+    ],
 )
 def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_model(family, initializer_range=0.1)
@@ -132,6 +150,40 @@ def test_grammars_and_prompt_logprobs_leave_a_pod_on_its_graphs(llama: Path, mon
     text = make_tokenizer().decode(transcript.tokens[3, 0])
     assert re.fullmatch("([a-f]{1,3}[,;])*[a-f]{0,3}", str(text))
     assert_idle(engine)
+
+
+def test_short_prompts_run_as_whole_graphs(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of prompts alone take them; steps with decodes, or with too many or too long sequences, take others."""
+    pretend(monkeypatch)
+    monkeypatch.setattr("baton_engine.prompt_graphs._MOST_SEQUENCES", 2)
+    monkeypatch.setattr("baton_engine.prompt_graphs._LONGEST", 40)
+    folder = tiny_model("gemma3", initializer_range=0.1)
+    settings = {"max_num_batched_tokens": 24, "max_model_len": 160, "block_size": 4}
+    engine = make_engine(folder, **settings)
+    sizes: list[tuple[int, ...]] = []
+    replay = PromptGraphs.forward
+
+    def noted(self: PromptGraphs, size: int, packed: torch.Tensor, batch: AttentionBatch) -> Any:
+        sizes.append((size, *batch.lengths))
+        return replay(self, size, packed, batch)
+
+    monkeypatch.setattr(PromptGraphs, "forward", noted)
+    cases: list[tuple[list[int], list[tuple[int, ...]]]] = [
+        ([4], [(4, 4)]),
+        ([3], [(4, 3)]),
+        ([9, 12], [(24, 9, 12)]),
+        ([5, 6, 7], []),
+        ([60], [(24, 24)]),
+        ([1], []),
+    ]
+    for case, (lengths, expected) in enumerate(cases):
+        sizes.clear()
+        requests = [make_request(10 * case + i, make_prompt(n, seed=n), 3) for i, n in enumerate(lengths)]
+        tokens = generate(engine, requests).tokens
+        assert sizes == expected
+        with monkeypatch.context() as patch:
+            patch.setattr(PromptGraphs, "fits", lambda *_: False)
+            assert generate(make_engine(folder, **settings), requests).tokens == tokens
 
 
 def test_a_grammar_beside_others_may_be_aborted_before_its_mask(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"num_key_value_heads": 1, "head_dim": 128, "rope": "llama3", "shard_size": "150KB"},
     ),
+    "qwen": ("qwen", {}),
     "qwen3-plain": ("qwen3", {"num_key_value_heads": 1, "head_dim": 128}),
     "qwen3-tied-bias-yarn": (
         "qwen3",
@@ -149,6 +150,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", {"head_dim": 32, "norm_topk_prob": True, "seed": 5}),
     "qwen3-moe-every-second-layer": ("qwen3_moe", {"num_hidden_layers": 3, "decoder_sparse_step": 2}),
     "olmoe": ("olmoe", {}),
+    "gpt-oss": ("gpt_oss", {"seed": 1}),
+    "gpt-oss-low-limit-yarn": ("gpt_oss", {"swiglu_limit": 0.8, "rope": "yarn", "num_key_value_heads": 1}),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        {"n_routed_experts": 12, "n_group": 3, "topk_group": 2, "use_qk_norm": True, "routed_scaling_factor": 1.5},
+    ),
+    "glm4-moe-dense-layers-biases": (
+        "glm4_moe",
+        {"first_k_dense_replace": 2, "attention_bias": True, "norm_topk_prob": False, "n_shared_experts": 2},
+    ),
     "phi3-window": ("phi3", {"sliding_window": 21, "pad_token_id": None}),
     "phi3-a-part-rotated-tied": (
         "phi3",

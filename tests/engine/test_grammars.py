@@ -20,7 +20,9 @@ from baton_engine.masks import Masks
 from baton_engine.matcher import Matcher
 from baton_engine.sampling import MOST_GRAMMAR_CHARS, Grammar, GrammarKind
 from baton_engine.sequence import FinishReason, Request, Sequence, State
-from tests.models import END, make_tokenizer
+from baton_tokenizer.load import load_tokenizer
+from tests.models import END, make_model, make_tokenizer
+from tests.tokenizers.samples import LLAMA, train_sentencepiece
 
 from .handover import Pair
 from .harness import Transcript, assert_idle, finish, generate, make_engine, make_prompt, make_request
@@ -396,6 +398,40 @@ def test_a_beginning_that_does_not_follow_the_grammar_is_refused(llama: Path) ->
     while engine.has_work:
         rejections += engine.step().rejections
     assert [(id, field) for id, field, _ in rejections] == [(0, "response_format")]
+
+
+def without_special_tokens(folder: Path, vocab_size: int, spare: int) -> Path:
+    """Make a model whose tokenizer has no special token, and lacks `spare` ids of the model's vocabulary."""
+    make_model(folder, "llama", vocab_size=vocab_size)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    for token in content["added_tokens"]:
+        token["special"] = False
+    vocab = content["model"]["vocab"]
+    vocab.update({f"more {id}": id for id in range(len(vocab), vocab_size - spare)})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+# A mask's words have 32 bits each, so that the first one has none for another token.
+@pytest.mark.parametrize(("vocab_size", "spare"), [(512, 0), (520, 0), (512, 100)])
+def test_a_tokenizer_without_special_tokens(tmp_path: Path, vocab_size: int, spare: int) -> None:
+    engine = make_engine(without_special_tokens(tmp_path, vocab_size, spare), num_blocks=600)
+    transcript = run(engine, *(constrained(id, eos_token_ids=[3]) for id in range(4)))
+    assert_valid(transcript, {(id, 0) for id in range(4)})
+
+
+def test_a_tokenizer_of_sentencepiece(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama", vocab_size=640)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(train_sentencepiece(LLAMA))
+    rule = grammar(GrammarKind.REGEX, "[ a-zé日]{3,9}: [0-9]{2}")
+    requests = [constrained(id, grammar=rule, eos_token_ids=[2]) for id in range(8)]
+    transcript = run(make_engine(tmp_path), *requests)
+    for id in range(8):
+        assert transcript.reasons[id, 0] is FinishReason.STOP
+        text = load_tokenizer(tmp_path).decode([1, *transcript.tokens[id, 0]])
+        # The first space of a text is a dummy prefix to the decoder.
+        assert re.fullmatch("[ a-zé日]{2,9}: [0-9]{2}", text), text
 
 
 def test_a_model_without_a_tokenizer_takes_no_grammar(llama: Path, tmp_path: Path) -> None:

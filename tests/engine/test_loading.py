@@ -10,12 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton_engine.checkpoint import read_header
 from baton_engine.config import ConfigError
 from baton_engine.fingerprint import layout_fingerprint
-from baton_engine.loading import weights_bytes
+from baton_engine.load_plan import planned_ranges
+from baton_engine.loading import Weights, weights_bytes
+from baton_engine.models.registry import load_model_config, model_class
+from baton_engine.ops import TORCH
+from baton_engine.read_ahead import Range
+from baton_engine.source import Source
 from tests.conftest import MakeModel
 
 from .harness import make_engine
+from .test_equality import SHAPES
 
 
 @pytest.fixture
@@ -81,6 +88,138 @@ def test_a_truncated_shard_is_named(sharded: Path) -> None:
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-100])
     assert f"{shard} is not a whole safetensors file" in refusal(sharded)
+
+
+class Spy:
+    """Weights that note what is taken and compare it with what safetensors' own library reads."""
+
+    def __init__(self, weights: Weights, tensors: dict[str, torch.Tensor]) -> None:
+        self.dtype, self.device = weights.dtype, weights.device
+        self.ranges: list[Range] = []
+        self._weights, self._tensors = weights, tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def take(
+        self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        self.ranges.append(self._weights.range(name, shape, part))
+        tensor = self._weights.take(name, shape, part, dtype)
+        assert torch.equal(tensor, self._tensors[name][part or ()].to(dtype))
+        return tensor
+
+
+@pytest.mark.parametrize("shape", {family: name for name, (family, _) in SHAPES.items()}.values())
+def test_the_order_in_which_a_model_takes_its_tensors_is_known_before(tiny_model: MakeModel, shape: str) -> None:
+    family, overrides = SHAPES[shape]
+    folder = tiny_model(family, **overrides)
+    config = load_model_config(folder)
+    tensors = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+    def build(source: Source) -> object:
+        return model_class(config.architecture)(config, source, 64)
+
+    with Weights(folder, torch.bfloat16, torch.device("cpu")) as weights:
+        planned = planned_ranges(build, weights)
+        weights.expect(planned)
+        spy = Spy(weights, tensors)
+        build(Source(spy, TORCH))
+    assert len(planned) > 10
+    assert planned == spy.ranges
+
+
+def test_parts_of_tensors_are_what_slices_of_them_are(tmp_path: Path) -> None:
+    tensors = {
+        "matrix": torch.randn(12, 10),
+        "experts": torch.randn(4, 6, 8).bfloat16(),
+        "vector": torch.arange(9),
+        "scalar": torch.tensor(2.5),
+        "flags": torch.tensor([True, False, True]),
+        "bytes": torch.randn(6, 4).to(torch.float8_e4m3fn),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    parts: list[tuple[str, tuple[slice, ...] | None]] = [
+        ("matrix", (slice(3, 7), slice(0, 10))), ("matrix", (slice(0, 12), slice(5, 10))), ("matrix", (slice(4, 8),)),
+        ("experts", (slice(1, 3), slice(2, 4), slice(0, 8))), ("vector", (slice(2, 5),)), ("matrix", None),
+        ("experts", None), ("vector", None), ("scalar", None), ("flags", None), ("bytes", (slice(3, 6),)),
+    ]  # fmt: skip
+    for dtype in (torch.float32, torch.bfloat16):
+        with Weights(tmp_path, dtype, torch.device("cpu")) as weights:
+            weights.expect([weights.range(name, tuple(tensors[name].shape), part) for name, part in parts])
+            for name, part in parts:
+                tensor = weights.take(name, tuple(tensors[name].shape), part, dtype)
+                assert torch.equal(tensor, tensors[name][part or ()].to(dtype)), (name, part)
+                assert tensor.is_contiguous()
+
+
+def test_a_model_that_looks_at_values_while_it_is_built_is_read_all_the_same(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "model.norm.weight"
+
+    def build(source: Source) -> float:
+        return source.take(name, (64,)).sum().item()
+
+    with Weights(folder, torch.float32, torch.device("cpu")) as weights, caplog.at_level(logging.WARNING):
+        weights.expect(planned_ranges(build, weights))
+        expected = load_file(folder / "model.safetensors")[name].sum().item()
+        assert build(Source(weights, TORCH)) == expected
+    assert "read one at a time" in caplog.text
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named_with_the_tensor(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    last = max(read_header(path).items(), key=lambda entry: entry[1].begin)
+    with Weights(folder, torch.float32, torch.device("cpu")) as weights:
+        path.write_bytes(path.read_bytes()[:-8])
+        with pytest.raises(ConfigError, match=f"{last[0]} cannot be read from {path}: the file ends at byte"):
+            weights.take(last[0], last[1].shape, None, torch.float32)
+
+
+def test_a_tensor_of_another_shape_is_found_before_any_is_read(folder: Path) -> None:
+    from baton_engine.config import EngineConfig
+    from baton_engine.engine import Engine
+
+    rewrite(folder, **{"model.norm.weight": torch.zeros(65)})
+    seen: list[tuple[str, int, int]] = []
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight in model\.safetensors is \[65\]"):
+        Engine(EngineConfig(model=str(folder), device="cpu", num_threads=1), lambda *told: seen.append(told))
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}, "impossible"),
+        ({"dtype": "F32", "shape": [4], "data_offsets": [16, 0]}, "impossible"),
+        ({"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}, "ends at byte"),
+        ({"dtype": "F32", "shape": [5], "data_offsets": [0, 16]}, "has 16 bytes"),
+        ({"dtype": "F32", "shape": [4]}, "data_offsets"),
+        ({"dtype": 3, "shape": [4], "data_offsets": [0, 16]}, "dtype"),
+        ([], "object"),
+    ],
+)
+def test_impossible_headers_are_named(folder: Path, entry: object, words: str) -> None:
+    path = folder / "model.safetensors"
+    header = json.dumps({"__metadata__": {"dtype": "any text"}, "model.norm.weight": entry}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    message = refusal(folder)
+    assert f"{path} is not a whole safetensors file" in message
+    assert words in message
+
+
+def test_a_dtype_that_is_not_served_is_named(folder: Path) -> None:
+    rewrite(folder, **{"model.norm.weight": torch.zeros(64, dtype=torch.uint16)})
+    assert "model.norm.weight in model.safetensors is U16, which is not served" in refusal(folder)
+
+
+def test_an_index_cannot_name_files_elsewhere(sharded: Path) -> None:
+    path = sharded / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.norm.weight"] = "../model.safetensors"
+    path.write_text(json.dumps(index))
+    assert "names a file outside of its folder: '../model.safetensors'" in refusal(sharded)
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{", '{"weight_map": 3}'])
@@ -159,13 +298,18 @@ def test_a_tokenizer_beyond_the_vocabulary_is_refused(folder: Path) -> None:
 
 
 def test_an_added_token_beyond_the_vocabulary_is_refused(folder: Path) -> None:
-    edit_tokenizer(folder, lambda content: content["added_tokens"].append({**content["added_tokens"][0], "id": 600}))
-    assert "token ids up to 600" in refusal(folder)
+    def edit(content: Any) -> None:
+        vocab = content["model"]["vocab"]
+        vocab.update({f"more {id}": id for id in range(len(vocab), 512)})
+        content["added_tokens"].append({**content["added_tokens"][0], "id": 512, "content": "outside"})
+
+    edit_tokenizer(folder, edit)
+    assert "token ids up to 512" in refusal(folder)
 
 
 def test_a_tokenizer_file_that_is_none_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
-    assert "tokenizer.json is not a tokenizer" in refusal(folder)
+    assert "tokenizer.json: " in refusal(folder)
 
 
 def test_a_folder_without_a_tokenizer_can_be_served(folder: Path) -> None:

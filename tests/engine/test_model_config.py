@@ -215,6 +215,14 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, ["clip_qkv", "OlmoeForCausalLM"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, ["mlp_only_layers", "list of integers"]),
+        ({"architectures": ["GptOssForCausalLM"], "swiglu_limit": 0}, ["swiglu_limit", "above 0"]),
+        ({"architectures": ["Glm4MoeForCausalLM"], "n_group": 3}, ["n_group", "3", "divide the 128 experts"]),
+        (
+            {"architectures": ["Glm4MoeForCausalLM"], "n_group": 64, "topk_group": 2},
+            ["n_group", "64", "128 experts", "at least 4"],
+        ),
+        ({"architectures": ["Glm4MoeForCausalLM"], "n_group": 4, "topk_group": 5}, ["topk_group", "at most 4"]),
+        ({"architectures": ["Glm4MoeForCausalLM"], "partial_rotary_factor": 0.45}, ["partial_rotary_factor", "even"]),
         ({"rope_parameters": {"rope_type": "ntk"}}, ["rope type 'ntk' is unknown", "yarn"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["short_factor", "a list of numbers"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope type 'dynamic' is unknown"]),
@@ -318,6 +326,100 @@ def test_layers_of_smollm3_that_do_not_rotate(fields: dict[str, Any], count: int
     assert expected.count(0) == count
 
 
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_local_experts": 32,
+}
+GLM: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "attention_bias": True,
+    "head_dim": 128,
+    "num_attention_heads": 96,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 1000000,
+    "vocab_size": 151552,
+}
+GLM_4_5: dict[str, Any] = {
+    **GLM,
+    "first_k_dense_replace": 3,
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 160,
+    "num_hidden_layers": 92,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+}
+GLM_4_5_AIR: dict[str, Any] = {
+    **GLM, "hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
+}  # fmt: skip
+# With the parameters that their authors publish: all, and those that a token uses without its embedding.
+PUBLISHED = {
+    "gpt-oss-20b": (GPT_OSS, 20.91e9, 3.61e9),
+    "gpt-oss-120b": ({**GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128}, 116.83e9, 5.13e9),
+    "GLM-4.5": (GLM_4_5, 355e9, 32e9),
+    "GLM-4.5-Air": (GLM_4_5_AIR, 106e9, 12e9),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_with_experts(name: str) -> None:
+    fields, parameters, active = PUBLISHED[name]
+    ours = parse_model_config(fields)
+    embedding = ours.vocab_size * ours.hidden_size
+    assert ours.num_layers * ours.layer_weights + embedding == pytest.approx(active, rel=0.07)
+    everything = ours.num_layers * ours.layer_weights_read(1e6) + 2 * embedding
+    assert everything == pytest.approx(parameters, rel=0.01)
+    assert ours.layer_weights_read(1) == pytest.approx(ours.layer_weights)
+
+
+@pytest.mark.parametrize("fields", [{}, {"layer_types": ["full_attention"] * 24}, {"sliding_window": 64}])
+def test_what_a_config_of_gpt_oss_lacks_has_the_defaults_of_transformers(fields: dict[str, Any]) -> None:
+    own = {**GPT_OSS, **fields}
+    expected = transformers.GptOssConfig(**{name: own[name] for name in own if name != "architectures"})
+    ours = parse_model_config(own)
+    windows = [expected.sliding_window if kind == "sliding_attention" else None for kind in expected.layer_types]
+    assert list(ours.sliding_windows) == windows
+    assert all(spec.sinks for spec in ours.attention)
+    assert (ours.num_kv_heads, ours.head_dim) == (expected.num_key_value_heads, expected.head_dim)
+    assert ours.max_position_embeddings == expected.max_position_embeddings
+    assert ours.rms_norm_eps == expected.rms_norm_eps
+    assert ours.qkv_bias == ours.output_bias == expected.attention_bias
+    assert (ours.clamp.alpha, ours.clamp.limit) == (expected.swiglu_alpha, expected.swiglu_limit)
+    assert ours.routing.count == expected.num_experts_per_tok
+    assert ours.rope.theta == expected.rope_parameters["rope_theta"]
+    inverse, factor = ROPE_INIT_FUNCTIONS["yarn"](expected)
+    assert torch.equal(inverse_frequencies(ours.rope, ours.head_dim), inverse)
+    assert ours.rope.attention_factor == factor
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_group": 4, "topk_group": 2}, {"norm_topk_prob": False}])
+def test_what_a_config_of_glm_lacks_has_the_defaults_of_transformers(fields: dict[str, Any]) -> None:
+    own = {**LLAMA, "num_attention_heads": 16, "head_dim": 16, **fields}
+    for name in ("architectures", "num_key_value_heads", "max_position_embeddings"):
+        del own[name]
+    expected = transformers.Glm4MoeConfig(**own)
+    ours = parse_model_config({**own, "architectures": ["Glm4MoeForCausalLM"]})
+    assert ours.num_kv_heads == expected.num_key_value_heads
+    assert ours.max_position_embeddings == expected.max_position_embeddings
+    assert ours.rms_norm_eps == expected.rms_norm_eps
+    assert (ours.qkv_bias, ours.qk_norm) == (expected.attention_bias, expected.use_qk_norm)
+    assert ours.rope.partial == expected.rope_parameters["partial_rotary_factor"]
+    assert ours.num_experts == expected.n_routed_experts
+    assert ours.expert_size == expected.moe_intermediate_size
+    assert ours.shared_size == expected.n_shared_experts * expected.moe_intermediate_size
+    assert ours.dense_layers == set(range(expected.first_k_dense_replace))
+    routing = ours.routing
+    assert (routing.groups, routing.used_groups) == (expected.n_group, expected.topk_group)
+    assert (routing.count, routing.scale) == (expected.num_experts_per_tok, expected.routed_scaling_factor)
+    assert routing.normalize == expected.norm_topk_prob
+
+
 @pytest.mark.parametrize("heads", [1, 2, 3, 8, 12, 16, 112])
 def test_slopes_of_bloom(heads: int) -> None:
     # The bias of the key at position 1 is the slope.
@@ -352,9 +454,10 @@ def test_weights_that_are_read(tiny_model: MakeModel, dense: list[int]) -> None:
     config, layers = load_model_config(folder), reference_model(folder).model.layers
     matrices = {name: value.numel() for name, value in layers.named_parameters() if value.ndim > 1}
     experts = sum(count for name, count in matrices.items() if ".experts." in name)
-    # The products that choose and weight experts are left out as too small to matter.
+    # The product that weights the shared expert is left out as too small to matter.
     others = sum(count for name, count in matrices.items() if "expert" not in name or "shared_expert." in name)
-    others -= sum(count for name, count in matrices.items() if name.endswith("mlp.gate.weight"))
     assert config.num_layers * config.layer_weights_read(1e6) == pytest.approx(others + experts)
     assert config.num_layers * config.layer_weights_read(1) == pytest.approx(others + experts * 2 / 6)
     assert config.num_layers * config.layer_weights == pytest.approx(others + experts * 2 / 6)
+    sizes = [96 if layer in dense else 2 * 40 + 56 for layer in range(2)]
+    assert config.num_layers * config.mlp_units == sum(sizes)

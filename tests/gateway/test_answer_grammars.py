@@ -58,7 +58,7 @@ class Follower:
         tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in special])
         tokenizer.save(str(folder / "tokenizer.json"))
         self.raw: Tokenizer = tokenizer
-        self.tokenizer = ModelTokenizer(folder)
+        self.tokenizer = ModelTokenizer(tokenizer)
         self.lark = self.tokenizer.lark
         self.end = tokenizer.token_to_id("<｜odd special｜>")
         self._grammars = Grammars(folder, VOCABULARY)
@@ -264,7 +264,7 @@ def test_with_a_budget_the_model_need_not_think(follower: Follower, reasoning: R
 def test_markers_that_are_no_tokens_are_text(tmp_path: Path) -> None:
     tokenizer = byte_level_tokenizer()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    lark = ModelTokenizer(tmp_path).lark
+    lark = ModelTokenizer(tokenizer).lark
     grammars = Grammars(tmp_path, VOCABULARY)
     rules = FORMATS["think"].thoughts_rules("before", None, lark)
     matcher = grammars.compile(

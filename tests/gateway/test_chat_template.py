@@ -1,14 +1,14 @@
 """Chat templates render as transformers renders them."""
 
-import json
 import sys
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from baton_gateway.errors import ApiError
-from baton_gateway.models.chat_template import ChatTemplate, special_tokens
+from baton_gateway.models.chat_template import ChatTemplate
 from baton_gateway.models.template_files import find_chat_templates
+from baton_tokenizer.load import read_tokenizer
 
 from .tiny_models import CHAT_TEMPLATE, write_model
 
@@ -160,8 +160,7 @@ def test_where_templates_are_found(tmp_path, file, config, expected):
 
 def test_special_tokens_as_transformers_reads_them(tmp_path, tokenizer):
     folder = write_model(tmp_path / "m", tokenizer)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    assert special_tokens(config) == PreTrainedTokenizerFast.from_pretrained(folder).special_tokens_map
+    assert read_tokenizer(folder).names == PreTrainedTokenizerFast.from_pretrained(folder).special_tokens_map
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from baton_gateway.models.models_file import ModelsFileError
 from baton_gateway.settings import GatewaySettings
 
 from .harness import pods
@@ -67,7 +68,6 @@ def test_environment(tmp_path, monkeypatch):
     [
         ({"decode_addresses": ""}, "at least one decode pod"),
         ({"decode_addresses": "nowhere"}, "not host:port"),
-        ({"model": "/does/not/exist"}, "not a folder"),
         ({"port": 70000}, "less than or equal"),
         ({"api_keys": [""]}, "a key is empty"),
     ],
@@ -75,6 +75,12 @@ def test_environment(tmp_path, monkeypatch):
 def test_wrong_settings(tmp_path, change, complaint):
     with pytest.raises(ValidationError, match=complaint):
         GatewaySettings(**{"model": tmp_path, "decode_addresses": "a:1", **change})
+
+
+def test_a_model_that_is_no_folder():
+    settings = GatewaySettings(model=Path("/does/not/exist"), decode_addresses=["a:1"])
+    with pytest.raises(ModelsFileError, match="/does/not/exist is not a folder"):
+        settings.model_specs()
 
 
 def test_every_setting_is_described():

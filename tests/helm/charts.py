@@ -16,7 +16,8 @@ Values = dict[str, Any]
 Manifest = dict[str, Any]
 
 SHA = "0" * 64
-_DOWNLOAD = {"files": [{"path": "config.json", "url": "https://models.example/config.json", "sha256": SHA}]}
+COMMIT = "0" * 40
+_HUB = {"repo": "acme/Large-1.0", "revision": COMMIT}
 _EVERYTHING: Values = {
     "image": {"registry": "registry.example/mirror/"},
     "imagePullSecrets": [{"name": "pull"}],
@@ -37,7 +38,16 @@ _EVERYTHING: Values = {
             "specialTokensInContent": "reject",
             "toolCallParser": "glm",
             "reasoningParser": "think",
-            "volume": {"download": {**_DOWNLOAD, "size": "20Gi", "tokenSecret": {"name": "hub", "key": "token"}}},
+            "volume": {
+                "hub": {
+                    **_HUB,
+                    "size": "20Gi",
+                    "tokenSecret": {"name": "hub", "key": "token"},
+                    "endpoint": "https://hub.example:8443",
+                    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
+                    "egressPorts": [8443, 3128],
+                }
+            },
             "worker": {"gpus": 1, "engine": {"enable-prefix-caching": True, "max-model-len": 1_048_576}},
             "prefill": {"replicas": 2, "podAnnotations": {"note": "a"}, "extraArgs": ["--log-level=debug"]},
             "decode": {"keda": {"enabled": True, "triggers": [{"type": "cpu", "metadata": {"value": "60"}}]}},
@@ -111,6 +121,12 @@ CASES: dict[str, Values] = {
     **{name: yaml.safe_load(path.read_text()) for name, path in PRESETS.items()},
     "everything": _EVERYTHING,
     "image volume": {"models": {"a": {"volume": {"image": {"reference": "models/a:1", "path": "model"}}}}},
+    "hub caches": {
+        "models": {
+            "a": {"volume": {"hub": {**_HUB, "cache": {"pvc": {"claimName": "models"}}}}, "prefill": {}},
+            "b": {"volume": {"hub": {**_HUB, "cache": {"hostPath": {"path": "/data/hub"}}}}},
+        }
+    },
     "outside": {
         "peerTls": {"enabled": True, "existingSecret": "peers", "name": "llm-pods"},
         "redis": {"external": {"existingSecret": "redis-url", "port": 6380}},

@@ -16,7 +16,7 @@ from baton_gateway.settings import GatewaySettings
 from baton_gateway.tenancy.tenants import read_tenants
 from baton_prefill.settings import PrefillSettings
 
-from .charts import CASES, Manifest, case, chart, flags, named, pods, render
+from .charts import CASES, COMMIT, Manifest, case, chart, flags, named, pods, render
 
 BINARIES: dict[str, type[BaseSettings]] = {
     "gateway": GatewaySettings,
@@ -66,7 +66,7 @@ def test_settings_arrive_as_values_say_them():
         c for c in baton_containers("everything") if c["args"][0] == "prefill" and "--revision=v2" in c["args"]
     ]
     settings = parsed(prefill)
-    assert settings.model == Path("/models/large")
+    assert settings.model == Path(f"/models/large/models--acme--Large-1.0/snapshots/{COMMIT}")
     assert settings.served_model_name == "acme/Large"
     assert settings.max_model_len == 1_048_576
     assert settings.enable_prefix_caching is False
@@ -169,7 +169,8 @@ def test_the_models_file_has_the_fields_that_gateways_read():
         assert set(model) <= {field.name for field in msgspec.structs.fields(ModelSpec)}
         assert all(set(pool) <= pool_fields for pool in model["pools"])
     [large] = [model for model in models if model["name"] == "acme/Large"]
-    assert large["chat_template"] == "/models/large/other.jinja"
+    folder = f"/models/large/models--acme--Large-1.0/snapshots/{COMMIT}"
+    assert large["chat_template"] == f"{folder}/other.jinja"
     assert large["use_generation_config"] is False
     assert msgspec.convert(large["published_prefixes"], tuple[PublishedPrefix, ...]) == (
         PublishedPrefix(messages=(PublishedMessage(role="system", content="You are Acme's assistant."),)),
@@ -183,7 +184,7 @@ def test_the_models_file_has_the_fields_that_gateways_read():
         {"name": "short", "selector": f"{base}=short", "max_prompt_tokens": 2000},
         {"name": "default", "selector": f"{base}=default"},
     ]
-    assert [model["folder"] for model in models] == ["/models/disk", "/models/large", "/models/small"]
+    assert [model["folder"] for model in models] == ["/models/disk", folder, "/models/small"]
 
 
 def test_selectors_of_pools_find_the_services_of_both_revisions():

@@ -10,7 +10,7 @@ import yaml
 
 from baton_common.buckets import ITL_BUCKETS, TTFT_BUCKETS
 
-from .charts import CASES, CHART, SHA, case, chart, named, of_kind, render, rendered_text
+from .charts import CASES, CHART, COMMIT, SHA, case, chart, named, of_kind, render, rendered_text
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -51,6 +51,10 @@ def test_notes_have_a_first_request():
     assert "WARNING" in rendered_text({"tenants": {"tenants": {"acme": {}}}})["baton/templates/NOTES.txt"]
 
 
+def _hub(**hub: Any) -> dict[str, Any]:
+    return _model(volume={"hub": {"repo": "acme/large", "revision": COMMIT, **hub}})
+
+
 def _model(**fields: Any) -> dict[str, Any]:
     return {"models": {"a": fields}}
 
@@ -75,7 +79,13 @@ def _model(**fields: Any) -> dict[str, Any]:
         (_model(volume={"pvc": {}}), ["/models/a/volume/pvc", "claimName"]),
         (_model(volume={"pvc": {"claimName": "m"}, "hostPath": {"path": "/m"}}), ["/models/a/volume"]),
         (_model(volume={"image": {"reference": "m:1", "copy": True}}), ["/models/a/volume/image", "size"]),
-        (_model(volume={"download": {"files": [{"path": "x", "url": "https://m"}], "size": "1Gi"}}), ["sha256"]),
+        (_hub(revision="main", size="1Gi"), ["/models/a/volume/hub/revision"]),
+        (_hub(repo="gpt2", size="1Gi"), ["/models/a/volume/hub/repo"]),
+        (_hub(repo="acme/..", size="1Gi"), ["/models/a/volume/hub/repo"]),
+        (_hub(), ["/models/a/volume/hub"]),
+        (_hub(size="1Gi", cache={"pvc": {"claimName": "m"}}), ["/models/a/volume/hub"]),
+        (_hub(cache={}), ["/models/a/volume/hub/cache"]),
+        (_hub(size="1Gi", token="hf_secret"), ["/models/a/volume/hub", "token"]),
         (_model(pools=[{"name": "default", "decode": {}}]), ["/models/a/pools/0/name"]),
         (_model(scaler={"slo": {"ttftSeconds": 0}}), ["/models/a/scaler/slo/ttftSeconds"]),
         ({"gateway": {"settings": {"redis-url": "redis://:secret@r"}}}, ["/gateway/settings", "redis-url"]),

@@ -1,6 +1,5 @@
 """The scripts that the chart runs in pods."""
 
-import hashlib
 import json
 import os
 import socket
@@ -21,11 +20,9 @@ from redis.retry import Retry
 
 from .charts import CHART, case, named
 
-WEIGHTS = b"weights" * 1000
-
 
 class _Server(ThreadingHTTPServer):
-    """A hub of models, and a gateway that requires `key` if one is set."""
+    """A gateway that requires `key` if one is set."""
 
     key = ""
     failures = 0
@@ -39,10 +36,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        if self.path == "/weights":
-            self._answer(WEIGHTS)
-        else:
-            self._answer({"data": [{"id": "a"}, {"id": "b"}]})
+        self._answer({"data": [{"id": "a"}, {"id": "b"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -57,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
+            self.wfile.write(json.dumps(body).encode())
             return
         self.end_headers()
 
@@ -76,34 +70,6 @@ def server(processes: None) -> Iterator[_Server]:
 def run(script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(CHART / "files" / script), *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-
-
-def download(server: _Server, folder: Path, sha256: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    files = [{"path": "sub/model.safetensors", "url": f"{server.url}/weights", "sha256": sha256}]
-    (folder / "list.json").write_text(json.dumps(files))
-    return run("download.py", str(folder / "list.json"), str(folder), *args, **env)
-
-
-def test_a_download_is_checked_and_done_once(server, tmp_path):
-    server.key, server.failures = "token", 1
-    target, sha256 = tmp_path / "sub" / "model.safetensors", hashlib.sha256(WEIGHTS).hexdigest()
-    assert download(server, tmp_path, sha256, "--no-weights").returncode == 0
-    assert not target.exists()
-    refused = download(server, tmp_path, sha256)
-    assert refused.returncode == 1
-    assert "401" in refused.stderr
-    done = download(server, tmp_path, sha256, DOWNLOAD_TOKEN="token")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert target.read_bytes() == WEIGHTS
-    server.failures = 100
-    assert download(server, tmp_path, sha256).returncode == 0
-
-
-def test_a_download_with_another_sum_is_refused(server, tmp_path):
-    refused = download(server, tmp_path, "0" * 64)
-    assert refused.returncode == 1
-    assert "SHA-256" in refused.stderr
-    assert not (tmp_path / "sub" / "model.safetensors").exists()
 
 
 @pytest.mark.processes

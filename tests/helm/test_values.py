@@ -6,7 +6,7 @@ import yaml
 
 from baton_controller.config_file import read_config
 
-from .charts import CASES, case, containers, flags, named, of_kind, render, workloads
+from .charts import CASES, COMMIT, case, containers, flags, named, of_kind, render, workloads
 
 
 def test_without_models_the_demo_model_is_served():
@@ -142,20 +142,69 @@ def test_models_come_into_gateways_and_workers():
     manifests = case("everything")
     gateway = named(manifests, "Deployment", "rel-baton-gateway")["spec"]["template"]["spec"]
     inits = {container["name"]: container for container in gateway["initContainers"]}
-    assert inits["model-large"]["args"] == ["--no-weights"]
+    pull = ["model", "pull", f"acme/Large-1.0@{COMMIT}", "--cache=/models/large", "--volume-size=20Gi"]
+    assert inits["model-large"]["args"] == [*pull, "--no-weights"]
+    assert inits["model-large"]["image"] == gateway["containers"][0]["image"]
     assert "*.safetensors) ;;" in inits["model-small"]["command"][2]
     small = named(manifests, "Deployment", "rel-baton-small-decode")["spec"]["template"]["spec"]
     assert "safetensors" not in small["initContainers"][0]["command"][2]
     assert flags(small["containers"][0])["model"] == "/models/small"
     large = named(manifests, "Deployment", "rel-baton-large-decode")["spec"]["template"]["spec"]
-    assert large["initContainers"][0]["command"][2:] == ["/etc/baton-download/large-stable.json", "/models/large"]
-    listed = named(manifests, "ConfigMap", "rel-baton-download")["data"]
-    assert json.loads(listed["large-v2.json"])[0]["path"] == "config.json"
+    [init] = large["initContainers"]
+    assert init["args"] == pull
+    assert init["image"] == large["containers"][0]["image"]
+    env = {variable["name"]: variable.get("value") for variable in init["env"]}
+    proxy = "http://proxy.example:3128"
+    assert env == {"HF_TOKEN": None, "HF_ENDPOINT": "https://hub.example:8443", "HTTPS_PROXY": proxy}
+    assert init["env"][0]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     for spec in (gateway, small, large):
         [main] = spec["containers"]
         assert all(mount["readOnly"] for mount in main["volumeMounts"] if mount["mountPath"].startswith("/models"))
+    folder = f"/models/large/models--acme--Large-1.0/snapshots/{COMMIT}"
+    assert flags(large["containers"][0])["model"] == folder
+    models = yaml.safe_load(named(manifests, "ConfigMap", "rel-baton-gateway")["data"]["models.yaml"])["models"]
+    [listed] = [model for model in models if model["name"] == "acme/Large"]
+    assert (listed["folder"], listed["chat_template"]) == (folder, f"{folder}/other.jinja")
     image = named(case("image volume"), "Deployment", "rel-baton-a-decode")["spec"]["template"]["spec"]
     assert flags(image["containers"][0])["model"] == "/models/a/model"
+
+
+def test_a_shared_cache_of_models_is_written_by_init_containers_only():
+    manifests = case("hub caches")
+    volumes = {"a": {"persistentVolumeClaim": {"claimName": "models"}}}
+    volumes["b"] = {"hostPath": {"path": "/data/hub", "type": "Directory"}}
+    for component, keys in (("gateway", "ab"), ("a-prefill", "a"), ("a-decode", "a"), ("b-decode", "b")):
+        spec = named(manifests, "Deployment", f"rel-baton-{component}")["spec"]["template"]["spec"]
+        for key, init in zip(keys, spec["initContainers"], strict=True):
+            assert {"name": f"model-{key}", **volumes[key]} in spec["volumes"]
+            assert init["volumeMounts"] == [{"name": f"model-{key}", "mountPath": f"/models/{key}"}]
+            [mount] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == f"model-{key}"]
+            assert mount["readOnly"] is True
+            assert "--volume-size" not in str(init["args"])
+
+
+def test_pods_reach_a_hub_where_a_model_comes_from_one():
+    def ports(name: str) -> dict[str, list[int]]:
+        """Return the ports to which pods may connect at any address."""
+        open_rules = {
+            policy["metadata"]["labels"].get("app.kubernetes.io/component"): [
+                entry["port"]
+                for rule in policy["spec"].get("egress", ())
+                if "to" not in rule
+                for entry in rule["ports"]
+            ]
+            for policy in of_kind(case(name), "NetworkPolicy")
+        }
+        return {component: open_rules[component] for component in ("gateway", "prefill", "decode")}
+
+    api_server = [443, 6443]
+    assert ports("defaults") == {"gateway": api_server, "prefill": [], "decode": []}
+    assert ports("hub caches") == {"gateway": [*api_server, 443], "prefill": [443], "decode": [443]}
+    assert ports("everything") == {
+        "gateway": [*api_server, 8443, 3128],
+        "prefill": [8443, 3128],
+        "decode": [8443, 3128],
+    }
 
 
 def test_nginx_passes_streams_on_as_they_come():

@@ -174,3 +174,10 @@ def test_the_first_tenant_can_be_read_and_changed(tmp_path: Path) -> None:
     [old, new] = re.findall(r"sed -i 's/(.+?)/(.+?)/' tenants.yaml", first_day("bash"))[0]
     path.write_text(path.read_text().replace(old, new))
     assert read_tenants(path).tenants["acme"].requests_per_minute > 20 > limit
+
+
+def test_the_values_for_a_model_from_a_hub_render() -> None:
+    values = yaml.safe_load(block(section("Models from a hub"), "yaml"))
+    gateway = named(render(values), "Deployment", f"{RELEASE}-baton-gateway")
+    [init] = gateway["spec"]["template"]["spec"]["initContainers"]
+    assert init["args"][2].startswith("Qwen/Qwen3-0.6B@")

@@ -8,7 +8,7 @@ from baton_kernels.reference.paged_attention import AttentionVariant
 from .closeness import relative_error
 
 LENGTHS = [1, 16, 77, 190]
-VARIANTS = ["plain", "window", "softcap", "alibi", "all"]
+VARIANTS = ["plain", "window", "softcap", "alibi", "sinks", "all"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
@@ -18,6 +18,8 @@ def variant(kind: str, heads: int, dim: int, device: torch.device) -> AttentionV
         window=20 if kind in ("window", "all") else 0,
         softcap=3.0 if kind in ("softcap", "all") else 0.0,
         alibi=torch.rand(heads, device=device) if kind in ("alibi", "all") else None,
+        # Some outweigh all keys, and some change little.
+        sinks=2 * torch.randn(heads, device=device) if kind in ("sinks", "all") else None,
     )
 
 
@@ -33,6 +35,9 @@ def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: AttentionVaria
         scores = scores - how.alibi.cpu().double()[:, None, None] * ages
     seen = (ages >= 0) & (ages < how.window) if how.window else ages >= 0
     scores[:, ~seen] = float("-inf")
+    if how.sinks is not None:
+        sinks = how.sinks.cpu().double()[:, None, None].expand(-1, len(q), 1)
+        return (torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1] @ values).transpose(0, 1)
     return (scores.softmax(-1) @ values).transpose(0, 1)
 
 
@@ -158,6 +163,20 @@ def check_prefill(case: "Case", kind: str) -> None:
         q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how, block_queries=queries
     )
     assert relative_error(out.cpu(), expected) < TOLERANCE[dtype]
+    # A graph always has the same number of tiles; those that a step does not need belong to a sequence without tokens.
+    count, end = len(LENGTHS), starts[-1]
+    spare = [
+        torch.cat([x, x.new_tensor([value] * 2)])
+        for x, value in ((case.lengths, 0), (where, end), (sequences, count), (rows, end))
+    ]
+    tables = torch.cat([case.tables, case.tables[:1]])
+    padded = torch.full_like(torch.cat([q, q[:3]]), 7.0)
+    prefill_attention(
+        torch.cat([q, q[:3]]), case.keys, case.values, tables, spare[0], spare[1], (spare[2], spare[3]), how, padded,
+        block_queries=queries,
+    )  # fmt: skip
+    assert torch.equal(padded[:end], out)
+    assert (padded[end:] == 7.0).all()
     plain = paged_attention_reference(
         q.float(), case.keys.float(), case.values.float(), case.tables, case.lengths, where, how
     )

@@ -1,83 +1,117 @@
-"""Routing to experts and their products, against the references in float64."""
+"""The products of experts against the reference in float64, and the groups of pairs against their definition."""
+
+import dataclasses
 
 import pytest
 import torch
 
-from baton_kernels.experts import FIXED, ExpertsConfig, route, run_experts, run_experts_fixed
-from baton_kernels.reference.experts import experts_reference, route_reference
+from baton_kernels import pair_groups
+from baton_kernels.experts import FIXED, run_experts, run_experts_fixed
+from baton_kernels.pair_groups import group_pairs
+from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.experts import ExpertWeights, experts_reference
+from baton_kernels.reference.routing import Routing, choose_reference
+from baton_kernels.tuning import ExpertsConfig, ProductConfig
 
 from .closeness import relative_error
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize(("experts", "count"), [(4, 2), (60, 4), (128, 8), (8, 1)])
-def test_route(experts: int, count: int, normalize: bool, device: torch.device) -> None:
-    logits = torch.randn(9, experts, device=device)
-    weights, chosen = route(logits, count, normalize)
-    expected_weights, expected = route_reference(logits, count, normalize)
-    assert torch.equal(chosen, expected)
-    torch.testing.assert_close(weights, expected_weights)
+def make_weights(experts: int, hidden: int, size: int, device: torch.device, biased: bool = False) -> ExpertWeights:
+    gate_up = torch.randn(experts, 2 * size, hidden, device=device) / hidden**0.5
+    down = torch.randn(experts, hidden, size, device=device) / size**0.5
+    if not biased:
+        return ExpertWeights(gate_up, down)
+    biases = torch.randn(experts, 2 * size, device=device), torch.randn(experts, hidden, device=device)
+    # A low limit, so that it changes many values.
+    return ExpertWeights(gate_up, down, *biases, ClampedGate(limit=0.7))
 
 
-def test_equal_logits_choose_different_experts(device: torch.device) -> None:
-    weights, chosen = route(torch.zeros(2, 6, device=device), 3, True)
-    assert chosen.tolist() == [[0, 1, 2]] * 2
-    torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3, device=device))
+def wide(held: ExpertWeights) -> ExpertWeights:
+    tensors = {name: value for name, value in vars(held).items() if isinstance(value, torch.Tensor)}
+    return dataclasses.replace(held, **{name: value.double() for name, value in tensors.items()})
 
 
-def test_logits_that_are_not_finite_choose_experts_that_exist(device: torch.device) -> None:
-    logits = torch.zeros(4, 5, device=device)
-    logits[0, 2], logits[1], logits[2, 0] = float("nan"), float("-inf"), float("inf")
-    weights, chosen = route(logits, 2, True)
-    assert ((chosen >= 0) & (chosen < 5)).all()
-    assert weights[:3].isnan().any(dim=1).all()
-    assert weights[3].isfinite().all()
+def choices(tokens: int, experts: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return choose_reference(torch.randn(tokens, experts, device=device), None, Routing(count, normalize=True))
 
 
+def config(rows: int, outputs: int, inner: int) -> ExpertsConfig:
+    return ExpertsConfig(rows, ProductConfig(outputs, inner, 2, 2), ProductConfig(outputs, inner, 2, 2))
+
+
+WHOLE = ProductConfig(32, 16, 2, 2, whole=True)
 CONFIGS = [
-    ExpertsConfig(1, 4, 32, 2),
-    ExpertsConfig(1, 16, 64, 2),
+    ExpertsConfig(16, WHOLE, WHOLE),
+    config(1, 8, 32),
+    config(1, 16, 64),
     FIXED,
-    ExpertsConfig(16, 32, 16, 2),
-    ExpertsConfig(32, 16, 32, 2),
+    config(16, 32, 16),
+    config(32, 16, 32),
 ]
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("config", [None, *CONFIGS])
 @pytest.mark.parametrize(
     ("tokens", "experts", "count", "hidden", "size"),
-    [(1, 4, 2, 64, 48), (3, 16, 4, 80, 40), (21, 4, 2, 48, 72), (50, 8, 3, 32, 16)],
+    [(1, 4, 2, 64, 48), (11, 24, 3, 80, 40), (21, 4, 2, 48, 24)],
 )
 def test_experts(
-    tokens: int, experts: int, count: int, hidden: int, size: int, config: ExpertsConfig | None, device: torch.device
+    tokens: int,
+    experts: int,
+    count: int,
+    hidden: int,
+    size: int,
+    config: ExpertsConfig | None,
+    biased: bool,
+    device: torch.device,
 ) -> None:
     x = torch.randn(tokens, hidden, device=device)
-    gate_up = torch.randn(experts, 2 * size, hidden, device=device) / hidden**0.5
-    down = torch.randn(experts, hidden, size, device=device) / size**0.5
-    weights, chosen = route_reference(torch.randn(tokens, experts, device=device), count, True)
+    held = make_weights(experts, hidden, size, device, biased)
+    weights, chosen = choices(tokens, experts, count, device)
     # One expert gets no token, and another one many.
     chosen[chosen == experts - 1] = 0
-    result = run_experts(x, gate_up, down, weights, chosen, config)
-    expected = experts_reference(x.double(), gate_up.double(), down.double(), weights.double(), chosen)
+    result = run_experts(x, held, weights, chosen, config)
+    expected = experts_reference(x.double(), wide(held), weights.double(), chosen)
     assert relative_error(result, expected) < 1e-5
 
 
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize(("pairs", "experts"), [(1, 4), (40, 5), (255, 20), (300, 8)])
+def test_groups(pairs: int, experts: int, rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_groups, "_PAIRS_AT_ONCE", 64)
+    monkeypatch.setattr(pair_groups, "_PAIRS_OF_RANGE", 128)
+    chosen = torch.randint(0, experts, (pairs, 1), dtype=torch.int32, device=device)
+    chosen[chosen == 2] = 1
+    groups = group_pairs(chosen, experts, rows)
+    expected: list[int] = []
+    owners: list[int] = []
+    for expert in range(experts):
+        mine = torch.where(chosen[:, 0] == expert)[0].tolist()
+        mine += [-1] * (-len(mine) % rows)
+        expected += mine
+        owners += [expert] * (len(mine) // rows)
+    assert groups.order[: len(expected)].tolist() == expected
+    assert groups.block_experts[: len(owners)].tolist() == owners
+    assert (groups.block_experts[len(owners) :] == -1).all()
+
+
 def test_a_token_does_not_depend_on_the_others(device: torch.device) -> None:
-    x = torch.randn(40, 64, device=device)
-    gate_up, down = torch.randn(8, 96, 64, device=device), torch.randn(8, 64, 48, device=device)
-    weights, chosen = route_reference(torch.randn(40, 8, device=device), 2, False)
-    together = run_experts_fixed(x, gate_up, down, weights, chosen)
+    x, held = torch.randn(40, 64, device=device), make_weights(8, 64, 48, device)
+    weights, chosen = choices(40, 8, 2, device)
+    together = run_experts_fixed(x, held, weights, chosen)
     for token in (0, 17, 39):
         one = slice(token, token + 1)
-        assert torch.equal(run_experts_fixed(x[one], gate_up, down, weights[one], chosen[one]), together[one])
+        assert torch.equal(run_experts_fixed(x[one], held, weights[one], chosen[one]), together[one])
 
 
-def test_nan_of_one_token_stays_with_it(device: torch.device) -> None:
-    x = torch.randn(24, 32, device=device)
-    x[5] = float("nan")
-    gate_up, down = torch.randn(4, 32, 32, device=device), torch.randn(4, 32, 16, device=device)
-    weights, chosen = route(x[:, :4].contiguous(), 2, True)
+@pytest.mark.parametrize("biased", [False, True])
+def test_nan_of_one_token_stays_with_it(biased: bool, device: torch.device) -> None:
+    x, held = torch.randn(9, 32, device=device), make_weights(4, 32, 16, device, biased)
+    for token in (0, 5):
+        x[token] = float("nan")
+    weights, chosen = choices(9, 4, 2, device)
     for config in CONFIGS:
-        result = run_experts(x, gate_up, down, weights, chosen, config)
-        assert result[5].isnan().all()
-        assert result[[token for token in range(24) if token != 5]].isfinite().all()
+        result = run_experts(x, held, weights, chosen, config=config)
+        assert result[[0, 5]].isnan().all()
+        assert result[[token for token in range(9) if token not in (0, 5)]].isfinite().all()

@@ -15,6 +15,7 @@ from baton_kernels.blocks import gather_kv, scatter_kv
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.decode_parts import plan_parts
+from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.logprobs import chosen_logprobs
 from baton_kernels.masks import apply_masks
@@ -24,6 +25,7 @@ from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
 from baton_kernels.reference.activation import gate_mul_reference
 from baton_kernels.reference.blocks import gather_kv_reference
 from baton_kernels.reference.decode_inputs import BLOCKS, FIELDS, POSITION, ROW
+from baton_kernels.reference.experts import ExpertWeights, experts_reference
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.logprobs import chosen_logprobs_reference
 from baton_kernels.reference.masks import apply_masks_reference
@@ -36,7 +38,7 @@ from baton_kernels.reference.thresholds import thresholds_reference
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.sampling import gumbel_argmax
 from baton_kernels.thresholds import thresholds
-from baton_kernels.tuning import LinearConfig
+from baton_kernels.tuning import ExpertsConfig, LinearConfig, ProductConfig
 
 from .closeness import relative_error
 
@@ -112,6 +114,21 @@ def test_activation(device: torch.device) -> None:
     torch.testing.assert_close(
         gate_mul(gate_up, "silu")[-LAST:], gate_mul_reference(gate_up[-LAST:], "silu"), rtol=0.02, atol=0.02
     )
+
+
+def test_weights_of_experts(device: torch.device) -> None:
+    size = 512
+    experts = rows_beyond(size * size)
+    gate_up = untouched(experts, 2 * size, size, dtype=HALF, device=device)
+    held = ExpertWeights(gate_up, untouched(experts, size, size, dtype=HALF, device=device))
+    last = ExpertWeights(held.gate_up[-LAST:].float(), held.down[-LAST:].float())
+    x, weights = torch.randn(2, size, device=device).to(HALF) / size, torch.rand(2, LAST, device=device)
+    order = torch.tensor([[0, 1], [1, 0]], dtype=torch.int32, device=device)
+    expected = experts_reference(x.float(), last, weights, order)
+    rows = ExpertsConfig(1, ProductConfig(64, 256, 4, 1), ProductConfig(64, 64, 4, 1))
+    chosen = order + experts - LAST
+    assert relative_error(run_experts(x, held, weights, chosen, config=rows), expected) < 0.02
+    assert relative_error(run_experts_fixed(x, held, weights, chosen), expected) < 0.02
 
 
 def test_norm(device: torch.device) -> None:

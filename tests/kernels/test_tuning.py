@@ -7,16 +7,20 @@ import pytest
 import torch
 
 from baton_kernels import tuning
-from baton_kernels.tuning import MOST_ROWS, LinearConfig, linear_config
+from baton_kernels.tuning import MOST_ROWS, ExpertsConfig, LinearConfig, experts_config, linear_config
 
 DEVICE = torch.device("cuda")
-TABLES = sorted(path.name for path in (resources.files("baton_kernels") / "tuned").iterdir())
+ALL_TABLES = sorted(path.name for path in (resources.files("baton_kernels") / "tuned").iterdir())
+TABLES = [name for name in ALL_TABLES if not name.startswith("experts_")]
+SMALL = [1, [2, 1024, 4, 1], [2, 128, 4, 1]]
+LARGE = [64, [128, 64, 8, 3, True], [128, 64, 8, 3, False]]
 
 
 @pytest.fixture(autouse=True)
 def fresh_caches() -> None:
     tuning._choose.cache_clear()
     tuning._table.cache_clear()
+    tuning._measured_experts.cache_clear()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -55,3 +59,46 @@ def test_what_was_not_measured_goes_to_cublas_but_for_one_row(monkeypatch: pytes
     config = linear_config(1, 512, 80, False, DEVICE)
     assert config is not None
     assert (config.block_rows, config.block_inner) == (1, 128)
+
+
+def test_entries_of_experts_can_be_launched() -> None:
+    read = [json.loads((resources.files("baton_kernels") / "tuned" / name).read_text()) for name in ALL_TABLES]
+    tables = [table for name, table in zip(ALL_TABLES, read, strict=True) if name not in TABLES]
+    for choices in ({"1": SMALL, "8192": LARGE}, *(choices for table in tables for choices in table.values())):
+        bounds = list(map(int, choices))
+        assert bounds == sorted(bounds)
+        for rows, *products in choices.values():
+            assert rows in (1, 16, 32, 64, 128)
+            for outputs, inner, warps, stages, *_ in products:
+                assert stages >= 1
+                for size in (outputs, inner, warps):
+                    assert size & (size - 1) == 0, products
+                # Products of blocks go through tensor cores, which take no smaller tiles.
+                assert rows == 1 or min(outputs, inner) >= 16
+
+
+def test_experts_of_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry holds up to its number of tokens, and the last one for all larger numbers."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+    tables = {"experts_Some GPU": {"8 of 128, 768x2048": {"4": SMALL, "64": LARGE}}}
+    monkeypatch.setattr(tuning, "_read_table", lambda name: tables.get(name, {}))
+
+    def rows(tokens: int, size: int = 768, element: int = 2, device: torch.device = DEVICE) -> int:
+        return experts_config(tokens, 8, 128, 2048, size, element, device).block_rows
+
+    assert [rows(tokens) for tokens in (1, 4, 5, 64, 65, 4000)] == [1, 1, 64, 64, 64, 64]
+    assert rows(64, size=1024) == rows(64, element=4) == rows(64, device=torch.device("cpu")) == 16
+
+
+@pytest.mark.parametrize("element", [2, 4])
+@pytest.mark.parametrize(("count", "experts", "size"), [(8, 128, 768), (2, 8, 14336), (4, 32, 2880), (6, 160, 1536)])
+def test_experts_that_were_not_measured(count: int, experts: int, size: int, element: int) -> None:
+    configs = [experts_config(n, count, experts, 2048, size, element, torch.device("cpu")) for n in (1, 2, 64, 10_000)]
+    assert [config.block_rows for config in configs[:1]] == [1], "one token reads its own experts alone"
+    assert configs[-1].block_rows == (128 if element == 2 else 64)
+    for config in configs:
+        assert isinstance(config, ExpertsConfig)
+        if config.block_rows > 1:
+            for tiles in (config.gate_up, config.down):
+                stage = (2 * tiles.block_outputs + config.block_rows) * tiles.block_inner * element
+                assert stage * tiles.num_stages <= 227 << 10, "the shared memory of a multiprocessor"

@@ -140,7 +140,7 @@ class DecodePod:
     def free(self, slot: int) -> None:
         self.slots.put_nowait(slot)
 
-    def claim(self, link: PrefillLink, piece: Piece) -> OpenTicket | None:
+    def _claim(self, link: PrefillLink, piece: Piece) -> OpenTicket | None:
         try:
             self._bounds.check(piece)
             return self.tickets.claim(piece)
@@ -151,9 +151,11 @@ class DecodePod:
     def refused(self, link: PrefillLink, refusal: PieceRefused) -> None:
         self.refusals.append(refusal.reason)
 
-    def stage(self, ticket: OpenTicket, extent: Extent, slot: int) -> None:
-        data = bytes(self._imports.slot(slot, extent.num_tokens * TOKEN_BYTES))
-        self.arrived[ticket.id, extent.first_token] = data
+    def receive(self, link: PrefillLink, piece: Piece, slot: int) -> None:
+        ticket = self._claim(link, piece)
+        if ticket is not None:
+            data = bytes(self._imports.slot(slot, piece.extent.num_tokens * TOKEN_BYTES))
+            self.arrived[ticket.id, piece.extent.first_token] = data
         self.free(slot)
 
     def pair_changed(self, link: PrefillLink, pair: kv.GpuPair) -> None:
@@ -161,9 +163,9 @@ class DecodePod:
         link.pair = 1
         link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(up=True)))
 
-    def receive_on_gpu(self, link: PrefillLink, piece: Piece, ticket: OpenTicket | None) -> None:
+    def receive_on_gpu(self, link: PrefillLink, piece: Piece) -> None:
         assert not piece.payload
-        self.announced.append((piece, ticket))
+        self.announced.append((piece, self._claim(link, piece)))
         asyncio.get_running_loop().call_later(0.01, self._receive)
 
     def _receive(self) -> None:

@@ -84,7 +84,7 @@ def check_rows(rows: dict[str, Any], printed: str) -> None:
 def test_random_weights_are_what_the_model_takes() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from loadtest.common.random_weights import tensor_shapes
+    from baton_engine.load_plan import tensor_shapes
 
     kinds: list[dict[str, Any]] = [
         {},
@@ -100,6 +100,25 @@ def test_random_weights_are_what_the_model_takes() -> None:
         if raw["tie_word_embeddings"]:
             del expected["lm_head.weight"]
         assert tensor_shapes(parse_model_config(raw)) == expected
+
+
+def test_weights_in_memory_are_random_and_complete(tmp_path: Path) -> None:
+    import torch
+
+    from baton_engine import runner
+    from baton_engine.load_plan import tensor_shapes
+    from loadtest.common.random_weights import random_weights_in_memory
+
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    shapes = tensor_shapes(parse_model_config(CONFIG))
+    with random_weights_in_memory(seed=1):
+        assert runner.weights_bytes(tmp_path, torch.float32) == 4 * sum(map(math.prod, shapes.values()))
+        with runner.Weights(tmp_path, torch.float32, torch.device("cpu")) as weights:
+            tensors = {name: weights.take(name, shape, None, torch.float32) for name, shape in shapes.items()}
+    for name, tensor in tensors.items():
+        assert tensor.shape == shapes[name]
+        assert tensor.std() == 0 if name.endswith("norm.weight") else 0.015 < tensor.std() < 0.025
+    assert runner.Weights.__module__ == "baton_engine.loading"
 
 
 def test_overlapping_kernels_count_once_as_busy() -> None:

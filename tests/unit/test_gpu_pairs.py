@@ -87,7 +87,7 @@ class Decode:
         for name, value in header.items():
             setattr(words, name, value)
         piece = Piece(words, memoryview(b""))
-        self.handovers.receive_on_gpu(link, piece, self.handovers.claim(link, piece))
+        self.handovers.receive_on_gpu(link, piece)
 
     @property
     def events(self) -> Counter[str]:

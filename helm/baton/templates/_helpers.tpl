@@ -287,6 +287,10 @@ spec:
 {{- else }}
 {{- $inside := dig "path" "" ($volume.pvc | default $volume.image | default dict) | trimAll "/" -}}
 {{- if dig "image" "copy" false $volume }}{{ $inside = "" }}{{ end -}}
+{{- /* The layout of the cache of Hugging Face's tools, in which `baton model pull` writes. */ -}}
+{{- with $volume.hub }}
+{{- $inside = printf "models--%s/snapshots/%s" (replace "/" "--" .repo) .revision }}
+{{- end -}}
 {{- compact (list "/models" .key $inside) | join "/" -}}
 {{- end -}}
 {{- end }}
@@ -309,9 +313,16 @@ spec:
     {{- with .image.pullPolicy }}
     pullPolicy: {{ . }}
     {{- end }}
+  {{- else if dig "hub" "cache" "pvc" false . }}
+  persistentVolumeClaim:
+    claimName: {{ .hub.cache.pvc.claimName }}
+  {{- else if dig "hub" "cache" "hostPath" false . }}
+  hostPath:
+    path: {{ .hub.cache.hostPath.path }}
+    type: Directory
   {{- else }}
   emptyDir:
-    sizeLimit: {{ (.image | default .download).size }}
+    sizeLimit: {{ (.image | default .hub).size }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -325,27 +336,32 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* (key revision volume image weights): the init container that fills the volume, for volumes that need one. The
+{{/* (key volume image weights pullPolicy): the init container that fills the volume, for volumes that need one. The
      gateway needs no weights. */}}
 {{- define "baton.modelInit" -}}
 {{- with .volume }}
-{{- if or .download (dig "image" "copy" false .) }}
+{{- if or .hub (dig "image" "copy" false .) }}
 - name: model-{{ $.key }}
-  {{- if .download }}
+  {{- if .hub }}
   image: {{ $.image }}
-  command:
-    - python
-    - /etc/baton-download/download.py
-    - /etc/baton-download/{{ $.key }}-{{ $.revision }}.json
-    - /models/{{ $.key }}
-  {{- with .download.tokenSecret }}
+  imagePullPolicy: {{ $.pullPolicy }}
+  args:
+    - model
+    - pull
+    - {{ printf "%s@%s" .hub.repo .hub.revision }}
+    - --cache=/models/{{ $.key }}
+    {{- with .hub.size }}
+    - --volume-size={{ . }}
+    {{- end }}
+    {{- if not $.weights }}
+    - --no-weights
+    {{- end }}
+  {{- with include "baton.hubEnv" .hub | trim }}
   env:
-    - name: DOWNLOAD_TOKEN
-      valueFrom:
-        secretKeyRef:
-          name: {{ .name }}
-          key: {{ .key }}
+    {{- . | nindent 4 }}
   {{- end }}
+  # `kubectl describe pod` shows why a model cannot be downloaded.
+  terminationMessagePolicy: FallbackToLogsOnError
   {{- else }}
   image: {{ .image.reference }}
   {{- with .image.pullPolicy }}
@@ -358,9 +374,6 @@ spec:
     - {{ printf "/%s" (trimPrefix "/" (.image.path | default "")) | quote }}
     - /models/{{ $.key }}
   {{- end }}
-  {{- if and .download (not $.weights) }}
-  args: [--no-weights]
-  {{- end }}
   {{- include "baton.containerSecurity" $ | nindent 2 }}
   resources:
     requests: {cpu: 100m, memory: 128Mi}
@@ -368,12 +381,25 @@ spec:
   volumeMounts:
     - name: model-{{ $.key }}
       mountPath: /models/{{ $.key }}
-    {{- if .download }}
-    - name: download
-      mountPath: /etc/baton-download
-      readOnly: true
-    {{- end }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* (hub): what `baton model pull` reads from its environment. */}}
+{{- define "baton.hubEnv" -}}
+{{- with .tokenSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .name }}
+      key: {{ .key }}
+{{- end }}
+{{- with .endpoint }}
+- name: HF_ENDPOINT
+  value: {{ quote . }}
+{{- end }}
+{{- with .extraEnv }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 

@@ -9,7 +9,8 @@
 {{- $image := include "baton.image" (dict "root" $root "image" $spec.image "repository" $repository) -}}
 {{- $component := dict "root" $root "component" $workload.role -}}
 {{- $selector := printf "%s\n%s" (include "baton.selectorLabels" $component) (include "baton.workerLabels" $workload) -}}
-{{- $model := dict "key" $workload.key "volume" $workload.volume "revision" $workload.revision "image" $image "weights" true -}}
+{{- $model := dict "key" $workload.key "volume" $workload.volume "image" $image "weights" true -}}
+{{- $_ := set $model "pullPolicy" $root.Values.image.pullPolicy -}}
 {{- $engine := dict -}}
 {{- $tls := include "baton.peerTlsSecret" $root -}}
 {{- if and (eq $workload.role "decode") (eq $device "cuda") -}}
@@ -62,11 +63,7 @@ spec:
         {{- with $spec.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      {{- $annotations := $spec.podAnnotations | default dict }}
-      {{- if $workload.volume.download }}
-      {{- $annotations = set $annotations "checksum/download" (toJson $workload.volume.download | sha256sum) }}
-      {{- end }}
-      {{- with $annotations }}
+      {{- with $spec.podAnnotations }}
       annotations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -175,11 +172,6 @@ spec:
         {{- end }}
         {{- with include "baton.modelVolume" $model | trim }}
         {{- . | nindent 8 }}
-        {{- end }}
-        {{- if $workload.volume.download }}
-        - name: download
-          configMap:
-            name: {{ include "baton.fullname" $root }}-download
         {{- end }}
         {{- with $spec.extraVolumes }}
         {{- toYaml . | nindent 8 }}

@@ -1,6 +1,7 @@
 """Activations, and the gate of a gated MLP (Shazeer, "GLU Variants Improve Transformer", 2020)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,3 +24,19 @@ def gate_mul_reference(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate).mul_(up)
+
+
+@dataclass(frozen=True)
+class ClampedGate:
+    """(up + 1) * gate * sigmoid(alpha * gate), with gates of at most `limit` and ups within ± `limit` (OpenAI,
+    "gpt-oss-120b & gpt-oss-20b Model Card", 2025)."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+
+def clamped_gate_reference(gate_up: torch.Tensor, clamp: ClampedGate) -> torch.Tensor:
+    """gate_up: [T, 2 * size], gates first. Returns [T, size]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (up + 1) * gate * torch.sigmoid(clamp.alpha * gate)

@@ -11,12 +11,14 @@ class AttentionVariant:
 
     window: tokens that a query sees, its own included; 0 = all. softcap: scores become softcap * tanh(score / softcap)
     (Gemma 2); 0 = off. alibi: slopes [heads] float32, added to the scores as -slope * distance (Press et al., 2022).
+    sinks: [heads] float32, one more score of each query, without a key or a value, in the softmax (OpenAI, gpt-oss).
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     alibi: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 def paged_attention_reference(
@@ -54,5 +56,9 @@ def paged_attention_reference(
         if variant.window:
             hidden |= ages >= variant.window
         scores = scores.masked_fill(hidden, float("-inf"))
-        out[first:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+        if variant.sinks is not None:
+            sinks = variant.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(-1)[..., :length]
+        out[first:end] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return out

@@ -13,24 +13,11 @@ from .conversation import Conversation, Role
 from .template_environment import DEADLINE, TemplateEnvironment, TooSlowError
 from .template_text import TemplateText, concat
 
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Variables that the gateway itself passes to a template. A request may not replace them.
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 # A role is one of a few known words. Many templates put it into a control token, so it counts as template text.
 ROLES = {role: TemplateText.written(role) for role in get_args(Role)}
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-
-
-def special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that templates refer to by name."""
-    tokens = {}
-    for name in SPECIAL_TOKENS:
-        token = tokenizer_config.get(name)
-        if isinstance(token, dict):
-            token = token.get("content")
-        if isinstance(token, str):
-            tokens[name] = token
-    return tokens
 
 
 class ChatTemplate:

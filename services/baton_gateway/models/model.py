@@ -7,12 +7,15 @@ from typing import Any
 import jinja2
 import msgspec
 
+from baton_tokenizer.load import read_tokenizer
+
 from ..errors import bad_request
 from ..reasoning.formats import find_thoughts
 from ..reasoning.thought_reader import ThoughtReader
 from ..tools.tool_formats import find_parser
 from ..tools.tool_parser import ToolParser
-from .chat_template import ChatTemplate, special_tokens
+from .chat_format import find_chat_format
+from .chat_template import ChatTemplate
 from .chat_tokens import ChatTokens
 from .conversation import Conversation
 from .models_file import ModelSpec
@@ -78,13 +81,18 @@ def _load(spec: ModelSpec) -> ServedModel:
     config = _read_json(folder / "config.json")
     generation_config = _read_json(folder / "generation_config.json")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
-    tokens = special_tokens(tokenizer_config)
-    tokenizer = ModelTokenizer(folder)
+    text = read_tokenizer(folder)
+    tokens = text.names
+    tokenizer = ModelTokenizer(text.load())
     if spec.chat_template is not None:
         sources = {DEFAULT: spec.chat_template.read_text(encoding="utf-8")}
     else:
         sources = find_chat_templates(folder, tokenizer_config)
     eos_token_ids = _eos_token_ids(config, generation_config, tokenizer, tokens)
+    if (chat_format := find_chat_format(generation_config)) is not None:
+        sources.setdefault(DEFAULT, chat_format.template)
+        ends = (tokenizer.token_id(token) for token in chat_format.ends)
+        eos_token_ids = tuple(dict.fromkeys((*eos_token_ids, *(id for id in ends if id is not None))))
     chat = None
     if sources:
         named = [id for token in tokens.values() if (id := tokenizer.token_id(token)) is not None]

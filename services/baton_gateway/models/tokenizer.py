@@ -1,7 +1,6 @@
 """The model's tokenizer. It releases the GIL, so long texts should be processed in a thread, see turns.py."""
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -11,13 +10,11 @@ from .detokenizer import Detokenizer, read_pieces
 
 
 class ModelTokenizer:
-    """The tokenizer in tokenizer.json of a model folder."""
+    """The tokenizer of a model, with the bytes of its tokens."""
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"tokenizer.json: {error}") from None
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """tokenizer: it must not be changed by others."""
+        self._tokenizer = tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._pieces = read_pieces(self._tokenizer)

@@ -29,6 +29,6 @@ class AttentionBackend(Protocol):
     def prepare(self, batch: AttentionBatch) -> None:
         """Called once a step, before the first layer."""
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
         """q: [T, heads, head_dim], rotated. out: of q's shape, contiguous, receives the result. T may exceed the number
-        of the batch's tokens."""
+        of the batch's tokens. sinks: [heads] float32, where the layer's AttentionSpec says that it has them."""

@@ -125,9 +125,11 @@ class TorchSdpa:
             slopes = slopes.view(self._kv_heads, self._group_size, 1, 1)
         return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.planes[0].dtype)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
         spec, group = self._specs[layer], self._cache.group_of(layer)
+        if sinks is not None:
+            sinks = sinks.view(self._kv_heads, self._group_size, 1)
         for call in self._calls:
             read = call.keys[spec.window]
             # [keys, kv_heads, head_dim]. A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0
@@ -138,9 +140,9 @@ class TorchSdpa:
             )
             rows, mask = call.rows, call.masks[spec]
             if call.queries == 1:
-                self._attend_decodes(q[rows], k, v, call.sequences, mask, spec, out[rows])
+                self._attend_decodes(q[rows], k, v, call.sequences, mask, spec, sinks, out[rows])
             else:
-                self._attend_chunk(q[rows], k, v, mask, spec, out[rows])
+                self._attend_chunk(q[rows], k, v, mask, spec, sinks, out[rows])
 
     def _attend_decodes(
         self,
@@ -150,13 +152,14 @@ class TorchSdpa:
         sequences: int,
         mask: torch.Tensor | None,
         spec: AttentionSpec,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
         shape = (sequences, -1, self._kv_heads, self._head_dim)
         k, v = (x.view(shape).transpose(1, 2) for x in (k, v))
         grouped = q.reshape(sequences, self._kv_heads, self._group_size, self._head_dim)
-        out.view(grouped.shape).copy_(_attention(grouped, k, v, mask, spec))
+        out.view(grouped.shape).copy_(_attention(grouped, k, v, mask, spec, sinks))
 
     def _attend_chunk(
         self,
@@ -165,6 +168,7 @@ class TorchSdpa:
         v: torch.Tensor,
         mask: torch.Tensor | None,
         spec: AttentionSpec,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         # The KV heads are the batch dimension and the query heads of each the head dimension, so that keys are
@@ -175,21 +179,34 @@ class TorchSdpa:
         shape = (self._kv_heads, self._group_size, -1, -1)
         k = k.transpose(0, 1).unsqueeze(1).expand(shape)
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)
-        result = _attention(grouped, k, v, mask, spec)
+        # The shape of scores is [kv_heads, query heads of each, queries, keys].
+        result = _attention(grouped, k, v, mask, spec, None if sinks is None else sinks.unsqueeze(-1))
         out.view(-1, self._kv_heads, self._group_size, self._head_dim).copy_(result.permute(2, 0, 1, 3))
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, spec: AttentionSpec
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    spec: AttentionSpec,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute scaled_dot_product_attention, but with a softcap, which torch lacks. mask: None = causal."""
-    if not spec.softcap:
+    """Compute scaled_dot_product_attention, but with a softcap and sinks, which torch lacks.
+
+    mask: None = causal. sinks: of the shape of scores, but for 1 in the dimension of keys.
+    """
+    if not spec.softcap and sinks is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=spec.scale)
-    scores = (q.float() @ k.float().transpose(-2, -1)).mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap)
+    scores = (q.float() @ k.float().transpose(-2, -1)).mul_(spec.scale)
+    if spec.softcap:
+        scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_()
     scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(dim=-1).to(v.dtype) @ v
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    return scores.softmax(dim=-1)[..., : k.shape[-2]].to(v.dtype) @ v
 
 
 def _is_seen(distance: torch.Tensor, window: int | None) -> torch.Tensor:

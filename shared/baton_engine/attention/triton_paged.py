@@ -1,5 +1,6 @@
 """Attention through our Triton kernels, which read the paged cache in place."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -39,7 +40,7 @@ class TritonPaged:
         self._deterministic = deterministic
         kv_heads, head_dim = cache.planes[0].shape[3:]
         # With `deterministic`, single tokens take a whole tile too, so that a smaller tile wastes less.
-        self._queries = 64 if deterministic else queries_per_tile(head_dim, cache.planes[0].element_size())
+        self.queries_per_tile = 64 if deterministic else queries_per_tile(head_dim, cache.planes[0].element_size())
         variants = {spec: _variant(spec, cache.device) for spec in set(specs)}
         self._variants = [variants[spec] for spec in specs]
         self._decodes = 0
@@ -57,7 +58,7 @@ class TritonPaged:
         self._decodes = next((index for index, count in enumerate(counts) if count > 1), sequences)
         if self._deterministic:
             self._decodes = 0
-        tiles = prefill_tiles(batch.starts, self._queries, range(self._decodes, sequences))
+        tiles = prefill_tiles(batch.starts, self.queries_per_tile, range(self._decodes, sequences))
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts, *tiles]
         flat, self._lengths, self._starts, *on_device = _upload(parts, self._cache.device)
         self._tables = flat.view(batch.tables.shape).unbind(1)
@@ -76,21 +77,39 @@ class TritonPaged:
         self._tables, self._rows, self._lengths = tables.unbind(1), rows, lengths
         self._plan()
 
+    def use_chunks(
+        self,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        starts: torch.Tensor,
+        tiles: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Prepare for chunks of several tokens alone, whose facts are on the device; for capture in a graph.
+
+        tables, lengths, starts: as AttentionBatch has them. tiles: of queries_per_tile rows, as prefill_attention has
+        them.
+        """
+        self._decodes, self._tiles = 0, tiles
+        self._tables, self._lengths, self._starts = tables.unbind(1), lengths, starts
+
     def _plan(self) -> None:
         if self._decodes:
             lengths, rows = self._lengths[: self._decodes], self._rows[: self._decodes]
             self._parts = plan_parts(lengths, rows, self._capacity, BLOCK_KEYS, self._arrivals)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
         tables = self._tables[self._cache.group_of(layer)]
         variant, n = self._variants[layer], self._decodes
+        if variant.sinks is not sinks:
+            # A layer gives the same tensor in each step.
+            variant = self._variants[layer] = dataclasses.replace(variant, sinks=sinks)
         if n:
             decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n])
         if self._tiles is not None:
             prefill_attention(
                 q, keys, values, tables, self._lengths, self._starts, self._tiles, variant,
-                out=out, block_queries=self._queries, uniform=self._deterministic,
+                out=out, block_queries=self.queries_per_tile, uniform=self._deterministic,
             )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ class Attention:
 
     qkv: returns queries, then keys, then values, [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines as
     rotary_tables returns them; None = queries and keys are not rotated. qk_norms: norms of each query and key head.
+    sinks: [heads] float32, as in AttentionSpec.
     """
 
     def __init__(
@@ -28,16 +29,21 @@ class Attention:
         output: Linear,
         rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
         qk_norms: tuple[RmsNorm, RmsNorm] | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         self._layer, self._heads, self._head_dim = layer, config.num_heads, config.head_dim
         self._ops, self._qkv, self._output, self._rotary = ops, qkv, output, rotary
         self._norms = None if qk_norms is None else (qk_norms[0].weight, qk_norms[1].weight)
         self._eps = 0.0 if qk_norms is None else qk_norms[0].eps
+        self._sinks = sinks
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the keys and values of the tokens are in the cache."""
-        q = self._ops.rope_and_cache(
+        return self._output(ctx.attend(self._layer, self.queries(x, ctx), self._sinks).flatten(1))
+
+    def queries(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        """Return the queries [T, heads, head_dim] of x [T, hidden], and write its keys and values to the cache."""
+        return self._ops.rope_and_cache(
             self._qkv(x), self._rotary, ctx.positions, *ctx.cache(self._layer),
             self._heads, self._norms, self._eps, ctx.queries(len(x), self._heads, self._head_dim),
         )  # fmt: skip
-        return self._output(ctx.attend(self._layer, q).flatten(1))

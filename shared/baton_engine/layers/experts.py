@@ -1,66 +1,67 @@
 """MLPs of which each token uses a few, chosen by a router (Shazeer et al., 2017)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
+from baton_engine.quantization.experts_method import ExpertsMethod
 from baton_engine.source import Source
+from baton_kernels.reference.routing import Routing
 
 from .linear import Linear
 
 
-@dataclass(frozen=True)
-class ExpertNames:
-    """What a family calls the parts of an expert, which are at "experts.<number>" beside the router."""
+class Router:
+    """Chooses the experts of each token, as baton_kernels.reference.routing.route_reference does.
 
-    router: str
-    gate: str
-    up: str
-    down: str
-
-
-class ExpertMlp:
-    """The weighted sum of a token's experts, each down(silu(gate(x)) * up(x)).
-
-    A router gives each expert a probability, by which the `chosen` most probable ones are chosen and weighted.
-    normalize: divide the weights of a token by their sum.
+    corrected: the checkpoint has the tensor e_score_correction_bias, which is added to the scores for the choice.
     """
 
     def __init__(
         self,
         source: Source,
-        names: ExpertNames,
-        *,
-        hidden: int,
-        size: int,
+        routing: Routing,
         experts: int,
-        chosen: int,
-        normalize: bool,
+        hidden: int,
+        *,
+        bias: bool = False,
+        corrected: bool = False,
     ) -> None:
-        self._router = Linear(source, [names.router], [experts], hidden)
-        self._chosen, self._normalize, self._ops = chosen, normalize, source.ops
-        # Experts are copied into place one by one: all of them a second time may not fit into the device's memory.
-        self._gate_up = torch.empty(experts, 2 * size, hidden, dtype=source.dtype, device=source.device)
-        self._down = torch.empty(experts, hidden, size, dtype=source.dtype, device=source.device)
-        for number in range(experts):
-            expert = source.at(f"experts.{number}")
-            self._gate_up[number, :size] = expert.take(f"{names.gate}.weight", (size, hidden))
-            self._gate_up[number, size:] = expert.take(f"{names.up}.weight", (size, hidden))
-            self._down[number] = expert.take(f"{names.down}.weight", (hidden, size))
+        self._weight = source.take("weight", (experts, hidden))
+        self._bias = source.take("bias", (experts,)) if bias else None
+        self._correction = None
+        if corrected:
+            self._correction = source.take("e_score_correction_bias", (experts,), dtype=torch.float32)
+        self._routing, self._ops = routing, source.ops
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: [T, hidden]. Returns the weights, [T, count], and the experts, [T, count] int32."""
+        return self._ops.route(x, self._weight, self._bias, self._correction, self._routing)
+
+
+class ExpertMlp:
+    """The weighted sum of the results of a token's experts."""
+
+    def __init__(self, router: Router, experts: ExpertsMethod) -> None:
+        self._router, self._experts = router, experts
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
-        weights, experts = self._ops.route(self._router(x), self._chosen, self._normalize)
-        return self._ops.run_experts(x, self._gate_up, self._down, weights, experts)
+        return self._experts(x, *self._router(x))
 
 
 class WithSharedExpert:
-    """Experts, and one more that all tokens use, times sigmoid(gate(x)) (Qwen Team, "Qwen1.5-MoE", 2024)."""
+    """Experts, and one more that all tokens use (Dai et al., "DeepSeekMoE", 2024).
 
-    def __init__(self, experts: ExpertMlp, shared: Callable[[torch.Tensor], torch.Tensor], gate: Linear) -> None:
+    gate: the shared expert's result is multiplied by sigmoid(gate(x)) (Qwen Team, "Qwen1.5-MoE", 2024); None = by 1.
+    """
+
+    def __init__(
+        self, experts: ExpertMlp, shared: Callable[[torch.Tensor], torch.Tensor], gate: Linear | None = None
+    ) -> None:
         self._experts, self._shared, self._gate = experts, shared, gate
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
-        return self._experts(x).add_(torch.sigmoid(self._gate(x)) * self._shared(x))
+        shared = self._shared(x)
+        return self._experts(x).add_(shared if self._gate is None else torch.sigmoid(self._gate(x)) * shared)

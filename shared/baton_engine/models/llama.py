@@ -19,6 +19,8 @@ from baton_engine.source import Source
 
 from .rotary_config import RotaryConfig
 
+_QK_NORMS = ("q_norm", "k_norm")
+
 
 class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
     """The config of Llama and of the models derived from it."""
@@ -56,12 +58,14 @@ def read_llama_config(
     windows: tuple[int | None, ...] | None = None,
     scale: float | None = None,
     rope: Rope | None = None,
+    sinks: bool = False,
     **facts: Any,
 ) -> Kind:
     """Return the config of a config.json with Llama's fields.
 
     windows: the sliding window of each layer; None = no layer has one. scale: of attention scores; None = head_dim **
-    -0.5. rope: None = read from the fields. kind: the family's class. facts: its own fields beside Llama's.
+    -0.5. rope: None = read from the fields. sinks: all layers have them. kind: the family's class. facts: its own
+    fields beside Llama's.
     """
     file.choice("hidden_act", "silu", ("silu",))
     heads, hidden, layers = (file.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
@@ -82,7 +86,8 @@ def read_llama_config(
         dtype=file.dtype,
         eos_token_ids=file.eos_token_ids,
         attention=tuple(
-            AttentionSpec(scale=scale or head_dim**-0.5, window=window) for window in windows or (None,) * layers
+            AttentionSpec(scale=scale or head_dim**-0.5, window=window, sinks=sinks)
+            for window in windows or (None,) * layers
         ),
         rms_norm_eps=file.number("rms_norm_eps", defaults.rms_norm_eps),
         rope=rope or read_rope(file, context),
@@ -98,14 +103,15 @@ class LlamaLayer:
     ) -> None:
         hidden, eps = config.hidden_size, config.rms_norm_eps
         attention = source.at("self_attn")
-        norms = None
-        if config.qk_norm:
-            q_norm, k_norm = (RmsNorm(attention.at(name), config.head_dim, eps) for name in ("q_norm", "k_norm"))
-            norms = q_norm, k_norm
+        norms = self.qk_norms(config, attention) if config.qk_norm else None
+        sinks = None
+        if config.attention[layer].sinks:
+            sinks = attention.take("sinks", (config.num_heads,), dtype=torch.float32)
         attended = config.num_heads * config.head_dim
         output = Linear(attention, ["o_proj"], [hidden], attended, bias=config.output_bias)
         self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps)
-        self.attention = Attention(config, layer, source.ops, self.qkv(config, attention), output, rotary, norms)
+        qkv = self.qkv(config, attention)
+        self.attention = Attention(config, layer, source.ops, qkv, output, rotary, norms, sinks)
         self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
         self.mlp = self.make_mlp(config, source, layer)
 
@@ -120,6 +126,11 @@ class LlamaLayer:
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         names = ["q_proj", "k_proj", "v_proj"]
         return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias)
+
+    def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
+        """Return the norms of each query head and of each key head."""
+        q_norm, k_norm = (RmsNorm(source.at(name), config.head_dim, config.rms_norm_eps) for name in _QK_NORMS)
+        return q_norm, k_norm
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
         inner = config.intermediate_size

@@ -5,22 +5,23 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, ExpertNames
+from baton_engine.layers.experts import ExpertMlp, Router
+from baton_engine.quantization.dense_experts import DenseExperts, ExpertNames
 from baton_engine.source import Source
+from baton_kernels.reference.routing import Routing
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .sparse_config import SparseConfig, read_experts_per_token
 
-_NAMES = ExpertNames(router="gate", gate="w1", up="w3", down="w2")
+_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 class MixtralLayer(LlamaLayer):
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
         assert isinstance(config, SparseConfig)
-        return ExpertMlp(
-            source.at("block_sparse_moe"), _NAMES, hidden=config.hidden_size, size=config.expert_size,
-            experts=config.num_experts, chosen=config.experts_per_token, normalize=config.normalize,
-        )  # fmt: skip
+        source, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
+        router = Router(source.at("gate"), config.routing, experts, hidden)
+        return ExpertMlp(router, DenseExperts.load(source.at("experts"), _NAMES, experts, hidden, config.expert_size))
 
 
 class Mixtral(Llama):
@@ -36,7 +37,6 @@ class Mixtral(Llama):
             Defaults(131072, num_kv_heads=8, rms_norm_eps=1e-5),
             (window,) * file.count("num_hidden_layers"),
             num_experts=experts,
-            experts_per_token=read_experts_per_token(file, experts, 2),
             expert_size=file.count("intermediate_size"),
-            normalize=True,
+            routing=Routing(read_experts_per_token(file, experts, 2), normalize=True),
         )

@@ -8,6 +8,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.source import Source
+from baton_kernels.reference.routing import Routing
 
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .olmo2 import NormedQkv
@@ -37,7 +38,6 @@ class Olmoe(Llama):
             qkv_bias=bias,
             output_bias=bias,
             num_experts=experts,
-            experts_per_token=read_experts_per_token(file, experts, 8),
             expert_size=file.count("intermediate_size"),
-            normalize=file.flag("norm_topk_prob"),
+            routing=Routing(read_experts_per_token(file, experts, 8), normalize=file.flag("norm_topk_prob")),
         )

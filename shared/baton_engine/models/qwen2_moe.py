@@ -5,16 +5,18 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, ExpertNames, WithSharedExpert
+from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
+from baton_engine.quantization.dense_experts import DenseExperts, ExpertNames
 from baton_engine.source import Source
+from baton_kernels.reference.routing import Routing
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .sliding_windows import optional_windows
 from .sparse_config import SparseConfig, read_dense_layers, read_experts_per_token
 
-NAMES = ExpertNames(router="gate", gate="gate_proj", up="up_proj", down="down_proj")
+NAMES = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
 class SparseQwenLayer(LlamaLayer):
@@ -23,10 +25,9 @@ class SparseQwenLayer(LlamaLayer):
         if layer in config.dense_layers:
             return super().make_mlp(config, source, layer)
         source, hidden, shared = source.at("mlp"), config.hidden_size, config.shared_size
-        experts = ExpertMlp(
-            source, NAMES, hidden=hidden, size=config.expert_size, experts=config.num_experts,
-            chosen=config.experts_per_token, normalize=config.normalize,
-        )  # fmt: skip
+        count = config.num_experts
+        router = Router(source.at("gate"), config.routing, count, hidden)
+        experts = ExpertMlp(router, DenseExperts.load(source.at("experts"), NAMES, count, hidden, config.expert_size))
         if not shared:
             return experts
         inside = source.at("shared_expert")
@@ -48,9 +49,8 @@ class Qwen2Moe(Llama):
             optional_windows(file, layers),
             qkv_bias=file.flag("qkv_bias", True),
             num_experts=experts,
-            experts_per_token=read_experts_per_token(file, experts, 4),
             expert_size=file.count("moe_intermediate_size", 1408),
-            normalize=file.flag("norm_topk_prob"),
+            routing=Routing(read_experts_per_token(file, experts, 4), normalize=file.flag("norm_topk_prob")),
             shared_size=file.count("shared_expert_intermediate_size", 5632),
             dense_layers=read_dense_layers(file, layers),
         )

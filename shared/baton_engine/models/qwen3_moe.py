@@ -1,6 +1,7 @@
 """Qwen3-MoE (Yang et al., 2025): Qwen3 with experts."""
 
 from baton_engine.config_file import ConfigFile
+from baton_kernels.reference.routing import Routing
 
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .qwen2_moe import SparseQwenLayer
@@ -25,8 +26,7 @@ class Qwen3Moe(Llama):
             output_bias=bias,
             qk_norm=True,
             num_experts=experts,
-            experts_per_token=read_experts_per_token(file, experts, 8),
             expert_size=file.count("moe_intermediate_size", 768),
-            normalize=file.flag("norm_topk_prob"),
+            routing=Routing(read_experts_per_token(file, experts, 8), normalize=file.flag("norm_topk_prob")),
             dense_layers=read_dense_layers(file, layers),
         )

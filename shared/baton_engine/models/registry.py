@@ -15,6 +15,7 @@ from .model import Model
 MODELS = {
     "LlamaForCausalLM": ("llama", "Llama"),
     "MistralForCausalLM": ("mistral", "Mistral"),
+    "QWenLMHeadModel": ("qwen", "Qwen"),
     "Qwen2ForCausalLM": ("qwen2", "Qwen2"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3"),
     "BloomForCausalLM": ("bloom", "Bloom"),
@@ -31,6 +32,8 @@ MODELS = {
     "Qwen2MoeForCausalLM": ("qwen2_moe", "Qwen2Moe"),
     "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3Moe"),
     "OlmoeForCausalLM": ("olmoe", "Olmoe"),
+    "GptOssForCausalLM": ("gpt_oss", "GptOss"),
+    "Glm4MoeForCausalLM": ("glm4_moe", "Glm4Moe"),
 }
 
 

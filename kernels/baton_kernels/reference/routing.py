@@ -1,0 +1,72 @@
+"""The choice of each token's experts by a router (Shazeer et al., "Outrageously Large Neural Networks", 2017)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+# Keeps a sum of scores above zero.
+TINY = 1e-20
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How the logits of a router become the experts of a token and their weights.
+
+    count: experts of a token. sigmoid: an expert's score is the sigmoid of its logit; otherwise the scores are the
+    softmax of all logits. normalize: the weights of a token, which are the scores of its experts, are divided by their
+    sum. scale: factor of the weights.
+
+    groups: experts form so many groups of neighbours of one size. A token gets experts of used_groups groups alone,
+    those whose group_best highest scores have the greatest sum (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3
+    Technical Report", 2024).
+    """
+
+    count: int
+    sigmoid: bool = False
+    normalize: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    used_groups: int = 1
+    group_best: int = 1
+
+
+def choose_reference(
+    logits: torch.Tensor, correction: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose experts by their logits, [T, experts] in float32 or float64.
+
+    correction: [experts] float32, is added to the scores for the choice and not for the weights (Wang et al.,
+    "Auxiliary-Loss-Free Load Balancing", 2024); None = 0. Returns the weights, [T, count] of the logits' dtype, and the
+    experts, [T, count] int32, each token's from its first choice on.
+    """
+    scores = logits.sigmoid() if routing.sigmoid else logits.softmax(dim=-1)
+    merit = scores if correction is None else scores + correction
+    if routing.used_groups < routing.groups:
+        grouped = merit.unflatten(-1, (routing.groups, -1))
+        best = grouped.topk(routing.group_best, dim=-1).values.sum(dim=-1)
+        used = best.topk(routing.used_groups, dim=-1).indices
+        unused = torch.ones_like(best, dtype=torch.bool).scatter_(-1, used, False)
+        merit = grouped.masked_fill(unused.unsqueeze(-1), float("-inf")).flatten(-2)
+    experts = merit.topk(routing.count, dim=-1).indices
+    weights = scores.gather(-1, experts)
+    if routing.normalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
+    return weights * routing.scale, experts.int()
+
+
+def route_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    routing: Routing,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights and experts that choose_reference gives for the logits x weightᵀ + bias, which are not rounded
+    below float32: a rounded logit may choose another expert.
+
+    x: [T, hidden]. weight: [experts, hidden]. bias: [experts] or None.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    logits = functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+    return choose_reference(logits, correction, routing)

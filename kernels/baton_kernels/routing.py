@@ -1,0 +1,218 @@
+"""The choice of each token's experts.
+
+For few tokens, one kernel multiplies with a router's weight, and the program that finishes the last logit of a token
+chooses its experts. For more, the product is a kernel of its own, and another has one program per token.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .linear import arrivals_of, linear
+from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .reference.routing import TINY, Routing
+from .tuning import LinearConfig
+
+_TINY = tl.constexpr(TINY)
+# Up to so many tokens, a separate kernel for the choice takes longer than reading the router's weight once per token.
+MOST_IN_ONE_KERNEL = 16
+_EXPERTS_OF_PROGRAM = 2
+_INNER_AT_ONCE = 2048
+# By the most tokens that each is for. A router has few outputs, so the inner dimension is cut into parts as long as
+# there are few tokens.
+BY_TOKENS = {256: LinearConfig(16, 16, 128, 4, 4, 2), 1024: LinearConfig(32, 32, 128, 2, 4, 3)}
+FIXED = LinearConfig(64, 64, 64, 1, 4, 4)
+
+
+@triton.jit
+def _choose(
+    logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
+    USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    CORRECTED: tl.constexpr,
+):  # fmt: skip
+    """Choose the experts of one token. logits, weights and experts point to those of the token."""
+    member = tl.arange(0, BLOCK_SIZE)[None, :]
+    real = (tl.arange(0, BLOCK_GROUPS) < GROUPS)[:, None] & (member < SIZE)
+    expert = tl.where(real, tl.arange(0, BLOCK_GROUPS)[:, None] * SIZE + member, EXPERTS)
+    scores = tl.load(logits + expert, mask=real, other=float("-inf"), cache_modifier=".cg")
+    if SIGMOID:
+        scores = 1 / (1 + tl.exp(-scores))
+    else:
+        scores = tl.exp(scores - tl.max(tl.max(scores, axis=1), axis=0))
+        scores = scores / tl.sum(tl.sum(scores, axis=1), axis=0)
+    left = scores
+    if CORRECTED:
+        left += tl.load(correction + expert, mask=real, other=0.0)
+    left = tl.where(real, left, float("-inf"))
+    if USED < GROUPS:
+        best = tl.max(left, axis=1)
+        if GROUP_BEST == 2:
+            first = tl.min(tl.where(left == best[:, None], member, BLOCK_SIZE), axis=1)
+            best += tl.max(tl.where(member == first[:, None], float("-inf"), left), axis=1)
+        group = tl.arange(0, BLOCK_GROUPS)
+        used = group < 0
+        for _ in tl.static_range(USED):
+            winner = tl.min(tl.where(best == tl.max(best, axis=0), group, BLOCK_GROUPS), axis=0)
+            used = used | (group == winner)
+            best = tl.where(group == winner, float("-inf"), best)
+        left = tl.where(used[:, None], left, float("-inf"))
+    choice = tl.arange(0, BLOCK_COUNT)
+    chosen = tl.zeros([BLOCK_COUNT], tl.int32)
+    weight = tl.zeros([BLOCK_COUNT], tl.float32)
+    for number in tl.static_range(COUNT):
+        score = tl.max(tl.max(left, axis=1), axis=0)
+        # Where a score is NaN no lane equals the maximum. Any expert will do then, if only there is such an expert.
+        winner = tl.min(tl.min(tl.where(left == score, expert, EXPERTS), axis=1), axis=0)
+        winner = tl.minimum(winner, EXPERTS - 1)
+        if CORRECTED:
+            score = tl.sum(tl.sum(tl.where(expert == winner, scores, 0.0), axis=1), axis=0)
+        chosen = tl.where(choice == number, winner, chosen)
+        weight = tl.where(choice == number, score, weight)
+        left = tl.where(expert == winner, float("-inf"), left)
+    if NORMALIZE:
+        weight = weight / (tl.sum(weight, axis=0) + _TINY)
+    tl.store(experts + choice, chosen, mask=choice < COUNT)
+    tl.store(weights + choice, weight * scale, mask=choice < COUNT)
+
+
+@triton.jit
+def _choose_experts_kernel(
+    logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
+    USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    CORRECTED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    wait_for_inputs(OVERLAP)
+    _choose(
+        logits + token * EXPERTS, correction, weights + token * COUNT, experts + token * COUNT, scale,
+        EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
+        CORRECTED,
+    )  # fmt: skip
+
+
+@triton.jit
+def _route_kernel(
+    x, router, bias, logits, arrivals, correction, weights, experts, scale, INNER: tl.constexpr,
+    BLOCK_INNER: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BIAS: tl.constexpr,
+    EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
+    USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
+    CORRECTED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    token = tl.program_id(1).to(tl.int64)
+    expert = tl.program_id(0) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
+    inner = tl.arange(0, BLOCK_INNER)
+    real = expert < EXPERTS
+    at = router + expert[:, None] * INNER + inner[None, :]
+    w = tl.load(at, mask=real[:, None] & (inner < INNER)[None, :], other=0.0)
+    wait_for_inputs(OVERLAP)
+    values = tl.load(x + token * INNER + inner, mask=inner < INNER, other=0.0).to(tl.float32)[None, :]
+    acc = w.to(tl.float32) * values
+    for first in tl.static_range(BLOCK_INNER, INNER, BLOCK_INNER):
+        known = first + inner < INNER
+        w = tl.load(at + first, mask=real[:, None] & known[None, :], other=0.0)
+        values = tl.load(x + token * INNER + first + inner, mask=known, other=0.0).to(tl.float32)[None, :]
+        acc += w.to(tl.float32) * values
+    logit = tl.sum(acc, axis=1)
+    if BIAS:
+        logit += tl.load(bias + expert, mask=real, other=0.0).to(tl.float32)
+    tl.store(logits + token * EXPERTS + expert, logit, mask=real)
+    # All threads of this program store before the counter rises. By acq_rel, the program that counts last sees all
+    # logits of the token.
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals + token, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(arrivals + token, 0)
+        _choose(
+            logits + token * EXPERTS, correction, weights + token * COUNT, experts + token * COUNT, scale,
+            EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
+            CORRECTED,
+        )  # fmt: skip
+
+
+@functools.cache
+def _sizes(experts: int, routing: Routing, corrected: bool) -> dict[str, Any]:
+    """Return the parameters of _choose that are known when it is compiled."""
+    assert routing.group_best <= 2, routing
+    # Without a choice between them, groups do not matter.
+    groups = routing.groups if routing.used_groups < routing.groups else 1
+    return {
+        "EXPERTS": experts,
+        "GROUPS": groups,
+        "SIZE": experts // groups,
+        "BLOCK_GROUPS": triton.next_power_of_2(groups),
+        "BLOCK_SIZE": triton.next_power_of_2(experts // groups),
+        "COUNT": routing.count,
+        "BLOCK_COUNT": triton.next_power_of_2(routing.count),
+        "USED": routing.used_groups if groups > 1 else 1,
+        "GROUP_BEST": routing.group_best,
+        "SIGMOID": routing.sigmoid,
+        "NORMALIZE": routing.normalize,
+        "CORRECTED": corrected,
+    }
+
+
+def _choices(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensors for the weights and the experts of the tokens."""
+    shape, device = (len(logits), count), logits.device
+    return torch.empty(shape, dtype=torch.float32, device=device), torch.empty(shape, dtype=torch.int32, device=device)
+
+
+def choose(
+    logits: torch.Tensor, correction: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute choose_reference for float32 logits. Of experts with equal scores, the one with the smallest number comes
+    first."""
+    tokens, experts = logits.shape
+    weights, chosen = _choices(logits, routing.count)
+    _choose_experts_kernel[(tokens,)](
+        logits, logits if correction is None else correction, weights, chosen, routing.scale,
+        num_warps=1 if experts <= 512 else 4, **_sizes(experts, routing, correction is not None),
+        **overlap_options(logits.device),
+    )  # fmt: skip
+    return weights, chosen
+
+
+def route(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    routing: Routing,
+    config: LinearConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute route_reference. x and weight are contiguous. config: of a product in a kernel of its own; None = as is
+    fastest for the number of tokens."""
+    tokens, (experts, inner) = len(x), weight.shape
+    logits = torch.empty(tokens, experts, dtype=torch.float32, device=x.device)
+    if config is None and tokens <= MOST_IN_ONE_KERNEL:
+        weights, chosen = _choices(logits, routing.count)
+        _route_kernel[(triton.cdiv(experts, _EXPERTS_OF_PROGRAM), tokens)](
+            x, weight, weight if bias is None else bias, logits, arrivals_of(x.device),
+            logits if correction is None else correction, weights, chosen, routing.scale, INNER=inner,
+            BLOCK_INNER=min(triton.next_power_of_2(inner), _INNER_AT_ONCE), BLOCK_EXPERTS=_EXPERTS_OF_PROGRAM,
+            BIAS=bias is not None, num_warps=4, **_sizes(experts, routing, correction is not None),
+            **overlap_options(x.device),
+        )  # fmt: skip
+        return weights, chosen
+    if config is None:
+        config = next((found for most, found in BY_TOKENS.items() if tokens <= most), FIXED)
+    linear(x, weight, bias, out=logits, config=config)
+    return choose(logits, correction, routing)
+
+
+def route_fixed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    routing: Routing,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute route_reference such that the bits of a token's weights do not depend on the other tokens."""
+    return route(x, weight, bias, correction, routing, FIXED)

@@ -1,0 +1,147 @@
+"""The tensors of a checkpoint, as the headers of its safetensors files describe them. No tensor is read."""
+
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from .config import ConfigError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+# Bits of an element of each dtype of the format.
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+_LARGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
+
+
+class Stored(NamedTuple):
+    """A tensor in a file. dtype: as the format calls it. begin: where its bytes begin in the file. size: in bytes."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    size: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class Checkpoint:
+    """The tensors of a model folder by name."""
+
+    def __init__(self, folder: Path, tensors: dict[str, Stored], promised: dict[str, Path]) -> None:
+        """promised: the file that should hold each tensor."""
+        self.folder = folder
+        self.names = frozenset(promised)
+        self._tensors = tensors
+        self._promised = promised
+
+    @classmethod
+    def read(cls, folder: Path) -> "Checkpoint":
+        """Read the index and the headers of all files. Raises ConfigError when files are missing or damaged."""
+        if (folder / INDEX).exists():
+            promised = _read_index(folder)
+            # A tensor may lie in more files than one; the one that the index names counts.
+            tensors = {
+                name: stored
+                for path in sorted(set(promised.values()))
+                for name, stored in read_header(path).items()
+                if promised.get(name) == path
+            }
+            return cls(folder, tensors, promised)
+        path = folder / SINGLE
+        if not path.exists():
+            hint = "; weights in pickle files are not read" if list(folder.glob("*.bin")) else ""
+            raise ConfigError(f"{folder} has neither {SINGLE} nor {INDEX}{hint}")
+        tensors = read_header(path)
+        return cls(folder, tensors, dict.fromkeys(tensors, path))
+
+    def __iter__(self) -> Iterator[Stored]:
+        """Iterate over all tensors that exist."""
+        return iter(self._tensors.values())
+
+    def find(self, name: str) -> Stored:
+        """Return a tensor. Raises ConfigError when there is none of this name."""
+        if name not in self._promised:
+            raise ConfigError(f"{self.folder} has no tensor {name!r}; the architecture in config.json needs it")
+        if name not in self._tensors:
+            raise ConfigError(f"{self._promised[name]} has no tensor {name!r}, which the index says it holds")
+        return self._tensors[name]
+
+    def elements(self, without: frozenset[str] = frozenset()) -> int:
+        """Return the number of elements of all tensors. without: names that do not count."""
+        return sum(stored.elements for name, stored in self._tensors.items() if name not in without)
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """Return the tensors of one file: a little-endian u64 length, then so many bytes of JSON, then the tensors.
+
+    Raises ConfigError when the file is missing, damaged or shorter than its header says.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(_LARGEST_HEADER, size - 8):
+                raise ValueError(f"its header would have {length} bytes")
+            return _parse(path, file.read(length), 8 + length, size)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing") from None
+    # msgspec's errors are ValueErrors.
+    except (OSError, ValueError, struct.error) as error:
+        raise ConfigError(f"{path} is not a whole safetensors file: {error}") from None
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in a header. data_offsets: its first byte and its end, counted from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def _parse(path: Path, header: bytes, data: int, size: int) -> dict[str, Stored]:
+    """data: where the tensors begin in the file. size: of the file, in bytes."""
+    tensors = {}
+    for name, raw in msgspec.json.decode(header, type=dict[str, msgspec.Raw]).items():
+        if name == "__metadata__":
+            continue
+        entry = msgspec.json.decode(raw, type=_Entry)
+        begin, end = entry.data_offsets
+        if any(length < 0 for length in entry.shape) or not 0 <= begin <= end:
+            raise ValueError(f"the place or the shape of {name!r} is impossible")
+        if data + end > size:
+            raise ValueError(f"{name!r} ends at byte {data + end} of {size}")
+        bits = _BITS.get(entry.dtype)
+        if bits is not None and math.prod(entry.shape) * bits != 8 * (end - begin):
+            raise ValueError(f"{name!r}, {entry.dtype} {list(entry.shape)}, has {end - begin} bytes")
+        tensors[name] = Stored(path, entry.dtype, entry.shape, data + begin, end - begin)
+    return tensors
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _read_index(folder: Path) -> dict[str, Path]:
+    path = folder / INDEX
+    try:
+        files = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not an index of safetensors files: {error}") from None
+    outside = next((name for name in files.values() if Path(name).name != name), None)
+    if outside is not None:
+        raise ConfigError(f"{path} names a file outside of its folder: {outside!r}")
+    missing = sorted({name for name in files.values() if not (folder / name).exists()})
+    if missing:
+        raise ConfigError(f"{folder} lacks the shards {', '.join(missing)} that its index names")
+    return {tensor: folder / name for tensor, name in files.items()}

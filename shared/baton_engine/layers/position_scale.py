@@ -1,0 +1,42 @@
+"""Attention whose queries have a factor that depends on their position."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from baton_engine.context import Context
+from baton_engine.model_config import ModelConfig
+from baton_engine.ops import Ops
+
+from .attention import Attention
+from .linear import Linear
+
+
+class PositionScaledAttention(Attention):
+    """scales: the factor of the queries at each position, [positions]; None = 1 everywhere."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        ops: Ops,
+        qkv: Callable[[torch.Tensor], torch.Tensor],
+        output: Linear,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        scales: torch.Tensor | None,
+    ) -> None:
+        super().__init__(config, layer, ops, qkv, output, rotary)
+        self._scales = scales
+
+    def queries(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+        q = super().queries(x, ctx)
+        return q if self._scales is None else q.mul_(self._scales[ctx.positions].view(-1, 1, 1))
+
+
+def log_scales(trained: int, max_positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return [max_positions] factors that keep the entropy of attention in contexts longer than the trained one: the
+    logarithm, to the base of the trained length, of the number of tokens that a query sees, and at least 1 (Su,
+    "Entropy invariance of attention", 2021)."""
+    scales = [math.log(seen, trained) if seen > trained else 1.0 for seen in range(1, max_positions + 1)]
+    return torch.tensor(scales, dtype=dtype, device=device)

@@ -1,0 +1,81 @@
+"""GLM-4.5 and GLM-4.5-Air (GLM-4.5 Team, 2025): experts chosen by sigmoids, a shared expert, half-rotated heads."""
+
+from collections.abc import Callable
+
+import torch
+
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert
+from baton_engine.layers.linear import Linear
+from baton_engine.layers.mlp import GatedMlp
+from baton_engine.layers.norm import RmsNorm
+from baton_engine.layers.rope import read_rope
+from baton_engine.quantization.dense_experts import DenseExperts
+from baton_engine.source import Source
+
+from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .qwen2_moe import NAMES
+from .sparse_config import SparseConfig, read_grouped_routing
+
+_CONTEXT = 131072
+
+
+class Glm4MoeLayer(LlamaLayer):
+    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        assert isinstance(config, SparseConfig)
+        if layer in config.dense_layers:
+            return super().make_mlp(config, source, layer)
+        source, count, hidden, shared = source.at("mlp"), config.num_experts, config.hidden_size, config.shared_size
+        router = Router(source.at("gate"), config.routing, count, hidden, corrected=True)
+        experts = DenseExperts.load(source.at("experts"), NAMES, count, hidden, config.expert_size)
+        inside = source.at("shared_experts")
+        gate_up = Linear(inside, ["gate_proj", "up_proj"], [shared, shared], hidden)
+        mlp = GatedMlp(gate_up, Linear(inside, ["down_proj"], [hidden], shared), "silu")
+        return WithSharedExpert(ExpertMlp(router, experts), mlp)
+
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[torch.Tensor], torch.Tensor]:
+        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        names, order = (
+            ["q_proj", "k_proj", "v_proj"],
+            config.rope.order(config.num_heads, config.num_kv_heads, config.head_dim),
+        )
+        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, order=order)
+
+    def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
+        norms = super().qk_norms(config, source)
+        # The dimensions of one head, in the order that its queries and keys have.
+        order = config.rope.order(1, 0, config.head_dim)
+        if order is not None:
+            for norm in norms:
+                norm.weight = norm.weight[order]
+        return norms
+
+
+class Glm4Moe(Llama):
+    layer = Glm4MoeLayer
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        layers, experts = file.count("num_hidden_layers"), file.count("n_routed_experts", 128)
+        size, shared = file.count("moe_intermediate_size", 1408), file.count("n_shared_experts", 1)
+        dense = file.integer("first_k_dense_replace", 1)
+        config = read_llama_config(
+            SparseConfig,
+            file,
+            Defaults(_CONTEXT, num_kv_heads=8, rms_norm_eps=1e-5),
+            rope=read_rope(file, file.count("max_position_embeddings", _CONTEXT), partial=0.5),
+            qkv_bias=file.flag("attention_bias"),
+            qk_norm=file.flag("use_qk_norm"),
+            num_experts=experts,
+            expert_size=size,
+            routing=read_grouped_routing(
+                file, experts, 8, sigmoid=True, normalize=file.flag("norm_topk_prob", True), group_best=2
+            ),
+            shared_size=shared * size,
+            dense_layers=frozenset(range(min(dense, layers))),
+        )
+        if config.rope.rotary_dim(config.head_dim) % 2:
+            part, dim = config.rope.partial, config.head_dim
+            raise ConfigError(f"partial_rotary_factor {part} of heads of {dim} in config.json is not an even number")
+        return config

@@ -1,0 +1,107 @@
+"""The download of one file: goes on where an earlier one ended, and accepts nothing but the content of its hash.
+
+hf_hub_download of huggingface_hub (2.4) begins each file anew after a kill, with hf_xet too, and checks sizes only.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, BinaryIO
+
+import httpx2
+from huggingface_hub.errors import OfflineModeIsEnabled
+
+from .cache import Cache
+from .client import HubClient, Retries
+from .errors import HubError
+from .listing import RemoteFile
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_CHUNK = 1 << 20  # bytes
+_LARGEST_REQUEST = 16 << 30  # bytes; the hub's CDN sends at most 50 GB in one answer
+_FAILURES_IN_A_ROW = 5
+
+# Called with the number of bytes that a file has more, or below 0 fewer, than at the last call.
+Advance = Callable[[int], None]
+
+
+class Download:
+    """Downloads files of one commit into a cache. May be used by several threads."""
+
+    def __init__(self, client: HubClient, cache: Cache, commit: str) -> None:
+        self._client = client
+        self._cache = cache
+        self._commit = commit
+
+    def fetch(self, file: RemoteFile, advance: Advance, waiting: Callable[[], None]) -> None:
+        """Have a file in the snapshot. waiting: called if another process downloads it. Raises HubError, or Stopped."""
+        if self._cache.has_blob(file):
+            advance(file.size)
+        else:
+            with self._cache.locked(file, self._client.stop, waiting):
+                if self._cache.has_blob(file):
+                    advance(file.size)
+                else:
+                    self._download(file, advance)
+        self._cache.place(file, self._commit)
+
+    def _download(self, file: RemoteFile, advance: Advance) -> None:
+        while not self._complete(file, advance):
+            # Perhaps only the part that was there before was damaged, as after a crash of the machine.
+            advance(-file.size)
+
+    def _complete(self, file: RemoteFile, advance: Advance) -> bool:
+        """Complete a partial file. Return whether its hash is right; if not, nothing of it is left.
+
+        Raises HubError when all of a wrong content has been downloaded now.
+        """
+        hasher = file.hasher()
+        with open(os.open(self._cache.partial(file), os.O_RDWR | os.O_CREAT, 0o644), "r+b") as partial:
+            present = _read(partial, hasher, file.size)
+            advance(present)
+            self._append(file, partial, present, hasher, advance)
+            if hasher.hexdigest() == file.hash:
+                partial.flush()
+                # After a crash of the machine, too, a file under its final name must be whole.
+                os.fsync(partial.fileno())
+                self._cache.complete(file, partial.fileno())
+                return True
+        self._cache.discard(file)
+        if present == 0:
+            kind = "SHA-256" if len(file.hash) == 64 else "Git object id"
+            raise HubError(
+                f"{file.name} of {self._client.model.repo} was refused: its {kind} is {hasher.hexdigest()}, "
+                f"but the hub lists {file.hash}"
+            )
+        return False
+
+    def _append(self, file: RemoteFile, partial: BinaryIO, first: int, hasher: "_Hash", advance: Advance) -> None:
+        retries = Retries(self._client.model, self._client.stop, _FAILURES_IN_A_ROW)
+        while first < file.size:
+            end = min(file.size, first + _LARGEST_REQUEST)
+            try:
+                for chunk in self._client.chunks(file.name, self._commit, first, end, file.size):
+                    if first + len(chunk) > file.size:
+                        raise HubError(f"the hub sends more than the {file.size} bytes of {file.name} that it lists")
+                    partial.seek(first)
+                    partial.write(chunk)
+                    hasher.update(chunk)
+                    first += len(chunk)
+                    advance(len(chunk))
+                    retries.reset()
+                if first < end:
+                    raise httpx2.RemoteProtocolError("the answer ends early")
+            except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
+                retries.failed(error)
+
+
+def _read(partial: BinaryIO, hasher: "_Hash", size: int) -> int:
+    """Hash the content of a partial file of which `size` bytes may be right. Return the number of its bytes."""
+    partial.truncate(min(os.fstat(partial.fileno()).st_size, size))
+    partial.seek(0)
+    present = 0
+    while chunk := partial.read(_CHUNK):
+        hasher.update(chunk)
+        present += len(chunk)
+    return present

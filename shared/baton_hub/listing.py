@@ -1,0 +1,96 @@
+"""The files at the root of a repository at one commit, as the hub lists them, with their sizes and hashes."""
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import msgspec
+from huggingface_hub import constants
+
+from .client import HubClient
+from .errors import HubError
+from .model_id import is_commit
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+# A plain component of a path. A file with another name at the root of a repository is none that Baton reads.
+_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}\Z"
+_MOST_PAGES = 20  # of 1,000 entries
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+_Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+class _Lfs(msgspec.Struct):
+    """oid: the SHA-256 of the content."""
+
+    oid: _Sha256
+    size: _Size
+
+
+class _Entry(msgspec.Struct):
+    """A file or folder in an answer of the API. oid: the id of its Git object."""
+
+    path: str
+    oid: _Sha1
+    type: str
+    size: _Size = 0
+    lfs: _Lfs | None = None
+
+
+class _Revision(msgspec.Struct):
+    sha: str
+
+
+class RemoteFile(msgspec.Struct, frozen=True):
+    """A file at the root of a repository.
+
+    hash: for a file in Git LFS the SHA-256 of the content, otherwise the id of the Git blob. Both are hexadecimal, and
+    the file has this name in the cache.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern=_NAME)]
+    size: _Size
+    hash: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{40}|[0-9a-f]{64})\Z")]
+
+    def hasher(self) -> "_Hash":
+        """Return what computes `hash` from the content."""
+        if len(self.hash) == 64:
+            return hashlib.sha256()
+        # https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
+        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """The root of a repository at a commit."""
+
+    commit: str
+    files: dict[str, RemoteFile]
+
+    def pick(self, names: list[str]) -> list[RemoteFile]:
+        return [self.files[name] for name in names]
+
+
+def fetch_listing(client: HubClient) -> Listing:
+    """Ask the hub for the commit of a revision and for its files. Raises HubError."""
+    revision = client.model.revision
+    commit = revision if client.model.pinned else _commit(client, revision)
+    pages = client.pages(f"tree/{commit}", list[_Entry], _MOST_PAGES)
+    entries = [entry for page in pages for entry in page if entry.type == "file" and re.search(_NAME, entry.path)]
+    return Listing(commit, {entry.path: _remote(entry) for entry in entries})
+
+
+def _commit(client: HubClient, revision: str) -> str:
+    commit = client.pages(f"revision/{quote(revision, safe='')}?expand=sha", _Revision, 1)[0].sha
+    if not is_commit(commit):
+        raise HubError(f"{constants.ENDPOINT} names the commit {commit[:64]!r} for {client.model}")
+    return commit
+
+
+def _remote(entry: _Entry) -> RemoteFile:
+    if entry.lfs is not None:
+        return RemoteFile(entry.path, entry.lfs.size, entry.lfs.oid)
+    return RemoteFile(entry.path, entry.size, entry.oid)

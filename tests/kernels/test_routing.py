@@ -1,0 +1,121 @@
+"""The choice of experts against its reference, and the reference against transformers' routers."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+
+from baton_kernels import routing as routing_kernels
+from baton_kernels.reference.routing import Routing, choose_reference, route_reference
+from baton_kernels.routing import choose, route, route_fixed
+
+GROUPED = {"groups": 4, "used_groups": 2}
+ROUTINGS = [
+    (4, Routing(2, normalize=True)),
+    (60, Routing(4)),
+    (128, Routing(8, normalize=True)),
+    (8, Routing(1, scale=0.5)),
+    (32, Routing(4, sigmoid=True, normalize=True, scale=2.5)),
+    (60, Routing(6, sigmoid=True, group_best=2, **GROUPED)),
+    (160, Routing(6, scale=16.0, groups=8, used_groups=3)),
+    (24, Routing(3, normalize=True, groups=3, used_groups=3)),
+    (20, Routing(10, sigmoid=True, group_best=2, **GROUPED)),
+]
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize(("experts", "routing"), ROUTINGS)
+def test_choice(experts: int, routing: Routing, corrected: bool, device: torch.device) -> None:
+    logits = torch.randn(9, experts, device=device)
+    correction = torch.randn(experts, device=device) if corrected else None
+    weights, chosen = choose(logits, correction, routing)
+    expected_weights, expected = choose_reference(logits, correction, routing)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, expected_weights)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("tokens", [1, 3, 20])
+def test_route(tokens: int, biased: bool, device: torch.device) -> None:
+    """The logits are not rounded to the dtype of the weights."""
+    x, weight = torch.randn(tokens, 96, device=device).half(), (torch.randn(24, 96, device=device) / 8).half()
+    bias = torch.randn(24, device=device).half() if biased else None
+    correction = torch.randn(24, device=device)
+    routing = Routing(3, sigmoid=True, normalize=True)
+    expected_weights, expected = route_reference(x.double(), weight, bias, correction, routing)
+    for config in (None, *routing_kernels.BY_TOKENS.values(), routing_kernels.FIXED):
+        weights, chosen = route(x, weight, bias, correction, routing, config)
+        assert torch.equal(chosen, expected)
+        torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tokens_weights_do_not_depend_on_the_others(device: torch.device) -> None:
+    x, weight = torch.randn(70, 96, device=device), torch.randn(24, 96, device=device)
+    together, _ = route_fixed(x, weight, None, None, Routing(4))
+    for token in (0, 69):
+        assert torch.equal(route_fixed(x[token : token + 1], weight, None, None, Routing(4))[0][0], together[token])
+
+
+def test_equal_logits_choose_different_experts(device: torch.device) -> None:
+    logits = torch.zeros(2, 6, device=device)
+    weights, chosen = choose(logits, None, Routing(3, normalize=True))
+    assert chosen.tolist() == [[0, 1, 2]] * 2
+    torch.testing.assert_close(weights, torch.full((2, 3), 1 / 3, device=device))
+    _, chosen = choose(logits, None, Routing(3, groups=3, used_groups=2))
+    assert chosen.tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("routing", [Routing(2, normalize=True), Routing(2, sigmoid=True, group_best=2, **GROUPED)])
+def test_logits_that_are_not_finite_choose_experts_that_exist(routing: Routing, device: torch.device) -> None:
+    logits = torch.zeros(5, 8, device=device)
+    logits[0, 2], logits[1], logits[2, 0], logits[3] = float("nan"), float("-inf"), float("inf"), float("nan")
+    weights, chosen = choose(logits, torch.zeros(8, device=device), routing)
+    assert ((chosen >= 0) & (chosen < 8)).all()
+    assert weights[4].isfinite().all()
+    if not routing.sigmoid:
+        assert weights[:4].isnan().any(dim=1).all()
+
+
+THEIRS: dict[str, tuple[type, type, dict[str, Any], Routing]] = {
+    "glm4_moe": (
+        Glm4MoeTopkRouter,
+        transformers.Glm4MoeConfig,
+        {"n_routed_experts": 24, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        Routing(4, sigmoid=True, normalize=True, scale=2.5, group_best=2, **GROUPED),
+    ),
+    "deepseek_v2": (
+        DeepseekV2TopkRouter,
+        transformers.DeepseekV2Config,
+        {
+            "n_routed_experts": 24,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 16.0,
+            "topk_method": "group_limited_greedy",
+        },
+        Routing(4, scale=16.0, **GROUPED),
+    ),
+    "gpt_oss": (GptOssTopKRouter, transformers.GptOssConfig, {"num_local_experts": 24}, Routing(4, normalize=True)),
+}
+
+
+@pytest.mark.parametrize("family", THEIRS)
+def test_the_reference_is_transformers_router(family: str) -> None:
+    router_class, config_class, fields, routing = THEIRS[family]
+    router = router_class(config_class(hidden_size=32, num_experts_per_tok=4, **fields))
+    with torch.no_grad():
+        for tensor in (*router.parameters(), *router.buffers()):
+            tensor.normal_()
+        x = torch.randn(40, 32)
+        _, their_weights, theirs = router(x)
+        bias = getattr(router, "bias", None)
+        correction = getattr(router, "e_score_correction_bias", None)
+        weights, chosen = route_reference(x, router.weight, bias, correction, routing)
+    theirs, order = theirs.sort(dim=1)
+    ours, our_order = chosen.long().sort(dim=1)
+    assert torch.equal(ours, theirs)
+    torch.testing.assert_close(weights.gather(1, our_order), their_weights.gather(1, order))
