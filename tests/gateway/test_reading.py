@@ -85,7 +85,7 @@ class Traced:
 
             return wrapped
 
-        reader._plain = lambda text: None  # the short cut for texts without marks
+        reader.plain = lambda text: None  # the short way for texts without marks
         reader._drop = seen(reader._drop, "dropped", lambda count: reader._rest[:count])
         reader._add_thought = seen(reader._add_thought, "thought", lambda text: text)
         if not passes_on:

@@ -57,7 +57,9 @@ class ChatShape:
         if parts is None:
             return self._delta(index, b'{"content":%b}' % encode(piece.text), usage, logprobs, token_ids)
         if len(parts) == 1:
-            return self._delta(index, _encode_part(parts[0]), usage, logprobs, token_ids)
+            part = parts[0]
+            delta = b'{"content":%b}' % encode(part) if part.__class__ is str else _encode_part(part)
+            return self._delta(index, delta, usage, logprobs, token_ids)
         # Each part gets its own event: clients merge parts with the same index across events, but not within one.
         deltas = [_encode_part(part) for part in parts]
         if not deltas and not piece.logprobs and not token_ids:

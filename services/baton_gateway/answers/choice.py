@@ -85,8 +85,12 @@ class Choice:
             unseen = 1
         if self._stop is None and not delta.logprobs and (len(token_ids) == 1 or not self.may_think):
             self.tokens += len(token_ids)
-            piece = Piece("", None, token_ids)
-            self._read(piece, self._detokenizer.push(token_ids[:-1] if unseen else token_ids))
+            text = self._detokenizer.push(token_ids[:-1] if unseen else token_ids)
+            piece = Piece(text, None, token_ids)
+            if (reader := self._reader) is not None:
+                was_thinking = reader.thinking
+                piece.parts = reader.push(text) if text else []
+                self.reasoning_tokens += was_thinking and reader.thinking
         else:
             piece = self._feed_singly(token_ids, delta.logprobs, unseen)
         if self.finish_reason is None and finish != pb.FINISH_REASON_NONE:

@@ -41,6 +41,10 @@ class ThinkingReader(PartReader, Protocol):
 
     thinking: bool  # whether the text read so far ends within thoughts
 
+    def plain(self, text: str) -> Part | None:
+        """Read text that is wholly a thought or wholly content, as most text is. None = `push` must read it."""
+        ...
+
 
 class AnswerReader:
     """Reads the thoughts in a text first, and then the calls in what is left."""
@@ -58,11 +62,15 @@ class AnswerReader:
         return 0 if self._calls is None else self._calls.count
 
     def push(self, text: str) -> list[Part]:
-        if self._thoughts is None:
-            return [text] if self._calls is None else self._calls.push(text)
-        parts = self._thoughts.push(text)
-        self.thinking = self._thoughts.thinking
-        return parts if self._calls is None else self._read_calls(parts)
+        thoughts, calls = self._thoughts, self._calls
+        if thoughts is None:
+            return [text] if calls is None else calls.push(text)
+        # Streams consist of short texts, nearly all of which are plain. This is the shortest way for them.
+        if (part := thoughts.plain(text)) is not None:
+            return calls.push(text) if calls is not None and part is text else [part]
+        parts = thoughts.push(text)
+        self.thinking = thoughts.thinking
+        return parts if calls is None else self._read_calls(parts)
 
     def end(self) -> list[Part]:
         parts = self._read_calls([] if self._thoughts is None else self._thoughts.end())

@@ -21,8 +21,6 @@ class TextReader(ABC):
         self._state: Callable[[], bool] = self._at_start
 
     def push(self, text: str) -> list[Part]:
-        if not self._rest and (part := self._plain(text)) is not None:
-            return [part]
         self._rest += text
         while self._rest and self._state():
             pass
@@ -33,10 +31,6 @@ class TextReader(ABC):
         while self._state():
             pass
         return self._flushed()
-
-    def _plain(self, text: str) -> Part | None:
-        """Return the part that a whole text is. None = the states must find out. This is only faster for most texts."""
-        return None
 
     @abstractmethod
     def _at_start(self) -> bool:

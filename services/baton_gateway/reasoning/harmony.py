@@ -72,8 +72,8 @@ class HarmonyThoughts(ThoughtReader):
             return {**message, "thinking": thoughts}
         return {**message, "thinking": f"{thoughts}\n\n{content}", "content": ""}
 
-    def _plain(self, text: str) -> Part | None:
-        if not self._in_body or "<" in text or not text:
+    def plain(self, text: str) -> Part | None:
+        if self._rest or not self._in_body or "<" in text or not text:
             return None
         return Thought(text) if self._thoughts else text
 

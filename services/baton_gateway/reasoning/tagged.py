@@ -56,9 +56,11 @@ class TaggedThoughts(ThoughtReader):
             raise ValueError("the beginning of thoughts is no token of this model")
         return f"start: before thoughts rest\nbefore: <[^{id}]>?\nrest: <[^{id}]>*"
 
-    def _plain(self, text: str) -> Part | None:
+    def plain(self, text: str) -> Part | None:
+        if self._rest or not text:
+            return None
         if self._in_thoughts:
-            return Thought(text) if self.finish[0] not in text and text and text[-1] != "\n" else None
+            return Thought(text) if self.finish[0] not in text and text[-1] != "\n" else None
         return text if self._in_answer and (not self.anywhere or self.begin[0] not in text) else None
 
     def _at_start(self) -> bool:

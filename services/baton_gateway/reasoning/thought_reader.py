@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from ..reading.lark import LarkSpelling
+from ..reading.parts import Part
 from ..reading.text_reader import TextReader
 
 # Where the text of the model begins: thoughts may come, it is within thoughts that the prompt has begun, or they are
@@ -21,6 +22,10 @@ class ThoughtReader(TextReader):
     def __init__(self, place: Place) -> None:
         self.thinking = place == "inside"
         super().__init__()
+
+    @abstractmethod
+    def plain(self, text: str) -> Part | None:
+        """Read text that is wholly a thought or wholly content. None = `push` must read it."""
 
     @staticmethod
     @abstractmethod
