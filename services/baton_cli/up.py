@@ -65,9 +65,11 @@ def up(
     ] = None,
     tool_call_parser: Annotated[
         str | None,
-        typer.Option(
-            help="Format of the model's tool calls: auto, hermes, mistral, llama3_json or none. Default: auto."
-        ),
+        typer.Option(help="Format of the model's tool calls, such as hermes or harmony, or none. Default: auto."),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="Format of the model's thoughts: think, harmony, mistral, gemma or none. Default: auto."),
     ] = None,
     use_generation_config: Annotated[
         bool | None,
@@ -116,6 +118,7 @@ def up(
         + _flags(
             chat_template=chat_template,
             tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
             use_generation_config=use_generation_config,
         ),
         api_keys=keys,

@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from baton_common.peer_settings import PeerSettings
 
 from .models.models_file import ModelsFileError, ModelSpec, PoolSpec, SpecialTokensPolicy, check_addresses, read_models
+from .reasoning.formats import ReasoningFormat
 from .routing.policies import PolicyName
 from .tools.tool_formats import ToolFormat
 
@@ -70,7 +71,9 @@ class GatewaySettings(PeerSettings):
     chat_template: Path | None = None
     """File with a Jinja chat template, in place of the model's own."""
     tool_call_parser: ToolFormat = "auto"
-    """Format in which the model writes tool calls if a request leaves the choice to it; auto: found in its chat
+    """Format in which the model writes tool calls; auto: found in its chat template."""
+    reasoning_parser: ReasoningFormat = "auto"
+    """Format in which the model writes its thoughts, which clients get apart from its answer; auto: found in its chat
     template."""
     special_tokens_in_content: SpecialTokensPolicy = "text"
     """For messages and tools that contain the text of a special token, such as <|im_start|>: take it as plain text,
@@ -219,6 +222,7 @@ class GatewaySettings(PeerSettings):
                 folder=self.model,
                 chat_template=self.chat_template,
                 tool_call_parser=self.tool_call_parser,
+                reasoning_parser=self.reasoning_parser,
                 special_tokens_in_content=self.special_tokens_in_content,
                 use_generation_config=self.use_generation_config,
                 pools=(pool,),

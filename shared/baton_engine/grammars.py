@@ -43,7 +43,7 @@ class Grammars:
         """folder: that of the model. Its tokenizer is read when the first grammar is compiled."""
         self._folder = folder
         self._vocab_size = vocab_size
-        self._compiled: OrderedDict[tuple[bytes, int, str], Future[Matcher]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[bytes, int, str, str], Future[Matcher]] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
@@ -54,7 +54,7 @@ class Grammars:
         salt: only requests with the same salt share a compiled grammar. Otherwise the time of a compilation would tell
         one tenant whether another has used the grammar.
         """
-        key = salt, grammar.kind, grammar.text
+        key = salt, grammar.kind, grammar.text, grammar.around
         if key in self._compiled:
             self._compiled.move_to_end(key)
         else:
@@ -68,7 +68,7 @@ class Grammars:
         with self._tokenizer_lock:
             tokenizer = self._tokenizer = self._tokenizer or _load_tokenizer(self._folder, self._vocab_size)
         try:
-            state = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=_LIMITS)
+            state = LLMatcher(tokenizer, _with_surroundings(grammar), log_level=0, limits=_LIMITS)
         except Exception as error:
             # The library's GBNF parser raises exceptions of any type.
             raise GrammarError(_shorten(str(error) or repr(error))) from None
@@ -117,6 +117,16 @@ def _with_end(text: TokenizerText) -> tuple[str, int]:
     return tokenizer.to_str(), end
 
 
+def _with_surroundings(grammar: Grammar) -> str:
+    """Return a grammar, and what stands around it, in llguidance's own form."""
+    source = _source(grammar)
+    if not grammar.around:
+        return source
+    # The library returns JSON, or Lark as it is.
+    answer = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
+    return json.dumps({"grammars": [{"lark_grammar": grammar.around}, {**answer, "name": "answer"}]})
+
+
 def _source(grammar: Grammar) -> str:
     """Return a grammar in llguidance's own form."""
     match grammar.kind:
@@ -132,6 +142,8 @@ def _source(grammar: Grammar) -> str:
             texts = [json.dumps(text) for text in json.loads(grammar.text)]
             # As one terminal the texts are matched by the lexer, which has room for more of them than the parser.
             return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(texts))
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
         case GrammarKind.TOOL_CALLS:
             return LLMatcher.grammar_from_lark(_tool_calls(**json.loads(grammar.text)))
         case kind:

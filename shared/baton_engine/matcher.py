@@ -41,7 +41,8 @@ class Matcher:
     def set_ends(self, mask: np.ndarray, ends: Iterable[int]) -> None:
         """Allow the stop tokens `ends` in a mask that `fill_masks` has filled if the text may end here, else forbid
         them."""
-        may_end = bool(mask[self._end // 32] >> (self._end % 32) & 1)
+        # The bit of `_end` does not tell: a grammar may allow that token by its id.
+        may_end = self._state.is_accepting()
         mask[self._end // 32] &= ~_bit(self._end)
         for token in ends:
             if token < self._vocab_size:

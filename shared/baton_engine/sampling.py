@@ -22,6 +22,7 @@ class GrammarKind(enum.IntEnum):
     EBNF = 4
     CHOICE = 5
     TOOL_CALLS = 6
+    LARK = 7
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -30,6 +31,7 @@ class Grammar(msgspec.Struct, frozen=True):
     kind: int  # a GrammarKind, or a number that only a later version defines
     text: str
     field: str = "grammar"  # the field of the client's request that errors name
+    around: str = ""  # Lark that says what stands around the text, which it names @answer
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +127,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             outside = [token for token in ids if not 0 <= token < vocab_size]
             if outside:
                 return field, f"token id {outside[0]} is outside the vocabulary of {vocab_size}"
-        if self.grammar is not None and len(self.grammar.text) > MOST_GRAMMAR_CHARS:
-            return self.grammar.field, f"must have at most {MOST_GRAMMAR_CHARS} characters"
+        grammar = self.grammar
+        if grammar is not None and len(grammar.text) + len(grammar.around) > MOST_GRAMMAR_CHARS:
+            return grammar.field, f"must have at most {MOST_GRAMMAR_CHARS} characters"
         return None
 
 

@@ -77,7 +77,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("kind", "text", "param")
+    __slots__ = ("kind", "text", "param", "around")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Grammar.Kind]
@@ -87,6 +87,7 @@ class Grammar(_message.Message):
         KIND_EBNF: _ClassVar[Grammar.Kind]
         KIND_CHOICE: _ClassVar[Grammar.Kind]
         KIND_TOOL_CALLS: _ClassVar[Grammar.Kind]
+        KIND_LARK: _ClassVar[Grammar.Kind]
     KIND_UNSPECIFIED: Grammar.Kind
     KIND_JSON_SCHEMA: Grammar.Kind
     KIND_JSON_OBJECT: Grammar.Kind
@@ -94,13 +95,16 @@ class Grammar(_message.Message):
     KIND_EBNF: Grammar.Kind
     KIND_CHOICE: Grammar.Kind
     KIND_TOOL_CALLS: Grammar.Kind
+    KIND_LARK: Grammar.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
+    AROUND_FIELD_NUMBER: _ClassVar[int]
     kind: Grammar.Kind
     text: str
     param: str
-    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...
+    around: str
+    def __init__(self, kind: _Optional[_Union[Grammar.Kind, str]] = ..., text: _Optional[str] = ..., param: _Optional[str] = ..., around: _Optional[str] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)

@@ -36,7 +36,7 @@ def sampling_from_wire(wire: pb.SamplingParams) -> SamplingParams:
 
 
 def _grammar_from_wire(wire: pb.Grammar) -> Grammar:
-    return Grammar(wire.kind, wire.text, wire.param)
+    return Grammar(wire.kind, wire.text, wire.param, wire.around)
 
 
 def cache_scope_from_wire(wire: pb.CacheScope) -> CacheScope:

@@ -446,3 +446,24 @@ def test_a_model_without_a_tokenizer_takes_no_grammar(llama: Path, tmp_path: Pat
     [(_, field, message)] = result.rejections
     assert field == "response_format"
     assert "tokenizer" in message
+
+
+def test_a_grammar_applies_behind_what_stands_around_it(llama: Path) -> None:
+    marker = TOKENIZER.encode("a", add_special_tokens=False)[0]
+    around = f"start: thoughts <[{marker}]> @answer\nthoughts: <[^{marker}]>{{0,5}}"
+    rule = msgspec.structs.replace(grammar(GrammarKind.JSON_SCHEMA, SCHEMA), around=around)
+    requests = [constrained(id, grammar=rule) for id in range(4)]
+    whole = run(make_engine(llama, num_blocks=600), *requests)
+    lengths = set()
+    for tokens in whole.tokens.values():
+        at = tokens.index(marker)
+        lengths.add(at)
+        jsonschema.validate(json.loads(text_of(tokens[at + 1 :])), SCHEMA)
+    assert max(lengths) == 5  # a model with random weights uses up what it may
+    assert set(whole.reasons.values()) == {FinishReason.STOP}
+    # Another engine goes on within the thoughts, and behind them.
+    later = [
+        msgspec.structs.replace(old, output=whole.tokens[old.id, 0][: 3 + 6 * (old.id % 2)], choice=0)
+        for old in requests
+    ]
+    assert run(make_engine(llama, num_blocks=600), *later).tokens == whole.tokens

@@ -166,7 +166,13 @@ RESPONSES = [
     case("input", {"input": []}),
     case("input", {"input": 5}),
     case("input[0]", {"input": ["hi"]}),
-    case("input[1].type", {"input": [*USER, {"type": "reasoning", "summary": []}]}),
+    case("input[1].content", {"input": [*USER, {"type": "reasoning", "summary": [], "content": "hm"}]}),
+    case(
+        "input[1].content[0].text", {"input": [*USER, {"type": "reasoning", "content": [{"type": "reasoning_text"}]}]}
+    ),
+    case("input[0].type", {"input": [{"type": "image_generation_call", "id": "ig_1"}]}),
+    case("reasoning.effort", {"reasoning": {"effort": "utmost"}}),
+    case("thinking_token_budget", {"thinking_token_budget": -1}),
     case("input[0].type", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
     case("input[0].type", {"input": [{"type": 5}]}),
     case("input[0].role", {"input": [{"content": "hi"}]}),

@@ -6,7 +6,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from baton_gateway.errors import ApiError
-from baton_gateway.models.chat_template import ChatTemplate, find_chat_template
+from baton_gateway.models.chat_template import ChatTemplate
+from baton_gateway.models.template_files import find_chat_templates
 from baton_tokenizer.load import read_tokenizer
 
 from .tiny_models import CHAT_TEMPLATE, write_model
@@ -68,7 +69,7 @@ def test_like_transformers(reference, template, messages, ending, variables):
 
 
 def test_tokenized_without_more_special_tokens(reference, model_folder, tokenizer):
-    source = find_chat_template(model_folder, {})
+    source = find_chat_templates(model_folder, {})["default"]
     messages = CONVERSATIONS[2]
     ours = ChatTemplate(source, {"bos_token": "<|begin|>"}).render(
         messages, add_generation_prompt=True, continue_final_message=False, variables={}
@@ -154,7 +155,7 @@ def test_continuing_needs_the_message_in_the_prompt():
 def test_where_templates_are_found(tmp_path, file, config, expected):
     if file is not None:
         (tmp_path / "chat_template.jinja").write_text(file)
-    assert find_chat_template(tmp_path, config) == expected
+    assert find_chat_templates(tmp_path, config).get("default") == expected
 
 
 def test_special_tokens_as_transformers_reads_them(tmp_path, tokenizer):

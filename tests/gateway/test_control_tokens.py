@@ -96,8 +96,9 @@ def test_harmless_prompts_are_as_transformers_has_them(
 def test_the_twin_encodes_harmless_prompts_alike(
     tokenizer: str, template: str, contents: list[str], system: bool
 ) -> None:
-    chat = model(tokenizer, template).chat
-    assert chat is not None
+    chats = model(tokenizer, template).chat
+    assert chats is not None
+    chat = chats.by_name["default"]
     prompt = chat.template.render_conversation(conversation(turns(contents, system)))
     for special in (False, True):
         assert chat.control.encode(prompt, special) == chat.tokenizer.encode_now(prompt, special)
@@ -195,7 +196,9 @@ def test_no_way_in(template: str, messages: list[dict[str, Any]], more: dict[str
     backend = tokenizer_of("byte level")
     start, end = backend.token_to_id("<|im_start|>"), backend.token_to_id("<|im_end|>")
     assert ours.chat is not None
-    prompt = ours.chat.template.render_conversation(conversation(messages, variables=variables, **more))
+    prompt = ours.chat.by_name["default"].template.render_conversation(
+        conversation(messages, variables=variables, **more)
+    )
     assert backend.decode(ids, skip_special_tokens=False) == prompt
     written = template.count("<|im_start|>") if template != THINKING else ids.count(start)
     if template == THINKING:
@@ -332,7 +335,7 @@ def test_a_model_of_the_file_has_the_gateways_setting_or_its_own(tmp_path: Path,
     [spec] = GatewaySettings(models_file=file, special_tokens_in_content="reject").model_specs()
     served = load_model(spec)
     assert served.chat is not None
-    assert served.chat.policy == expected
+    assert served.chat.by_name["default"].policy == expected
 
 
 async def _status(stack: Stack, content: str) -> tuple[int, str | None]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from baton_gateway.tools.tool_calls import ToolCalls, read_whole
+from baton_gateway.reading.parts import AnswerReader, WholeAnswer, put_together
+from baton_gateway.tools.tool_calls import ToolCalls
 from baton_proto import serving_pb2 as pb
 
 from .fake_worker import LENGTH, say
@@ -49,11 +50,16 @@ def test_calls_are_read_from_any_pieces(size: int):
     assert all(id.startswith("call_") for id in ids)
 
 
+def read_whole(text: str, calls: ToolCalls) -> WholeAnswer:
+    reader = AnswerReader(None, calls)
+    return put_together([*reader.push(text), *reader.end()])
+
+
 def test_what_was_cut_short_stays_so():
-    _, calls = read_whole(CALLS[:60], ToolCalls(None))
+    calls = read_whole(CALLS[:60], ToolCalls(None)).calls
     assert [call["function"] for call in calls] == [{"name": "weather", "arguments": CALLS[34:60]}]
-    assert read_whole(CALLS[:20], ToolCalls(None)) == ("", [])
-    assert read_whole("", ToolCalls("weather"))[1][0]["function"] == {"name": "weather", "arguments": ""}
+    assert read_whole(CALLS[:20], ToolCalls(None)) == WholeAnswer("", "", [])
+    assert read_whole("", ToolCalls("weather")).calls[0]["function"] == {"name": "weather", "arguments": ""}
 
 
 async def test_the_pod_is_told_of_required_calls(stack: Stack):

@@ -36,6 +36,8 @@ _EVERYTHING: Values = {
                 {"text": "Translate:\n"},
             ],
             "specialTokensInContent": "reject",
+            "toolCallParser": "glm",
+            "reasoningParser": "think",
             "volume": {
                 "hub": {
                     **_HUB,

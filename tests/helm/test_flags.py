@@ -177,6 +177,7 @@ def test_the_models_file_has_the_fields_that_gateways_read():
         PublishedPrefix(text="Translate:\n"),
     )
     assert large["special_tokens_in_content"] == "reject"
+    assert (large["tool_call_parser"], large["reasoning_parser"]) == ("glm", "think")
     base = "app.kubernetes.io/instance=rel,baton.dev/model=large,baton.dev/pool"
     assert large["pools"] == [
         {"name": "long", "selector": f"{base}=long", "tenants": ["acme"]},

@@ -9,7 +9,7 @@ from baton_proto import serving_pb2 as pb
 
 from ..errors import ApiError
 from ..models.tokenizer import ModelTokenizer
-from ..tools.tool_calls import CallReader, MakeReader, Part, read_whole
+from ..reading.parts import Part, Thought, put_together
 from .choice import Choice, Piece
 from .logprobs import chat_logprobs, encoded_chat_logprobs, encoded_prompt_logprobs
 from .shapes import Envelope, encoded_list
@@ -31,12 +31,8 @@ class ChatShape:
         token_ids: bool,
         logprobs: bool,
         prompt_logprobs: bool,
-        reader: MakeReader | None = None,
     ) -> None:
-        """token_ids, logprobs, prompt_logprobs: whether the client asked for them.
-
-        reader: creates a reader that finds function calls in the text of a choice; None = all of the text is content.
-        """
+        """token_ids, logprobs, prompt_logprobs: whether the client asked for them."""
         self._fields = {"id": id, "object": "chat.completion", "created": created, "model": model}
         self._envelope = Envelope(id, "chat.completion.chunk", created, model)
         self._tokenizer = tokenizer
@@ -44,8 +40,6 @@ class ChatShape:
         self._token_ids = token_ids
         self._logprobs = logprobs
         self._prompt_logprobs = prompt_logprobs
-        self._make_reader = reader
-        self._readers: dict[int, CallReader] = {}  # by index of the choice, in a stream
 
     def opening(self, index: int, prompt: pb.PromptInfo, usage: bytes | None) -> Sequence[bytes]:
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
@@ -53,18 +47,21 @@ class ChatShape:
         return (self._envelope.event(choice, usage, extra),)
 
     def chunk(self, index: int, piece: Piece, usage: bytes | None) -> bytes:
-        if not piece.text and not piece.logprobs and not (self._token_ids and piece.token_ids):
+        parts = piece.parts
+        if not (piece.text or parts or piece.logprobs or (self._token_ids and piece.token_ids)):
             return b""
         logprobs = b"null"
         if self._logprobs:
             logprobs = encode({"content": list(chat_logprobs(piece.logprobs, self._tokenizer)), "refusal": None})
         token_ids = b',"token_ids":' + encode(piece.token_ids) if self._token_ids else b""
-        if self._make_reader is None:
+        if parts is None:
             return self._delta(index, b'{"content":%b}' % encode(piece.text), usage, logprobs, token_ids)
-        if index not in self._readers:
-            self._readers[index] = self._make_reader()
+        if len(parts) == 1:
+            part = parts[0]
+            delta = b'{"content":%b}' % encode(part) if part.__class__ is str else _encode_part(part)
+            return self._delta(index, delta, usage, logprobs, token_ids)
         # Each part gets its own event: clients merge parts with the same index across events, but not within one.
-        deltas = [_encode_part(part) for part in self._readers[index].push(piece.text)]
+        deltas = [_encode_part(part) for part in parts]
         if not deltas and not piece.logprobs and not token_ids:
             return b""
         *first, last = deltas or [b"{}"]
@@ -78,15 +75,12 @@ class ChatShape:
         return self._envelope.event(choice, usage)
 
     def closing(self, index: int, choice: Choice, usage: bytes | None) -> bytes:
-        reader = self._readers.get(index)
-        held_back = reader.end() if reader is not None else ()
         event = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
             index,
-            encode(_finish_reason(choice, reader)),
+            encode(_finish_reason(choice)),
             encode(choice.stop_reason),
         )
-        rest = [self._delta(index, _encode_part(part), usage) for part in held_back]
-        return b"".join([*rest, self._envelope.event(event, usage)])
+        return self._envelope.event(event, usage)
 
     def ending(self, usage: dict[str, Any] | None) -> bytes:
         return self._envelope.ending(usage)
@@ -113,17 +107,20 @@ class ChatShape:
 
     def _choice(self, index: int, choice: Choice, piece: Piece) -> Iterator[bytes]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
-        reader = self._make_reader() if self._make_reader is not None else None
-        if reader is not None:
-            content, calls = read_whole(piece.text, reader)
-            message |= {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+        if piece.parts is not None:
+            whole = put_together(piece.parts)
+            message["content"] = whole.content or (None if whole.calls else "")
+            if whole.thoughts:
+                message |= {"reasoning_content": whole.thoughts, "reasoning": whole.thoughts}
+            if whole.calls:
+                message["tool_calls"] = whole.calls
         yield b'{"index":%d,"message":%b,"logprobs":' % (index, encode(message))
         if self._logprobs:
             yield from encoded_chat_logprobs(piece.logprobs, self._tokenizer)
         else:
             yield b"null"
         yield b',"finish_reason":%b,"stop_reason":%b' % (
-            encode(_finish_reason(choice, reader)),
+            encode(_finish_reason(choice)),
             encode(choice.stop_reason),
         )
         if self._token_ids:
@@ -134,9 +131,12 @@ class ChatShape:
 
 def _encode_part(part: Part) -> bytes:
     """Return the JSON of the delta for a part."""
+    if isinstance(part, Thought):
+        # Clients read thoughts from one of two fields: `reasoning` is the newer one.
+        text = encode(part.text)
+        return b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
     return (b'{"content":%b}' if isinstance(part, str) else b'{"tool_calls":[%b]}') % encode(part)
 
 
-def _finish_reason(choice: Choice, reader: CallReader | None) -> str | None:
-    called = reader is not None and reader.count > 0
-    return "tool_calls" if called and choice.finish_reason == "stop" else choice.finish_reason
+def _finish_reason(choice: Choice) -> str | None:
+    return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason

@@ -222,6 +222,7 @@ class Reply(Response):
             self._record.prompt_tokens,
             sum(choice.tokens for choice in self._choices),
             sum(prompt.cached_tokens for prompt in self._prompts),
+            sum(choice.reasoning_tokens for choice in self._choices) if self._choices[0].may_think else None,
         )
 
     def _fill_record(self) -> None:
@@ -267,7 +268,9 @@ def _grouped(parts: Sequence[bytes]) -> Iterator[tuple[bytes, bool]]:
 def _joined(pieces: Sequence[Piece]) -> Piece:
     return Piece(
         "".join([piece.text for piece in pieces]),
+        [part for piece in pieces for part in piece.parts or ()] if pieces and pieces[0].parts is not None else None,
         [token_id for piece in pieces for token_id in piece.token_ids],
         [token for piece in pieces for token in piece.logprobs],
         [offset for piece in pieces for offset in piece.offsets],
+        pieces=pieces,
     )

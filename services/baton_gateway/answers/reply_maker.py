@@ -10,6 +10,7 @@ from ..concurrency.pace import Pace
 from ..fleet.catalog import Model, Pool
 from ..generation.generation import Generation
 from ..generation.stream_limits import StreamLimits
+from ..reading.parts import MakeReader
 from ..requests.bodies import ChatCompletionRequest, GenerationRequest
 from ..settings import GatewaySettings
 from ..telemetry.metrics import Metrics
@@ -43,11 +44,12 @@ class ReplyMaker:
         *,
         silent: bool = False,
         kept: Sequence[str] = (),
+        reader: MakeReader | None = None,
     ) -> Reply:
         """Return the reply to these prompts, each with its parameters. Sending the reply submits them to the pods.
 
         silent: generated tokens are dropped, since the client asked for none. kept: special tokens that stay in the
-        text.
+        text. reader: creates what finds thoughts and calls in the text of each choice; None = all of it is content.
         """
         pace, published = Pace(), model.served.published
         choices: list[Choice] = []
@@ -56,7 +58,7 @@ class ReplyMaker:
         traceparent = self._trace(model, pool, request, record)
         salt = cache_salt(record.identity)
         for prompt, params in zip(prompts, sampling, strict=True):
-            make_choice = make_choice or _choice_maker(model, request, params, silent, kept)
+            make_choice = make_choice or _choice_maker(model, request, params, silent, kept, reader)
             scope = pb.CacheScope(salt=salt, shared_tokens=published.shared_tokens(prompt)) if salt else None
             submits.append(
                 pb.Submit(
@@ -117,7 +119,12 @@ class ReplyMaker:
 
 
 def _choice_maker(
-    model: Model, request: GenerationRequest, params: pb.SamplingParams, silent: bool, kept: Sequence[str]
+    model: Model,
+    request: GenerationRequest,
+    params: pb.SamplingParams,
+    silent: bool,
+    kept: Sequence[str],
+    reader: MakeReader | None,
 ) -> Callable[[], Choice]:
     """Return a function that creates the choices of a request. params: those of any of its prompts."""
     stop_ids = frozenset((*params.eos_token_ids, *params.stop_token_ids))
@@ -131,6 +138,7 @@ def _choice_maker(
             include_stop=bool(request.include_stop_str_in_output),
             min_tokens=min_tokens,
             silent=silent,
+            reader=reader() if reader is not None else None,
         )
 
     return make

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from ..models.tokenizer import ModelTokenizer
-from ..tools.tool_calls import CallDelta, CallReader, Part
+from ..reading.parts import CallDelta, Part, Thought
 from .choice import Piece
 from .logprobs import chat_logprobs
 
@@ -75,6 +75,37 @@ class MessageOutput:
         )
 
 
+class ReasoningOutput:
+    """The thoughts of the model, as one text part."""
+
+    def __init__(self, id: str, index: int) -> None:
+        """index: of the item in the output."""
+        self.item: dict[str, Any] = {"id": id, "type": "reasoning", "status": "in_progress", "summary": []}
+        self._index = index
+        self._part = {"item_id": id, "output_index": index, "content_index": 0}
+        self._texts: list[str] = []
+
+    def begin(self) -> Sequence[Event]:
+        return (
+            {"type": "response.output_item.added", "output_index": self._index, "item": self.item | {"content": []}},
+            {"type": "response.content_part.added", **self._part, "part": {"type": "reasoning_text", "text": ""}},
+        )
+
+    def push(self, text: str) -> Event:
+        self._texts.append(text)
+        return {"type": "response.reasoning_text.delta", **self._part, "delta": text}
+
+    def end(self, status: Ending) -> Sequence[Event]:
+        text = "".join(self._texts)
+        part = {"type": "reasoning_text", "text": text}
+        self.item |= {"status": status, "content": [part]}
+        return (
+            {"type": "response.reasoning_text.done", **self._part, "text": text},
+            {"type": "response.content_part.done", **self._part, "part": part},
+            {"type": "response.output_item.done", "output_index": self._index, "item": self.item},
+        )
+
+
 class CallOutput:
     """A function call."""
 
@@ -105,51 +136,62 @@ class CallOutput:
         )
 
 
-class CallsOutput:
-    """Function calls, one item each, and messages for the other text."""
+class PartsOutput:
+    """An item for each run of parts of one kind: thoughts, function calls, and messages for the other text."""
 
-    def __init__(self, reader: CallReader, id: str, tokenizer: ModelTokenizer, logprobs: bool) -> None:
+    def __init__(self, id: str, tokenizer: ModelTokenizer, logprobs: bool) -> None:
         """id, tokenizer, logprobs: as for a message."""
         self.items: list[dict[str, Any]] = []
-        self._reader = reader
         self._id = id
         self._tokenizer = tokenizer
         self._with_logprobs = logprobs
-        self._open: MessageOutput | CallOutput | None = None
+        self._open: MessageOutput | CallOutput | ReasoningOutput | None = None
         self._logprobs: list[msgspec.Raw] = []  # of text that may still belong to a message
 
     def begin(self) -> Sequence[Event]:
         return ()
 
     def push(self, piece: Piece) -> Sequence[Event]:
-        self._logprobs += _entries(piece, self._tokenizer) if self._with_logprobs else []
-        return self._take(self._reader.push(piece.text))
+        if self._with_logprobs:
+            self._logprobs += _entries(piece, self._tokenizer)[piece.thought_tokens :]
+        events: list[Event] = []
+        for part in piece.parts or ():
+            events += self._add(part)
+        return events
 
     def end(self, status: Ending) -> Sequence[Event]:
-        events = [*self._take(self._reader.end())]
-        return events + self._close(status)
+        return self._close(status)
 
-    def _take(self, parts: Sequence[Part]) -> list[Event]:
-        events: list[Event] = []
-        for part in parts:
-            if isinstance(part, str):
-                events += self._add_text(part)
-            elif "id" in part:
-                events += self._begin_call(part)
-            elif isinstance(self._open, CallOutput) and part["function"]["arguments"]:
-                events.append(self._open.push(part["function"]["arguments"]))
-        return events
+    def _add(self, part: Part) -> list[Event]:
+        if isinstance(part, str):
+            return self._add_text(part)
+        if isinstance(part, Thought):
+            return self._add_thought(part.text)
+        if "id" in part:
+            return self._begin_call(part)
+        if isinstance(self._open, CallOutput) and part["function"]["arguments"]:
+            return [self._open.push(part["function"]["arguments"])]
+        return []
 
     def _add_text(self, text: str) -> list[Event]:
         events: list[Event] = []
         if not isinstance(self._open, MessageOutput):
             events += self._close("completed")
-            number = f"_{len(self.items)}" if self.items else ""
-            self._open = MessageOutput(self._id + number, self._tokenizer, self._with_logprobs, len(self.items))
+            self._open = MessageOutput(self._id + self._number, self._tokenizer, self._with_logprobs, len(self.items))
             self.items += self._open.items
             events += self._open.begin()
         logprobs, self._logprobs = self._logprobs, []
         return [*events, *self._open.add(text, logprobs)]
+
+    def _add_thought(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not isinstance(self._open, ReasoningOutput):
+            events += self._close("completed")
+            self._open = ReasoningOutput(f"rs_{self._id.removeprefix('msg_')}{self._number}", len(self.items))
+            self.items.append(self._open.item)
+            events += self._open.begin()
+        self._logprobs = []
+        return [*events, self._open.push(text)]
 
     def _begin_call(self, delta: CallDelta) -> list[Event]:
         events = self._close("completed")
@@ -157,6 +199,11 @@ class CallsOutput:
         self.items.append(self._open.item)
         self._logprobs = []
         return [*events, self._open.begin()]
+
+    @property
+    def _number(self) -> str:
+        """What tells the id of the next item from those of earlier ones."""
+        return f"_{len(self.items)}" if self.items else ""
 
     def _close(self, status: Ending) -> list[Event]:
         return [] if self._open is None else [*self._open.end(status)]

@@ -9,10 +9,8 @@ import msgspec
 from baton_proto import serving_pb2 as pb
 
 from ..errors import ApiError
-from ..tools.tool_calls import READ_CHARS
 from .choice import Choice, Piece
 from .response_output import Ending, Event, Output
-from .shapes import LOGPROBS_RUN
 
 
 class ResponseShape:
@@ -58,11 +56,8 @@ class ResponseShape:
         self, answers: Sequence[tuple[Choice, Piece]], prompts: Sequence[pb.PromptInfo], usage: dict[str, Any]
     ) -> Iterator[bytes]:
         [(choice, piece)] = answers
-        for start in range(0, len(piece.logprobs), LOGPROBS_RUN):
-            self._output.push(Piece(logprobs=piece.logprobs[start : start + LOGPROBS_RUN]))
-            yield b""
-        for start in range(0, max(len(piece.text), 1), READ_CHARS):
-            self._output.push(Piece(piece.text[start : start + READ_CHARS]))
+        for each in piece.pieces:
+            self._output.push(each)
             yield b""
         self._finish(choice)
         self._response["usage"] = _usage(usage)
@@ -97,6 +92,6 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
         # Tokens written to the prefix cache are not counted per request, but clients require the member.
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
         "total_tokens": usage["total_tokens"],
     }

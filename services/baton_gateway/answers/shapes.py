@@ -40,19 +40,26 @@ def encoded_list(values: Iterable[Any], run: int = RUN) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a request. cached_tokens: prompt tokens no pod had to compute."""
+    """Tokens of a request. cached_tokens: prompt tokens no pod had to compute.
+
+    reasoning_tokens: completion tokens that are thoughts; None = the answer could have none.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {
+        usage = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage
 
 
 class Shape(Protocol):

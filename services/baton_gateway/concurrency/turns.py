@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from ..errors import client_gone, overloaded
 from .fair_queue import FairQueue
+from .inline import TooLongInlineError, inline_limit
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -61,11 +62,16 @@ class Turns:
     async def run(self, work: Callable[[], T], size: int, client: Client) -> T:
         """Call `work` and return its result. Small work runs at once, in the event loop.
 
+        Small work that turns out to take long raises TooLongInlineError, and is repeated in a thread.
         size: bytes of text that the work processes. Raises what `work` raises, ApiError 503 when too much work waits,
         and ApiError 499 when the client disconnects.
         """
         if size <= INLINE_BYTES:
-            return work()
+            try:
+                with inline_limit():
+                    return work()
+            except TooLongInlineError:
+                size = LONG_BYTES + 1
         job = _Job(work, size, client)
         if self._free and not self._queue and self._may_start(job):
             # Awaiting the thread's own future saves one iteration of the event loop.

@@ -9,23 +9,23 @@ from baton_proto import serving_pb2 as pb
 from ..answers.chat_shape import ChatShape
 from ..answers.reply import Reply
 from ..fleet.catalog import Model, Pool
+from ..reading.parts import MakeReader
+from ..requests.answer_format import AnswerFormat, answer_format
 from ..requests.bodies import ChatCompletionRequest
-from ..requests.call_reader import call_reader
 from ..requests.chat_messages import read_conversation
 from ..requests.grammar import CHAT_FORMAT, FormatFields, grammar_of
 from ..requests.sampling import bad_word_tokens, fit_prompt, output_budget, prompt_length, sampling_params
 from ..telemetry.record import RequestRecord
-from ..tools.tool_calls import MakeReader
 from .intake import admit
 from .services import Services
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A chat request as a prompt and parameters for the pods of a pool, and how function calls in its answer are read.
+    """A chat request as a prompt and parameters for the pods of a pool, and how its answer is read.
 
-    reader: creates a reader of calls for each choice; None = the answer has no calls. kept: special tokens that must
-    stay in the text, because they mark calls.
+    reader: creates a reader of thoughts and calls for each choice; None = the answer has neither. kept: special tokens
+    that must stay in the text, because they mark them.
     """
 
     model: Model
@@ -50,14 +50,16 @@ async def prepare_chat(
     model = await admit(services, request, record)
     served = model.served
 
-    def prepare() -> tuple[pb.Grammar | None, list[int], list[pb.TokenSequence]]:
-        grammar = grammar_of(request, services.settings, format_fields)
+    def prepare() -> tuple[AnswerFormat, list[int], list[pb.TokenSequence]]:
+        given = grammar_of(request, services.settings, format_fields)
         tools = None if request.tool_choice == "none" else request.tools
-        token_ids = served.chat_tokens(read_conversation(request, request.messages, tools, param))
-        return grammar, token_ids, bad_word_tokens(request.bad_words or (), served.tokenizer)
+        conversation = read_conversation(request, request.messages, tools, served.thoughts, param)
+        token_ids = served.chat_tokens(conversation)
+        written = answer_format(request, served, given, conversation, token_ids)
+        return written, token_ids, bad_word_tokens(request.bad_words or (), served.tokenizer)
 
     with record.tokenizing():
-        grammar, token_ids, bad_words = await services.turns.run(prepare, record.body_bytes, record.client)
+        written, token_ids, bad_words = await services.turns.run(prepare, record.body_bytes, record.client)
     pool = services.catalog.pool(model, record.identity, prompt_length(request, token_ids))
     record.pool = pool.spec.name
     limits = pool.limits()
@@ -70,12 +72,10 @@ async def prepare_chat(
         max_tokens=output_budget(len(prompt), max_tokens, limits, param),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
-        grammar=grammar,
+        grammar=written.grammar,
         bad_words=bad_words,
     )
-    parser = served.tool_parser if request.may_call else None
-    reader = call_reader(request, parser)
-    return PreparedChat(model, pool, prompt, sampling, reader, parser.markers if parser is not None else ())
+    return PreparedChat(model, pool, prompt, sampling, written.reader, written.markers)
 
 
 async def chat_completion(services: Services, request: ChatCompletionRequest, record: RequestRecord) -> Reply:
@@ -90,8 +90,15 @@ async def chat_completion(services: Services, request: ChatCompletionRequest, re
         token_ids=bool(request.return_token_ids),
         logprobs=bool(request.logprobs),
         prompt_logprobs=request.prompt_logprobs is not None,
-        reader=chat.reader,
     )
     return await services.replies.make_reply(
-        chat.model, chat.pool, request, [chat.prompt], [chat.sampling], shape, record, kept=chat.kept
+        chat.model,
+        chat.pool,
+        request,
+        [chat.prompt],
+        [chat.sampling],
+        shape,
+        record,
+        kept=chat.kept,
+        reader=chat.reader,
     )

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from ..answers.reply import Reply
-from ..answers.response_output import CallsOutput, MessageOutput, Output
+from ..answers.response_output import MessageOutput, Output, PartsOutput
 from ..answers.response_shape import ResponseShape
 from ..models.model import ServedModel
 from ..requests.bodies import (
@@ -20,7 +20,14 @@ from ..requests.bodies import (
 )
 from ..requests.fields import NamedTool
 from ..requests.grammar import FormatFields
-from ..requests.response_body import FunctionCall, FunctionTool, InputMessage, ResponseRequest, TextFormat
+from ..requests.response_body import (
+    FunctionCall,
+    FunctionTool,
+    InputMessage,
+    ReasoningInput,
+    ResponseRequest,
+    TextFormat,
+)
 from ..telemetry.record import RequestRecord
 from .chat import prepare_chat
 from .services import Services
@@ -46,6 +53,8 @@ def as_chat(request: ResponseRequest) -> ChatCompletionRequest:
         parallel_tool_calls=request.parallel_tool_calls,
         truncate_prompt_tokens=WHOLE_CONTEXT if request.truncation == "auto" else None,
         chat_template_kwargs=request.chat_template_kwargs,
+        reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
+        thinking_token_budget=request.thinking_token_budget,
         # A response always ends with its usage.
         stream_options=StreamOptions(include_usage=True) if request.stream else None,
     )
@@ -59,12 +68,20 @@ async def response(services: Services, request: ResponseRequest, record: Request
     id, tokenizer = f"msg_{record.request_id}", model.served.tokenizer
     output: Output
     if prepared.reader is not None:
-        output = CallsOutput(prepared.reader(), id, tokenizer, request.logprobs)
+        output = PartsOutput(id, tokenizer, request.logprobs)
     else:
         output = MessageOutput(id, tokenizer, request.logprobs)
     shape = ResponseShape(_described(model.served, request, record), output)
     return await services.replies.make_reply(
-        model, prepared.pool, chat, [prepared.prompt], [prepared.sampling], shape, record, kept=prepared.kept
+        model,
+        prepared.pool,
+        chat,
+        [prepared.prompt],
+        [prepared.sampling],
+        shape,
+        record,
+        kept=prepared.kept,
+        reader=prepared.reader,
     )
 
 
@@ -74,7 +91,15 @@ def _messages(request: ResponseRequest) -> list[Message]:
         messages.append({"role": "system", "content": request.instructions})
     for item in request.input:
         if isinstance(item, InputMessage):
-            messages.append({"role": item.role, "content": item.content})
+            message = {"role": item.role, "content": item.content}
+            if item.role == "assistant" and messages and _only_thoughts(messages[-1]):
+                messages[-1] |= message
+            else:
+                messages.append(message)
+        elif isinstance(item, ReasoningInput):
+            # Chat templates expect thoughts in the message that they have led to.
+            if item.text:
+                messages.append({"role": "assistant", "reasoning_content": item.text})
         elif isinstance(item, FunctionCall):
             # Chat templates expect all calls of a turn in the assistant message before them.
             if not messages or messages[-1]["role"] != "assistant":
@@ -85,6 +110,10 @@ def _messages(request: ResponseRequest) -> list[Message]:
         else:
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
     return [Message(**message) for message in messages]
+
+
+def _only_thoughts(message: dict[str, Any]) -> bool:
+    return message.keys() == {"role", "reasoning_content"}
 
 
 def _response_format(request: ResponseRequest) -> ResponseFormat | None:
@@ -122,7 +151,7 @@ def _described(model: ServedModel, request: ResponseRequest, record: RequestReco
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
         "safety_identifier": request.safety_identifier,
         "store": False,
         "temperature": defaults.temperature if request.temperature is None else request.temperature,

@@ -21,7 +21,7 @@ async def to_tokens(services: Services, body: TokenizeRequest, record: RequestRe
 
     def tokens() -> list[int]:
         if body.messages is not None:
-            return served.chat_tokens(read_conversation(body, body.messages))
+            return served.chat_tokens(read_conversation(body, body.messages, body.tools, served.thoughts))
         return served.tokenizer.encode_now(body.prompt or "", body.add_special_tokens is not False)
 
     def answer() -> tuple[bytes, int]:

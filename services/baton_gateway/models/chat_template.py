@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import jinja2
 
 from ..bounds import MAX_RENDER_S, MAX_RENDERED_CHARS
+from ..concurrency.inline import TooLongInlineError, inline_deadline
 from ..errors import bad_request
 from .conversation import Conversation, Role
-from .template_environment import TemplateEnvironment
+from .template_environment import DEADLINE, TemplateEnvironment, TooSlowError
 from .template_text import TemplateText, concat
 
 # Variables that the gateway itself passes to a template. A request may not replace them.
@@ -18,17 +18,6 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt",
 # A role is one of a few known words. Many templates put it into a control token, so it counts as template text.
 ROLES = {role: TemplateText.written(role) for role in get_args(Role)}
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-
-
-def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """Return the model's default template: chat_template.jinja, or else the one in tokenizer_config.json."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None
 
 
 class ChatTemplate:
@@ -50,14 +39,17 @@ class ChatTemplate:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
         param: str = "messages",
     ) -> TemplateText:
         """Render `messages` as a prompt in which the template's own text can be told from the request's.
 
         continue_final_message: leave the last message open, so that the model continues it.
         variables: more variables for the template. tools: functions that the model may call.
+        documents: texts that the model is to use.
         param: the request field that an error names.
-        Raises ApiError when the template refuses the messages.
+        Raises ApiError when the template refuses the messages, or takes too long, and TooLongInlineError when it takes
+        too long for the event loop.
         """
         if reserved := RESERVED.intersection(variables):
             raise bad_request(f"'chat_template_kwargs' may not set '{min(reserved)}'.", "chat_template_kwargs")
@@ -67,7 +59,15 @@ class ChatTemplate:
             if not isinstance(final, str):
                 raise bad_request("The final message has no content to continue.", "continue_final_message")
             given[-1]["content"] = final + CONTINUE_TAG
-        prompt = self._render(given, add_generation_prompt, variables, tools, param)
+        given_variables = {
+            **self._tokens,
+            **variables,
+            "messages": given,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        prompt = self._render(given_variables, param)
         return _cut_at_tag(prompt, str(final)) if continue_final_message else prompt
 
     def render_conversation(self, conversation: Conversation) -> TemplateText:
@@ -78,48 +78,38 @@ class ChatTemplate:
             continue_final_message=conversation.continue_final_message,
             variables=conversation.variables,
             tools=conversation.tools,
+            documents=conversation.documents,
             param=conversation.param,
         )
 
-    def _render(
-        self,
-        messages: list[dict[str, Any]],
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any],
-        tools: list[dict[str, Any]] | None,
-        param: str,
-    ) -> TemplateText:
+    def _render(self, variables: Mapping[str, Any], param: str) -> TemplateText:
+        last, inline = time.monotonic() + MAX_RENDER_S, inline_deadline()
         try:
             # A mapping instead of keyword arguments, so that a variable named `self` is no error.
-            return _bounded(
-                self._template.generate(
-                    {
-                        **self._tokens,
-                        **variables,
-                        "messages": messages,
-                        "tools": tools,
-                        "documents": None,
-                        "add_generation_prompt": add_generation_prompt,
-                    }
-                ),
-                param,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as e:
+            pieces = self._template.generate({**variables, DEADLINE: min(last, inline)})
+            return _bounded(pieces, min(last, inline), param)
+        except TooSlowError:
+            if inline < last:
+                raise TooLongInlineError from None
+            raise bad_request(
+                f"The chat template takes more than {MAX_RENDER_S:.0f} seconds for this.", param
+            ) from None
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:
             raise bad_request(f"The chat template refused the messages: {e}", param) from None
         except RecursionError:
             raise bad_request("The messages are nested too deep for the chat template.", param) from None
 
 
-def _bounded(pieces: Iterator[str], param: str) -> TemplateText:
-    """Join the pieces that a template renders. Raises ApiError when they are too long, or take too long."""
-    written, size, until = [], 0, time.monotonic() + MAX_RENDER_S
+def _bounded(pieces: Iterator[str], until: float, param: str) -> TemplateText:
+    """Join the pieces that a template renders. Raises ApiError when they are too long, TooSlowError after `until`."""
+    written, size = [], 0
     for piece in pieces:
         written.append(piece)
         size += len(piece)
         if size > MAX_RENDERED_CHARS:
             raise bad_request(f"The chat template renders this as more than {MAX_RENDERED_CHARS} characters.", param)
         if time.monotonic() > until:
-            raise bad_request(f"The chat template takes more than {MAX_RENDER_S:.0f} seconds for this.", param)
+            raise TooSlowError
     return concat(written)
 
 

@@ -53,7 +53,11 @@ def _spelling_error(token: str, conversation: Conversation) -> ApiError:
         for name, value in message.items():
             if any(token in text for text in strings(value)):
                 return bad_request(f"The message spells the special token {token!r}.", conversation.path(index, name))
-    for param, value in (("tools", conversation.tools), ("chat_template_kwargs", conversation.variables)):
+    for param, value in (
+        ("tools", conversation.tools),
+        ("chat_template_kwargs", conversation.variables),
+        ("documents", conversation.documents),
+    ):
         if any(token in text for text in strings(value)):
             return bad_request(f"'{param}' spells the special token {token!r}.", param)
     return bad_request(f"The conversation spells the special token {token!r}.", conversation.param)

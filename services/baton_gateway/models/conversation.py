@@ -13,6 +13,7 @@ class Conversation:
 
     variables: more variables for the template. tools: functions that the model may call. param: the request field that
     holds the messages, for errors. add_special_tokens: whether the tokenizer adds its special tokens to the template's.
+    documents: texts that the model is to use.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -22,11 +23,12 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     add_special_tokens: bool
     param: str
+    documents: list[dict[str, Any]] | None = None
 
     @property
     def chars(self) -> int:
         """The number of characters in all strings, which estimates the cost of rendering and tokenizing them."""
-        return sum(map(len, strings([self.messages, self.variables, self.tools])))
+        return sum(map(len, strings([self.messages, self.variables, self.tools, self.documents])))
 
     def path(self, index: int, field: str) -> str:
         """Return the field that an error about a message names: `param` alone if it is not `messages`."""

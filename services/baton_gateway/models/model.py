@@ -10,14 +10,18 @@ import msgspec
 from baton_tokenizer.load import read_tokenizer
 
 from ..errors import bad_request
+from ..reasoning.formats import find_thoughts
+from ..reasoning.thought_reader import ThoughtReader
 from ..tools.tool_formats import find_parser
 from ..tools.tool_parser import ToolParser
 from .chat_format import find_chat_format
-from .chat_template import ChatTemplate, find_chat_template
+from .chat_template import ChatTemplate
 from .chat_tokens import ChatTokens
 from .conversation import Conversation
 from .models_file import ModelSpec
+from .named_chats import NamedChats
 from .published import PublishedPrefixes, publish
+from .template_files import DEFAULT, find_chat_templates
 from .template_roles import TemplateRoles
 from .tokenizer import ModelTokenizer
 
@@ -37,13 +41,15 @@ class SamplingDefaults:
 class ServedModel:
     """A model under the name that clients use for it.
 
-    chat: None when the model has no chat template. tool_parser: reads the function calls that the model writes.
+    chat: None when the model has no chat template. tool_parser, thoughts: read the function calls and the thoughts that
+    the model writes.
     """
 
     name: str
     tokenizer: ModelTokenizer
-    chat: ChatTokens | None
+    chat: NamedChats | None
     tool_parser: type[ToolParser] | None
+    thoughts: type[ThoughtReader] | None
     defaults: SamplingDefaults
     eos_token_ids: tuple[int, ...]
     published: PublishedPrefixes = field(default_factory=PublishedPrefixes)
@@ -79,29 +85,36 @@ def _load(spec: ModelSpec) -> ServedModel:
     tokens = text.names
     tokenizer = ModelTokenizer(text.load())
     if spec.chat_template is not None:
-        source: str | None = spec.chat_template.read_text(encoding="utf-8")
+        sources = {DEFAULT: spec.chat_template.read_text(encoding="utf-8")}
     else:
-        source = find_chat_template(folder, tokenizer_config)
+        sources = find_chat_templates(folder, tokenizer_config)
     eos_token_ids = _eos_token_ids(config, generation_config, tokenizer, tokens)
     if (chat_format := find_chat_format(generation_config)) is not None:
-        source = source if source is not None else chat_format.template
+        sources.setdefault(DEFAULT, chat_format.template)
         ends = (tokenizer.token_id(token) for token in chat_format.ends)
         eos_token_ids = tuple(dict.fromkeys((*eos_token_ids, *(id for id in ends if id is not None))))
     chat = None
-    if source is not None:
-        template = ChatTemplate(source, tokens)
+    if sources:
         named = [id for token in tokens.values() if (id := tokenizer.token_id(token)) is not None]
         control = tokenizer.control_tokens({*named, *eos_token_ids})
         policy = spec.special_tokens_in_content or "text"
-        chat = ChatTokens(template, TemplateRoles(template), tokenizer, control, policy)
+        templates = {name: ChatTemplate(source, tokens) for name, source in sources.items()}
+        chat = NamedChats(
+            {
+                name: ChatTokens(template, TemplateRoles(template), tokenizer, control, policy)
+                for name, template in templates.items()
+            }
+        )
+    written = "\n".join(sources.values())  # the formats of answers appear in any of the templates
     return ServedModel(
         name=spec.name,
         tokenizer=tokenizer,
         chat=chat,
-        tool_parser=find_parser(spec.tool_call_parser, source),
+        tool_parser=find_parser(spec.tool_call_parser, written),
+        thoughts=find_thoughts(spec.reasoning_parser, written),
         defaults=_sampling_defaults(generation_config) if spec.use_generation_config else SamplingDefaults(),
         eos_token_ids=eos_token_ids,
-        published=publish(spec.published_prefixes, tokenizer, chat),
+        published=publish(spec.published_prefixes, tokenizer, chat.default if chat is not None else None),
     )
 
 

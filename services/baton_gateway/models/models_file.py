@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ..reasoning.formats import ReasoningFormat
 from ..tools.tool_formats import ToolFormat
 
 SpecialTokensPolicy = Literal["text", "tokens", "reject"]
@@ -48,15 +49,16 @@ class PublishedPrefix(msgspec.Struct, forbid_unknown_fields=True, frozen=True, k
 class ModelSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A model and its pools. A request goes to the first pool that is meant for it.
 
-    name: the name that clients use; none = the folder's name. tool_call_parser: as in the gateway's setting of that
-    name. special_tokens_in_content: overrides the gateway's setting of that name; none = the setting holds.
-    published_prefixes: prompt prefixes whose cached KV blocks all tenants share.
+    name: the name that clients use; none = the folder's name. tool_call_parser, reasoning_parser: as in the gateway's
+    settings of these names. special_tokens_in_content: overrides the gateway's setting of that name; none = the setting
+    holds. published_prefixes: prompt prefixes whose cached KV blocks all tenants share.
     """
 
     name: str = ""
     folder: Path
     chat_template: Path | None = None
     tool_call_parser: ToolFormat = "auto"
+    reasoning_parser: ReasoningFormat = "auto"
     special_tokens_in_content: SpecialTokensPolicy | None = None
     use_generation_config: bool = True
     published_prefixes: Annotated[tuple[PublishedPrefix, ...], msgspec.Meta(max_length=64)] = ()

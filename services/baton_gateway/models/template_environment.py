@@ -1,6 +1,12 @@
-"""The sandbox in which chat templates run, with transformers' filters and functions. Its output is TemplateText."""
+"""The sandbox in which chat templates run, with transformers' filters and functions. Its output is TemplateText.
+
+A template, or a message, that makes rendering take too long is stopped: Jinja has no loops but `for` and macros that
+call each other, so each round of a loop and each call of a macro looks at the clock. What one operation can produce is
+limited, too.
+"""
 
 import json
+import time
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
@@ -10,31 +16,81 @@ import jinja2.ext
 import jinja2.filters
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.visitor
 from jinja2.nodes import EvalContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..bounds import MAX_RENDERED_CHARS
 from .template_text import TemplateText, concat
 
 CONCAT = "baton_concat"
+TICK = "baton_tick"
+DEADLINE = "baton_deadline"  # the variable of a template with the time when it must have ended, on the monotonic clock
+MAX_REPEATS = 1_000_000  # the largest number that a function gets, which may be the length of its result
+MAX_POWER_BITS = 4_096
+
+
+class TooSlowError(Exception):
+    """A template has not ended in time."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Renders one template to TemplateText."""
 
     concat = staticmethod(concat)
+    intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self.filters["tojson"] = _tojson
         self.filters["join"] = _join
         self.filters[CONCAT] = _concat
+        self.filters[TICK] = _tick
+        self.filters["center"] = _center
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
     def compile_template(self, source: str) -> jinja2.Template:
         """Compile a template whose literals are TemplateText. Raises jinja2.TemplateError."""
-        return self.from_string(_MarkLiterals(self).visit(self.parse(source)))
+        return self.from_string(_AddTicks().visit(_MarkLiterals(self).visit(self.parse(source))))
+
+    def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, int) and value > MAX_REPEATS for value in (*args, *kwargs.values())):
+            raise jinja2.TemplateError(f"a function gets a number above {MAX_REPEATS}")
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MAX_POWER_BITS:
+                raise jinja2.TemplateError("a power is too large")
+            return left**right
+        for values, count in ((left, right), (right, left)):
+            repeats = isinstance(values, str | list | tuple) and isinstance(count, int)
+            if repeats and len(values) * count > MAX_RENDERED_CHARS:
+                raise jinja2.TemplateError("a product is too long")
+        return left * right
+
+
+class _AddTicks(jinja2.visitor.NodeTransformer):
+    """Puts a look at the clock before the body of each loop and macro."""
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+        return self._ticking(node)
+
+    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
+        return self._ticking(node)
+
+    def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:
+        return self._ticking(node)
+
+    def _ticking(self, node: Any) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        none = jinja2.nodes.Const(None, lineno=node.lineno)
+        tick = jinja2.nodes.Filter(none, TICK, [], [], None, None, lineno=node.lineno)
+        node.body.insert(0, jinja2.nodes.ExprStmt(tick, lineno=node.lineno))
+        return node  # type: ignore[no-any-return]
 
 
 class _MarkLiterals(jinja2.visitor.NodeTransformer):
@@ -67,6 +123,18 @@ class _MarkLiterals(jinja2.visitor.NodeTransformer):
         self._count += 1
         setattr(self._environment, name, TemplateText.written(text))
         return jinja2.nodes.EnvironmentAttribute(name, lineno=node.lineno)
+
+
+@jinja2.pass_context
+def _tick(context: jinja2.runtime.Context, _: None) -> None:
+    if time.monotonic() > context.parent[DEADLINE]:
+        raise TooSlowError
+
+
+def _center(value: str, width: int = 80) -> str:
+    if width > MAX_REPEATS:
+        raise jinja2.TemplateError(f"a text is centered in more than {MAX_REPEATS} characters")
+    return jinja2.filters.do_center(value, width)
 
 
 def _concat(values: list[Any]) -> str:

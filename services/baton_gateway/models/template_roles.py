@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ApiError, bad_request
+from ..tools.tool_calls import CallArguments
 from .chat_template import ChatTemplate
 from .conversation import Conversation
 from .template_text import TemplateText
@@ -21,7 +22,7 @@ INSTRUCTIONS = frozenset({"system", "developer"})
 LATER = "later "  # prefix of a role of INSTRUCTIONS whose message follows a message of another role
 
 _USER, _ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-_CALL = {"name": "probe", "arguments": {}}
+_CALL = {"name": "probe", "arguments": CallArguments({}, "{}")}
 _CALLS = {
     "role": "assistant",
     "content": "",

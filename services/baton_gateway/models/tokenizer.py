@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
+from ..reading.lark import LarkSpelling
 from .control_tokens import ControlTokens
 from .detokenizer import Detokenizer, read_pieces
 
@@ -17,6 +18,8 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._pieces = read_pieces(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.lark = LarkSpelling({token.content: (id, token.special) for id, token in added.items()})
 
     def encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
         # encode_batch_fast releases the GIL, encode does not.

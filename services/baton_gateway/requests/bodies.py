@@ -27,6 +27,7 @@ from .fields import (
     BadWords,
     ChatContent,
     Choices,
+    Documents,
     FunctionName,
     JsonSchema,
     JsonSchemaOrText,
@@ -35,10 +36,12 @@ from .fields import (
     NamedTool,
     Parameters,
     Prompts,
+    ReasoningEffort,
     SchemaName,
     Stops,
     StopTokens,
     TemplateVariables,
+    ThinkingBudget,
     TokenId,
     ToolChoice,
     User,
@@ -188,6 +191,8 @@ class ChatTemplateRequest(RequestModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    documents: Documents | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     @model_validator(mode="after")
     def _one_ending(self) -> Self:
@@ -209,6 +214,7 @@ class ChatCompletionRequest(GenerationRequest, ChatTemplateRequest):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    thinking_token_budget: ThinkingBudget | None = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -303,6 +309,9 @@ class TokenizeRequest(RequestModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    documents: Documents | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     return_token_strs: bool | None = None
 
 

@@ -12,6 +12,8 @@ from ..bounds import (
     MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
     MAX_CHOICE_OPTIONS,
+    MAX_DOCUMENTS,
+    MAX_EXTRA_VALUES,
     MAX_LOGIT_BIASES,
     MAX_MODEL_CHARS,
     MAX_NESTING,
@@ -23,6 +25,7 @@ from ..bounds import (
     MAX_STOP_TOKENS,
     MAX_STOPS,
     MAX_TEMPLATE_VALUES,
+    MAX_THINKING_TOKENS,
     MAX_USER_CHARS,
 )
 from ..json_size import excess
@@ -138,6 +141,13 @@ JsonSchemaOrText = Annotated[dict[str, Any] | bool | str, PlainValidator(_check_
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(lambda value: check_json(value, MAX_TEMPLATE_VALUES))]
+Documents = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=MAX_DOCUMENTS),
+    AfterValidator(lambda value: check_json(value, MAX_EXTRA_VALUES)),
+]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ThinkingBudget = Annotated[int, Field(ge=0, le=MAX_THINKING_TOKENS)]
 Parameters = Annotated[
     dict[str, Any], AfterValidator(lambda value: check_json(value, MAX_SCHEMA_VALUES, MAX_SCHEMA_NESTING))
 ]

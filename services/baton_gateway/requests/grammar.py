@@ -84,7 +84,7 @@ def _structured_outputs(request: GenerationRequest) -> list[pb.Grammar]:
 def _tool_calls(request: GenerationRequest) -> list[pb.Grammar]:
     if not isinstance(request, ChatCompletionRequest) or not request.must_call:
         return []
-    schemas = {tool.function.name: _parameters(tool) for tool in request.tools or ()}
+    schemas = {tool.function.name: parameters_of(tool) for tool in request.tools or ()}
     if request.called is not None:
         return [json_grammar(schemas[request.called], "tools")]
     parallel = request.parallel_tool_calls is not False
@@ -92,7 +92,7 @@ def _tool_calls(request: GenerationRequest) -> list[pb.Grammar]:
     return [pb.Grammar(kind=pb.Grammar.KIND_TOOL_CALLS, text=text, param="tools")]
 
 
-def _parameters(tool: Tool) -> dict[str, Any]:
+def parameters_of(tool: Tool) -> dict[str, Any]:
     """Return the schema of a function's arguments, with type object unless the schema names another type."""
     return {"type": "object", **(tool.function.parameters or {})}
 

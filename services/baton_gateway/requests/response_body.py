@@ -13,6 +13,7 @@ from ..bounds import (
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
+    MAX_PARTS,
     MAX_TOOLS,
 )
 from ..errors import bad_request, from_validation
@@ -22,8 +23,10 @@ from .fields import (
     JsonSchema,
     NamedTool,
     Parameters,
+    ReasoningEffort,
     SchemaName,
     TemplateVariables,
+    ThinkingBudget,
     User,
     check_entries,
     flatten_content,
@@ -66,11 +69,28 @@ class FunctionCallOutput(RequestModel):
     output: Text
 
 
-InputItem = InputMessage | FunctionCall | FunctionCallOutput
+class ReasoningText(RequestModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningInput(RequestModel):
+    """The thoughts of the model in an earlier turn. A summary is no text of the model, so it is ignored."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n".join(part.text for part in self.content or ())
+
+
+InputItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningInput
 ITEMS: dict[str, type[InputItem]] = {
     "message": InputMessage,
     "function_call": FunctionCall,
     "function_call_output": FunctionCallOutput,
+    "reasoning": ReasoningInput,
 }
 
 
@@ -128,6 +148,12 @@ class TextOptions(RequestModel):
     format: TextFormat | None = None
 
 
+class ReasoningOptions(RequestModel):
+    """How much the model is to think. Summaries of thoughts are not made, so their options have no effect."""
+
+    effort: ReasoningEffort | None = None
+
+
 class FunctionTool(RequestModel):
     """A function that the model may call. `type` comes first, so that the error for another type of tool names it."""
 
@@ -168,6 +194,8 @@ class ResponseRequest(SamplingRequest):
         Annotated[Literal["none", "auto", "required"] | NamedTool, PlainValidator(_read_tool_choice)] | None
     ) = None
     parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_token_budget: ThinkingBudget | None = None
     truncation: Literal["auto", "disabled"] | None = None
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None

@@ -2,36 +2,15 @@
 
 import json
 import re
-import secrets
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from ..bounds import MAX_ARGUMENT_CONTAINERS, MAX_ARGUMENT_STRINGS, MAX_ARGUMENT_VALUES
 from ..errors import bad_request
 from ..json_size import JsonSize, json_size
-from .json_depth import JsonDepth
+from ..reading.json_depth import JsonDepth
+from ..reading.parts import CallDelta, Part, arguments_go_on, call_begins
 
-CallDelta = dict[str, Any]  # an item of `tool_calls` in a delta: the beginning of a call, or a piece of its arguments
-Part = str | CallDelta  # a part of an answer; a string is content
-
-
-class CallReader(Protocol):
-    """Reads the text of one choice while it arrives."""
-
-    count: int  # the calls that are complete, or would be if the model ended the text now
-
-    def push(self, text: str) -> list[Part]:
-        """Read more text, and return the parts that it adds to the answer."""
-        ...
-
-    def end(self) -> list[Part]:
-        """End the text, and return the parts that were held back."""
-        ...
-
-
-MakeReader = Callable[[], CallReader]
-
-READ_CHARS = 1024
 SMALL_ARGUMENTS_CHARS = 32_768
 MOST = JsonSize(MAX_ARGUMENT_CONTAINERS, MAX_ARGUMENT_STRINGS, MAX_ARGUMENT_VALUES)
 
@@ -73,7 +52,8 @@ class ToolCalls:
         return deltas
 
     def end(self) -> list[Part]:
-        return []
+        # A text without a character is a call without arguments.
+        return [self._begin(self._named)] if self._named is not None and not self.count else []
 
     def _begin(self, name: str) -> CallDelta:
         self.count += 1
@@ -83,34 +63,22 @@ class ToolCalls:
         return arguments_go_on(self.count - 1, text)
 
 
-def call_begins(index: int, name: str) -> CallDelta:
-    function = {"name": name, "arguments": ""}
-    return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+class CallArguments(dict[str, Any]):
+    """The arguments of a call in a message, for chat templates.
 
+    Most templates take an object and write it as JSON. Some, for example DeepSeek's, append the arguments to a text.
+    """
 
-def arguments_go_on(index: int, text: str) -> CallDelta:
-    return {"index": index, "function": {"arguments": text}}
+    def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
+        """text: the arguments as JSON."""
+        super().__init__(arguments)
+        self._text = text
 
+    def __add__(self, other: str) -> str:
+        return self._text + other
 
-def read_whole(text: str, reader: CallReader) -> tuple[str, list[dict[str, Any]]]:
-    """Return the content and the calls of a complete text, in the form of a message."""
-    content: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for part in _parts(text, reader):
-        if isinstance(part, str):
-            content.append(part)
-        elif "id" in part:
-            calls.append({"id": part["id"], "type": "function", "function": part["function"]})
-        else:
-            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
-    return "".join(content), calls
-
-
-def _parts(text: str, reader: CallReader) -> Iterator[Part]:
-    # In pieces, because the time of a step grows with the text that the reader has not understood yet.
-    for start in range(0, max(len(text), 1), READ_CHARS):
-        yield from reader.push(text[start : start + READ_CHARS])
-    yield from reader.end()
+    def __radd__(self, other: str) -> str:
+        return other + self._text
 
 
 def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +100,11 @@ def _parsed(call: Any) -> Any:
         return call
     if len(function["arguments"]) > SMALL_ARGUMENTS_CHARS:
         _check_size(function["arguments"].encode("utf-8", "replace"))
+    text = function["arguments"] or "{}"
     try:
-        return call | {"function": function | {"arguments": json.loads(function["arguments"] or "{}")}}
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return call
+    if isinstance(arguments, dict):
+        arguments = CallArguments(arguments, text)
+    return call | {"function": function | {"arguments": arguments}}

@@ -1,18 +1,21 @@
 """Reads tool calls in the text of a model while the text arrives.
 
-Text is content until a call begins. Text that only looks like a call is content too: it breaks off, is not JSON, or
-names no function of the request. The result does not depend on how the text is split into pieces.
+Text is content until a call begins. Text that only looks like a call is content too: it breaks off, is not well formed,
+or names no function of the request. The result does not depend on how the text is split into pieces.
 """
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NoReturn
 
-from .json_depth import JsonDepth
-from .tool_calls import CallDelta, Part, arguments_go_on, call_begins
+from ..reading.json_depth import JsonDepth
+from ..reading.parts import CallDelta, arguments_go_on, call_begins
+from ..reading.text_reader import TextReader
+from .call_rules import CallRules
 
+LONGEST_HEAD = 256  # characters before the arguments of a call
 NAME = "[a-zA-Z0-9_.-]{1,64}"
 _SPACE = r"\s{0,32}"
 # A call up to its arguments as nearly all models write it. The arguments can then be passed on while they arrive.
@@ -22,30 +25,26 @@ _HEAD = re.compile(
 # The beginning of a possible call, whose members may come in any order.
 _MAYBE_CALL = re.compile(rf'\{{{_SPACE}(?:\Z|"(?:[a-z]{{0,10}}\Z|(?:name|arguments|parameters|type|id)"))')
 
+Schema = Mapping[str, Any]  # the JSON schema of a function's arguments
+Functions = Mapping[str, Schema | None]  # the functions of a request, by name
 
-class ToolParser(ABC):
-    """Reads the text of one choice.
 
-    A state is a method that takes what it can from the rest of the text. It returns whether the next state can go on
-    with the text that is left.
-    """
+class ToolParser(TextReader):
+    """Reads the text of one choice in one format, and says how calls in this format must look."""
 
     # Begin and end calls. The detokenizer must keep them in the text even if they are special tokens.
-    markers: tuple[str, ...]
+    markers: ClassVar[tuple[str, ...]]
 
-    def __init__(self, names: Collection[str], *, parallel: bool, whole: bool) -> None:
-        """names: of the request's functions. parallel: whether calls after the first are read, too.
+    def __init__(self, functions: Functions, *, parallel: bool, whole: bool) -> None:
+        """parallel: whether calls after the first are read, too.
 
         whole: a call is passed on only when it is complete, so that a call that breaks off becomes content as a whole.
         """
+        super().__init__()
         self.count = 0  # complete calls
-        self._names = names
+        self._functions = functions
         self._parallel = parallel
         self._whole = whole
-        self._rest = ""
-        self._ended = False
-        self._parts: list[Part] = []
-        self._state: Callable[[], bool] = self._at_start
         self._opening = ""  # the text of a possible call that has been taken so far
         self._depth = JsonDepth()
         self._scanned = 0  # characters of the rest that the depth has counted
@@ -55,21 +54,15 @@ class ToolParser(ABC):
         self._kept: list[CallDelta] | None = None  # its parts, if they are held back
         self._needs_brace = False  # whether its arguments stand inside an object, whose brace must follow
 
-    def push(self, text: str) -> list[Part]:
-        self._rest += text
-        while self._rest and self._state():
-            pass
-        return self._flushed()
-
-    def end(self) -> list[Part]:
-        self._ended = True
-        while self._state():
-            pass
-        return self._flushed()
-
+    @staticmethod
     @abstractmethod
-    def _at_start(self) -> bool:
-        """The state at the beginning of the text."""
+    def writes(template: str) -> bool:
+        """Return whether models with this chat template write calls in this format."""
+
+    @staticmethod
+    @abstractmethod
+    def rules(calls: CallRules) -> str:
+        """Return Lark that matches one or more calls and nothing else."""
 
     @abstractmethod
     def _after_call(self) -> bool:
@@ -79,27 +72,6 @@ class ToolParser(ABC):
     def _after_none(self) -> bool:
         """The state behind text that turned out to be no call."""
 
-    def _flushed(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
-
-    def _add_content(self, content: str) -> None:
-        if content and self._parts and isinstance(self._parts[-1], str):
-            self._parts[-1] += content
-        elif content:
-            self._parts.append(content)
-
-    def _take(self, count: int) -> str:
-        taken, self._rest = self._rest[:count], self._rest[count:]
-        return taken
-
-    def _take_space(self) -> str:
-        return self._take(len(self._rest) - len(self._rest.lstrip()))
-
-    def _go(self, state: Callable[[], bool]) -> bool:
-        self._state = state
-        return True
-
     def _go_object(self) -> bool:
         """Go on to a possible call, which is an object with a name and arguments."""
         self._depth, self._scanned = JsonDepth(), 0
@@ -107,7 +79,7 @@ class ToolParser(ABC):
 
     def _object(self) -> bool:
         if head := _HEAD.match(self._rest):
-            if head[1] not in self._names:
+            if head[1] not in self._functions:
                 return self._reject(1)
             return self._go_arguments(head[1], head.end(), needs_brace=True)
         if not _MAYBE_CALL.match(self._rest):
@@ -116,13 +88,13 @@ class ToolParser(ABC):
         self._scanned = len(self._rest)
         if end is None:
             return self._ended and self._reject(len(self._rest))
-        call = _read(self._rest[:end]) or {}
+        call = read_object(self._rest[:end]) or {}
         arguments = call.get("arguments", call.get("parameters"))
         name = call.get("name")
-        if not (isinstance(name, str) and name in self._names and isinstance(arguments, dict)):
+        if not (isinstance(name, str) and name in self._functions and isinstance(arguments, dict)):
             return self._reject(end)
         self._begin_call(name, end)
-        self._put(arguments_go_on(self._index, json.dumps(arguments)))
+        self._put(json.dumps(arguments, ensure_ascii=False))
         return self._end_call(self._after_call)
 
     def _reject(self, count: int) -> bool:
@@ -131,34 +103,53 @@ class ToolParser(ABC):
         self._opening = ""
         return self._go(self._after_none)
 
-    def _go_arguments(self, name: str, count: int, needs_brace: bool) -> bool:
+    def _go_arguments(self, name: str, count: int, needs_brace: bool = False, id: str | None = None) -> bool:
         """Go on to the arguments of a call, which begin after `count` characters of the rest."""
-        self._begin_call(name, count)
+        self._begin_call(name, count, id)
         self._needs_brace = needs_brace
         self._depth = JsonDepth()
         return self._go(self._arguments)
+
+    def _headed(self, pattern: re.Pattern[str]) -> bool:
+        """Read a call whose arguments are JSON, and whose head up to them matches a pattern.
+
+        Its group `name`, or else `other`, is the name of the function, and `id`, if there is one, the id of the call.
+        """
+        brace = self._rest.find("{", 0, LONGEST_HEAD)
+        if brace < 0 and not self._ended and len(self._rest) < LONGEST_HEAD:
+            return False
+        head = pattern.fullmatch(self._rest, 0, brace) if brace >= 0 else None
+        groups = {} if head is None else head.groupdict()
+        name = groups.get("name") or groups.get("other")
+        if name is None or name not in self._functions:
+            return self._reject(0)
+        return self._go_arguments(name, brace, id=groups.get("id"))
 
     def _arguments(self) -> bool:
         end = self._depth.advance(self._rest)
         text = self._take(len(self._rest) if end is None else end)
         if text:
             self._source.append(text)
-            self._put(arguments_go_on(self._index, text))
+            self._put(text)
         if end is None and not self._ended:
             return False
-        if end is None or _read("".join(self._source[1:])) is None:
+        if end is None or read_object("".join(self._source[1:])) is None:
             return self._break_call()
         return self._end_call(self._closing if self._needs_brace else self._after_call)
 
-    def _begin_call(self, name: str, count: int) -> None:
+    def _begin_call(self, name: str, count: int, id: str | None = None) -> None:
         self._index += 1
         ignored = self._index > 0 and not self._parallel
         self._kept = [] if self._whole or ignored else None
         self._source = [self._opening + self._take(count)]
         self._opening = ""
-        self._put(call_begins(self._index, name))
+        self._put_delta(call_begins(self._index, name, id))
 
-    def _put(self, delta: CallDelta) -> None:
+    def _put(self, arguments: str) -> None:
+        """Add a piece of the arguments of the call."""
+        self._put_delta(arguments_go_on(self._index, arguments))
+
+    def _put_delta(self, delta: CallDelta) -> None:
         if self._kept is None:
             self._parts.append(delta)
         else:
@@ -178,23 +169,23 @@ class ToolParser(ABC):
         return self._go(self._after_none)
 
     def _closing(self) -> bool:
-        """Take the brace behind the arguments, with other members before it."""
+        """Drop the brace behind the arguments, with other members before it."""
         text = self._rest.lstrip()
         if text.startswith("}"):
-            self._take_space()
-            self._take(1)
+            self._drop_space()
+            self._drop(1)
         elif text.startswith(","):
             end = JsonDepth(1).advance(self._rest)
             if end is None and not self._ended:
                 return False
-            self._take(end or 0)
+            self._drop(end or 0)
         elif not text and not self._ended:
             return False
         # Models sometimes forget the brace.
         return self._go(self._after_call)
 
 
-def _read(text: str) -> dict[str, Any] | None:
+def read_object(text: str) -> dict[str, Any] | None:
     """Return the JSON object that a text is; None if it is anything else."""
     try:
         value = json.loads(text, parse_constant=_refuse)

@@ -46,6 +46,8 @@ _TEMPLATE: dict[str, tuple[str, ...]] = {
     "add_generation_prompt": (BOOL,),
     "continue_final_message": (BOOL,),
     "chat_template_kwargs": (OBJECT,),
+    "documents": (ARRAY,),
+    "reasoning_effort": (STRING,),
 }
 
 # Of these, those that /v1/responses has not, or has by another name.
@@ -67,6 +69,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "tools": (ARRAY,),
         "tool_choice": (STRING, OBJECT),
         "parallel_tool_calls": (BOOL,),
+        "thinking_token_budget": (INT,),
         "functions": (),
         "function_call": (),
         "audio": (),
@@ -91,6 +94,8 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "tools": (ARRAY,),
         "tool_choice": (STRING, OBJECT),
         "parallel_tool_calls": (BOOL,),
+        "reasoning": (OBJECT,),
+        "thinking_token_budget": (INT,),
         "truncation": (STRING,),
         "store": (BOOL,),
         "metadata": (OBJECT,),
@@ -107,6 +112,7 @@ FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
         "model": (STRING,),
         "prompt": (STRING,),
         "messages": (ARRAY,),
+        "tools": (ARRAY,),
         "add_special_tokens": (BOOL,),
         "return_token_strs": (BOOL,),
     },
@@ -147,6 +153,7 @@ _MESSAGES = [
 ]
 _ITEMS = [
     {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
     {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
     {"type": "function_call_output", "call_id": "c", "output": "7"},
 ]
@@ -203,6 +210,8 @@ VALID: dict[str, list[dict[str, Any]]] = {
             "max_tokens": 2,
             "structured_outputs": {"json": _SCHEMA},
             "chat_template_kwargs": {"enable_thinking": False},
+            "documents": [{"title": "t", "text": "x"}],
+            "reasoning_effort": "low",
             "add_generation_prompt": True,
             "add_special_tokens": True,
         },
@@ -227,6 +236,7 @@ VALID: dict[str, list[dict[str, Any]]] = {
             "max_output_tokens": 2,
             "top_p": 0.9,
             "store": True,
+            "reasoning": {"effort": "high", "summary": "auto"},
         },
         {
             "model": "tiny",
@@ -250,7 +260,7 @@ VALID: dict[str, list[dict[str, Any]]] = {
     ],
     "/tokenize": [
         {"model": "tiny", "prompt": "hello", "add_special_tokens": False, "return_token_strs": True},
-        {"messages": _MESSAGES, "add_generation_prompt": True, "chat_template_kwargs": {"a": [1]}},
+        {"messages": _MESSAGES, "add_generation_prompt": True, "chat_template_kwargs": {"a": [1]}, "tools": _TOOLS},
         {"messages": _MESSAGES[:2], "continue_final_message": True},
     ],
     "/detokenize": [{"model": "tiny", "tokens": [1, 2, 3]}],

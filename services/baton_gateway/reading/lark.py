@@ -1,0 +1,39 @@
+"""Writes texts that contain control tokens in the language of grammars, llguidance's dialect of Lark."""
+
+import json
+import re
+from collections.abc import Mapping
+
+
+class LarkSpelling:
+    """Spells texts for the tokenizer of one model.
+
+    llguidance matches control tokens by their id only, never by their text. It also treats every added token whose name
+    is in angle brackets as a control token (toktrie_hf_tokenizers).
+    """
+
+    def __init__(self, tokens: Mapping[str, tuple[int, bool]]) -> None:
+        """tokens: the added tokens, each with its id and whether it is flagged as special."""
+        self._ids = {
+            token: id
+            for token, (id, special) in tokens.items()
+            if token and (special or (token.startswith("<") and token.endswith(">")))
+        }
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def token(self, text: str) -> int | None:
+        """Return the id of the control token that a text is; None if it is none."""
+        return self._ids.get(text)
+
+    def spell(self, text: str) -> str:
+        """Return symbols that match exactly this text, for the body of a rule."""
+        symbols, at = [], 0
+        for match in self._pattern.finditer(text):
+            symbols += [*_literal(text[at : match.start()]), f"<[{self._ids[match[0]]}]>"]
+            at = match.end()
+        return " ".join([*symbols, *_literal(text[at:])]) or '""'
+
+
+def _literal(text: str) -> list[str]:
+    return [json.dumps(text)] if text else []

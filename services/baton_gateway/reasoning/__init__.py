@@ -1,0 +1,1 @@
+"""The thoughts that models write before their answers."""

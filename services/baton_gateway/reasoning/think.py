@@ -1,0 +1,14 @@
+"""Thoughts of Qwen3, DeepSeek-R1, GLM, MiniMax and others: <think>…</think>. The prompt may begin them."""
+
+from .tagged import TaggedThoughts
+
+
+class ThinkTags(TaggedThoughts):
+    begin = "<think>"
+    finish = "</think>"
+    markers = (begin, finish)
+    calls = ("<|tool_calls_section_begin|>",)  # Kimi-K2-Thinking
+
+    @staticmethod
+    def writes(template: str) -> bool:
+        return "</think>" in template

@@ -1,0 +1,111 @@
+"""Arguments that models do not write as JSON, and what the schema of a function says about them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_MOST_REFERENCES = 16  # references that are followed one after the other
+_PYTHON = {"True": True, "False": False, "None": None}
+
+
+def properties_of(schema: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """Return the schema of each argument of a function."""
+    found = _followed(schema or {}, schema or {}).get("properties")
+    if not isinstance(found, Mapping):
+        return {}
+    return {name: value if isinstance(value, Mapping) else {} for name, value in found.items()}
+
+
+def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the arguments that a function requires."""
+    found = _followed(schema, schema).get("required")
+    return frozenset(name for name in found if isinstance(name, str)) if isinstance(found, list) else frozenset()
+
+
+def with_definitions(argument: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of one argument, with the definitions of the function's schema if it refers to any."""
+    if "$ref" not in json.dumps(argument):
+        return dict(argument)
+    return {**{key: schema[key] for key in ("$defs", "definitions") if key in schema}, **argument}
+
+
+class ArgumentTypes:
+    """The types of JSON that the arguments of one function may have."""
+
+    def __init__(self, schema: Mapping[str, Any] | None) -> None:
+        self._types = {name: _types(value, schema or {}) for name, value in properties_of(schema).items()}
+
+    def of(self, name: str) -> set[str]:
+        """Return the types that an argument may have; none = any."""
+        return self._types.get(name, set())
+
+    def is_text(self, name: str) -> bool:
+        """Return whether an argument can only be a string, so that it is exactly what the model writes."""
+        return self._types.get(name) == {"string"}
+
+    def read(self, name: str, text: str) -> str:
+        """Return as JSON an argument that a model has written as a string without quotes, or else as JSON."""
+        types, stripped = self._types.get(name), text.strip()
+        try:
+            value = _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped)
+            if types is None or not types or _type_of(value) in types:
+                return stripped if stripped not in _PYTHON else json.dumps(value)
+        except (ValueError, RecursionError):
+            pass
+        return json.dumps(text, ensure_ascii=False)
+
+
+def _types(argument: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema allows, as far as it says so simply; none = any."""
+    found: set[str] = set()
+    for schema in _alternatives(argument, root):
+        given = schema.get("type")
+        if isinstance(given, str | list):
+            found |= {given} if isinstance(given, str) else {kind for kind in given if isinstance(kind, str)}
+        elif isinstance(schema.get("enum"), list):
+            found |= {_type_of(value) for value in schema["enum"]}
+        elif "const" in schema:
+            found.add(_type_of(schema["const"]))
+        else:
+            return set()
+    return found | {"integer"} if "number" in found else found
+
+
+def _alternatives(argument: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    schema = _followed(argument, root)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            for option in schema[key]:
+                yield _followed(option, root) if isinstance(option, Mapping) else {}
+            return
+    yield schema
+
+
+def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a schema refers to within the schema around it."""
+    for _ in range(_MOST_REFERENCES):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        target: Any = root
+        for step in reference[2:].split("/"):
+            target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+        if not isinstance(target, Mapping):
+            break
+        schema = target
+    return schema
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "integer" if value.is_integer() else "number"
+        case str():
+            return "string"
+    return "array" if isinstance(value, list) else "object"

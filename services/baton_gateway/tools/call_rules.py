@@ -1,0 +1,69 @@
+"""Grammars of calls: what all formats share."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..reading.lark import LarkSpelling
+
+_SPACE = r"[ \t\r\n]{1,32}"  # as in all grammars of the engine: a weak model may repeat white space forever
+
+# The Lark of arguments: from the number of a function and its schema to rules, of which the first is `arguments<n>`.
+ArgumentRules = Callable[[int, Mapping[str, Any]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """The functions of which at least one must be called, and how texts are spelled in Lark.
+
+    functions: the JSON schema of the arguments of each function, which are an object. parallel: whether there may be
+    more than one call.
+    """
+
+    functions: Mapping[str, Mapping[str, Any]]
+    parallel: bool
+    lark: LarkSpelling
+
+    def listed(
+        self,
+        *,
+        head: Callable[[str], str],
+        tail: str,
+        opening: str = "",
+        separator: str = "",
+        closing: str = "",
+        arguments: ArgumentRules | None = None,
+    ) -> str:
+        """Return Lark for calls that are each `head(name)`, the arguments and `tail`.
+
+        opening, separator, closing: the texts before, between and behind the calls. arguments: the rules of a
+        function's arguments; None = they are JSON.
+        """
+        spell, make = self.lark.spell, arguments or json_arguments
+        more = f"({spell(separator)} call)*" if separator else "call*"
+        start = f"start: {spell(opening)} call {more if self.parallel else ''} {spell(closing)}"
+        rules = [start, "call: " + " | ".join(f"call{index}" for index in range(len(self.functions)))]
+        for index, (name, schema) in enumerate(self.functions.items()):
+            rules.append(f"call{index}: {spell(head(name))} arguments{index} {spell(tail)}")
+            rules += make(index, schema)
+        return "\n".join(rules)
+
+
+def json_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
+    return [f"arguments{index}: {json_rule(schema)}"]
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """Return the symbol that matches JSON of a schema."""
+    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
+
+
+def in_order(symbols: Sequence[str], required: int, separator: str) -> str:
+    """Return Lark for the first `required` symbols and any of the others, in their order, with separators between."""
+    between = json.dumps(separator)
+    further = [f"({between} {symbol})?" for symbol in symbols[required:]]
+    if required:
+        return f" {between} ".join(symbols[:required]) + " " + " ".join(further)
+    # Any of them may be the first, which no separator precedes.
+    return " | ".join([*(" ".join([symbol, *further[n + 1 :]]) for n, symbol in enumerate(symbols)), '""'])

@@ -1,0 +1,131 @@
+"""Agents of the openai SDK and of LangChain call functions of a scripted model, in each format."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+from tokenizers import AddedToken
+
+from baton_gateway.reasoning.formats import FORMATS, ReasoningFormat
+from baton_gateway.tools.tool_formats import PARSERS, ToolFormat
+
+from .fake_worker import Job, say
+from .harness import Stack, pods, running
+from .model_outputs import FUNCTIONS, OUTPUTS, Output
+from .tiny_models import byte_level_tokenizer, write_model
+
+pytestmark = pytest.mark.processes
+PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "[{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}<|end|>{% endfor %}"
+    "{% if tools %}{% endif %}<|assistant|>"
+)
+RESULTS = {"get_weather": "sunny", "get_time": "noon", "write_file": "written"}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, **({"parameters": schema} if schema else {})}}
+    for name, schema in FUNCTIONS.items()
+]
+QUESTION = "What is the weather in Köln?"
+# The recorded output with the most calls of each format.
+CALLING: dict[ToolFormat, Output] = {
+    tools: max((o for o in OUTPUTS.values() if o.tools == tools and o.place == "before"), key=lambda o: len(o.calls))
+    for tools in PARSERS
+    if tools != "deepseek"
+} | {"deepseek": OUTPUTS["deepseek-v3.1"]}
+FINAL: dict[ReasoningFormat, str] = {
+    "think": "<think>\nDone.\n</think>\n\nIt is sunny.",
+    "mistral": "[THINK]Done.[/THINK]It is sunny.",
+    "gemma": "<|channel>thought\nDone.<channel|>It is sunny.",
+    "harmony": "<|channel|>analysis<|message|>Done.<|end|><|start|>assistant<|channel|>final<|message|>It is sunny.",
+    "none": "It is sunny.",
+}
+
+
+def folder_of(folder: Path) -> Path:
+    """Write a model whose tokenizer has the markers of all formats, most of them as control tokens."""
+    tokenizer = byte_level_tokenizer()
+    markers = {marker for kind in (*FORMATS.values(), *PARSERS.values()) for marker in kind.markers}
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in PLAIN])
+    special = sorted(markers - set(PLAIN))
+    tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in special])
+    return write_model(folder, tokenizer, template=TEMPLATE)
+
+
+def script(stack: Stack, output: Output) -> None:
+    """Make the model call functions where no results are known yet, and answer where they are."""
+
+    async def answer(job: Job) -> None:
+        asked = "sunny" in stack.model.tokenizer.decode(job.prompt, skip_special_tokens=False)
+        text = FINAL[output.reasoning] if asked else output.text
+        if asked and output.place == "inside":
+            text = text.removeprefix("<think>\n")
+        await say(stack.ids(text), step=3)(job)
+
+    stack.pod.script = answer
+
+
+async def openai_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]], Any]:
+    """Return the calls that the agent has made, and the last message."""
+    client, messages = stack.client(), [{"role": "user", "content": QUESTION}]
+    made: list[tuple[str, Any]] = []
+    for _ in range(3):
+        asked: Any = {"model": "tiny", "messages": messages, "tools": TOOLS}
+        if stream:
+            async with client.chat.completions.stream(**asked) as streamed:
+                completion: Any = await streamed.get_final_completion()
+        else:
+            completion = await client.chat.completions.create(**asked)
+        [choice] = completion.choices
+        if choice.finish_reason != "tool_calls":
+            return made, choice.message
+        messages.append(choice.message.model_dump(exclude_none=True))
+        for call in choice.message.tool_calls:
+            made.append((call.function.name, json.loads(call.function.arguments)))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": RESULTS[call.function.name]})
+    raise AssertionError("the loop does not end")
+
+
+async def langchain_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]], Any]:
+    chat = ChatOpenAI(model="tiny", base_url=f"{stack.url}/v1", api_key=SecretStr("none"), max_retries=0)
+    bound = chat.bind_tools(TOOLS)
+    messages: list[Any] = [HumanMessage(QUESTION)]
+    made: list[tuple[str, Any]] = []
+    for _ in range(3):
+        if stream:
+            chunks = [chunk async for chunk in bound.astream(messages)]
+            answer: Any = sum(chunks[1:], chunks[0])
+            assert isinstance(answer, AIMessageChunk)
+        else:
+            answer = await bound.ainvoke(messages)
+            assert isinstance(answer, AIMessage)
+        assert not answer.invalid_tool_calls
+        if not answer.tool_calls:
+            return made, answer
+        messages.append(answer)
+        for call in answer.tool_calls:
+            made.append((call["name"], call["args"]))
+            messages.append(ToolMessage(RESULTS[call["name"]], tool_call_id=call["id"]))
+    raise AssertionError("the loop does not end")
+
+
+@pytest.mark.parametrize("tools", PARSERS)
+async def test_agents(tmp_path: Path, tools: ToolFormat) -> None:
+    output = CALLING[tools]
+    settings: dict[str, Any] = {"tool_call_parser": tools, "reasoning_parser": output.reasoning}
+    folder = folder_of(tmp_path / "model")
+    if output.place == "inside":
+        (folder / "chat_template.jinja").write_text(TEMPLATE + "<think>")
+    async with pods(vocab_size=900, max_model_len=4096) as decodes, running(folder, decodes, **settings) as stack:
+        script(stack, output)
+        for agent in (openai_agent, langchain_agent):
+            for stream in (False, True):
+                made, answer = await agent(stack, stream)
+                assert made == output.calls
+                assert answer.content == "It is sunny."
+        if tools == "kimi":
+            assert "functions.get_weather:0 get_weather" in stack.prompt(1)
