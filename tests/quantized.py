@@ -82,7 +82,7 @@ def rewrite(
     coded, numbers = {}, {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
-        if not module.endswith("_proj"):
+        if "_proj" not in module.rpartition(".")[2]:
             coded[name] = numbers[name] = tensor
             continue
         changed = change(module, tensor)

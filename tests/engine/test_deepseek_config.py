@@ -162,7 +162,6 @@ def test_fields_that_are_not_there_have_the_defaults_of_transformers(fields: dic
         ({**V3, "moe_layer_freq": [0, 1]}, ["moe_layer_freq", "integer"]),
         ({**V3, "q_lora_rank": -1}, ["q_lora_rank", "-1"]),
         ({**V3, "rope_scaling": {**V3["rope_scaling"], "mscale_all_dim": "1"}}, ["mscale_all_dim", "'1'", "a number"]),
-        ({**V3, "quantization_config": {"quant_method": "fp8"}}, ["quantized", "fp8"]),
     ],
 )
 def test_what_cannot_be_served_is_said(fields: dict[str, Any], words: list[str]) -> None:
