@@ -93,9 +93,10 @@ class Cache:
     def place(self, file: RemoteFile, commit: str) -> None:
         """Make a blob appear under the name of its file in the snapshot of a commit."""
         path = self.snapshot(commit) / file.name
+        path.parent.mkdir(exist_ok=True)
         link = path.with_name(f".{uuid.uuid4().hex}")
         try:
-            link.symlink_to(Path("..", "..", "blobs", file.hash))
+            link.symlink_to(os.path.relpath(self._blob(file), path.parent))
         except OSError:  # a file system without links
             link = self._blob(file)
         os.replace(link, path)

@@ -1,4 +1,7 @@
-"""The files at the root of a repository at one commit, as the hub lists them, with their sizes and hashes."""
+"""The files of a repository at one commit, as the hub lists them, with their sizes and hashes.
+
+Only the root and the folder of chat templates have files that Baton reads.
+"""
 
 import hashlib
 import re
@@ -15,8 +18,10 @@ from .model_id import is_commit
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# A plain component of a path. A file with another name at the root of a repository is none that Baton reads.
-_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}\Z"
+# The folder of the templates that have a name.
+TEMPLATES = "additional_chat_templates"
+# A plain name at the root or in the folder of templates. Baton reads no file with another name.
+_NAME = rf"\A(?:{TEMPLATES}/)?[A-Za-z0-9_][A-Za-z0-9._+-]{{0,254}}\Z"
 _MOST_PAGES = 20  # of 1,000 entries
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -46,7 +51,7 @@ class _Revision(msgspec.Struct):
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
-    """A file at the root of a repository.
+    """A file of a repository. name: relative to its root.
 
     hash: for a file in Git LFS the SHA-256 of the content, otherwise the id of the Git blob. Both are hexadecimal, and
     the file has this name in the cache.
@@ -65,7 +70,7 @@ class RemoteFile(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The root of a repository at a commit."""
+    """The files of a repository at a commit, by name."""
 
     commit: str
     files: dict[str, RemoteFile]
@@ -78,9 +83,15 @@ def fetch_listing(client: HubClient) -> Listing:
     """Ask the hub for the commit of a revision and for its files. Raises HubError."""
     revision = client.model.revision
     commit = revision if client.model.pinned else _commit(client, revision)
-    pages = client.pages(f"tree/{commit}", list[_Entry], _MOST_PAGES)
-    entries = [entry for page in pages for entry in page if entry.type == "file" and re.search(_NAME, entry.path)]
-    return Listing(commit, {entry.path: _remote(entry) for entry in entries})
+    entries = _entries(client, f"tree/{commit}")
+    if any(entry.type == "directory" and entry.path == TEMPLATES for entry in entries):
+        entries += _entries(client, f"tree/{commit}/{TEMPLATES}")
+    files = [entry for entry in entries if entry.type == "file" and re.search(_NAME, entry.path)]
+    return Listing(commit, {entry.path: _remote(entry) for entry in files})
+
+
+def _entries(client: HubClient, path: str) -> list[_Entry]:
+    return [entry for page in client.pages(path, list[_Entry], _MOST_PAGES) for entry in page]
 
 
 def _commit(client: HubClient, revision: str) -> str:

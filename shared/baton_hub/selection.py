@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from .errors import HubError
+from .listing import TEMPLATES
 
 INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _LARGEST_INDEX = 64 << 20  # bytes; those of the largest models have a few MiB
 
-# What gateways and workers read beside the weights. Only files at the root of a repository count.
+# What gateways and workers read beside the weights.
 _TEXT = (
     "config.json",
     "generation_config.json",
@@ -39,7 +40,13 @@ _TEXT = (
 
 def text_files(names: Iterable[str]) -> list[str]:
     """Return the names of the files that gateways need: config, tokenizer, chat template, licence."""
-    return [name for name in names if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _TEXT)]
+    return [name for name in names if any(fnmatchcase(_at_root(name), pattern) for pattern in _TEXT)]
+
+
+def _at_root(name: str) -> str:
+    """Return a name without the folder of templates; "" for a file in another folder."""
+    folder, _, base = name.rpartition("/")
+    return base if not folder or (folder == TEMPLATES and base.endswith(".jinja")) else ""
 
 
 def weight_files(names: Iterable[str], index: bytes | None) -> list[str]:

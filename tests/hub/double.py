@@ -84,12 +84,17 @@ class HubDouble:
         found = [request for request in self.requests if request.path.endswith(ends) and request.method == "GET"]
         return [request for request in found if request.server == ("cdn" if is_lfs(name) else "hub")]
 
-    def tree(self) -> list[Any]:
-        """Return the listing of the root, as the API answers it."""
+    def tree(self, folder: str, recursive: bool) -> list[Any]:
+        """Return the listing of a folder, "" = the root, as the API answers it. recursive: with all files inside."""
         if self.listed is not None:
             return self.listed
-        entries = []
+        inside = {name.rpartition("/")[0] for name in self.files} - {""}
+        entries: list[dict[str, Any]] = []
+        if not folder:
+            entries += [{"type": "directory", "oid": "0" * 40, "size": 0, "path": path} for path in inside]
         for name, content in self.files.items():
+            if name.rpartition("/")[0] != folder and not recursive:
+                continue
             entry: dict[str, Any] = {"type": "file", "oid": git_oid(content), "size": len(content), "path": name}
             if is_lfs(name):
                 pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256(content)}\n".encode()
@@ -143,6 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _api(self, path: str) -> None:
         double = self.server.double
         kind, _, revision = path.partition("/")
+        folder = ""
+        if kind == "tree":
+            revision, _, folder = revision.partition("/")
         commit = double.revisions.get(revision, revision if revision in double.revisions.values() else None)
         if commit is None:
             self._empty(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -151,7 +159,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             first = "cursor=" not in self.path
             headers = {"Link": f'<{double.next_page}>; rel="next"'} if double.next_page and first else {}
-            self._send(json.dumps(double.tree() if first else []).encode(), headers)
+            self._send(
+                json.dumps(double.tree(folder, "recursive=true" in self.path.lower()) if first else []).encode(),
+                headers,
+            )
 
     def _resolve(self, commit: str, name: str) -> None:
         double = self.server.double

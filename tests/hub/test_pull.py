@@ -91,6 +91,17 @@ def test_gateways_get_no_weights(hub: HubDouble, cache: Path) -> None:
     assert contents(found.folder).keys() == WANTED
 
 
+def test_templates_with_a_name_are_in_a_folder_of_their_own(hub: HubDouble, cache: Path, tmp_path: Path) -> None:
+    name = "additional_chat_templates/tool_use.jinja"
+    hub.files |= {name: b"{{ messages }}", "additional_chat_templates/run.py": b"exit()", "onnx/config.json": b"{}"}
+    found, _ = pulled(cache, weights=False)
+    assert (found.folder / name).read_bytes() == hub.files[name]
+    assert {path.name for path in found.folder.iterdir()} == {*WANTED, "additional_chat_templates"}
+    assert [path.name for path in (found.folder / "additional_chat_templates").iterdir()] == ["tool_use.jinja"]
+    theirs = Path(snapshot_download(REPO, cache_dir=tmp_path / "theirs", allow_patterns=[name]))
+    assert (found.folder / name).readlink() == (theirs / name).readlink()
+
+
 def test_a_pinned_model_needs_the_hub_only_once(hub: HubDouble, cache: Path) -> None:
     pulled(cache, PINNED)
     hub.requests.clear()

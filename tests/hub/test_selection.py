@@ -10,12 +10,15 @@ from baton_hub.selection import text_files, weight_files
 
 def test_what_gateways_read_and_nothing_else() -> None:
     wanted = ["config.json", "generation_config.json", "qwen.tiktoken", "tokenizer.model", "chat_template.jinja"]
+    wanted += ["additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja"]
     wanted += ["vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "LICENSE", "tokenizer.json"]
     other = ["model.safetensors", "pytorch_model.bin", "modeling_x.py", "original/tokenizer.model", "x.gguf", "a.pt"]
     other += [
         "README.md",
         "pytorch_model.bin.index.json",
         "onnx/config.json",
+        "onnx/chat_template.jinja",
+        "additional_chat_templates/config.json",
         "training_args.bin",
         "flax_model.msgpack",
     ]
