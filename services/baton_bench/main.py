@@ -28,27 +28,34 @@ _LEAST_TOKEN_RANGE = 250
 def main(settings: BenchSettings) -> int:
     """Return the exit code: 1 when a load had no answer at all. Raises BenchError.
 
-    Ctrl-C ends the run; the loads that are done are reported.
+    Ctrl-C or an error ends the run; the loads that are done are reported.
     """
     progress = Console(stderr=True, highlight=False)
     report = Report(settings)
     code = 130
-    with contextlib.suppress(KeyboardInterrupt):
-        _run(measure(report, lambda line: progress.print(line, markup=False)))
-        code = 0 if report.good else 1
-    if not report.results:
-        return code
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            _run(measure(report, lambda line: progress.print(line, markup=False)))
+            code = 0 if report.good else 1
+    finally:
+        if report.results:
+            _publish(report, progress)
+    return code
+
+
+def _publish(report: Report, progress: Console) -> None:
+    """Write the files that the user asked for, then the table. A terminal may fail after hours of measurement."""
+    settings = report.settings
+    for path, make in ((settings.json_file, _json), (settings.html_file, html_report)):
+        if path is not None:
+            _write(path, make(report))
+            progress.print(f"written: {path}", markup=False)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = widths([header(report), *rows(report)])
     console.print(console_table(report))
     for note in notes(report):
         console.print(note, markup=False, soft_wrap=True)
-    for path, make in ((settings.json_file, _json), (settings.html_file, html_report)):
-        if path is not None:
-            _write(path, make(report))
-            progress.print(f"written: {path}", markup=False)
-    return code
 
 
 async def measure(report: Report, say: Callable[[str], None]) -> None:

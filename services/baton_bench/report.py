@@ -3,7 +3,7 @@
 import platform
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from baton_bench.answer import Answer
@@ -36,7 +36,7 @@ class Report:
         """Return parameters, summaries and requests; times of requests in seconds since their load began."""
         return {
             "date": self.date.isoformat(timespec="seconds"),
-            "baton": version("baton"),
+            "baton": _version(),
             "client": {"python": platform.python_version(), "platform": platform.platform()},
             "parameters": self.settings.model_dump(mode="json", exclude={"api_key"}),
             "targets": [
@@ -54,6 +54,14 @@ class Report:
                 for summary, result in zip(self.summaries, self.results, strict=True)
             ],
         }
+
+
+def _version() -> str | None:
+    """Return Baton's version; None where Baton runs from its sources without being installed."""
+    try:
+        return version("baton")
+    except PackageNotFoundError:
+        return None
 
 
 def _request(answer: Answer) -> dict[str, Any]:
