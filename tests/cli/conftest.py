@@ -18,6 +18,13 @@ from baton_cli.ports import free_loopback_ports
 SUPERVISE = Path(__file__).with_name("supervise.py")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_reach_children() -> None:
+    """A script's jobs in the background ignore SIGINT, and so would the processes that tests start from there."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Running:
     """A process whose output is collected line by line, with the time each line came."""
 

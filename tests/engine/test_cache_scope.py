@@ -145,4 +145,4 @@ def test_compiled_grammars_are_shared_under_one_salt_only(llama: Path) -> None:
     generate(
         engine, [make_request(id, [1, 2], 8, cache_scope=scope, grammar=grammar) for id, scope in enumerate(scopes)]
     )
-    assert [salt for salt, _, _ in engine._compiling._grammars._compiled] == [b"road", b"acme"]
+    assert [salt for salt, *_ in engine._compiling._grammars._compiled] == [b"road", b"acme"]

@@ -56,7 +56,7 @@ class DenseMethod(msgspec.Struct, frozen=True):
                 weights.append(source.take(f"{name}.weight", (inputs, count), (columns, rows)).t())
             else:
                 weights.append(source.take(f"{name}.weight", (count, inputs), (rows, columns)))
-        weight = torch.cat(weights)
+        weight = weights[0] if len(weights) == 1 else _stack(weights)
         if order is not None:
             weight = weight[torch.tensor(order, device=weight.device)]
         added = load_biases(source, names, outputs, shard, order) if bias else None
@@ -90,6 +90,19 @@ def load_biases(
     ]
     bias = torch.cat(biases)
     return bias if order is None else bias[torch.tensor(order, device=bias.device)]
+
+
+def _stack(weights: list[torch.Tensor]) -> torch.Tensor:
+    """Return weights as one, along their outputs.
+
+    For tensors without memory, torch.cat imports torch's compiler, which takes 150 MB.
+    """
+    stacked = weights[0].new_empty(sum(map(len, weights)), weights[0].shape[1])
+    first = 0
+    for weight in weights:
+        stacked[first : first + len(weight)] = weight
+        first += len(weight)
+    return stacked
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
