@@ -265,6 +265,24 @@ def test_a_decode_pod_that_fails_is_left_out_unless_it_is_the_only_one(policy):
     assert dispatched(to) == "bad"
 
 
+def test_a_pod_that_was_slow_is_tried_again():
+    """Its rate was learned while something else held it up."""
+    clock = Clock()
+    slow, fast = pod("slow"), pod("fast")
+    to = router([pod("d", requests=100)], [slow, fast], KvAware(PrefixIndex()), clock)
+    slow.learned_rate, fast.learned_rate = 150.0, 9000.0
+    chosen = []
+    while "slow" not in chosen:
+        route = to.dispatch(Demand(200))
+        chosen.append(route.prefilling.address)
+        clock.now += 200 / 9000
+        route.prefilled(disaggregated=True)
+        route.done()
+        assert len(chosen) < 400
+    assert len(chosen) > 100
+    assert slow.learned_rate == pytest.approx(9000, rel=0.1)
+
+
 def test_a_rate_is_learned_where_none_is_measured():
     clock = Clock()
     prefill = pod("p")

@@ -10,6 +10,8 @@ from .demand import Demand
 from .pods import InFlight, Pod
 from .policies import Group, PodChoice, Policy
 
+_DOUBT = 0.02
+
 
 class Route:
     """The pods chosen for a request, and the load charged to them. Each charge is released once."""
@@ -174,7 +176,23 @@ class Router:
         return groups
 
     def _route(self, demand: Demand, groups: Sequence[Group]) -> Route | None:
-        return Route(self._policy.choose(demand, groups), demand, self._clock, self.freed) if groups else None
+        if not groups:
+            return None
+        route = Route(self._policy.choose(demand, groups), demand, self._clock, self.freed)
+        self._doubt_rates(route.prefilling)
+        return route
+
+    def _doubt_rates(self, chosen: Pod) -> None:
+        """Raise the learned rates of the prefill pods that were not chosen, up to that of the fastest one.
+
+        A rate that was learned while a pod was slow for another reason keeps requests away from the pod, so that
+        nothing would correct it. With this, a pod that seems k times as slow as the fastest one is tried again after
+        about log(k) / log(1 + _DOUBT) requests: 35 for 2 times, 200 for 50 times.
+        """
+        fastest = max((pod.learned_rate for pod in self.prefills), default=0.0)
+        for pod in self.prefills:
+            if pod is not chosen:
+                pod.learned_rate = min(fastest, pod.learned_rate * (1 + _DOUBT))
 
     def partners(self, decode: Pod) -> list[Pod]:
         """Return the live prefill pods of the same revision as a decode pod."""
