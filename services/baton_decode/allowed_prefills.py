@@ -1,4 +1,4 @@
-"""The addresses to which a decode pod may link, whoever names them."""
+"""The addresses of prefill pods to which a decode pod may link. A gateway cannot add to them."""
 
 import asyncio
 import ipaddress

@@ -135,7 +135,7 @@ def _is_transient(error: Exception) -> bool:
 def _wait_s(error: Exception, failures: int) -> float:
     """Return what the server asks for, or else 1, 2, 4 and then 8 seconds."""
     if isinstance(error, HfHubHTTPError):
-        asked = error.response.headers.get("Retry-After", "")
-        if asked.isdecimal() and len(asked) < 6:
-            return min(float(asked), _LONGEST_WAIT_S)
+        delay = error.response.headers.get("Retry-After", "")
+        if delay.isdecimal() and len(delay) < 6:
+            return min(float(delay), _LONGEST_WAIT_S)
     return float(min(8, 2 ** (failures - 1)))

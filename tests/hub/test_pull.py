@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass
 class Recorded:
-    """A Progress that keeps what it is told."""
+    """A Progress that records its calls."""
 
     total: int = 0
     done: int = 0
