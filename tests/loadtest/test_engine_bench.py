@@ -19,11 +19,20 @@ FOLDER = Path(__file__).parents[2] / "loadtest"
 STAND_IN = """
 from types import SimpleNamespace
 
+import torch
+
 SamplingParams = lambda **fields: SimpleNamespace(**fields)
 
 class LLM:
     def __init__(self, model, **settings):
         assert settings["load_format"] == "dummy" and settings["enable_prefix_caching"] is False
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+        for parameter in self.model.parameters():
+            torch.nn.init.constant_(parameter, 0.001)
+
+    def apply_model(self, function):
+        function(self.model)
+        assert (self.model[0].weight > 0.02).all(), "as large as trained weights"
 
     def generate(self, prompts, params, use_tqdm):
         if len(prompts) > 8 and len({p.max_tokens for p in params}) == 1:

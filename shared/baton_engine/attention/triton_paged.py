@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import sys
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class TritonPaged:
         self._deterministic = limits.deterministic
         kv_heads, head_dim = cache.planes[0].shape[3:]
         # With `deterministic`, single tokens take a whole tile too, so that a smaller tile wastes less.
-        per_tile = queries_per_tile(head_dim, cache.planes[0].element_size())
+        per_tile = queries_per_tile(head_dim, cache.planes[0].element_size(), _shared_memory(cache.device))
         self.queries_per_tile = 64 if limits.deterministic else per_tile
         variants = {spec: _variant(spec, cache.device) for spec in set(specs)}
         self._variants = [variants[spec] for spec in specs]
@@ -105,6 +106,13 @@ class TritonPaged:
                 q, keys, values, tables, self._lengths, self._starts, self._tiles, variant,
                 out=out, block_queries=self.queries_per_tile, uniform=self._deterministic,
             )  # fmt: skip
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program can have. Triton's interpreter has no limit."""
+    if device.type != "cuda":
+        return sys.maxsize
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def _variant(spec: AttentionSpec, device: torch.device) -> AttentionVariant:
