@@ -48,6 +48,16 @@ def _batch(role: str) -> tuple[Panel, ...]:
     )
 
 
+def _compilations(role: str) -> Panel:
+    return _by_pod(
+        role,
+        "Kernels compiled late",
+        "After the pod was ready. Each of them halted all requests of the pod.",
+        PER_SECOND,
+        rate(worker("engine_compilations_total")),
+    )
+
+
 PREFILL = Board(
     "prefill-pool",
     "Prefill pool",
@@ -86,6 +96,7 @@ PREFILL = Board(
                     traced=True,
                 ),
                 _quantiles("prefill", "Length of prompts", "In tokens.", "request_prompt_tokens", COUNT),
+                _compilations("prefill"),
             ],
         ),
         (
@@ -135,6 +146,7 @@ DECODE = Board(
                     "request_decode_time_seconds",
                 ),
                 _quantiles("decode", "Length of answers", "In tokens.", "request_generation_tokens", COUNT),
+                _compilations("decode"),
             ],
         ),
         (

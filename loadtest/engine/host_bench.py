@@ -63,6 +63,7 @@ class _Runner:
 
     depth = 1
     prefill_rate = 0.0
+    compilations = 0
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.num_blocks is not None

@@ -295,6 +295,7 @@ class Engine:
             blocks_pinned=self.allocator.export_blocks,
             step_tokens=self._step_tokens,
             prefill_rate=self._in_flight.prefill_rate,
+            compilations=self.runner.compilations,
         )
 
     def check_integrity(self) -> None:

@@ -70,6 +70,13 @@ class Executor(Protocol):
     prefill_rate: float
     threads: Threads | None
 
+    @property
+    def compilations(self) -> int:
+        """The kernels compiled since `begin_service`, each of which halted the engine."""
+
+    def begin_service(self) -> None:
+        """Note that requests come from now on, so that compilations delay them."""
+
     def launch(self, plan: StepPlan) -> Launched:
         """Start the computation of a step."""
 

@@ -148,7 +148,7 @@ class Runner:
         self.cache.allocate(1)
         config = self._config
         few, many = (steps(config, self.max_model_len, self._num_groups) for steps in (forward_steps, sampling_steps))
-        run = self._run_to_measure
+        run = self._run_all
         graphs, pairs = self._graphs_bytes, config.set_aside_bytes
         budget = measure(self._memory, self._share, graphs, lambda: run(few), lambda: run(many), pairs)
         self.cache.allocate(0)
@@ -166,15 +166,21 @@ class Runner:
                 "process use it, too?"
             ) from None
 
-    def _run_to_measure(self, steps: list[StepPlan]) -> None:
-        try:
+    def _run_all(self, steps: list[StepPlan]) -> None:
+        with self._explain_too_large():
             for plan in steps:
                 launched = self.launch(plan)
                 if plan.masked:
                     words = -(-self.model.vocab_size // 32)
                     launched.draw_masked(np.full((len(plan.masked), words), -1, dtype=np.int32))
                 launched.wait()
-            self._table.forget()
+        self._table.forget()
+
+    @contextmanager
+    def _explain_too_large(self) -> Iterator[None]:
+        """Raise ConfigError if a step needs more memory than there is beside the weights."""
+        try:
+            yield
         except torch.OutOfMemoryError:
             config, memory = self._config, self._memory
             raise ConfigError(
@@ -207,6 +213,14 @@ class Runner:
 
     def _context(self, tokens: Tokens, written: Callable[[int], None] | None = None) -> Context:
         return Context(tokens, self.cache, self._backend, written)
+
+    @property
+    def compilations(self) -> int:
+        """The kernels compiled since `begin_service`. A CPU compiles none."""
+        return 0
+
+    def begin_service(self) -> None:
+        """Note that requests come from now on, so that compilations delay them."""
 
     def fence(self) -> Fence | None:
         """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""

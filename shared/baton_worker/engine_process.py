@@ -214,6 +214,7 @@ def main() -> None:
     loop = EngineLoop(channel, engine, start, pairs)
     # The objects that exist now live as long as the process, so the garbage collector need not scan them.
     gc.freeze()
+    engine.runner.begin_service()
     channel.send(loop.ready())
     try:
         loop.run()

@@ -76,6 +76,8 @@ class WorkerCollector(Collector):
             text = "Threads of the engine on CPU, by what they do while they wait: sleep or spin."
             waiting = "spin" if self._ready.threads_spin else "sleep"
             yield _gauge("baton_engine_threads", text, {**self._baton, "waiting": waiting}, self._ready.num_threads)
+        text = "Kernels that were compiled or loaded after the pod was ready, each of which halted all of its requests."
+        yield _counter("baton_engine_compilations", text, self._baton, self._load().compilations)
         yield _counters(
             "baton_peer_refusals",
             "Calls and bulk connections refused because nothing proved that they came from a pod of this release.",

@@ -83,6 +83,8 @@ async def test_a_request_is_measured(start_worker: StartWorker, disaggregated: b
     parts = [seen(f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "prefill")]
     assert all(part > 0 for part in parts)
     assert sum(parts) < seen("vllm:time_to_first_token_seconds_sum")
+    # A CPU compiles nothing.
+    assert seen("baton_engine_compilations_total") == 0
     by = "prefill" if disaggregated else "decode"
     assert seen("baton_prefills_total", by=by) >= 2
     assert (seen("baton_handover_exposed_seconds_count") >= 1) == disaggregated

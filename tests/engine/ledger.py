@@ -109,6 +109,7 @@ class LedgerRunner:
     depth: as Runner.depth. The work of a device is done at launch; the engine gets the results when it waits.
     """
 
+    compilations = 0
     prefill_rate = 250.0  # tokens a second, which give a step 3 prompt tokens beside decodes
 
     def __init__(self, config: EngineConfig, depth: int, windows: tuple[int | None, ...]) -> None:
