@@ -58,6 +58,16 @@ def _compilations(role: str) -> Panel:
     )
 
 
+def _step_times(role: str) -> Panel:
+    rates = of_role(role, rate(worker("step_time_ratio_bucket")))
+    return lines(
+        "Time of steps, by the prediction",
+        "Divided by the time that the engine predicts, by which it bounds chunks and the gateway chooses pods.",
+        COUNT,
+        *(Query(quantile(q, rates, "kind"), f"{{{{kind}}}} p{q * 100:g}") for q in QUANTILES),
+    )
+
+
 PREFILL = Board(
     "prefill-pool",
     "Prefill pool",
@@ -97,6 +107,7 @@ PREFILL = Board(
                 ),
                 _quantiles("prefill", "Length of prompts", "In tokens.", "request_prompt_tokens", COUNT),
                 _compilations("prefill"),
+                _step_times("prefill"),
             ],
         ),
         (
@@ -147,6 +158,7 @@ DECODE = Board(
                 ),
                 _quantiles("decode", "Length of answers", "In tokens.", "request_generation_tokens", COUNT),
                 _compilations("decode"),
+                _step_times("decode"),
             ],
         ),
         (

@@ -21,10 +21,10 @@ from .decode_graphs import DecodeGraphs
 from .device_sampler import DeviceSampler, Drawn
 from .draw_groups import RowDraw
 from .executor import Fence, Launched
-from .largest_steps import forward_steps
 from .layer_marks import LayerMarks
 from .loading import Progress
 from .logprobs import logprob_columns
+from .measured_steps import measured_steps
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
 from .ops import Ops
@@ -33,6 +33,7 @@ from .row_table import DeviceRowTable
 from .runner import FLOAT_ROWS, Runner, row_sums
 from .step_in_flight import PromptLogprobs, StepInFlight
 from .step_plan import StepPlan
+from .step_times import StepWork
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
 from .triton_ops import DETERMINISTIC, TRITON
@@ -73,21 +74,28 @@ class CudaRunner(Runner):
         # A kernel is also loaded at its first launch, which waits for an idle device.
         self._sampler.warm_up(self.dtype)
         self._run_all(steps)
-        prompts, *_ = forward_steps(self._config, self.max_model_len, self._num_groups)
-        started = time.perf_counter()
-        self.launch(prompts).wait()
-        seconds = time.perf_counter() - started
-        self.prefill_rate = prompts.num_tokens / seconds
+        self._measure_times()
+
+    def _measure_times(self) -> None:
+        """Measure what steps take, with different numbers of tokens, sequences and tokens of context."""
+        samples = []
+        for plan in measured_steps(self._config, self.max_model_len, self._num_groups, self.cache.num_blocks):
+            started = time.perf_counter()
+            self.launch(plan).wait()
+            samples.append((StepWork.of(plan), time.perf_counter() - started))
         self._forget_rows()
+        self.times.begin(samples[1::2])
         log.info(
-            "prefill: %.0f tokens/s", self.prefill_rate, extra={"event": "prefill_rate", "rate": self.prefill_rate}
-        )
+            "prefill: %.0f tokens/s, 1/%.0f more for each token of context",
+            self.times.prefill_rate, 1 / self.times.context_cost if self.times.context_cost else math.inf,
+            extra={"event": "prefill_rate", "rate": self.times.prefill_rate, "context_cost": self.times.context_cost},
+        )  # fmt: skip
 
     def _compile(self, steps: list[StepPlan]) -> None:
         """Compile the kernels of all steps in threads. Most of them would take a second each."""
         started = time.perf_counter()
         self.cache.allocate(1)
-        with self._explain_too_large(), compiling_ahead(math.ceil(available_cores())):
+        with self._explain_too_large(), compiling_ahead(available_cores()):
             self._sampler.warm_up(self.dtype)
             self.cache.warm_up()
             for plan in steps:

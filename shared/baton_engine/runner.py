@@ -41,6 +41,7 @@ from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
 from .step_plan import StepPlan
+from .step_times import StepTimes
 from .threads import Threads, choose_threads
 from .transfer import to_device
 
@@ -54,10 +55,10 @@ class Runner:
     """The model, its KV cache and its attention backend on one device."""
 
     depth = 0  # number of steps that may be in flight when another one is launched
-    prefill_rate = 0.0  # prompt tokens a second, measured at start; 0 = not measured
     threads: Threads | None = None  # those that compute; None on a GPU
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
+        self.times = StepTimes()  # without measurements; a CPU's steps are not predicted
         device = find_device(config.device)
         dtype = choose_dtype(config.dtype, model.dtype, device)
         if device.type == "cpu":

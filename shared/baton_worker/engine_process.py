@@ -81,7 +81,7 @@ class EngineLoop:
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
             gpu_pairs=self._mover.most_pairs,
             gpu_landing_slots=LANDING_SLOTS,
-            prefill_rate=engine.runner.prefill_rate,
+            prefill_rate=engine.runner.times.prefill_rate,
             step_tokens=engine.config.max_num_batched_tokens,
             num_threads=threads.count if threads is not None else 0,
             threads_spin=threads is not None and threads.spin,

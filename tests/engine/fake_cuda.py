@@ -258,7 +258,8 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"baton_engine.cuda_runner.{ops}", msgspec.structs.replace(TORCH, keeps_codes=True))
     patch.setattr("baton_engine.cuda_runner.Recorder", Recorder)
     # Kernels need no warm-up here, and test_kernel_variants.py has all of these steps.
-    patch.setattr("baton_engine.cuda_runner.warm_up_steps", _few(cuda_runner.warm_up_steps))
+    for name in ("warm_up_steps", "measured_steps"):
+        patch.setattr(f"baton_engine.cuda_runner.{name}", _few(getattr(cuda_runner, name)))
     patch.setattr("baton_engine.token_graphs._seconds", lambda run: (run(), next(times))[1])
     patch.setattr("baton_engine.token_graphs._SIZES", (4, 24))
     patch.setattr(torch.cuda, "Event", Event)

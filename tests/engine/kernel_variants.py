@@ -24,6 +24,7 @@ from baton_engine.attention import select
 from baton_engine.compilation import Compilations, compiling_ahead
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
+from baton_engine.measured_steps import measured_steps
 from baton_engine.warm_up import warm_up_steps
 from baton_kernels import tuning
 from baton_kernels.norm import _add_rms_norm_kernel, add_rms_norm
@@ -137,6 +138,7 @@ def measure(folder: str, settings: dict[str, Any], warm_up: bool) -> dict[str, A
     JITFunction._do_compile = lambda kernel, key, *_: variants.compile(kernel, key)
     forget_kernels()
     cuda_runner.warm_up_steps = warm_up_steps if warm_up else lambda *_: []
+    cuda_runner.measured_steps = measured_steps if warm_up else lambda *_: []
     engine = Engine(EngineConfig(model=folder, device="cpu", num_threads=1, dtype="bfloat16", **settings))
     ahead = len(variants.seen)
     serve(engine, seed=1)
