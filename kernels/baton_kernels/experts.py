@@ -18,6 +18,7 @@ from .activation import gate_of_expert
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import group_pairs
 from .reference.experts import ExpertWeights
+from .size_class import size_class
 from .tuning import ExpertsConfig, ProductConfig, experts_config
 
 _NEIGHBOURS = tl.constexpr(16)
@@ -257,6 +258,7 @@ def run_experts(
     if config is None:
         tokens, count = experts.shape
         num_experts, hidden, size = held.down.shape
+        tokens = size_class(tokens)
         config = experts_config(tokens, count, num_experts, hidden, size, x.element_size(), x.device)
     run = _by_rows if config.block_rows == 1 else _by_blocks
     return run(x, held, weights, experts, config)

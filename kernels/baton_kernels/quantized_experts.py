@@ -19,6 +19,7 @@ from .quantize import quantize_rows
 from .reference.grouped_linear import GroupedWeight
 from .reference.quantized_experts import QuantizedExperts
 from .reference.scaled_linear import ScaledWeight
+from .size_class import size_class
 
 
 class QuantizedExpertsConfig(NamedTuple):
@@ -180,7 +181,7 @@ def run_quantized_experts(
     assert not isinstance(held.down, torch.Tensor)
     num_experts, both, _ = held.gate_up.codes.shape
     hidden = x.shape[1]
-    config = config or _config(tokens * count, num_experts)
+    config = config or _config(size_class(tokens) * count, num_experts)
     groups = group_pairs(experts, num_experts, config.block_rows)
     inner, results = x.new_empty(tokens * count, both // 2), x.new_empty(tokens * count, hidden)
     # The rows of x belong to tokens, those of `inner` to pairs.

@@ -11,7 +11,8 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
-@triton.jit
+# One compiled kernel serves all steps: positions and slots are rows of one tensor, which begin at 16 bytes or at 8.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_and_cache_kernel(
     qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,

@@ -13,6 +13,7 @@ from typing import Any
 from baton_engine.models.registry import load_model_config
 from loadtest.common.job import Job, Json
 from loadtest.engine import device
+from loadtest.engine.job_rows import rows_of
 from loadtest.engine.rows import Row
 
 TEMPERATURE = 0.6
@@ -31,7 +32,8 @@ class MeasuredEngine(ABC):
 
     def adapt(self, row: Row) -> Row | None:
         """Return the row as this engine runs it, or None if the engine skips it."""
-        return row
+        longest = max(map(sum, zip(row.inputs, row.outputs, strict=True)))
+        return row if longest <= self.settings.get("max_model_len", longest) else None
 
     def generate(self, inputs: list[int], outputs: list[int]) -> float:
         """Answer random prompts of these lengths, all at once; return the seconds until the last token.
@@ -53,7 +55,7 @@ class MeasuredEngine(ABC):
 
     def _common_settings(self, job: Job) -> Json:
         return {
-            "max_model_len": min(MAX_MODEL_LEN, self._model_config.max_position_embeddings),
+            "max_model_len": min(max(MAX_MODEL_LEN, _longest(job)), self._model_config.max_position_embeddings),
             "max_num_seqs": job.max_num_seqs,
             "max_num_batched_tokens": job.max_num_batched_tokens,
             "enable_prefix_caching": False,
@@ -79,6 +81,12 @@ class Ours(MeasuredEngine):
         with random_weights_in_memory(job.seed) if job.weights_in_memory else contextlib.nullcontext():
             self.engine = Engine(EngineConfig(**self.settings))
         self._ids = itertools.count()
+
+    def adapt(self, row: Row) -> Row | None:
+        """Leave out decodes that cannot all run at the same time."""
+        most_blocks, ends = self.engine.allocator.most_blocks, zip(row.inputs, row.outputs, strict=True)
+        blocks = sum(most_blocks(inputs + outputs) for inputs, outputs in ends)
+        return None if row.short and blocks > self.engine.pool.num_blocks else super().adapt(row)
 
     def add(self, prompts: list[list[int]], outputs: list[int]) -> None:
         """Queue requests. Raises ValueError when the engine refuses one."""
@@ -178,6 +186,8 @@ class Transformers(MeasuredEngine):
         self._model.generation_config.eos_token_id = None
 
     def adapt(self, row: Row) -> Row | None:
+        if max(row.inputs) > MAX_MODEL_LEN:
+            return None
         if row.key in ("decode-1", "decode-32", "decode-128"):
             count = len(row.inputs)
             return replace(row, outputs=[row.short + min(32, row.outputs[0] - row.short)] * count, repeats=1)
@@ -204,6 +214,11 @@ def generate_greedily(model: Any, ids: Any, count: int) -> Any:
         return model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, pad_token_id=0
         )
+
+
+def _longest(job: Job) -> int:
+    """Return the tokens of the longest request of a job."""
+    return max(map(sum, (pair for row in rows_of(job) for pair in zip(row.inputs, row.outputs, strict=True))))
 
 
 ENGINES: dict[str, type[MeasuredEngine]] = {

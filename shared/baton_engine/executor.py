@@ -9,6 +9,7 @@ import torch
 from .kv_cache import KvCache
 from .results import Results
 from .step_plan import StepPlan
+from .step_times import StepTimes
 from .threads import Threads
 
 
@@ -57,9 +58,9 @@ class Done(msgspec.Struct):
 class Executor(Protocol):
     """Runs plans in the order in which they are launched.
 
-    depth: number of steps that may be in flight when another one is launched. prefill_rate: prompt tokens a second,
-    measured at start; 0 = not measured. threads: those that compute; None on a GPU. dtype: of activations, and of
-    weights that are not quantized. quantization: the name of the weights' Quantization.
+    depth: number of steps that may be in flight when another one is launched. times: of steps, measured at start.
+    threads: those that compute; None on a GPU. dtype: of activations, and of weights that are not quantized.
+    quantization: the name of the weights' Quantization.
     """
 
     cache: KvCache
@@ -67,8 +68,15 @@ class Executor(Protocol):
     quantization: str
     max_model_len: int
     depth: int
-    prefill_rate: float
+    times: StepTimes
     threads: Threads | None
+
+    @property
+    def compilations(self) -> int:
+        """The kernels compiled since `begin_service`, each of which halted the engine."""
+
+    def begin_service(self) -> None:
+        """Note that requests come from now on, so that compilations delay them."""
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start the computation of a step."""

@@ -75,6 +75,16 @@ class KvCache:
         """Fill part of a sequence's KV from values, as `gather` writes them, on any device."""
         self._move(False, tables, extent, values.to(self.device), False)
 
+    def warm_up(self) -> None:
+        """Use all kernels that move KV once, as each is compiled and loaded at its first use. KV stays as it is."""
+        one = self.layout.extent(0, 1)
+        blocks = [[0]] * len(self.layout.groups)
+        values = torch.zeros(self.layout.size(one), dtype=torch.uint8, device=self.device)
+        for check in (True, False):
+            self.gather(blocks, one, values, check)
+        self.checksum(values)
+        self.scatter(blocks, one, values)
+
     def checksum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the checksum of bytes written by `gather`, as baton_kernels.reference.blocks defines it, [1] int64."""
         return self._ops.checksum(values)

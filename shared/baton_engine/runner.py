@@ -41,6 +41,7 @@ from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
 from .step_plan import StepPlan
+from .step_times import StepTimes
 from .threads import Threads, choose_threads
 from .transfer import to_device
 
@@ -54,10 +55,10 @@ class Runner:
     """The model, its KV cache and its attention backend on one device."""
 
     depth = 0  # number of steps that may be in flight when another one is launched
-    prefill_rate = 0.0  # prompt tokens a second, measured at start; 0 = not measured
     threads: Threads | None = None  # those that compute; None on a GPU
 
     def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
+        self.times = StepTimes()  # without measurements; a CPU's steps are not predicted
         device = find_device(config.device)
         dtype = choose_dtype(config.dtype, model.dtype, device)
         if device.type == "cpu":
@@ -148,7 +149,7 @@ class Runner:
         self.cache.allocate(1)
         config = self._config
         few, many = (steps(config, self.max_model_len, self._num_groups) for steps in (forward_steps, sampling_steps))
-        run = self._run_to_measure
+        run = self._run_all
         graphs, pairs = self._graphs_bytes, config.set_aside_bytes
         budget = measure(self._memory, self._share, graphs, lambda: run(few), lambda: run(many), pairs)
         self.cache.allocate(0)
@@ -166,15 +167,21 @@ class Runner:
                 "process use it, too?"
             ) from None
 
-    def _run_to_measure(self, steps: list[StepPlan]) -> None:
-        try:
+    def _run_all(self, steps: list[StepPlan]) -> None:
+        with self._explain_too_large():
             for plan in steps:
                 launched = self.launch(plan)
                 if plan.masked:
                     words = -(-self.model.vocab_size // 32)
                     launched.draw_masked(np.full((len(plan.masked), words), -1, dtype=np.int32))
                 launched.wait()
-            self._table.forget()
+        self._table.forget()
+
+    @contextmanager
+    def _explain_too_large(self) -> Iterator[None]:
+        """Raise ConfigError if a step needs more memory than there is beside the weights."""
+        try:
+            yield
         except torch.OutOfMemoryError:
             config, memory = self._config, self._memory
             raise ConfigError(
@@ -207,6 +214,14 @@ class Runner:
 
     def _context(self, tokens: Tokens, written: Callable[[int], None] | None = None) -> Context:
         return Context(tokens, self.cache, self._backend, written)
+
+    @property
+    def compilations(self) -> int:
+        """The kernels compiled since `begin_service`. A CPU compiles none."""
+        return 0
+
+    def begin_service(self) -> None:
+        """Note that requests come from now on, so that compilations delay them."""
 
     def fence(self) -> Fence | None:
         """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""

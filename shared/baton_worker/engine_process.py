@@ -81,7 +81,7 @@ class EngineLoop:
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
             gpu_pairs=self._mover.most_pairs,
             gpu_landing_slots=LANDING_SLOTS,
-            prefill_rate=engine.runner.prefill_rate,
+            prefill_rate=engine.runner.times.prefill_rate,
             step_tokens=engine.config.max_num_batched_tokens,
             num_threads=threads.count if threads is not None else 0,
             threads_spin=threads is not None and threads.spin,
@@ -214,6 +214,7 @@ def main() -> None:
     loop = EngineLoop(channel, engine, start, pairs)
     # The objects that exist now live as long as the process, so the garbage collector need not scan them.
     gc.freeze()
+    engine.runner.begin_service()
     channel.send(loop.ready())
     try:
         loop.run()

@@ -56,8 +56,8 @@ class WorkerSettings(PeerSettings):
     """The most sequences that one engine step computes; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
     """On GPU, how many ms the prompts in a step may delay its decodes. While several prompts are queued, the limit is
-    twice as long, or a 24th of the time that all queued prompts take, whichever is longer. 0 = only
-    --max-num-batched-tokens limits them."""
+    twice as long, or up to eight times as long if a 24th of the time that all queued prompts but the longest take is
+    more. 0 = only --max-num-batched-tokens limits them."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False
