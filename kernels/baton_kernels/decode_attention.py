@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .decode_parts import DecodeParts
+from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 
@@ -64,8 +65,8 @@ def _decode_kernel(
     if ALIBI:
         slope = tl.load(alibi + head, mask=member < GROUP, other=0.0)
     if CODES:
-        scale *= tl.load(scales + kv_head)
-        value_scale = tl.load(scales + KV_HEADS + kv_head)
+        query, scale = query_for_codes(query, scale * tl.load(scales + kv_head))
+        value_scale = tl.load(scales + KV_HEADS + kv_head) / WEIGHT_SCALE
 
     peak = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_GROUP], tl.float32)
@@ -105,6 +106,7 @@ def _decode_kernel(
         v = tl.load(values + at[:, None] + column[None, :], mask=seen[:, None] & whole[None, :], other=0.0)
         if CODES:
             v = v.to(query.dtype)
+            weights *= WEIGHT_SCALE
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
 

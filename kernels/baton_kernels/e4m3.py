@@ -3,6 +3,9 @@
 import triton
 import triton.language as tl
 
+# Weights of values are at most 1. They are multiplied by this before they become float16, so that small ones keep bits.
+WEIGHT_SCALE = tl.constexpr(1024.0)
+
 
 @triton.jit
 def round_e4m3(values):
@@ -22,3 +25,16 @@ def to_e4m3(values):
     bits = rounded.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     # The code of NaN is written as it is, since not every conversion of NaN gives it.
     return tl.where(tl.abs(values) < float("inf"), bits, 0x7F).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def query_for_codes(query, scale):
+    """Return queries and the factor of their scores for products with codes.
+
+    Codes become float16, which has all of them, in one instruction each two, and bfloat16 in three. A sixteenth of a
+    query fits into float16 however large a query is in practice, and keeps all its bits.
+    """
+    if query.dtype != tl.float32:
+        query = (query.to(tl.float32) * 0.0625).to(tl.float16)
+        scale *= 16.0
+    return query, scale

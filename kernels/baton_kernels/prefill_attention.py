@@ -1,8 +1,8 @@
 """Causal attention of chunks of new tokens over the paged cache, which already holds the keys of these tokens.
 
 FlashAttention (Dao, 2023) over block tables: one program per tile of queries and head. Where a tile of keys is a whole
-block, the GPU's copy engine fetches it, which is a third faster. Codes of a cache in FP8 are multiplied as numbers of
-the queries' dtype, which has all of them; their scales are factors of the scores and of the result.
+block, the GPU's copy engine fetches it, which is a third faster. Codes of a cache in FP8 are multiplied as float16;
+their scales are factors of the scores and of the result.
 """
 
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 
@@ -82,6 +83,8 @@ def _attend(
             if CODES:
                 v = v.to(query.dtype)
         acc = acc * shrink[:, None]
+        if CODES:
+            weights *= WEIGHT_SCALE
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
         peak = new_peak
     return acc, peak, total
@@ -117,8 +120,8 @@ def _prefill_kernel(
     if ALIBI:
         slope = tl.load(alibi + head)
     if CODES:
-        scale *= tl.load(scales + kv_head)
-        value_scale = tl.load(scales + KV_HEADS + kv_head)
+        query, scale = query_for_codes(query, scale * tl.load(scales + kv_head))
+        value_scale = tl.load(scales + KV_HEADS + kv_head) / WEIGHT_SCALE
 
     lowest = length - end_row + first_row
     highest = tl.minimum(lowest + BLOCK_QUERIES, length)

@@ -101,9 +101,14 @@ def random(*shape: int, device: torch.device) -> torch.Tensor:
 
 
 class Paged:
-    """Attention with keys and values of some heads, as codes in FP8 or as numbers in bf16."""
+    """Attention with keys and values of some heads, as codes in FP8 or as numbers in bf16. tile: as in Latent, but for
+    keys, which are fixed; of decodes."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, codes: bool, device: torch.device) -> None:
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, codes: bool, tile: tuple[int, int, int], device: torch.device
+    ) -> None:
+        _, warps, stages = tile
+        self._tile = {"num_warps": warps, "num_stages": stages} if warps else {}
         self._heads, self._kv_heads, self._dim, self._codes, self._device = heads, kv_heads, dim, codes, device
         self._scales = torch.ones(2, kv_heads, device=device) if codes else None
 
@@ -122,7 +127,7 @@ class Paged:
         def step() -> None:
             parts = plan_parts(on_device, rows, max(programs // kv_heads, 1), BLOCK_KEYS, arrivals)
             for keys, values in caches:
-                decode_attention(queries, keys, values, tables, how, parts, out, scales=self._scales)
+                decode_attention(queries, keys, values, tables, how, parts, out, scales=self._scales, **self._tile)
 
         return replayed(step)
 
@@ -245,6 +250,11 @@ def print_chunks(heads: int, spec: LatentSpec, device: torch.device) -> None:
         print(f"| {tokens} of {length} | {times[0] * 1e6:.1f} | {times[1] * 1e6:.1f} | {chosen} |", flush=True)
 
 
+def parse_tile(text: str) -> tuple[int, int, int]:
+    keys, warps, stages = map(int, text.split("x"))
+    return keys, warps, stages
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=32)
@@ -252,7 +262,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="fp8 beside bf16, or bf16")
     parser.add_argument("--latent", default="", help="rank and rope_dim of latent attention, as 512,64")
-    parser.add_argument("--tiles", default="0x0x0", help="of latents: keys x warps x stages, separated by commas")
+    parser.add_argument("--tiles", default="0x0x0", help="keys (of latents only) x warps x stages, separated by commas")
     parser.add_argument(
         "--programs", default="512", help="numbers of programs that count as a full device, separated by commas"
     )
@@ -260,12 +270,15 @@ def main() -> None:
     device, heads, dim = torch.device("cuda"), arguments.heads, arguments.head_dim
     rate = copy_rate(device)
     programs = [int(part) for part in arguments.programs.split(",")]
+    tiles = {text: parse_tile(text) for text in arguments.tiles.split(",")}
     print(f"{torch.cuda.get_device_name()}, a copy moves {rate / 1e12:.2f} TB/s; µs of one layer, by programs")
     if not arguments.latent:
         in_fp8 = arguments.kv_cache_dtype == "fp8"
-        kinds_of_kv = {"bf16": Paged(heads, arguments.kv_heads, dim, False, device)}
-        if in_fp8:
-            kinds_of_kv["fp8"] = Paged(heads, arguments.kv_heads, dim, True, device)
+        kinds_of_kv = {
+            f"{'fp8' if codes else 'bf16'}, {text}": Paged(heads, arguments.kv_heads, dim, codes, tile, device)
+            for codes in ((False, True) if in_fp8 else (False,))
+            for text, tile in tiles.items()
+        }
         by_count = {
             f"{count}, {name}": partial(paged.measure, programs=count)
             for name, paged in kinds_of_kv.items()
@@ -277,9 +290,8 @@ def main() -> None:
     rank, rope = map(int, arguments.latent.split(","))
     spec = LatentSpec(scale=(dim + rope) ** -0.5, rank=rank, rope_dim=rope, key_dim=dim, value_dim=dim)
     kinds: dict[str, Callable[[list[int]], float]] = {}
-    for text in arguments.tiles.split(","):
-        keys, warps, stages = map(int, text.split("x"))
-        latent = Latent(heads, spec, (keys, warps, stages), device)
+    for text, tile in tiles.items():
+        latent = Latent(heads, spec, tile, device)
         kinds |= {f"{count}, {text}": partial(latent.measure, programs=count) for count in programs}
     kinds["with products"] = partial(
         Latent(heads, spec, (0, 0, 0), device).measure, programs=programs[0], products=True

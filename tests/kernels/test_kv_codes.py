@@ -141,6 +141,7 @@ class Codes(Case):
 CASES = [
     *((kind, 4, 1, 32, 16, torch.float32) for kind in VARIANTS),
     *((kind, 6, 2, 80, 64, torch.float16) for kind in ("plain", "all")),
+    ("sinks", 2, 1, 64, 64, torch.bfloat16),
 ]
 
 
