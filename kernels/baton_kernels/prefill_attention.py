@@ -1,7 +1,8 @@
 """Causal attention of chunks of new tokens over the paged cache, which already holds the keys of these tokens.
 
 FlashAttention (Dao, 2023) over block tables: one program per tile of queries and head. Where a tile of keys is a whole
-block, the GPU's copy engine fetches it, which is a third faster.
+block, the GPU's copy engine fetches it, which is a third faster. Codes of a cache in FP8 are multiplied as float16;
+their scales are factors of the scores and of the result.
 """
 
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 
@@ -22,7 +24,8 @@ def _attend(
     acc, peak, total, query, position, oldest, begin, end, gap_begin, gap, keys, values, table,
     slope, scale, softcap, kv_head,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr, WHOLE: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Attend with one tile of queries over keys [begin, end). Without MASKED, every query must see all of these keys.
 
@@ -43,11 +46,16 @@ def _attend(
             known = known & (key >= oldest)
         if WHOLE:
             page_row = tl.load(table + first // PAGE) * PAGE
-            k = tl.trans(keys.load([page_row, kv_head * DIM]))
+            k = keys.load([page_row, kv_head * DIM])
+            if CODES:
+                k = k.to(query.dtype)
+            k = tl.trans(k)
         else:
             page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
             at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
             k = tl.load(keys + at[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
+            if CODES:
+                k = k.to(query.dtype)
         scores = tl.dot(query, k, input_precision="ieee")
         if SOFTCAP:
             scores = scores * scale
@@ -71,11 +79,17 @@ def _attend(
         if WHOLE:
             # Columns beyond DIM belong to the next head. They only reach columns of acc that are not stored.
             v = values.load([page_row, kv_head * DIM])
+            if CODES:
+                v = v.to(query.dtype)
             if MASKED:
                 v = tl.where(known[:, None], v, 0.0)
         else:
             v = tl.load(values + at[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
+            if CODES:
+                v = v.to(query.dtype)
         acc = acc * shrink[:, None]
+        if CODES:
+            weights *= WEIGHT_SCALE
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
         peak = new_peak
     return acc, peak, total
@@ -84,12 +98,12 @@ def _attend(
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
-    q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, sinks, out,
+    q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, sinks, scales, out,
     scale, softcap, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, WHOLE: tl.constexpr,
-    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, CODES: tl.constexpr,
+    WHOLE: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -110,6 +124,9 @@ def _prefill_kernel(
     slope = 0.0
     if ALIBI:
         slope = tl.load(alibi + head)
+    if CODES:
+        query, scale = query_for_codes(query, scale * tl.load(scales + kv_head))
+        value_scale = tl.load(scales + KV_HEADS + kv_head) / WEIGHT_SCALE
 
     lowest = length - end_row + first_row
     highest = tl.minimum(lowest + BLOCK_QUERIES, length)
@@ -134,15 +151,17 @@ def _prefill_kernel(
         acc, peak, total = _attend(
             acc, peak, total, query, position, 0, inner, middle, 0, 0, keys, values, table,
             slope, scale, softcap, kv_head,
-            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, WHOLE, False,
+            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, False,
         )  # fmt: skip
     gap = middle - inner if WINDOW > 0 else 0
     acc, peak, total = _attend(
         acc, peak, total, query, position, lowest - WINDOW + 1, begin if WINDOW > 0 else middle, highest, inner, gap,
         keys, values, table, slope, scale, softcap, kv_head,
-        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, WHOLE, True,
+        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, True,
     )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)
+    if CODES:
+        acc *= value_scale
     tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -186,11 +205,12 @@ def prefill_attention(
     block_keys: int = 64,
     num_stages: int = 2,
     uniform: bool = False,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute paged_attention_reference for the sequences that have tiles; rows of other sequences are not written.
 
-    tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q, keys and values are
-    contiguous; tables, lengths and starts are int32.
+    tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q, keys, values and
+    scales are contiguous; tables, lengths and starts are int32.
 
     uniform: the bits of a query's result do not depend on its tile, which is slower. Otherwise keys that a whole tile
     sees take a path without a mask, in which the compiler rounds differently.
@@ -200,7 +220,7 @@ def prefill_attention(
     block_dim = triton.next_power_of_2(dim)
     if out is None:
         out = torch.empty_like(q)
-    whole = page == block_keys and q.element_size() == 2 and kv_heads * dim % 8 == 0
+    whole = page == block_keys and q.element_size() == 2 and kv_heads * dim * keys.element_size() % 16 == 0
     if whole:
         rows, width = keys.shape[0] * page, kv_heads * dim
         keys, values = (
@@ -208,11 +228,12 @@ def prefill_attention(
         )
     _prefill_kernel[(heads, len(tiles[0]))](
         q, keys, values, tables, lengths, starts, *tiles, q if variant.alibi is None else variant.alibi,
-        q if variant.sinks is None else variant.sinks, out, variant.scale, variant.softcap, tables.stride(0),
+        q if variant.sinks is None else variant.sinks, q if scales is None else scales, out,
+        variant.scale, variant.softcap, tables.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole, UNIFORM=uniform,
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        SINKS=variant.sinks is not None, num_warps=8 if block_queries * block_dim > 128 * 128 else 4,
-        num_stages=num_stages, **overlap_options(q.device),
+        SINKS=variant.sinks is not None, CODES=scales is not None,
+        num_warps=8 if block_queries * block_dim > 128 * 128 else 4, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
     return out

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .e4m3 import round_e4m3
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.quantize import E4M3_MOST, ZERO_SCALE, QuantizedRows, RowFormat
 
@@ -18,17 +19,6 @@ def _divide(values, divisor):
 def _round(values):
     """Round float32 values below 2 ** 22 to whole numbers, ties to even."""
     return (values + 12582912.0) - 12582912.0
-
-
-@triton.jit
-def _round_e4m3(values):
-    """Round float32 values of at most 448 to numbers that float8_e4m3fn has, ties to even."""
-    # Three bits of the mantissa remain: a carry goes into the exponent, as it should.
-    bits = values.to(tl.int32, bitcast=True)
-    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
-    # Below 2 ** -6 the numbers are the multiples of 2 ** -9.
-    small = (values + 24576.0) - 24576.0
-    return tl.where(tl.abs(values) < 0.015625, small, bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -71,7 +61,7 @@ def _quantize_kernel(
     if INTEGERS:
         rounded = _round(tl.minimum(tl.maximum(scaled, -128.0), 127.0))
     else:
-        rounded = _round_e4m3(tl.minimum(tl.maximum(scaled, -448.0), 448.0))
+        rounded = round_e4m3(tl.minimum(tl.maximum(scaled, -448.0), 448.0))
     tl.store(codes + row * columns + column, rounded.to(codes.dtype.element_ty), mask=known)
     tl.store(scales + row * groups + group, scale, mask=group < groups)
 

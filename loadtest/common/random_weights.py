@@ -63,6 +63,8 @@ def stored_tensors(model: ModelConfig, policy: Policy = as_stored) -> dict[str, 
 class _RandomTensors:
     """Replaces Weights: returns random tensors, made on the device; norms are ones."""
 
+    names: frozenset[str] = frozenset()  # no tensor is there unless it is needed
+
     def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
         self._generator = torch.Generator(device).manual_seed(seed)

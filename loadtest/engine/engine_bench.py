@@ -98,7 +98,8 @@ class Bench:
         card = Card(**device["used_for_limits"])
         quantization = read_quantization(Path(job.model), dict(job.ours).get("quantization", "auto"))
         per_weight = 0.0 if quantization.name == "none" else quantization.bits / 8
-        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card, per_weight)
+        per_kv = 1.0 if dict(job.ours).get("kv_cache_dtype") == "fp8" else 0.0
+        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card, per_weight, per_kv)
         for row in self._rows:
             entry["rows"][row.key] = {"name": row.name, "unit": row.unit, "limit": row.limit(limits)}
         for engine in self._engines:

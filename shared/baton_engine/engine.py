@@ -101,7 +101,7 @@ class Engine:
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
-        layout = {**self.model.layout(), "kv_dtype": str(self.runner.dtype)}
+        layout = {**self.model.layout(), **self.runner.cache.facts}
         # Engines of earlier versions, which serve no quantized weights, do not have this field.
         return layout if self.runner.quantization == "none" else {**layout, "quantization": self.runner.quantization}
 

@@ -76,6 +76,7 @@ class EngineLoop:
             block_size=engine.config.block_size,
             num_blocks=engine.pool.num_blocks,
             layout=cache.layout,
+            kv_format=cache.format,
             slot_bytes=self._mover.exports.slot_bytes,
             num_slots=self._mover.exports.num_slots,
             gpu_slot_bytes=self._mover.gpu_slot_bytes,

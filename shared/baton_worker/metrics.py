@@ -114,6 +114,7 @@ class WorkerCollector(Collector):
         ):
             yield _gauge(f"vllm:{name}", text, self._vllm, value)
         config = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.num_blocks)}
+        config["cache_dtype"] = ready.layout.planes[0].dtype
         yield _gauge("vllm:cache_config_info", "How the KV cache is laid out.", {**config, "engine": _ENGINE}, 1)
         loras = {"running_lora_adapters": "", "waiting_lora_adapters": "", "max_lora": "0"}
         yield _gauge("vllm:lora_requests_info", "No adapters are served.", loras, 0)

@@ -129,10 +129,12 @@ def decode_attention(
     variant: AttentionVariant,
     parts: DecodeParts,
     out: torch.Tensor,
+    scales: torch.Tensor | None,
 ) -> None:
     starts = torch.arange(len(q) + 1, dtype=torch.int32)
     firsts = parts.plan[:, parts.plan[PART] == 0]
-    out.copy_(paged_attention_reference(q, keys, values, tables[firsts[ROW]], firsts[LENGTH], starts, variant))
+    found = tables[firsts[ROW]], firsts[LENGTH]
+    out.copy_(paged_attention_reference(q, keys, values, *found, starts, variant, scales))
 
 
 def plan_parts(
@@ -156,11 +158,12 @@ def prefill_attention(
     out: torch.Tensor,
     block_queries: int,
     uniform: bool,
+    scales: torch.Tensor | None,
 ) -> None:
     for sequence in tiles[0].unique().tolist():
         one, rows = slice(sequence, sequence + 1), slice(int(starts[sequence]), int(starts[sequence + 1]))
         alone = torch.tensor([0, rows.stop - rows.start], dtype=torch.int32)
-        out[rows] = paged_attention_reference(q[rows], keys, values, tables[one], lengths[one], alone, variant)
+        out[rows] = paged_attention_reference(q[rows], keys, values, tables[one], lengths[one], alone, variant, scales)
 
 
 def latent_decode(

@@ -46,4 +46,5 @@ class Attention:
         return self._ops.rope_and_cache(
             self._qkv(x), self._rotary, ctx.positions, *ctx.cache(self._layer),
             self._heads, self._norms, self._eps, ctx.queries(len(x), self._heads, self._head_dim),
+            ctx.inverse_scales(self._layer),
         )  # fmt: skip
