@@ -10,14 +10,15 @@ from baton_kernels.reference.scaled_linear import (
     dequantize_scaled_reference,
     scaled_linear_reference,
 )
-from baton_kernels.scaled_linear import ScaledConfig, scaled_linear, scaled_linear_fixed
+from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
+from baton_kernels.tuning import LinearConfig
 
 from .closeness import relative_error
 
 CONFIGS = {
-    "one row": ScaledConfig(1, 32, 64, 1, 4, 1),
-    "tiles": ScaledConfig(16, 32, 32, 1, 4, 2),
-    "parts": ScaledConfig(16, 32, 32, 2, 4, 2),
+    "one row": LinearConfig(1, 32, 64, 1, 4, 1),
+    "tiles": LinearConfig(16, 32, 32, 1, 4, 2),
+    "parts": LinearConfig(16, 32, 32, 2, 4, 2),
 }
 
 
