@@ -60,7 +60,7 @@ def _quantize_gate_kernel(
     gate_up, codes, scales, zeros, static_scale, static_zero, columns, groups, most, zero_scale, limit,
     GELU: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr,
     INTEGERS: tl.constexpr, STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -71,7 +71,7 @@ def _quantize_gate_kernel(
     up = tl.load(gate_up + row * 2 * columns + columns + column, mask=known, other=0.0)
     store_rounded(
         _gated(gate, up, GELU).to(tl.float32), codes, scales, zeros, static_scale, static_zero, row, columns, groups,
-        most, zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO,
+        most, zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
     )  # fmt: skip
 
 

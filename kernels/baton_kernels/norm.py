@@ -46,14 +46,14 @@ def _quantize_norm_kernel(
     x, residual, weight, codes, scales, zeros, static_scale, static_zero, columns, groups, most, zero_scale, limit,
     eps, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, GROUPS: tl.constexpr,
     GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr, STATIC: tl.constexpr,
-    SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, OVERLAP: tl.constexpr,
+    SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     normed = _normed(x, residual, weight, eps, x_stride, SIZE, BLOCK, ADD, OVERLAP)
     values = normed.to(tl.float32).reshape(GROUPS, GROUP)
     store_rounded(
         values, codes, scales, zeros, static_scale, static_zero, tl.program_id(0).to(tl.int64), columns, groups, most,
-        zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO,
+        zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
     )  # fmt: skip
 
 

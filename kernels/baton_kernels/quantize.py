@@ -23,6 +23,28 @@ def _divide(values, divisor):
 
 
 @triton.jit
+def _quotients(values, scale, ON_GPU: tl.constexpr):
+    """Return values [groups, group] divided by the scale of each group, correctly rounded.
+
+    On a GPU a reciprocal of the scale serves the whole group. Each quotient is then corrected twice by its remainder,
+    which makes it the nearest one (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+    processor", 1990). Tiny scales are made larger, since their remainders would lose bits.
+    """
+    if ON_GPU:
+        larger = tl.where(scale < 8.673617379884035e-19, 1.8446744073709552e19, 1.0)
+        scale *= larger
+        reciprocal = tl.div_rn(tl.zeros_like(scale) + 1.0, scale)[:, None].broadcast_to(values.shape)
+        values *= larger[:, None]
+        scale = scale[:, None].broadcast_to(values.shape)
+        quotient = values * reciprocal
+        quotient = tl.fma(tl.fma(-quotient, scale, values), reciprocal, quotient)
+        quotient = tl.fma(tl.fma(-quotient, scale, values), reciprocal, quotient)
+    else:
+        quotient = tl.div_rn(values, scale[:, None].broadcast_to(values.shape))
+    return quotient
+
+
+@triton.jit
 def _round(values):
     """Round float32 values below 2 ** 22 to whole numbers, ties to even."""
     return (values + 12582912.0) - 12582912.0
@@ -43,9 +65,13 @@ def _round_e4m3(values):
 def store_rounded(
     values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, most, zero_scale, limit,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr,
-    STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
-    """Store the codes, the scales and the zero of a row. values: [GROUPS, GROUP] float32, 0 outside of the row."""
+    """Store the codes, the scales and the zero of a row. values: [GROUPS, GROUP] float32, 0 outside of the row.
+
+    ON_GPU: conversions to e4m3 round to the nearest number and to the largest one, and the sum after a fused
+    multiplication alone is rounded. In the interpreter neither is true.
+    """
     group = tl.arange(0, GROUPS)
     inside = tl.arange(0, GROUP)
     column = group[:, None] * COLUMNS_PER_GROUP + inside[None, :]
@@ -68,13 +94,15 @@ def store_rounded(
             scale = tl.exp2(tl.ceil(tl.log2(scale)))
         if not SYMMETRIC:
             zero = _round(tl.minimum(tl.maximum(-128.0 - tl.div_rn(low, scale), -128.0), 127.0))
-    scaled = tl.div_rn(values, scale[:, None].broadcast_to(values.shape))
+    scaled = _quotients(values, scale, ON_GPU)
     if not SYMMETRIC:
         scaled += zero[:, None]
         tl.store(zeros + row + group, zero.to(tl.int32), mask=group < groups)
     scaled = tl.where(scaled == scaled, scaled, 0.0)
     if INTEGERS:
         rounded = _round(tl.minimum(tl.maximum(scaled, -128.0), 127.0))
+    elif ON_GPU:
+        rounded = scaled
     else:
         rounded = _round_e4m3(tl.minimum(tl.maximum(scaled, -448.0), 448.0))
     tl.store(codes + row * columns + column, rounded.to(codes.dtype.element_ty), mask=known)
@@ -85,7 +113,8 @@ def store_rounded(
 def _quantize_kernel(
     x, codes, scales, zeros, static_scale, static_zero, columns, groups, most, zero_scale, limit,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr,
-    STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, OVERLAP: tl.constexpr,
+    STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -96,7 +125,7 @@ def _quantize_kernel(
     values = tl.load(x + row * columns + column, mask=known, other=0.0).to(tl.float32)
     store_rounded(
         values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, most, zero_scale, limit,
-        GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO,
+        GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
     )  # fmt: skip
 
 
@@ -134,6 +163,7 @@ def rounded_rows(
     flags = {
         "GROUPS": triton.next_power_of_2(groups), "GROUP": lanes, "COLUMNS_PER_GROUP": group, "INTEGERS": integers,
         "STATIC": scale is not None, "SYMMETRIC": form.symmetric, "POWER_OF_TWO": form.power_of_two,
+        "ON_GPU": codes.is_cuda,
     }  # fmt: skip
     return RoundedRows(
         QuantizedRows(codes, scales, zeros, form.group), operands, flags, lanes * triton.next_power_of_2(groups)
