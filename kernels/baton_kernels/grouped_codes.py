@@ -122,7 +122,7 @@ def load_scales(
         group = w_row[:, None] * groups + (unit * UNIT // GROUP)[None, :]
         known = (w_row >= 0)[:, None] & (unit < units)[None, :]
     scale = _load_scales(scales + group, known, FAST)
-    zero = tl.full(group.shape, 8.0 if FOUR else 128.0, tl.float32)
+    zero = tl.zeros_like(scale) + (8.0 if FOUR else 128.0)
     if ZEROS:
         zero = tl.load(zeros + group, mask=known, other=0).to(tl.float32)
     return scale, zero
@@ -220,7 +220,8 @@ def add_units(
     """
     scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, SUMS, FAST)
     words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR)
-    shape: tl.constexpr = [words.shape[0], words.shape[1] * words.shape[2]]
+    outputs: tl.constexpr = words.shape[0]
+    inner: tl.constexpr = words.shape[1] * words.shape[2]
     w_scale = scale[:, None, None] if SUMS else scale[:, :, None]
     w_zero = zero[:, None, None] if SUMS else zero[:, :, None]
     if FAST:
@@ -232,11 +233,11 @@ def add_units(
     part = acc
     if SUMS:
         part = tl.zeros_like(acc)
-    part = tl.dot(w1.to(one.dtype).reshape(shape), one, part, input_precision="ieee")
+    part = tl.dot(w1.to(one.dtype).reshape(outputs, inner), one, part, input_precision="ieee")
     if FOUR:
-        part = tl.dot(w2.to(one.dtype).reshape(shape), two, part, input_precision="ieee")
-        part = tl.dot(w3.to(one.dtype).reshape(shape), three, part, input_precision="ieee")
-        part = tl.dot(w4.to(one.dtype).reshape(shape), four, part, input_precision="ieee")
+        part = tl.dot(w2.to(one.dtype).reshape(outputs, inner), two, part, input_precision="ieee")
+        part = tl.dot(w3.to(one.dtype).reshape(outputs, inner), three, part, input_precision="ieee")
+        part = tl.dot(w4.to(one.dtype).reshape(outputs, inner), four, part, input_precision="ieee")
     if SUMS:
         part = acc + part * scale[:, None]
     return part

@@ -122,7 +122,8 @@ def coded_tiles(layer: Layer, rows: int, inner_size: int, halves: int) -> list[P
             continue
         stage = int((outputs * halves * format.bytes + rows * (1 if format.form else 2)) * inner)
         depths = {min(SHARED_MEMORY // (stage * share), triton.cdiv(inner_size, inner), 6) for share in (2, 4)}
-        warps = 8 if cells > 8192 else 4
+        # Warps beyond four would decode the same weights, unless there are outputs for them.
+        warps = 8 if cells > 8192 and outputs == 128 else 4
         found += [ProductConfig(outputs, inner, warps, depth) for depth in depths if depth > 1]
     return found
 

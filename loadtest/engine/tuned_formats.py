@@ -192,6 +192,8 @@ class Grouped(Format):
             return []
         splits = (1,) if product.gated else (1, 2, 4, 8)
         few = tiles(product, min(rows, 128), (64, 128), (128, 256), splits, 1 if product.gated else 0.5, 2)
+        # Warps beyond four would decode the same weights, unless there are outputs for them.
+        few = [config._replace(num_warps=4) if config.block_outputs == 64 else config for config in few]
         if rows == 1:
             few += [LinearConfig(1, block, inner, 1, 4, 1) for block, inner in ((4, 1024), (4, 2048), (8, 1024))]
         return few
