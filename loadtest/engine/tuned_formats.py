@@ -104,7 +104,7 @@ class Bfloat16(Format):
                 for block, inner, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (1, 2, 4, 8))
                 if 16 <= block * inner * weights // (32 * warps) <= 64 and inner <= product.inner
             ]
-        return tiles(product, rows, (16, 32, 64, 128), (64, 128, 256), (1, 2, 3, 4, 6, 8), 2 * weights, 2)
+        return tiles(product, rows, (16, 32, 64, 128), (64, 128, 256), (1, 2, 3, 4, 6, 8), 2 * weights, 2, depths=3)
 
 
 class Scaled(Format):
@@ -145,7 +145,7 @@ class Scaled(Format):
         inners = (self.tile[1],) if self.tile else (128, 256)
         if rows > 128:
             return large_tiles(inners[0])
-        few = tiles(product, rows, (64, 128), inners, (1, 2, 4, 8), 1, 1)
+        few = tiles(product, rows, (64, 128), inners, (1, 2, 4), 1, 1)
         if rows == 1:
             few += [
                 LinearConfig(1, block, inner, 1, warps, 1)
@@ -190,7 +190,7 @@ class Grouped(Format):
     def candidates(self, product: Product, rows: int) -> list[LinearConfig]:
         if rows > 256:
             return []
-        splits = (1,) if product.gated else (1, 2, 4, 8)
+        splits = (1,) if product.gated else (1, 2, 4)
         few = tiles(product, min(rows, 128), (64, 128), (128, 256), splits, 1 if product.gated else 0.5, 2)
         # Warps beyond four would decode the same weights, unless there are outputs for them.
         few = [config._replace(num_warps=4) if config.block_outputs == 64 else config for config in few]
@@ -207,8 +207,10 @@ def tiles(
     splits: Sequence[int],
     weight_bytes: float,
     input_bytes: int,
+    depths: int = 2,
 ) -> list[LinearConfig]:
-    """Return candidates that go through the tensor cores. weight_bytes: of the weights of an output and a column."""
+    """Return candidates that go through the tensor cores. weight_bytes: of the weights of an output and a column.
+    depths: how many numbers of stages are tried."""
     found = []
     block_rows = max(rows, 16)
     weights = 2 if product.gated else 1
@@ -220,10 +222,12 @@ def tiles(
             continue
         stage = (block * weight_bytes + block_rows * input_bytes) * inner
         # Less than the whole shared memory lets several programs share a multiprocessor, or the next kernel start.
-        depths = {min(int(SHARED_MEMORY // (stage * share)), steps, 8) for share in (1, 2, 4)}
+        stages = {min(int(SHARED_MEMORY // (stage * share)), steps, 8) for share in (1, 2, 4)}
         warps = 8 if block * block_rows * weights > 8192 else 4
         found += [
-            LinearConfig(block_rows, block, inner, parts, warps, depth) for depth in sorted(depths)[-2:] if depth > 1
+            LinearConfig(block_rows, block, inner, parts, warps, depth)
+            for depth in sorted(stages)[-depths:]
+            if depth > 1
         ]
     return found
 
