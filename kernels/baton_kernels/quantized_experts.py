@@ -111,9 +111,12 @@ def _scaled_kernel(
         values = load_tile(x_at + first, known[:, None], EVEN)
         at = first // BLOCK_INNER if TILED else 0
         x_scale = tl.load(x_scale_at + at)
-        acc = add_step(acc, values, w_at + first, known, w_scale_at + at, x_scale, INTEGERS, TILED, EVEN)
+        acc = add_step(
+            acc, values, w_at + first, known, w_scale_at + at, x_scale, INTEGERS, TILED, EVEN, BLOCK_ROWS > 64
+        )
         if GATED:
-            acc_up = add_step(acc_up, values, up_at + first, known, up_scale_at + at, x_scale, INTEGERS, TILED, EVEN)
+            acc_up = add_step(acc_up, values, up_at + first, known, up_scale_at + at, x_scale, INTEGERS, TILED, EVEN,
+                              BLOCK_ROWS > 64)  # fmt: skip
     result, result_up = acc.to(tl.float32), acc_up.to(tl.float32)
     if not TILED:
         x_scale = tl.load(x_scale_at)[None, :]

@@ -1,9 +1,12 @@
 """Products of rows in 8 bits with weights in 8 bits.
 
-Sums of int8 are exact in int32. Sums of FP8 are added up in float32 after every tile, because tensor cores keep fewer
-bits of longer sums. For one row each program multiplies elementwise. For more rows tiles go through the tensor cores;
-the inner dimension is cut into parts where there would be too few programs. Products with a scale for each row and
-output also exist in torch: in FP8 as a whole, from CUTLASS and cuBLAS, in int8 as sums, which a kernel here scales.
+For one row each program multiplies elementwise. For more rows tiles go through the tensor cores; the inner dimension is
+cut into parts where there would be too few programs. Sums of int8 are exact in int32. Tensor cores keep fewer bits of
+long sums of FP8 than float32 has, so that for few rows sums are added up in float32 after every step, which costs
+nothing there. In large batches they stay in the tensor cores, as in the products of torch.
+
+Products with a scale for each row and output also exist in torch: in FP8 as a whole, from CUTLASS and cuBLAS, in int8 as
+sums, which a kernel here scales.
 """
 
 import torch
@@ -95,18 +98,22 @@ def _one_row_kernel(
 
 @triton.jit
 def add_step(
-    acc, values, w_at, known, w_scale_at, x_scale, INTEGERS: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr
-):
+    acc, values, w_at, known, w_scale_at, x_scale, INTEGERS: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr,
+    INSIDE: tl.constexpr,
+):  # fmt: skip
     """Return acc [outputs, rows] and the product of a tile of weights with values [inner, rows].
 
     w_at: pointers to the weights, [outputs, inner]. known: whether columns exist, [inner]. With TILED w_scale_at are
-    pointers to the scales of the weights, [outputs], and x_scale are the scales of the rows, [rows].
+    pointers to the scales of the weights, [outputs], and x_scale are the scales of the rows, [rows]. INSIDE: sums stay
+    in the tensor cores.
     """
     w = load_tile(w_at, known[None, :], EVEN)
     if INTEGERS:
         acc = tl.dot(w, values, acc, out_dtype=tl.int32)
     elif TILED:
         acc += tl.dot(w, values) * tl.load(w_scale_at)[:, None] * x_scale[None, :]
+    elif INSIDE:
+        acc = tl.dot(w, values, acc)
     else:
         acc += tl.dot(w, values)
     return acc
@@ -150,7 +157,7 @@ def _tiles_kernel(
             w_scale_now = w_scale_at + at
         else:
             w_scale_now = w_scale_at
-        acc = add_step(acc, values, w_at, known, w_scale_now, x_scale, INTEGERS, TILED, EVEN)
+        acc = add_step(acc, values, w_at, known, w_scale_now, x_scale, INTEGERS, TILED, EVEN, BLOCK_ROWS > 64)
         w_at += BLOCK_INNER
         x_at += BLOCK_INNER
     acc, last = add_parts(acc, partial, arrivals, tl.program_id(0), part, SPLITS)

@@ -112,11 +112,11 @@ class Scaled(Format):
 
     bytes, gates = 1, False
 
-    def __init__(self, table: str, dtype: torch.dtype, tile: tuple[int, int] | None, large: bool) -> None:
-        """large: whether kernels here also compete in large batches."""
+    rows = (1, 16, 32, 64, 128, 256, 1024, 8192)
+
+    def __init__(self, table: str, dtype: torch.dtype, tile: tuple[int, int] | None) -> None:
         self.table, self.tile = table, tile
         self.form = self._form = RowFormat(dtype, group=tile[1] if tile else 0)
-        self.rows = (1, 16, 32, 64, 128, 256, 1024, 8192) if large else (1, 16, 32, 64, 128, 8192)
 
     def stack(self, count: int, product: Product) -> ScaledWeight:
         outputs, inner, _ = product
@@ -246,9 +246,9 @@ def large_tiles(inner: int) -> list[LinearConfig]:
 FP8 = torch.float8_e4m3fn
 FORMATS: dict[str, Format] = {
     "bf16": Bfloat16(),
-    "fp8": Scaled("fp8", FP8, None, large=False),
-    "fp8_tiles": Scaled("fp8_tiles", FP8, (128, 128), large=True),
-    "int8": Scaled("int8", torch.int8, None, large=True),
+    "fp8": Scaled("fp8", FP8, None),
+    "fp8_tiles": Scaled("fp8_tiles", FP8, (128, 128)),
+    "int8": Scaled("int8", torch.int8, None),
     "int4": Grouped("int4", _GROUP),
     "e2m1": Grouped("e2m1", 32),
 }
