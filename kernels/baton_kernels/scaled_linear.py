@@ -5,14 +5,15 @@ cut into parts where there would be too few programs. Sums of int8 are exact in 
 long sums of FP8 than float32 has, so that for few rows sums are added up in float32 after every step, which costs
 nothing there. In large batches they stay in the tensor cores, as in the products of torch.
 
-Products with a scale for each row and output also exist in torch: in FP8 as a whole, from CUTLASS and cuBLAS, in int8 as
-sums, which a kernel here scales.
+Products with a scale for each row and output also exist in torch: in FP8 as a whole, from CUTLASS and cuBLAS, in int8
+as sums, which a kernel here scales.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from .activation import gate_mul, silu_mul
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.quantize import QuantizedRows
@@ -125,7 +126,7 @@ def _tiles_kernel(
     x, x_scales, zeros, weight, w_scales, sums, bias, out, partial, arrivals, rows, outputs, inner_size, groups,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, SPLITS: tl.constexpr,
     TILED: tl.constexpr, ROWS_PER_SCALE: tl.constexpr, INTEGERS: tl.constexpr, ZEROS: tl.constexpr,
-    BIAS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     part = tl.program_id(1)
@@ -139,31 +140,40 @@ def _tiles_kernel(
     steps = tl.cdiv(tl.cdiv(inner_size, BLOCK_INNER), SPLITS)
     inner = part * steps * BLOCK_INNER + tl.arange(0, BLOCK_INNER)
     w_at = weight + w_row[:, None] * inner_size + inner[None, :]
+    up_at = w_at + outputs.to(tl.int64) * inner_size
     x_at = x + x_row[None, :] * inner_size + inner[:, None]
     w_scale_at = w_scales + w_row // ROWS_PER_SCALE * groups + part * steps
+    up_scale_at = w_scales + (w_row + outputs) // ROWS_PER_SCALE * groups + part * steps
     x_scale_at = x_scales + x_row * groups + part * steps
     if OVERLAP and AHEAD > 0:
         line = part * steps * BLOCK_INNER + tl.arange(0, AHEAD // 128) * 128
-        prefetch(weight + w_row[:, None] * inner_size + tl.minimum(line, inner_size - 1)[None, :])
+        line = w_row[:, None] * inner_size + tl.minimum(line, inner_size - 1)[None, :]
+        prefetch(weight + line)
+        if GATED:
+            prefetch(weight + outputs.to(tl.int64) * inner_size + line)
     wait_for_inputs(OVERLAP)
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.int32 if INTEGERS else tl.float32)
+    acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.int32 if INTEGERS else tl.float32)
     for step in range(0, steps):
         known = inner + step * BLOCK_INNER < inner_size
         values = load_tile(x_at, known[:, None], EVEN)
-        x_scale = x_scale_at
-        if TILED:
-            at = tl.minimum(step, groups - 1 - part * steps)
-            x_scale = tl.load(x_scale_at + at)
-            w_scale_now = w_scale_at + at
-        else:
-            w_scale_now = w_scale_at
-        acc = add_step(acc, values, w_at, known, w_scale_now, x_scale, INTEGERS, TILED, EVEN, BLOCK_ROWS > 64)
+        at = tl.minimum(step, groups - 1 - part * steps) if TILED else 0
+        x_scale = tl.load(x_scale_at + at)
+        acc = add_step(acc, values, w_at, known, w_scale_at + at, x_scale, INTEGERS, TILED, EVEN, BLOCK_ROWS > 64)
+        if GATED:
+            acc_up = add_step(acc_up, values, up_at, known, up_scale_at + at, x_scale, INTEGERS, TILED, EVEN,
+                              BLOCK_ROWS > 64)  # fmt: skip
         w_at += BLOCK_INNER
+        up_at += BLOCK_INNER
         x_at += BLOCK_INNER
     acc, last = add_parts(acc, partial, arrivals, tl.program_id(0), part, SPLITS)
     if last:
         result = _finish(acc, x_scales, zeros, w_scales, sums, bias, row, output, here, real, TILED,
                          ROWS_PER_SCALE, ZEROS, BIAS)  # fmt: skip
+        if GATED:
+            up = _finish(acc_up, x_scales, zeros, w_scales, sums, bias, row, output + outputs, here, real, TILED,
+                         ROWS_PER_SCALE, ZEROS, BIAS)  # fmt: skip
+            result = silu_mul(result, up, out.dtype.element_ty)
         at = out + row[None, :] * outputs + output[:, None]
         tl.store(at, result.to(out.dtype.element_ty), mask=real[:, None] & here[None, :])
 
@@ -239,6 +249,7 @@ def scaled_linear(
     weight: ScaledWeight,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
+    gated: bool = False,
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
     """Compute scaled_linear_reference. All tensors are contiguous. Scales of x cover as many columns as those of the
@@ -248,13 +259,18 @@ def scaled_linear(
     tiled = weight.tile[1] < inner
     if config is None:
         format = format_of(weight)
-        shape = format, outputs, inner, False, x.codes.device
+        shape = format, outputs, inner, gated, x.codes.device
         for each in compile_first(*shape):
-            scaled_linear(_first_row(x), weight, bias, dtype, each)
+            scaled_linear(_first_row(x), weight, bias, dtype, gated, each)
         config = quantized_config(rows, *shape, default=_default_fp8 if format == "fp8" else _default)
         if config is None and fits_torch(x, weight, dtype):
-            return by_torch(x, weight, bias, dtype)
+            result = by_torch(x, weight, bias, dtype)
+            return gate_mul(result, "silu") if gated else result
         config = config or _default(rows, outputs, inner)
+    if gated:
+        outputs //= 2
+        # The parts of gates and ups would have to be added up before. The one-row kernel has no gate.
+        config = FIXED if config.block_rows == 1 else config._replace(splits=1)
     out = torch.empty(rows, outputs, dtype=dtype, device=x.codes.device)
     integers = weight.codes.dtype == torch.int8
     block_inner = weight.tile[1] if tiled else config.block_inner
@@ -282,7 +298,7 @@ def scaled_linear(
     _tiles_kernel[(tiles, config.splits)](
         *operands, partial, arrivals_of(out.device), rows, outputs, inner, x.scales.shape[1],
         BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=block_inner,
-        SPLITS=config.splits, EVEN=inner % (block_inner * config.splits) == 0,
+        SPLITS=config.splits, GATED=gated, EVEN=inner % (block_inner * config.splits) == 0,
         AHEAD=_AHEAD if config.block_rows <= _FEW_ROWS else 0, num_stages=config.num_stages, **flags,
     )  # fmt: skip
     return out
@@ -293,7 +309,7 @@ def _first_row(x: QuantizedRows) -> QuantizedRows:
 
 
 def scaled_linear_fixed(
-    x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, dtype: torch.dtype, gated: bool = False
 ) -> torch.Tensor:
     """Compute scaled_linear_reference such that the bits of a row's result do not depend on the other rows."""
-    return scaled_linear(x, weight, bias, dtype, FIXED)
+    return scaled_linear(x, weight, bias, dtype, gated, FIXED)

@@ -9,7 +9,6 @@ other shapes.
 
 import argparse
 import functools
-import itertools
 import json
 import multiprocessing
 import statistics
@@ -42,7 +41,7 @@ def products(config: ModelConfig, format: Format) -> set[Product]:
     heads = {Product(config.vocab_size, size, False)} if format is FORMATS["bf16"] else set()
     return heads | {
         *(Product(outputs, inputs, False) for outputs, inputs in config.projections),
-        *(Product(2 * units, size, format.gates) for units in inner),
+        *(Product(2 * units, size, gated) for units in inner for gated in {True, format.gates}),
         *(Product(size, units, False) for units in inner),
     }
 
@@ -156,7 +155,7 @@ def to_compile(wanted: dict[str, list[Product]]) -> list[Entry]:
     """Return entries that together have each kernel of all candidates."""
     entries: dict[object, Entry] = {}
     for name, products_of in wanted.items():
-        for product, rows in itertools.product(products_of, FORMATS[name].rows):
+        for product, rows in ((each, rows) for each in products_of for rows in FORMATS[name].rows_of(each)):
             for config in FORMATS[name].candidates(product, rows):
                 even = product.inner % (config.block_inner * config.splits) == 0
                 inner = product.inner if config.block_rows == 1 else 0
@@ -185,7 +184,7 @@ def main() -> None:
         path = arguments.out / table_name(format.table, torch.cuda.get_device_name())
         for product in products_of:
             weights, choices = format.make(product), {}
-            for rows in format.rows:
+            for rows in format.rows_of(product):
                 tuned = tune(format, product, rows, weights)
                 print(report(format, product, rows, tuned), flush=True)
                 choices[str(rows)] = tuned.choice

@@ -34,9 +34,9 @@ class Product(NamedTuple):
 class Format(ABC):
     """A format of weights.
 
-    table: how the file of its table begins. bytes: of a weight. rows: numbers of rows that are tuned. gates: whether
-    products of gates and ups are one with the gate. form: how rows are rounded; None = not at all. tile: outputs and
-    columns that share a scale; None = others.
+    table: how the file of its table begins. bytes: of a weight. rows: numbers of rows that are tuned. gates: products
+    of gates and ups compute the gate for any number of rows, otherwise only for few. form: how rows are rounded; None =
+    not at all. tile: outputs and columns that share a scale; None = others.
     """
 
     table: str
@@ -66,6 +66,10 @@ class Format(ABC):
     @abstractmethod
     def run(self, x: Any, weight: Any, gated: bool, config: LinearConfig | None) -> torch.Tensor:
         """Compute a product; config None = by a library, which raises RuntimeError where it has no such product."""
+
+    def rows_of(self, product: Product) -> tuple[int, ...]:
+        """Return the numbers of rows for which a product is tuned."""
+        return self.rows
 
     @abstractmethod
     def candidates(self, product: Product, rows: int) -> list[LinearConfig]: ...
@@ -136,15 +140,21 @@ class Scaled(Format):
 
     def run(self, x: Any, weight: Any, gated: bool, config: LinearConfig | None) -> torch.Tensor:
         if config is not None:
-            return scaled_linear.scaled_linear(x, weight, None, torch.bfloat16, config)
+            return scaled_linear.scaled_linear(x, weight, None, torch.bfloat16, gated, config)
         if not scaled_linear.fits_torch(x, weight, torch.bfloat16):
             raise RuntimeError("torch has no such product")
-        return scaled_linear.by_torch(x, weight, None, torch.bfloat16)
+        result = scaled_linear.by_torch(x, weight, None, torch.bfloat16)
+        return gate_mul(result, "silu") if gated else result
+
+    def rows_of(self, product: Product) -> tuple[int, ...]:
+        return self.rows[:3] if product.gated else self.rows
 
     def candidates(self, product: Product, rows: int) -> list[LinearConfig]:
         inners = (self.tile[1],) if self.tile else (128, 256)
         if rows > 128:
             return large_tiles(inners[0])
+        if product.gated:
+            return tiles(product, rows, (64, 128), inners, (1,), 2, 1)
         few = tiles(product, rows, (64, 128), inners, (1, 2, 4), 1, 1)
         if rows == 1:
             few += [

@@ -23,6 +23,9 @@ from .quantized_experts import CodedExperts, not_joined, read_experts
 from .scaled_part import Part
 from .side_by_side import SideBySide, merge, same
 
+# Rows up to which the product computes the gate, too. For more rows the gate and the rounding after it are one kernel.
+_GATED_ROWS = 32
+
 
 class Scaled:
     """The product of 8-bit numbers."""
@@ -37,7 +40,10 @@ class Scaled:
         return result if out is None else out.copy_(result)
 
     def gated(self, x: Rows, activation: str, into: Inputs) -> Rows:
-        return into.gate(self._ops, self(x), activation)
+        rows = self.inputs.rounded(self._ops, x)
+        if activation == "silu" and len(rows.codes) <= _GATED_ROWS:
+            return self._ops.scaled_linear(rows, self._weight, self._bias, self._dtype, True)
+        return into.gate(self._ops, self(rows), activation)
 
 
 class Rounded:
