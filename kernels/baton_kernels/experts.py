@@ -19,9 +19,9 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import group_pairs
 from .reference.experts import ExpertWeights
 from .size_class import size_class
+from .tile_order import tile_of
 from .tuning import ExpertsConfig, ProductConfig, experts_config
 
-_NEIGHBOURS = tl.constexpr(16)
 # A token's result does not depend on the tokens around it when all batches have the same tiles.
 FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 3))
 
@@ -117,14 +117,8 @@ def _blocks_kernel(
     LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    # Programs that run at the same time have few blocks and few tiles of outputs, so that the L2 cache holds the rows
-    # and the weights that they share.
-    tiles = tl.cdiv(outputs, BLOCK_OUTPUTS)
-    first_block = tl.program_id(0) // (tiles * _NEIGHBOURS) * _NEIGHBOURS
-    place = tl.program_id(0) - first_block * tiles
-    together = tl.minimum(blocks - first_block, _NEIGHBOURS)
-    block = first_block + place % together
-    first_output = place // together * BLOCK_OUTPUTS
+    block, tile = tile_of(tl.program_id(0), blocks, tl.cdiv(outputs, BLOCK_OUTPUTS))
+    first_output = tile * BLOCK_OUTPUTS
     output = first_output + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     wait_for_inputs(OVERLAP)

@@ -1,10 +1,11 @@
 """Baton's engine beside vLLM and Hugging Face transformers: one run, one device, the same shapes and the same requests.
 
 A shape is a folder with a config.json. If it has no weights, random ones are written to a temporary folder for Baton,
-in the format that its quantization_config names. With --weights-in-memory, weights that are not quantized are made in
-memory instead. The other engines make their own in memory. Prompts are random token ids, each output has a fixed
-length, prefix caches are off, the temperature is 0.6 (transformers decodes greedily, which takes less time). Engines
-that are not installed are left out. Results are written after every row.
+in the format that its quantization_config names. With --weights-in-memory, they are made in memory instead; with
+--ours quantization=fp8 (int8, int4), they are then quantized as they are loaded. The other engines make their own in
+memory. Prompts are random token ids, each output has a fixed length, prefix caches are off, the temperature is 0.6
+(transformers decodes greedily, which takes less time). Engines that are not installed are left out. Results are written
+after every row.
 
 - ms/token, of decodes: the time of a run with long outputs, minus that of a run with outputs of 8 tokens, divided by
   the difference of their lengths. Prompts have 512 tokens.

@@ -1,10 +1,9 @@
 """Multi-head latent attention over the paged cache, which holds one latent vector of each token."""
 
-from collections.abc import Callable
-
 import torch
 
 from baton_engine.context import Context
+from baton_engine.inputs import Rows
 from baton_engine.latent_spec import LatentSpec
 from baton_engine.source import Source
 
@@ -26,12 +25,13 @@ class Queries:
         first = "q_proj" if low_rank is None else "q_a_proj"
         self._size = low_rank or queries
         self._down = Linear(source, [first, "kv_a_proj_with_mqa"], [self._size, spec.latent_dim], hidden)
-        self._up: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._up: Linear | None = None
+        self.inputs = self._down.inputs
         if low_rank is not None:
-            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, _EPS)
-            self._up = Linear(source, ["q_b_proj"], [queries], low_rank)
+            up = self._up = Linear(source, ["q_b_proj"], [queries], low_rank)
+            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, _EPS).before(up)
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, hidden]. Returns queries [T, heads * query_dim] and latents [T, latent_dim], with contiguous rows."""
         both = self._down(x)
         q, kv = both[:, : self._size], both[:, self._size :]
@@ -61,17 +61,18 @@ class LatentAttention:
         self._layer, self._heads, self._spec, self._ops = layer, heads, spec, source.ops
         self._rotary, self._interleaved = rotary, interleaved
         self._queries = Queries(source, spec, hidden, heads, low_rank)
+        self.inputs = self._queries.inputs
         self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
         outputs = spec.key_dim + spec.value_dim
         up = source.weight("kv_b_proj", heads * outputs, spec.rank)
         self._up = up.view(heads, outputs, spec.rank)
         self._output = Linear(source, ["o_proj"], [hidden], heads * spec.value_dim)
 
-    def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+    def __call__(self, x: Rows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the latents of the tokens are in the cache."""
         q, kv = self._queries(x)
         q = self._ops.latent_rope_and_cache(
             q, kv, self._norm.weight, self._norm.eps, self._rotary, self._interleaved, ctx.positions,
-            *ctx.cache(self._layer), self._heads, ctx.queries(len(x), self._heads, self._spec.query_dim),
+            *ctx.cache(self._layer), self._heads, ctx.queries(len(kv), self._heads, self._spec.query_dim),
         )  # fmt: skip
         return self._output(ctx.attend(self._layer, q, self._up).flatten(1))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from baton_engine.inputs import NUMBERS, Inputs, Rows
 from baton_engine.shard import REPLICATED, Shard
 from baton_engine.source import Source
 
@@ -33,10 +34,15 @@ class Linear:
         method = source.method(names, sensitive)
         self._product = method.load(source, names, outputs, inputs, bias, shard, order, transposed)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        self.inputs = self._product.inputs
+
+    def __call__(self, x: Rows, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
         return self._shard.join(self._product(x, out))
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """Return activation(gate) * up, [T, outputs / 2], as Method.gated does."""
-        return self._shard.join(self._product.gated(x, activation))
+    def gated(self, x: Rows, activation: str, into: Inputs = NUMBERS) -> Rows:
+        """Return activation(gate) * up, [T, outputs / 2], as Product.gated does.
+
+        Ranks divide the outputs of such a layer, never its inputs, so that nothing is joined.
+        """
+        return self._product.gated(x, activation, into)

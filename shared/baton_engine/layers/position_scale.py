@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.context import Context
+from baton_engine.inputs import Rows
 from baton_engine.model_config import ModelConfig
 from baton_engine.ops import Ops
 
@@ -29,7 +30,7 @@ class PositionScaledAttention(Attention):
         super().__init__(config, layer, ops, qkv, output, rotary)
         self._scales = scales
 
-    def queries(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+    def queries(self, x: Rows, ctx: Context) -> torch.Tensor:
         q = super().queries(x, ctx)
         return q if self._scales is None else q.mul_(self._scales[ctx.positions].view(-1, 1, 1))
 

@@ -4,6 +4,7 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
+from baton_engine.inputs import Rows
 from baton_engine.layers.attention import Attention
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
@@ -18,8 +19,9 @@ class NormedQkv:
 
     def __init__(self, qkv: Linear, q_norm: RmsNorm, k_norm: RmsNorm) -> None:
         self._qkv, self._q_norm, self._k_norm = qkv, q_norm, k_norm
+        self.inputs = qkv.inputs
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Rows) -> torch.Tensor:
         qkv = self._qkv(x)
         q, k = len(self._q_norm.weight), len(self._k_norm.weight)
         parts = qkv[:, :q].contiguous(), qkv[:, q : q + k].contiguous()

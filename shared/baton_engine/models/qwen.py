@@ -69,19 +69,19 @@ class QwenLayer:
         order = config.rope.order(config.num_heads, config.num_heads, config.head_dim)
         qkv = Linear(attention, ["c_attn"], [3 * hidden], hidden, bias=True, order=order)
         output = Linear(attention, ["c_proj"], [hidden], hidden, bias=bias)
-        self.input_norm = RmsNorm(source.at("ln_1"), hidden, eps)
         self.attention = PositionScaledAttention(config, layer, source.ops, qkv, output, rotary, scales)
-        self.post_attention_norm = RmsNorm(source.at("ln_2"), hidden, eps)
+        self.input_norm = RmsNorm(source.at("ln_1"), hidden, eps).before(self.attention)
         gate_up = Linear(mlp, ["w2", "w1"], [inner, inner], hidden, bias=bias)
         self.mlp = GatedMlp(gate_up, Linear(mlp, ["c_proj"], [hidden], inner, bias=bias), "silu")
+        self.post_attention_norm = RmsNorm(source.at("ln_2"), hidden, eps).before(self.mlp)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, ctx)
-        x, residual = self.post_attention_norm.add(x, residual)
-        return self.mlp(x), residual
+        normed, residual = self.input_norm.add(x, residual)
+        x = self.attention(normed, ctx)
+        normed, residual = self.post_attention_norm.add(x, residual)
+        return self.mlp(normed), residual
 
 
 class Qwen:
