@@ -7,7 +7,7 @@ import torch
 
 from baton_engine.context import Context
 from baton_engine.model_config import ModelConfig
-from baton_engine.ops import Ops
+from baton_engine.source import Source
 
 from .attention import Attention
 from .linear import Linear
@@ -20,13 +20,13 @@ class PositionScaledAttention(Attention):
         self,
         config: ModelConfig,
         layer: int,
-        ops: Ops,
+        source: Source,
         qkv: Callable[[torch.Tensor], torch.Tensor],
         output: Linear,
         rotary: tuple[torch.Tensor, torch.Tensor],
         scales: torch.Tensor | None,
     ) -> None:
-        super().__init__(config, layer, ops, qkv, output, rotary)
+        super().__init__(config, layer, source, qkv, output, rotary)
         self._scales = scales
 
     def queries(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
