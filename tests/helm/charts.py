@@ -83,6 +83,7 @@ _EVERYTHING: Values = {
                     ],
                 }
             },
+            "worker": {"tensorParallel": 2},
             "canary": {"enabled": True, "weight": 0, "volume": {"pvc": {"claimName": "other"}}},
         },
     },
