@@ -22,7 +22,7 @@ from baton_engine.runners import make_local_runner, read_model
 from .board import Board
 from .device import rank_config
 from .group import CollectiveError, Group
-from .kv_part import KvPart, RankHeads
+from .kv_part import KvPart, RankHeads, pin
 from .messages import Alive, DrawMasked, Failed, Gather, Launch, Loaded, Reply, Scatter, Start, Stop, decode
 from .ring import RingReader, map_memory
 
@@ -49,12 +49,16 @@ class Rank:
         self._heads = RankHeads(model.kv_layout(str(self._runner.dtype).removeprefix("torch.")), start.rank, count)
         self._part = KvPart(self._runner.cache)
         self._launched: Launched | None = None
-        ring.spin_s = _SPIN_S if device.type == "cuda" else 0.0
+        if device.type == "cuda":
+            pin(exchange)
+            ring.spin_s = _SPIN_S
 
     def run(self) -> None:
         """Execute commands until Stop. Raises EOFError when the engine process is gone."""
         while True:
-            match decode(self._ring.receive()):
+            command = decode(self._ring.receive())
+            self._board.work(self._number)
+            match command:
                 case Launch(plan):
                     self._launched = self._runner.launch(plan)
                 case DrawMasked(masks):
@@ -72,7 +76,6 @@ class Rank:
                     os.eventfd_write(self._confirmed, 1)
                 case Stop():
                     return
-            self._board.work(self._number)
 
 
 def _beat(board: Board, rank: int, parent: int) -> None:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 EXCHANGE_BYTES = 4 << 20
 _WATCH_S = 0.2
 _SILENT_S = 3.0  # without a sign of life, a rank hangs
+_SILENT_LOADING_S = 30.0  # libraries that are loaded may hold the interpreter for long
 _BEHIND_S = 4.0  # all other ranks wait when one is so long behind them: it hangs
 _EVIDENCE_S = 2.0
 _MESSAGE_BYTES = 1 << 20
@@ -228,7 +229,7 @@ class RankProcesses:
                 late = self._armed and work == done[number] and work - self._base[number] < furthest
                 behind[number] = behind[number] + 1 if late else 0
                 beats[number], done[number] = beat, work
-                if silent[number] * _WATCH_S > _SILENT_S:
+                if silent[number] * _WATCH_S > (_SILENT_S if self._armed else _SILENT_LOADING_S):
                     self._report(f"rank {number} of {self.count} hangs: it gives no sign of life")
                     return
                 if behind[number] * _WATCH_S > _BEHIND_S:
