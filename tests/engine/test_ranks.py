@@ -19,7 +19,7 @@ from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.ranks.executor import RanksExecutor
 from baton_engine.ranks.messages import DrawMasked, Launch, Start, decode, encode
-from baton_engine.ranks.processes import RankProcesses
+from baton_engine.ranks.processes import RankDied, RankProcesses
 from baton_engine.ranks.ring import RingReader, RingWriter, create_counter, create_memory
 from baton_engine.runners import make_local_runner
 from baton_engine.sampling import Grammar, GrammarKind
@@ -70,6 +70,11 @@ class Pools:
             self._pools.pop(count).close()
             self._busy.discard(count)
             raise
+
+    def take(self, count: int) -> RankProcesses:
+        """Return the processes of a test that ends them."""
+        self._busy.discard(count)
+        return self._pools.pop(count)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -195,6 +200,21 @@ def test_a_rank_that_cannot_load_its_part_is_named(
     monkeypatch.setattr("baton_engine.ranks.processes.Start", elsewhere)
     with pytest.raises(ConfigError, match=rf"rank 1 of 2: .*{tmp_path}"):
         divided(llama, 2)
+
+
+def test_a_rank_that_others_wait_for_is_named(llama: Path, pools: Pools, divided: MakeEngine) -> None:
+    engine = divided(llama, 2)
+    ranks = pools.take(2)
+    # Rank 0 seems to have begun an operation of all ranks, which the other one never reaches.
+    ranks._board.work(0)
+    until = time.monotonic() + 10
+    while not pools.problems and time.monotonic() < until:
+        time.sleep(0.05)
+    assert pools.problems == ["rank 1 of 2 hangs: all others wait for it"]
+    pools.problems.clear()
+    with pytest.raises(RankDied, match="rank 1 of 2 hangs"):
+        generate(engine, [make_request(0, make_prompt(5))])
+    ranks.close()
 
 
 def test_commands_are_the_same_on_the_other_side() -> None:
