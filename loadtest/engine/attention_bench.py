@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from triton.runtime import driver
 
 from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.attention.backend import AttentionBatch, StepLimits
@@ -135,7 +136,8 @@ class Paged:
         """Return the seconds of one layer's attention for a chunk of one sequence."""
         device, heads, dim = self._device, self._heads, self._dim
         caches, tables = self._caches(-(-length // _BLOCK)), make_tables([length], device)
-        per_tile = queries_per_tile(dim, 2, torch.cuda.get_device_properties(0).shared_memory_per_block_optin)
+        properties = driver.active.utils.get_device_properties(0)
+        per_tile = queries_per_tile(dim, 2, properties["max_shared_mem"])
         facts = ([length], [0, tokens], *prefill_tiles([0, tokens], per_tile))
         lengths, starts, *tiles = (torch.tensor(each, dtype=torch.int32, device=device) for each in facts)
         queries = random(tokens, heads, dim, device=device)

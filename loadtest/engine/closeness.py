@@ -16,6 +16,7 @@ The exit code is 1 if a check fails. The prompts, and so the answers, depend onl
 """
 
 import argparse
+import contextlib
 import gc
 import itertools
 import math
@@ -237,7 +238,9 @@ def make_prompts(count: int, longest: int, vocab_size: int, seed: int) -> list[T
     return prompts
 
 
-def answer_all(folder: Path, prompts: list[Tokens], length: int, dtype: str, way: Way) -> Iterator[list[Tokens]]:
+def answer_all(
+    folder: Path, prompts: list[Tokens], length: int, dtype: str, way: Way, ranks: int
+) -> Iterator[list[Tokens]]:
     """Yield the engine's answers to all prompts, a second time from the prefix cache if there is one."""
     longest = max(map(len, prompts)) + length
     settings = {"enforce_eager": not way.graphs, "enable_prefix_caching": way.cache, "dtype": dtype}
@@ -251,24 +254,27 @@ def answer_all(folder: Path, prompts: list[Tokens], length: int, dtype: str, way
         max_num_seqs=most,
         max_num_batched_tokens=48 if way.chunked else len(prompts) * longest,
         num_threads=torch.get_num_threads(),
+        tensor_parallel=ranks,
         **settings,
     )
     engine = Engine(config)
-    for _ in range(2 if way.cache else 1):
-        for id, prompt in enumerate(prompts):
-            engine.add(Request(id=id, prompt=prompt, sampling=SamplingParams(max_tokens=length)))
-        answers: list[Tokens] = [[] for _ in prompts]
-        while engine.has_work:
-            for delta in engine.step().deltas:
-                answers[delta.id] += delta.tokens
-        engine.check_integrity()
-        yield answers
+    with contextlib.closing(engine.runner):
+        for _ in range(2 if way.cache else 1):
+            for id, prompt in enumerate(prompts):
+                engine.add(Request(id=id, prompt=prompt, sampling=SamplingParams(max_tokens=length)))
+            answers: list[Tokens] = [[] for _ in prompts]
+            while engine.has_work:
+                for delta in engine.step().deltas:
+                    answers[delta.id] += delta.tokens
+            engine.check_integrity()
+            yield answers
 
 
 class Family:
     """One model, its prompts, and the logprobs that transformers gives to answers."""
 
-    def __init__(self, folder: Path, prompts: list[Tokens], length: int, device: str) -> None:
+    def __init__(self, folder: Path, prompts: list[Tokens], length: int, device: str, ranks: int) -> None:
+        self._ranks = ranks
         self._folder, self._prompts, self._length, self._device = folder, prompts, length, device
         self._reference = Reference(folder, torch.float32, device)
         self._judged: dict[tuple[int, tuple[int, ...]], tuple[int, float]] = {}
@@ -277,7 +283,7 @@ class Family:
     def judge(self, dtype: str, way: Way) -> Verdict:
         """Run the engine in one configuration. Errors of the engine propagate."""
         verdict = Verdict(Noise(0.0, 0.0))
-        for answers in answer_all(self._folder, self._prompts, self._length, dtype, way):
+        for answers in answer_all(self._folder, self._prompts, self._length, dtype, way, self._ranks):
             if dtype == "bfloat16":
                 verdict.noise = self._bfloat16_noise(answers)
             for index, answer in enumerate(answers):
@@ -325,7 +331,7 @@ def compare(family: str, arguments: argparse.Namespace, device: str) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder, family, fields, arguments.seed)
-        judge = Family(folder, prompts, arguments.tokens, device)
+        judge = Family(folder, prompts, arguments.tokens, device, arguments.tensor_parallel)
         for dtype, way in itertools.product(DTYPES, ways(device == "cuda")):
             began = time.perf_counter()
             try:
@@ -349,6 +355,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=400, help="tokens of the longest prompt")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs, or processes on a CPU")
     parser.add_argument("--tiny", action="store_true", help="models that a CPU answers within seconds")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()

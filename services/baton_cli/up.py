@@ -62,6 +62,9 @@ def up(
     deterministic: Annotated[
         bool | None, typer.Option("--deterministic", help="Make tokens independent of other requests; slower.")
     ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Processes among which each worker divides the model, one for each GPU.")
+    ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send; may be repeated.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file with the chat template. Default: the model's own.")
@@ -116,6 +119,7 @@ def up(
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
             deterministic=deterministic,
+            tensor_parallel=tensor_parallel,
             engines_sharing_cpu=None if "BATON_ENGINES_SHARING_CPU" in os.environ else workers,
         ),
         gateway_flags=level

@@ -1,5 +1,7 @@
 """How attention of a layer differs from softmax(q k * scale) v."""
 
+from typing import Self
+
 import msgspec
 
 
@@ -18,3 +20,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     softcap: float = 0.0
     alibi: tuple[float, ...] | None = None
     sinks: bool = False
+
+    def part(self, heads: slice) -> Self:
+        """Return the spec of some of the query heads."""
+        return self if self.alibi is None else msgspec.structs.replace(self, alibi=self.alibi[heads])

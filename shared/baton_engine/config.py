@@ -34,6 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False  # a token does not depend on the other sequences of its batch; slower
     export_fraction: float = EXPORT_FRACTION  # fraction of the blocks that exports may hold before others must wait
     set_aside_bytes: int = 0  # of this process's device memory, the bytes that it uses outside the engine
+    tensor_parallel: int = 1  # processes that divide each layer among them, on a GPU each or on the CPU
     num_threads: int | None = None  # on CPU; None = chosen from the cores and the model
     engines_sharing_cpu: int | None = None  # number of engines that divide the cores, this one included
 
@@ -60,6 +61,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--block-size must be at least 1")
         if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1:
             raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
+        if self.tensor_parallel < 1:
+            raise ConfigError("--tensor-parallel must be at least 1")
         if self.chunk_ms < 0:
             raise ConfigError("--chunk-ms must be at least 0")
         if not 0 < self.export_fraction <= 1:

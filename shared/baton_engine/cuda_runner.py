@@ -31,6 +31,7 @@ from .ops import Ops
 from .prompt_graphs import PromptGraphs
 from .row_table import DeviceRowTable
 from .runner import FLOAT_ROWS, Runner, row_sums
+from .shard import ALONE, Ranks
 from .step_in_flight import PromptLogprobs, StepInFlight
 from .step_plan import StepPlan
 from .step_times import StepWork
@@ -53,8 +54,10 @@ class CudaRunner(Runner):
     depth = 1
     _table: DeviceRowTable
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
-        super().__init__(config, model, progress)
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__(config, model, progress, ranks)
         self._progress = progress
         self._compilations = Compilations()
         self._sampler = DeviceSampler(self._table, model.vocab_size, self.device)
@@ -139,7 +142,7 @@ class CudaRunner(Runner):
         self._token_graphs = TokenGraphs(
             self._model, self.cache, self._backend, self._resolve, recorder, self._block_size,
             min(config.max_num_batched_tokens, self.max_model_len),
-            (self.model.num_heads, self.model.head_dim), self._progress,
+            (self.model.num_heads, self.model.head_dim), self._progress, self._ranks,
         )  # fmt: skip
         if isinstance(self._backend, TritonPaged):
             self._prompt_graphs = PromptGraphs(

@@ -27,11 +27,11 @@ from .kv_source import KvSource
 from .loading import Progress
 from .masks import Masks
 from .model_config import ModelConfig
-from .models.registry import load_model_config
 from .pipeline import Pipeline
 from .prefill_pods import PrefillPods
+from .ranks.executor import RanksExecutor
 from .results import Choice
-from .runner import Runner
+from .runners import make_local_runner, read_model
 from .sampling import TokenLogprobs
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State
@@ -50,27 +50,17 @@ class StepResult(msgspec.Struct):
 
 
 def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Executor:
-    """Return the runner for a "cpu" or "cuda" device.
-
-    All modules that need Triton are reached from the runner for a GPU alone. It is imported here, when there is a GPU,
-    so that a worker on a CPU needs no Triton.
-    """
-    kind = Runner
-    if device == "cuda":
-        from .cuda_runner import CudaRunner
-
-        kind = CudaRunner
-    runner = kind(config, model, progress)
-    runner.start()
-    return runner
+    """Return what runs the model on "cpu" or "cuda" devices: in this process, or in as many as --tensor-parallel."""
+    if config.tensor_parallel == 1:
+        return make_local_runner(config, model, device, progress)
+    return RanksExecutor(config, model, device, progress)
 
 
 class Engine:
     """One model on one device: scheduler, block pool and runner."""
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
-        model = load_model_config(Path(config.model))
-        model = model.limited(config.max_model_len or model.default_model_len)
+        model = read_model(config)
         device = find_device(config.device).type
         config = config.on(device)
         self.runner = make_runner(config, model, device, progress)

@@ -1,12 +1,16 @@
 """The interface to the runner of the model: the engine launches plans on it and reads their results."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
 import torch
 
-from .kv_cache import KvCache
+from baton_common.extent import Extent
+from baton_common.kv_layout import KvLayout
+
+from .kv_scales import KvScales
 from .results import Results
 from .step_plan import StepPlan
 from .step_times import StepTimes
@@ -55,6 +59,34 @@ class Done(msgspec.Struct):
         return 0
 
 
+class KvStore(Protocol):
+    """The KV of all blocks. device: where gathered pieces of KV are, and those that are scattered.
+
+    scales: of codes; None = the planes hold numbers. The methods are those of KvCache.
+    """
+
+    device: torch.device
+    num_blocks: int
+    layout: KvLayout
+    scales: KvScales | None
+
+    @property
+    def facts(self) -> dict[str, str]: ...
+
+    @property
+    def format(self) -> str: ...
+
+    def warm_up(self) -> None: ...
+
+    def gather(
+        self, tables: Sequence[list[int]], extent: Extent, out: torch.Tensor, check: bool = False
+    ) -> torch.Tensor: ...
+
+    def scatter(self, tables: Sequence[list[int]], extent: Extent, values: torch.Tensor) -> None: ...
+
+    def checksum(self, values: torch.Tensor) -> torch.Tensor: ...
+
+
 class Executor(Protocol):
     """Runs plans in the order in which they are launched.
 
@@ -63,7 +95,9 @@ class Executor(Protocol):
     quantization: the name of the weights' Quantization.
     """
 
-    cache: KvCache
+    @property
+    def cache(self) -> KvStore: ...
+
     dtype: torch.dtype
     quantization: str
     max_model_len: int
@@ -83,3 +117,6 @@ class Executor(Protocol):
 
     def fence(self) -> Fence | None:
         """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""
+
+    def close(self) -> None:
+        """End the processes that belong to this executor, if there are any. It cannot be used afterwards."""

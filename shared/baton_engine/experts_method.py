@@ -19,7 +19,7 @@ class ExpertsMethod(Protocol):
     """The products with the weights of a layer's experts: how these are held in memory and multiplied."""
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of the results of each token's experts, [T, hidden].
+        """Return the weighted sum of the results of each token's experts, [T, hidden], as far as this rank computes it.
 
         x: [T, hidden]. weights: [T, count] float32. experts: [T, count] int32.
         """

@@ -9,26 +9,30 @@ from baton_kernels.reference.quantize import QuantizedRows, RowFormat
 from .ops import Ops
 
 # Inputs of a product, [T, inputs].
-Rows = torch.Tensor | QuantizedRows
+InputRows = torch.Tensor | QuantizedRows
 
 
 class Inputs(Protocol):
     """The form in which a product takes its inputs. A product also takes them as numbers."""
 
-    def norm(self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> Rows:
+    def norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> InputRows:
         """Compute what add_rms_norm_reference does."""
 
-    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> Rows:
+    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
         """Compute what gate_mul_reference does."""
 
 
 class Numbers:
     """Numbers in the dtype that the engine computes in."""
 
-    def norm(self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> Rows:
+    def norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> InputRows:
         return ops.add_rms_norm(x, residual, weight, eps)
 
-    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> Rows:
+    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
         return ops.gate_mul(gate_up, activation)
 
 
@@ -41,14 +45,16 @@ class EightBits:
     def __init__(self, form: RowFormat, scale: torch.Tensor | None, zero: torch.Tensor | None) -> None:
         self._form, self._scale, self._zero = form, scale, zero
 
-    def rounded(self, ops: Ops, x: Rows) -> QuantizedRows:
+    def rounded(self, ops: Ops, x: InputRows) -> QuantizedRows:
         """Return inputs of a product in this form."""
         return x if isinstance(x, QuantizedRows) else ops.quantize_rows(x, self._form, self._scale, self._zero)
 
-    def norm(self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> Rows:
+    def norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> InputRows:
         return ops.quantize_norm(x, residual, weight, eps, self._form, self._scale, self._zero)
 
-    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> Rows:
+    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
         return ops.quantize_gate(gate_up, activation, self._form, self._scale, self._zero)
 
 

@@ -14,6 +14,7 @@ from .models.registry import model_class
 from .ops import TORCH, Ops
 from .quantization.dense import as_stored
 from .read_ahead import Range
+from .shard import ALONE, Ranks
 from .source import Policy, Source, Tensors
 
 log = logging.getLogger(__name__)
@@ -68,10 +69,13 @@ def planned_takes(build: Build, dtype: torch.dtype, weights: Weights | None = No
     return notes.takes
 
 
-def build_of(model: ModelConfig, max_positions: int, policy: Policy = as_stored) -> Build:
-    """Return what makes a model. max_positions: the most tokens of a sequence. policy: how weights are stored."""
+def build_of(model: ModelConfig, max_positions: int, policy: Policy = as_stored, ranks: Ranks = ALONE) -> Build:
+    """Return what makes a model. max_positions: the most tokens of a sequence. policy: how weights are stored.
+
+    ranks: those that divide the layers; what is made is the part of one of them.
+    """
     kind = model_class(model.architecture)
-    return lambda tensors, ops: kind(model, Source(tensors, ops, policy), max_positions)
+    return lambda tensors, ops: kind(model, Source(tensors, ops, policy, ranks=ranks), max_positions)
 
 
 def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -68,8 +68,33 @@ class CudaMemory:
         torch.cuda.empty_cache()
 
 
+class SharedMemory:
+    """The equal part of a memory that one of several processes may use."""
+
+    def __init__(self, memory: Memory, processes: int) -> None:
+        self.name, self.measured = memory.name, memory.measured
+        self._memory, self._processes = memory, processes
+
+    def total(self) -> int:
+        return self._memory.total() // self._processes
+
+    def free(self) -> int:
+        return self._memory.free() // self._processes
+
+    def held(self) -> int:
+        return self._memory.held()
+
+    def trim(self) -> None:
+        self._memory.trim()
+
+
 def memory_of(device: torch.device) -> Memory:
     return CudaMemory(device) if device.type == "cuda" else HostMemory()
+
+
+def shared_by(memory: Memory, processes: int) -> Memory:
+    """Return the part of a device's memory that one of an engine's processes may use. Each has a GPU of its own."""
+    return memory if memory.measured or processes == 1 else SharedMemory(memory, processes)
 
 
 class KvShape(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from baton_common.kv_layout import KvLayout, Plane
 
 from .attention_spec import AttentionSpec
 from .config import ConfigError
+from .shard import Place, head_part
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +87,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def limited(self, max_positions: int) -> Self:
         """Return the config for an engine whose sequences have at most max_positions tokens."""
         return self
+
+    def part(self, ranks: Place) -> Self:
+        """Return the config of what one rank has: its heads. Raises ConfigError if the heads cannot be divided."""
+        if ranks.count == 1:
+            return self
+        heads = head_part(self.num_heads, ranks, "attention heads")
+        kv_heads = head_part(self.num_kv_heads, ranks, "key-value heads")
+        if self.num_heads < ranks.count:
+            raise ConfigError(f"--tensor-parallel {ranks.count} is more than the {self.num_heads} attention heads")
+        return msgspec.structs.replace(
+            self,
+            num_heads=heads.stop - heads.start,
+            num_kv_heads=kv_heads.stop - kv_heads.start,
+            attention=tuple(spec.part(heads) for spec in self.attention),
+        )
 
     def layout(self) -> dict[str, Any]:
         """Return the facts that two engines must share for one to decode on the other's KV."""

@@ -34,6 +34,7 @@ from .memory import (
     log_memory,
     measure,
     memory_of,
+    shared_by,
     unmeasured,
 )
 from .model_config import ModelConfig
@@ -43,6 +44,7 @@ from .results import Choice, Results, mark_broken
 from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
+from .shard import ALONE, Ranks
 from .step_plan import StepPlan
 from .step_times import StepTimes
 from .stored_scales import StoredScales, scales_of_checkpoint, scales_of_file
@@ -61,7 +63,10 @@ class Runner:
     depth = 0  # number of steps that may be in flight when another one is launched
     threads: Threads | None = None  # those that compute; None on a GPU
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None, ranks: Ranks = ALONE
+    ) -> None:
+        """model: the whole model. ranks: those that divide it; this runner has the part of one of them."""
         self.times = StepTimes()  # without measurements; a CPU's steps are not predicted
         device = find_device(config.device)
         dtype = choose_dtype(config.dtype, model.dtype, device)
@@ -69,6 +74,8 @@ class Runner:
             self.threads = choose_threads(config, model, available_cores(), os.environ)
             torch.set_num_threads(self.threads.count)
             log.info("threads: %s", self.threads)
+        self._ranks = ranks
+        whole, model = model, model.part(ranks)
         self.model = model
         self.device = device
         self.dtype = dtype  # of activations, and of weights that are not quantized
@@ -91,7 +98,7 @@ class Runner:
             self.cache.block_bytes, config.block_size, self.max_model_len, layout.groups, config.max_num_batched_tokens
         )
         check_num_blocks(config.num_blocks, self._shape)
-        self._memory = memory_of(device)
+        self._memory = shared_by(memory_of(device), ranks.count)
         self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
         backend = select_backend(config.attention_backend, model, device, config.deterministic)
         keys = max(config.max_num_batched_tokens, self.max_model_len)
@@ -100,7 +107,7 @@ class Runner:
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
         quantization = read_quantization(folder, config.quantization)
         self.quantization = quantization.name
-        self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused)
+        self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused) // ranks.count
         stored = quantization.describe(dtype, self._ops)
         log.info("weights: %s", stored, extra={"event": "weights", "quantization": quantization.name})
         check_weights(self._weights_bytes, self._memory, self._share, stored)
@@ -108,7 +115,7 @@ class Runner:
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
-            build = build_of(model, self.max_model_len, quantization.policy)
+            build = build_of(whole, self.max_model_len, quantization.policy, ranks)
             scales = self.cache.scales
             stored_scales = None if scales is None else self._stored_scales(weights)
             weights.expect([*planned_ranges(build, weights), *(stored_scales.ranges if stored_scales else [])])
@@ -152,6 +159,7 @@ class Runner:
         """
         budget = self._budget()
         num_blocks = choose_num_blocks(budget, self._shape, self._config, self._memory.measured)
+        num_blocks = self._ranks.least(num_blocks)
         with self._explain_out_of_memory("the KV cache", num_blocks * self._shape.block_bytes):
             self.cache.allocate(num_blocks)
         log_memory(budget, self._shape, num_blocks)
@@ -265,6 +273,9 @@ class Runner:
     def fence(self) -> Fence | None:
         """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""
         return None
+
+    def close(self) -> None:
+        """Do nothing: this process is the only one."""
 
     def _pack(self, plan: StepPlan, out: np.ndarray) -> AttentionBatch:
         """Fill out with token ids, positions and slots, as Tokens has them.

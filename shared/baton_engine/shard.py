@@ -1,13 +1,94 @@
-"""Which part of a linear layer a rank computes, and how the parts of all ranks become the result."""
+"""Which part of a layer a rank computes, and how the parts of all ranks become the result (Shoeybi et al.,
+"Megatron-LM", 2019)."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from .config import ConfigError
+
+
+class Place(Protocol):
+    """rank: the number of a process among those that divide each layer. count: how many there are."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class RankNumber:
+    """Implements Place."""
+
+    rank: int
+    count: int
+
+
+class Ranks(Place, Protocol):
+    """The processes that divide each layer among them, as one of them sees them.
+
+    All ranks call the methods in the same order, with tensors of the same shape. Each result is the same on all ranks,
+    to the bit.
+    """
+
+    def sum(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' y, in the memory of y, which must be contiguous."""
+
+    def join(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the ranks' y [T, n] side by side, [T, count * n]."""
+
+    def least(self, value: int) -> int:
+        """Return the least of the ranks' values. It is for decisions that all ranks must take alike."""
+
+
+class OneRank:
+    """A process that computes whole layers."""
+
+    rank = 0
+    count = 1
+
+    def sum(self, y: torch.Tensor) -> torch.Tensor:
+        return y
+
+    def join(self, y: torch.Tensor) -> torch.Tensor:
+        return y
+
+    def least(self, value: int) -> int:
+        return value
+
+
+ALONE = OneRank()
+
+
+def even_part(size: int, ranks: Place, what: str) -> slice:
+    """Return this rank's part of `size` equal things. what: their name. Raises ConfigError if parts would differ."""
+    if size % ranks.count:
+        raise ConfigError(
+            f"{size} {what} cannot be divided among {ranks.count} ranks: --tensor-parallel must divide it"
+        )
+    each = size // ranks.count
+    return slice(ranks.rank * each, (ranks.rank + 1) * each)
+
+
+def head_part(heads: int, ranks: Place, what: str = "heads") -> slice:
+    """Return the heads that this rank has. Where there are fewer heads than ranks, several ranks have the same head."""
+    if heads < ranks.count and ranks.count % heads == 0:
+        head = ranks.rank * heads // ranks.count
+        return slice(head, head + 1)
+    return even_part(heads, ranks, what)
+
 
 class Shard(Protocol):
-    def outputs(self, size: int) -> slice:
-        """Return which of `size` outputs this rank computes."""
+    """adds_bias: whether this rank adds the layer's bias."""
+
+    adds_bias: bool
+
+    def outputs(self, sizes: Sequence[int]) -> list[slice]:
+        """Return which outputs of each of the stacked projections this rank computes. sizes: of the projections."""
 
     def inputs(self, size: int) -> slice:
         """Return which of `size` inputs this rank multiplies."""
@@ -19,8 +100,10 @@ class Shard(Protocol):
 class Replicated:
     """Each rank computes the whole layer."""
 
-    def outputs(self, size: int) -> slice:
-        return slice(0, size)
+    adds_bias = True
+
+    def outputs(self, sizes: Sequence[int]) -> list[slice]:
+        return [slice(0, size) for size in sizes]
 
     def inputs(self, size: int) -> slice:
         return slice(0, size)
@@ -30,3 +113,50 @@ class Replicated:
 
 
 REPLICATED = Replicated()
+
+
+class Columns(Replicated):
+    """Each rank computes a part of the outputs of each projection, and the results stay apart."""
+
+    def __init__(self, ranks: Ranks, what: str = "hidden units") -> None:
+        """what: the name of the outputs."""
+        self._ranks, self._what = ranks, what
+
+    def outputs(self, sizes: Sequence[int]) -> list[slice]:
+        return [even_part(size, self._ranks, self._what) for size in sizes]
+
+
+class Heads(Replicated):
+    """Each rank computes some heads of each projection, and the results stay apart.
+
+    dim: outputs of a head. divided: how many of the projections have heads, the first ones; None = all. Each rank
+    computes the others as a whole.
+    """
+
+    def __init__(self, ranks: Ranks, dim: int, divided: int | None = None) -> None:
+        self._ranks, self._dim, self._divided = ranks, dim, divided
+
+    def outputs(self, sizes: Sequence[int]) -> list[slice]:
+        divided = len(sizes) if self._divided is None else self._divided
+        parts = [head_part(size // self._dim, self._ranks) for size in sizes[:divided]]
+        return [
+            *(slice(part.start * self._dim, part.stop * self._dim) for part in parts),
+            *(slice(0, size) for size in sizes[divided:]),
+        ]
+
+
+class Rows(Replicated):
+    """Each rank multiplies a part of the inputs, and the results are added up.
+
+    joins: False = the caller adds them up.
+    """
+
+    def __init__(self, ranks: Ranks, joins: bool = True) -> None:
+        self.adds_bias = ranks.rank == 0
+        self._ranks, self._joins = ranks, joins
+
+    def inputs(self, size: int) -> slice:
+        return even_part(size, self._ranks, "inputs")
+
+    def join(self, y: torch.Tensor) -> torch.Tensor:
+        return self._ranks.sum(y) if self._joins else y

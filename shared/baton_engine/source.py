@@ -1,7 +1,7 @@
 """The source that layers are built from, and the methods by which it stores weights, which read from it in turn."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -9,9 +9,17 @@ from baton_kernels.reference.activation import ClampedGate
 
 from .config import ConfigError
 from .experts_method import ExpertNames, ExpertsMethod
-from .inputs import Inputs, Rows
+from .inputs import InputRows, Inputs
 from .ops import Ops
-from .shard import Shard
+from .shard import ALONE, Ranks
+
+
+class Outputs(NamedTuple):
+    """Consecutive outputs of a projection that a rank computes. size: how many outputs the projection has."""
+
+    name: str
+    size: int
+    rows: slice
 
 
 class Product(Protocol):
@@ -25,7 +33,7 @@ class Product(Protocol):
     def __call__(self, x: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
 
-    def gated(self, x: Any, activation: str, into: Inputs) -> Rows:
+    def gated(self, x: Any, activation: str, into: Inputs) -> InputRows:
         """Multiply as `__call__` does and return activation(gate) * up, [T, outputs / 2].
 
         The outputs are the gates, then as many ups. activation: a key of
@@ -39,23 +47,22 @@ class Method(Protocol):
     def load(
         self,
         source: "Source",
-        names: list[str],
-        outputs: list[int],
+        taken: list[Outputs],
         inputs: int,
+        columns: slice,
         bias: bool,
-        shard: Shard,
         order: Sequence[int] | None,
         transposed: bool,
     ) -> Product:
-        """Read the projections called `names`, each [its outputs, inputs], and stack them along their outputs.
+        """Read parts of projections, each [its outputs, inputs], and stack them along their outputs.
 
-        order: for each output, the output of the checkpoint that it takes; None = the same order. transposed: the
-        checkpoint stores weights that are not quantized as [inputs, outputs]. Raises ConfigError for a tensor that is
-        missing or has another shape or dtype.
+        taken: the outputs to read. columns: the inputs to read. order: for each output of the product, its place among
+        those that are taken; None = the same order. transposed: the checkpoint stores weights that are not quantized as
+        [inputs, outputs]. Raises ConfigError for a tensor that is missing or has another shape or dtype.
         """
 
-    def weight(self, source: "Source", name: str, outputs: int, inputs: int) -> torch.Tensor:
-        """Return the weight of one projection in the engine's dtype, [outputs, inputs]."""
+    def weight(self, source: "Source", taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
+        """Return a part of the weight of one projection in the engine's dtype, [rows of the part, its columns]."""
 
     def experts(self, source: "Source", names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
         """Read each expert's projections, which a checkpoint stores at the expert's number, [outputs, inputs] each."""
@@ -101,8 +108,10 @@ class Tensors(Protocol):
 class Source:
     """The tensors of a checkpoint whose names begin with a prefix."""
 
-    def __init__(self, weights: Tensors, ops: Ops, policy: Policy, prefix: str = "") -> None:
+    def __init__(self, weights: Tensors, ops: Ops, policy: Policy, prefix: str = "", ranks: Ranks = ALONE) -> None:
+        """ranks: those that divide the model's layers among them."""
         self.ops = ops
+        self.ranks = ranks
         self.dtype = weights.dtype
         self.device = weights.device
         self._weights = weights
@@ -111,7 +120,7 @@ class Source:
 
     def at(self, name: str) -> "Source":
         """Return the source of the tensors whose names go on with `name` and a dot."""
-        return Source(self._weights, self.ops, self._policy, f"{self._prefix}{name}.")
+        return Source(self._weights, self.ops, self._policy, f"{self._prefix}{name}.", self.ranks)
 
     def __contains__(self, name: str) -> bool:
         return f"{self._prefix}{name}" in self._weights
@@ -129,9 +138,15 @@ class Source:
                 )
         return method
 
-    def weight(self, name: str, outputs: int, inputs: int) -> torch.Tensor:
-        """Return the weight of one projection in the engine's dtype, [outputs, inputs], however it is stored."""
-        return self.method([name]).weight(self, name, outputs, inputs)
+    def weight(
+        self, name: str, outputs: int, inputs: int, rows: slice | None = None, columns: slice | None = None
+    ) -> torch.Tensor:
+        """Return the weight of one projection in the engine's dtype, [outputs, inputs], however it is stored.
+
+        rows, columns: the part of it that is returned; None = all.
+        """
+        taken = Outputs(name, outputs, rows or slice(0, outputs))
+        return self.method([name]).weight(self, taken, inputs, columns or slice(0, inputs))
 
     def take(
         self,

@@ -39,12 +39,12 @@ def choose_threads(config: EngineConfig, model: ModelConfig, cores: float, envir
     spin = _spins(environ)
     if config.num_threads is not None:
         return _threads(config.num_threads, spin, "as --num-threads says")
-    engines = config.engines_sharing_cpu or 1
+    engines = (config.engines_sharing_cpu or 1) * config.tensor_parallel
     weights = model.layer_weights
     least = _WEIGHTS_PER_SPINNING_THREAD if spin else _WEIGHTS_PER_SLEEPING_THREAD
     # Rounded down: the kernel stops a process that has used up its quota until the next period begins.
     most = math.floor(cores / engines)
-    sharing = "one engine" if engines == 1 else f"{engines} engines"
+    sharing = "one engine" if engines == 1 else f"{engines} engine processes"
     reason = f"{cores:g} cores for {sharing}, {weights / 1e6:.1f} million weights in a layer"
     return _threads(max(min(most, weights // least), 1), spin, reason)
 

@@ -14,6 +14,7 @@ from .cuda_graph import Recorder
 from .kv_cache import KvCache
 from .loading import Progress
 from .models.model import Model
+from .shard import Ranks
 from .transfer import host_buffer
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,8 @@ class _Recording(Context):
 class TokenGraphs:
     """Graphs by number of tokens, up to the size from which on launching kernel by kernel is as fast.
 
-    resolve: replaces the placeholders of tokens that only the device knows. query_shape: heads and head_dim.
+    resolve: replaces the placeholders of tokens that only the device knows. query_shape: heads and head_dim. ranks: all
+    of them replay a graph, or none does.
     """
 
     def __init__(
@@ -86,9 +88,11 @@ class TokenGraphs:
         most: int,
         query_shape: tuple[int, int],
         progress: Progress | None,
+        ranks: Ranks,
     ) -> None:
         self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
         self._recorder, self._block_size, self._device = recorder, block_size, cache.device
+        self._ranks = ranks
         shape = (min(most, _SIZES[-1]), *query_shape)
         self._queries = torch.zeros(shape, dtype=model.dtype, device=self._device)
         self._attended = backend.outputs(self._queries).zero_()
@@ -138,7 +142,9 @@ class TokenGraphs:
         tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
         eagerly = _seconds(lambda: self._model(Context(tokens, self._cache, self._backend)))
         self._pieces[size] = self._capture(inputs)
-        if _seconds(lambda: self.forward(size, packed)) < eagerly:
+        faster = _seconds(lambda: self.forward(size, packed)) < eagerly
+        # Clocks differ between ranks, but all ranks must have the same graphs.
+        if self._ranks.least(int(faster)):
             return True
         del self._pieces[size]
         return False

@@ -61,9 +61,11 @@ class EngineClient:
         """
         ours, theirs = channel_pair()
         fds = [StagingArena.create_file("baton-exports"), StagingArena.create_file("baton-imports")]
+        # The ranks of an engine share the cores, too.
+        sharing = config.engines_sharing_cpu if config.tensor_parallel == 1 else None
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "baton_worker.engine_process", str(theirs.fileno())),
-            env={**_KERNEL_CACHES, **os.environ, **waiting_environment(config.engines_sharing_cpu, os.environ)},
+            env={**_KERNEL_CACHES, **os.environ, **waiting_environment(sharing, os.environ)},
             pass_fds=(theirs.fileno(), *fds),
         )
         theirs.close()

@@ -19,6 +19,7 @@ from baton_engine.config import ConfigError
 from baton_engine.device import find_device
 from baton_engine.engine import Engine
 from baton_engine.fingerprint import layout_fingerprint
+from baton_engine.ranks.processes import RankDied
 
 from . import pair_memory
 from .channel import EngineEnd
@@ -206,12 +207,19 @@ def main() -> None:
     configure_logging(start.service, start.log_level)
     try:
         config = start.config
-        pairs = pair_memory.set_aside(find_device(config.device), start.gpu_pair_memory, sends=config.prefill_only)
+        part = start.gpu_pair_memory
+        if part and config.tensor_parallel > 1:
+            log.info("no GPU pairs: KV of several ranks goes through the host", extra={"event": "gpu_pairs", "most": 0})
+            part = 0.0
+        pairs = pair_memory.set_aside(find_device(config.device), part, sends=config.prefill_only)
         config = msgspec.structs.replace(config, set_aside_bytes=pairs.set_aside)
         engine = Engine(config, lambda what, done, total: channel.send(Progress(what, done, total)))
     except ConfigError as error:
         channel.send(Refused(str(error)))
         return
+    except RankDied as error:
+        log.error("%s", error, extra={"event": "rank_died"})
+        sys.exit(1)
     loop = EngineLoop(channel, engine, start, pairs)
     # The objects that exist now live as long as the process, so the garbage collector need not scan them.
     gc.freeze()
@@ -221,6 +229,9 @@ def main() -> None:
         loop.run()
     except (EOFError, ConnectionError):
         log.info("the RPC process has closed the channel")
+    except RankDied as error:
+        log.error("%s", error, extra={"event": "rank_died"})
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,9 @@ class WorkerSettings(PeerSettings):
     """On GPU, make the tokens of a request independent of the other requests in its batch. This costs speed."""
     export_fraction: float = Field(default=EXPORT_FRACTION, gt=0, le=1)
     """Part of the KV blocks that computed prompts may hold until decode pods have their KV. Above it, prompts wait."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Processes that divide each layer of the model among them: one for each GPU of this pod, or on the CPU. Must
+    divide the model's attention heads."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default chosen from its cores and the size of the model's layers."""
     engines_sharing_cpu: int | None = Field(default=None, ge=1)

@@ -1,6 +1,6 @@
 """A linear layer reads the part of the checkpoint that its rank computes, in the order that its model wants."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,13 @@ from baton_engine.layers.linear import Linear
 from baton_engine.loading import Weights
 from baton_engine.ops import TORCH
 from baton_engine.quantization.dense import as_stored
+from baton_engine.shard import Heads, OneRank, Replicated
 from baton_engine.source import Source
 
 INPUTS, OUTPUTS = 6, (8, 4)
 
 
-class Half:
+class Half(Replicated):
     """One of two ranks, each of which computes half of the outputs or multiplies half of the inputs."""
 
     def __init__(self, rank: int, by_inputs: bool) -> None:
@@ -26,14 +27,11 @@ class Half:
     def _half(self, size: int) -> slice:
         return slice(self._rank * size // 2, (self._rank + 1) * size // 2)
 
-    def outputs(self, size: int) -> slice:
-        return slice(0, size) if self._by_inputs else self._half(size)
+    def outputs(self, sizes: Sequence[int]) -> list[slice]:
+        return super().outputs(sizes) if self._by_inputs else [self._half(size) for size in sizes]
 
     def inputs(self, size: int) -> slice:
         return self._half(size) if self._by_inputs else slice(0, size)
-
-    def join(self, y: torch.Tensor) -> torch.Tensor:
-        return y
 
 
 @pytest.fixture
@@ -96,3 +94,29 @@ def test_what_is_taken_keeps_its_dtype_only_where_it_is_asked_for(source: Source
     part = source.take("a.weight", (8, INPUTS), (slice(2, 4), slice(1, 3)), dtype=torch.float16)
     assert part.shape == (2, 2)
     assert part.dtype == torch.float16
+
+
+class Third(OneRank):
+    """One of three ranks."""
+
+    count = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def test_a_rank_has_its_heads_of_a_fused_projection(source: Source, tensors: dict[str, torch.Tensor]) -> None:
+    """Three ranks, six heads of one output each, and one head of keys, which all ranks have."""
+    x, order = torch.randn(3, INPUTS), [5, 1, 4, 0, 7, 2, 6]
+    whole = x @ tensors["t.a.weight"].T + tensors["t.a.bias"]
+    for rank in range(3):
+        shard = Heads(Third(rank), 1)
+        y = Linear(source, ["a"], [8], INPUTS, bias=True, order=order, parts=[6, 1], shard=shard)(x)
+        torch.testing.assert_close(y, whole[:, [*order[2 * rank : 2 * rank + 2], order[6]]])
+        plain = Linear(source, ["a"], [8], INPUTS, bias=True, parts=[6, 1, 1], shard=shard)(x)
+        torch.testing.assert_close(plain, whole[:, [2 * rank, 2 * rank + 1, 6, 7]])
+
+
+def test_heads_that_cannot_be_divided_are_refused(source: Source) -> None:
+    with pytest.raises(ConfigError, match="8 heads cannot be divided among 3 ranks: --tensor-parallel must divide it"):
+        Linear(source, ["a"], [8], INPUTS, shard=Heads(Third(0), 1))

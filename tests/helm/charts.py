@@ -86,6 +86,7 @@ _EVERYTHING: Values = {
                     ],
                 }
             },
+            "worker": {"tensorParallel": 2},
             "canary": {"enabled": True, "weight": 0, "volume": {"pvc": {"claimName": "other"}}},
         },
     },

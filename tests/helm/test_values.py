@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import yaml
 
 from baton_controller.config_file import read_config
@@ -63,6 +64,21 @@ def test_zero_and_false_override():
     assert decode["spec"]["replicas"] == 0
     assert "no-deterministic" in flags(container)
     assert flags(container)["device"] == "cpu"
+
+
+def test_several_gpus_divide_a_model():
+    worker = {"gpus": 4, "tensorParallel": 4}
+    values = {"gpuPairs": {"enabled": True}, "models": {"a": {"worker": worker, "prefill": {}}}}
+    for role in ("prefill", "decode"):
+        [container] = named(render(values), "Deployment", f"rel-baton-a-{role}")["spec"]["template"]["spec"][
+            "containers"
+        ]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
+        assert {"name": "BATON_TENSOR_PARALLEL", "value": "4"} in container["env"]
+    assert flags(container)["kv-transport"] == "tcp"
+    worker["gpus"] = 2
+    with pytest.raises(Exception, match=r"models\.a\.prefill: tensorParallel is 4 and gpus is 2"):
+        render(values)
 
 
 def test_the_canary_config_map_says_where_canaries_stand():

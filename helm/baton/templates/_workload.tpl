@@ -6,6 +6,12 @@
 {{- $gpus := int $spec.gpus -}}
 {{- $device := gt $gpus 0 | ternary "cuda" "cpu" -}}
 {{- $repository := printf "baton/worker-%s" $device -}}
+{{- $ranks := int $spec.tensorParallel -}}
+{{- if and (gt $gpus 0) (gt $ranks 1) (ne $gpus $ranks) -}}
+{{- fail (printf "%s: tensorParallel is %d and gpus is %d; each process needs one GPU" $workload.path $ranks $gpus) -}}
+{{- end -}}
+{{- /* The KV of several processes goes through the host. */ -}}
+{{- $pairs := and $root.Values.gpuPairs.enabled (le $ranks 1) -}}
 {{- $image := include "baton.image" (dict "root" $root "image" $spec.image "repository" $repository) -}}
 {{- $component := dict "root" $root "component" $workload.role -}}
 {{- $selector := printf "%s\n%s" (include "baton.selectorLabels" $component) (include "baton.workerLabels" $workload) -}}
@@ -15,14 +21,17 @@
 {{- $tls := include "baton.peerTlsSecret" $root -}}
 {{- if and (eq $workload.role "decode") (eq $device "cuda") -}}
 {{- /* Without gpuPairs, NCCL's ports are closed, so use TCP. With TLS, NCCL must be selected explicitly. */ -}}
-{{- $transport := $root.Values.gpuPairs.enabled | ternary (empty $tls | ternary "" "nccl") "tcp" -}}
+{{- $transport := $pairs | ternary (empty $tls | ternary "" "nccl") "tcp" -}}
 {{- with $transport }}{{ $_ := set $engine "kv-transport" . }}{{ end -}}
 {{- end -}}
 {{- /* Environment variables, because images of earlier versions would reject unknown flags. */ -}}
 {{- $env := list -}}
-{{- if and (eq $workload.role "prefill") (eq $device "cuda") (not $root.Values.gpuPairs.enabled) -}}
+{{- if and (eq $workload.role "prefill") (eq $device "cuda") (not $pairs) -}}
 {{- /* Without GPU pairs, the engine need not reserve memory for them. */ -}}
 {{- $env = list (dict "name" "BATON_GPU_PAIR_MEMORY" "value" "0") -}}
+{{- end -}}
+{{- if gt $ranks 1 -}}
+{{- $env = append $env (dict "name" "BATON_TENSOR_PARALLEL" "value" (toString $ranks)) -}}
 {{- end -}}
 {{- if eq $workload.role "decode" -}}
 {{- $pool := eq $workload.pool "default" | ternary "" $workload.pool -}}

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import torch
+from triton.runtime import driver
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
@@ -114,7 +115,8 @@ def _shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program can have. Triton's interpreter has no limit."""
     if device.type != "cuda":
         return sys.maxsize
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties = driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["max_shared_mem"])
 
 
 def _variant(spec: AttentionSpec, device: torch.device) -> AttentionVariant:

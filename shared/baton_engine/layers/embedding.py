@@ -1,38 +1,93 @@
-"""The embedding of token ids, and the output layer that turns hidden states into logits."""
+"""The embedding of token ids, and the output layer that turns hidden states into logits.
+
+Each rank has the same number of tokens of the vocabulary, the last ranks maybe fewer.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
 
 from baton_engine.quantization.dense import Dense
+from baton_engine.shard import Ranks, Replicated
 from baton_engine.source import Source
 
 from .linear import Linear
+
+
+class _Tokens(Replicated):
+    """Each rank computes the logits of its tokens."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def outputs(self, sizes: Sequence[int]) -> list[slice]:
+        return [_own_tokens(size, self._ranks) for size in sizes]
+
+
+def _tokens_of_a_rank(vocab_size: int, ranks: Ranks) -> int:
+    return -(-vocab_size // ranks.count)
+
+
+def _own_tokens(vocab_size: int, ranks: Ranks) -> slice:
+    each = _tokens_of_a_rank(vocab_size, ranks)
+    return slice(min(ranks.rank * each, vocab_size), min((ranks.rank + 1) * each, vocab_size))
 
 
 class Embedding:
     """The vectors of token ids. scale: factor of the vectors, rounded to their dtype; None = off."""
 
     def __init__(self, source: Source, vocab_size: int, hidden_size: int, scale: float | None = None) -> None:
-        self.weight = source.take("weight", (vocab_size, hidden_size))
-        self._ops = source.ops
+        self.shape = vocab_size, hidden_size
+        self._own = _own_tokens(vocab_size, source.ranks)
+        self.weight = source.take("weight", self.shape, (self._own,))
+        self._ops, self._ranks = source.ops, source.ranks
         self._scale = None if scale is None else torch.tensor(scale, dtype=source.dtype, device=source.device)
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids: [T] int64. Returns [T, hidden]."""
-        x = functional.embedding(ids, self.weight)
+        x = functional.embedding(ids, self.weight) if self._ranks.count == 1 else self._sum(ids)
         return x if self._scale is None else x.mul_(self._scale)
 
     def as_head(self) -> Dense:
-        """Return the output layer that has the same weights as this embedding."""
+        """Return the output layer that has the same weights as this embedding, and gives the logits of its tokens."""
         return Dense(self.weight, None, self._ops)
 
+    def _sum(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks, of which one has the vector of a token and the others have zeros."""
+        count = len(self.weight)
+        places = ids - self._own.start
+        elsewhere = (places < 0) | (places >= count)
+        if not count:
+            x = self.weight.new_zeros(len(ids), self.shape[1])
+        else:
+            x = functional.embedding(places.clamp(0, count - 1), self.weight).masked_fill_(elsewhere[:, None], 0)
+        return self._ranks.sum(x)
 
-def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head") -> Linear | Dense:
+
+class Head:
+    """The layer that turns hidden states into logits. product: gives the logits of this rank's tokens."""
+
+    def __init__(self, product: Callable[..., torch.Tensor], vocab_size: int, ranks: Ranks) -> None:
+        self._product, self._vocab_size, self._ranks = product, vocab_size, ranks
+
+    def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: [R, hidden]. Returns [R, vocab], in out when given."""
+        if self._ranks.count == 1:
+            return self._product(hidden, out)
+        own = self._product(hidden)
+        missing = _tokens_of_a_rank(self._vocab_size, self._ranks) - own.shape[1]
+        logits = self._ranks.join(functional.pad(own, (0, missing)) if missing else own)[:, : self._vocab_size]
+        return logits.contiguous() if out is None else out.copy_(logits)
+
+
+def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head") -> Head:
     """Return the layer that turns hidden states [R, hidden] into logits [R, vocab].
 
     tied: the layer shares the weights of the embedding; otherwise it has those that the source has by this name.
     """
+    vocab_size, hidden_size = embedding.shape
     if tied:
-        return embedding.as_head()
-    vocab_size, hidden_size = embedding.weight.shape
-    return Linear(source, [name], [vocab_size], hidden_size, sensitive=True)
+        return Head(embedding.as_head(), vocab_size, source.ranks)
+    linear = Linear(source, [name], [vocab_size], hidden_size, shard=_Tokens(source.ranks), sensitive=True)
+    return Head(linear, vocab_size, source.ranks)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.experts_method import ExpertNames, ExpertsMethod
+from baton_engine.shard import Ranks
 from baton_engine.source import Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.routing import Routing
@@ -54,26 +55,33 @@ def load_joined_experts(source: Source, experts: int, hidden: int, size: int, cl
 class ExpertMlp:
     """The weighted sum of the results of a token's experts."""
 
-    def __init__(self, router: Router, experts: ExpertsMethod) -> None:
-        self._router, self._experts = router, experts
+    def __init__(self, router: Router, experts: ExpertsMethod, ranks: Ranks) -> None:
+        self._router, self._experts, self._ranks = router, experts, ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
+        return self._ranks.sum(self.part(x))
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what this rank contributes to the sum, [T, hidden]."""
         return self._experts(x, *self._router(x))
 
 
 class WithSharedExpert:
     """Experts, and one more that all tokens use (Dai et al., "DeepSeekMoE", 2024).
 
-    gate: the shared expert's result is multiplied by sigmoid(gate(x)) (Qwen Team, "Qwen1.5-MoE", 2024); None = by 1.
+    shared: its result is what this rank contributes to the sum. gate: the shared expert's result is multiplied by
+    sigmoid(gate(x)) (Qwen Team, "Qwen1.5-MoE", 2024); None = by 1.
     """
 
     def __init__(
-        self, experts: ExpertMlp, shared: Callable[[torch.Tensor], torch.Tensor], gate: Linear | None = None
-    ) -> None:
-        self._experts, self._shared, self._gate = experts, shared, gate
+        self, experts: ExpertMlp, shared: Callable[[torch.Tensor], torch.Tensor], ranks: Ranks,
+        gate: Linear | None = None,
+    ) -> None:  # fmt: skip
+        self._experts, self._shared, self._ranks, self._gate = experts, shared, ranks, gate
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
         shared = self._shared(x)
-        return self._experts(x).add_(shared if self._gate is None else torch.sigmoid(self._gate(x)) * shared)
+        shared = shared if self._gate is None else torch.sigmoid(self._gate(x)) * shared
+        return self._ranks.sum(self._experts.part(x).add_(shared))

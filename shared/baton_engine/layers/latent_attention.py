@@ -3,8 +3,9 @@
 import torch
 
 from baton_engine.context import Context
-from baton_engine.inputs import Rows
+from baton_engine.inputs import InputRows
 from baton_engine.latent_spec import LatentSpec
+from baton_engine.shard import REPLICATED, Heads, Rows, head_part
 from baton_engine.source import Source
 
 from .linear import Linear
@@ -15,7 +16,8 @@ _EPS = 1e-6
 
 
 class Queries:
-    """The queries of a layer, and the latents before their norm, [T, rank + rope_dim]. Both begin with one product.
+    """The queries of a rank's heads, and the latents before their norm, [T, rank + rope_dim], which all ranks have.
+    Both begin with one product.
 
     low_rank: elements of a vector that queries are made of; None = queries are made of the hidden state.
     """
@@ -23,15 +25,18 @@ class Queries:
     def __init__(self, source: Source, spec: LatentSpec, hidden: int, heads: int, low_rank: int | None) -> None:
         queries = heads * spec.query_dim
         first = "q_proj" if low_rank is None else "q_a_proj"
-        self._size = low_rank or queries
-        self._down = Linear(source, [first, "kv_a_proj_with_mqa"], [self._size, spec.latent_dim], hidden)
+        by_heads = Heads(source.ranks, spec.query_dim, divided=1)
+        shard = by_heads if low_rank is None else REPLICATED
+        sizes = [low_rank or queries, spec.latent_dim]
+        self._size = shard.outputs(sizes)[0].stop - shard.outputs(sizes)[0].start
+        self._down = Linear(source, [first, "kv_a_proj_with_mqa"], sizes, hidden, shard=shard)
         self._up: Linear | None = None
         self.inputs = self._down.inputs
         if low_rank is not None:
-            up = self._up = Linear(source, ["q_b_proj"], [queries], low_rank)
+            up = self._up = Linear(source, ["q_b_proj"], [queries], low_rank, shard=by_heads)
             self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, _EPS).before(up)
 
-    def __call__(self, x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, hidden]. Returns queries [T, heads * query_dim] and latents [T, latent_dim], with contiguous rows."""
         both = self._down(x)
         q, kv = both[:, : self._size], both[:, self._size :]
@@ -58,17 +63,19 @@ class LatentAttention:
         rotary: tuple[torch.Tensor, torch.Tensor],
         interleaved: bool,
     ) -> None:
-        self._layer, self._heads, self._spec, self._ops = layer, heads, spec, source.ops
+        own = head_part(heads, source.ranks)
+        self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
         self._rotary, self._interleaved = rotary, interleaved
         self._queries = Queries(source, spec, hidden, heads, low_rank)
         self.inputs = self._queries.inputs
         self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
         outputs = spec.key_dim + spec.value_dim
-        up = source.weight("kv_b_proj", heads * outputs, spec.rank)
-        self._up = up.view(heads, outputs, spec.rank)
-        self._output = Linear(source, ["o_proj"], [hidden], heads * spec.value_dim)
+        rows = slice(own.start * outputs, own.stop * outputs)
+        up = source.weight("kv_b_proj", heads * outputs, spec.rank, rows=rows)
+        self._up = up.view(self._heads, outputs, spec.rank)
+        self._output = Linear(source, ["o_proj"], [hidden], heads * spec.value_dim, shard=Rows(source.ranks))
 
-    def __call__(self, x: Rows, ctx: Context) -> torch.Tensor:
+    def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the latents of the tokens are in the cache."""
         q, kv = self._queries(x)
         q = self._ops.latent_rope_and_cache(

@@ -2,7 +2,7 @@
 
 import torch
 
-from baton_engine.inputs import Rows
+from baton_engine.inputs import InputRows
 from baton_kernels.reference.activation import ACTIVATIONS
 
 from .linear import Linear
@@ -18,7 +18,7 @@ class GatedMlp:
         self._gate_up, self._down, self._activation = gate_up, down, activation
         self.inputs = gate_up.inputs
 
-    def __call__(self, x: Rows) -> torch.Tensor:
+    def __call__(self, x: InputRows) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
         return self._down(self._gate_up.gated(x, self._activation, self._down.inputs))
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from baton_engine.inputs import Inputs, Rows, inputs_of
+from baton_engine.inputs import InputRows, Inputs, inputs_of
 from baton_engine.ops import Ops
 from baton_engine.source import Source
 
@@ -11,20 +11,26 @@ from baton_engine.source import Source
 class RmsNorm:
     """x / rms(x) * weight (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019).
 
-    offset: added to the checkpoint's weights in float32; then the product is rounded only once (Gemma).
+    offset: added to the checkpoint's weights in float32; then the product is rounded only once (Gemma). part: the
+    elements of x that this rank has; None = all.
     """
 
-    def __init__(self, source: Source, size: int, eps: float, offset: float = 0.0) -> None:
+    def __init__(self, source: Source, size: int, eps: float, offset: float = 0.0, part: slice | None = None) -> None:
         if offset:
             self.weight = source.take("weight", (size,), dtype=torch.float32) + offset
         else:
-            self.weight = source.take("weight", (size,))
+            self.weight = source.take("weight", (size,), None if part is None else (part,))
         self._ops = source.ops
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, size]. Returns a new tensor."""
         return self._ops.add_rms_norm(x, None, self.weight, self.eps)
+
+    def given(self, x: torch.Tensor, mean_square: torch.Tensor) -> torch.Tensor:
+        """Return the norm of the part x [T, n] of vectors. mean_square: [T] float32, of the elements of all parts."""
+        scale = torch.rsqrt(mean_square + self.eps)[:, None]
+        return ((x * scale).to(self.weight.dtype) * self.weight).to(x.dtype)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x to the residual, in place, and return the norm of the sum and the sum. None stands for zeros."""
@@ -43,11 +49,11 @@ class InputNorm:
     def __init__(self, norm: RmsNorm, into: Inputs, ops: Ops) -> None:
         self._weight, self._eps, self._into, self._ops = norm.weight, norm.eps, into, ops
 
-    def __call__(self, x: torch.Tensor) -> Rows:
+    def __call__(self, x: torch.Tensor) -> InputRows:
         """As RmsNorm does."""
         return self._into.norm(self._ops, x, None, self._weight, self._eps)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[Rows, torch.Tensor]:
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[InputRows, torch.Tensor]:
         """As RmsNorm.add does."""
         if residual is None:
             return self(x), x

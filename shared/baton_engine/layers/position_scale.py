@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.context import Context
-from baton_engine.inputs import Rows
+from baton_engine.inputs import InputRows
 from baton_engine.model_config import ModelConfig
-from baton_engine.ops import Ops
+from baton_engine.source import Source
 
 from .attention import Attention
 from .linear import Linear
@@ -21,16 +21,16 @@ class PositionScaledAttention(Attention):
         self,
         config: ModelConfig,
         layer: int,
-        ops: Ops,
+        source: Source,
         qkv: Callable[[torch.Tensor], torch.Tensor],
         output: Linear,
         rotary: tuple[torch.Tensor, torch.Tensor],
         scales: torch.Tensor | None,
     ) -> None:
-        super().__init__(config, layer, ops, qkv, output, rotary)
+        super().__init__(config, layer, source, qkv, output, rotary)
         self._scales = scales
 
-    def queries(self, x: Rows, ctx: Context) -> torch.Tensor:
+    def queries(self, x: InputRows, ctx: Context) -> torch.Tensor:
         q = super().queries(x, ctx)
         return q if self._scales is None else q.mul_(self._scales[ctx.positions].view(-1, 1, 1))
 

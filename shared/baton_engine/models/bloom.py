@@ -15,6 +15,7 @@ from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
 from baton_engine.model_config import ModelConfig
+from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 
@@ -44,12 +45,16 @@ class BloomLayer:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_epsilon
         attention, mlp = source.at("self_attention"), source.at("mlp")
         order = order_by_kv_head(config.num_heads, config.num_kv_heads, config.head_dim)
-        qkv = Linear(attention, ["query_key_value"], [3 * hidden], hidden, bias=True, order=order)
-        output = Linear(attention, ["dense"], [hidden], hidden, bias=True)
-        up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=True)
-        down = Linear(mlp, ["dense_4h_to_h"], [hidden], inner, bias=True)
+        columns, rows, heads = Columns(source.ranks), Rows(source.ranks), Heads(source.ranks, config.head_dim)
+        qkv = Linear(
+            attention, ["query_key_value"], [3 * hidden], hidden, bias=True, order=order, parts=[hidden] * 3,
+            shard=heads,
+        )  # fmt: skip
+        output = Linear(attention, ["dense"], [hidden], hidden, bias=True, shard=rows)
+        up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=True, shard=columns)
+        down = Linear(mlp, ["dense_4h_to_h"], [hidden], inner, bias=True, shard=rows)
         self.input_norm = LayerNorm(source.at("input_layernorm"), hidden, eps)
-        self.attention = Attention(config, layer, source.ops, qkv, output)
+        self.attention = Attention(config, layer, source, qkv, output)
         self.post_attention_norm = LayerNorm(source.at("post_attention_layernorm"), hidden, eps)
         self.mlp = Mlp(up, down, "gelu_tanh")
         self.residual_after_norm = config.residual_after_norm

@@ -13,6 +13,7 @@ from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
 from baton_engine.layers.rope import read_rope, rotary_tables
+from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 from .rotary_config import RotaryConfig
@@ -32,13 +33,18 @@ class FalconLayer:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_epsilon
         attention, mlp = source.at("self_attention"), source.at("mlp")
         order = order_by_kv_head(config.num_heads, config.num_kv_heads, config.head_dim)
-        qkv = Linear(attention, ["query_key_value"], [len(order)], hidden, bias=config.bias, order=order)
-        output = Linear(attention, ["dense"], [hidden], hidden, bias=config.bias)
-        up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=config.bias)
-        down = Linear(mlp, ["dense_4h_to_h"], [hidden], inner, bias=config.bias)
+        columns, rows, heads = Columns(source.ranks), Rows(source.ranks), Heads(source.ranks, config.head_dim)
+        kv = config.num_kv_heads * config.head_dim
+        qkv = Linear(
+            attention, ["query_key_value"], [len(order)], hidden, bias=config.bias, order=order,
+            parts=[len(order) - 2 * kv, kv, kv], shard=heads,
+        )  # fmt: skip
+        output = Linear(attention, ["dense"], [hidden], hidden, bias=config.bias, shard=rows)
+        up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=config.bias, shard=columns)
+        down = Linear(mlp, ["dense_4h_to_h"], [hidden], inner, bias=config.bias, shard=rows)
         names = ("ln_attn", "ln_mlp") if config.two_norms else ("input_layernorm", "post_attention_layernorm")
         self.attention_norm = LayerNorm(source.at(names[0]), hidden, eps)
-        self.attention = Attention(config, layer, source.ops, qkv, output, rotary)
+        self.attention = Attention(config, layer, source, qkv, output, rotary)
         alone = config.parallel and not config.two_norms
         self.mlp_norm = None if alone else LayerNorm(source.at(names[1]), hidden, eps)
         self.mlp = Mlp(up, down, "gelu")

@@ -15,6 +15,7 @@ from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import Rope, parse_rope, rotary_tables
 from baton_engine.model_config import ModelConfig
+from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 _OFFSET = 1.0  # the checkpoint stores a norm's weight minus this
@@ -69,15 +70,16 @@ class Gemma3Layer:
         hidden, inner, dim, eps = config.hidden_size, config.intermediate_size, config.head_dim, config.rms_norm_eps
         q, kv = config.num_heads * dim, config.num_kv_heads * dim
         attention, mlp = source.at("self_attn"), source.at("mlp")
-        qkv = Linear(attention, ["q_proj", "k_proj", "v_proj"], [q, kv, kv], hidden, bias=config.bias)
-        output = Linear(attention, ["o_proj"], [hidden], q, bias=config.bias)
+        columns, rows, heads = Columns(source.ranks), Rows(source.ranks), Heads(source.ranks, dim)
+        qkv = Linear(attention, ["q_proj", "k_proj", "v_proj"], [q, kv, kv], hidden, bias=config.bias, shard=heads)
+        output = Linear(attention, ["o_proj"], [hidden], q, bias=config.bias, shard=rows)
         norms = None
         if config.qk_norm:
             q_norm, k_norm = (RmsNorm(attention.at(name), dim, eps, _OFFSET) for name in ("q_norm", "k_norm"))
             norms = q_norm, k_norm
-        gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden)
-        down = Linear(mlp, ["down_proj"], [hidden], inner)
-        self.attention = Attention(config, layer, source.ops, qkv, output, rotary, norms)
+        gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, shard=columns)
+        down = Linear(mlp, ["down_proj"], [hidden], inner, shard=rows)
+        self.attention = Attention(config, layer, source, qkv, output, rotary, norms)
         self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps, _OFFSET).before(self.attention)
         self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps, _OFFSET)
         self.mlp = GatedMlp(gate_up, down, "gelu_tanh")

@@ -9,6 +9,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import read_rope
+from baton_engine.shard import Heads
 from baton_engine.source import Source
 
 from .deepseek_experts import make_experts
@@ -31,7 +32,8 @@ class Glm4MoeLayer(LlamaLayer):
             ["q_proj", "k_proj", "v_proj"],
             config.rope.order(config.num_heads, config.num_kv_heads, config.head_dim),
         )
-        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, order=order)
+        shard = Heads(source.ranks, config.head_dim)
+        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, order=order, shard=shard)
 
     def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
         norms = super().qk_norms(config, source)

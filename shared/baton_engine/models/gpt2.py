@@ -13,6 +13,7 @@ from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
 from baton_engine.model_config import ModelConfig
+from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
@@ -27,12 +28,15 @@ class Gpt2Layer:
     def __init__(self, config: Gpt2Config, source: Source, layer: int) -> None:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_epsilon
         attention, mlp = source.at("attn"), source.at("mlp")
-        qkv = Linear(attention, ["c_attn"], [3 * hidden], hidden, bias=True, transposed=True)
-        output = Linear(attention, ["c_proj"], [hidden], hidden, bias=True, transposed=True)
-        up = Linear(mlp, ["c_fc"], [inner], hidden, bias=True, transposed=True)
-        down = Linear(mlp, ["c_proj"], [hidden], inner, bias=True, transposed=True)
+        columns, rows, heads = Columns(source.ranks), Rows(source.ranks), Heads(source.ranks, config.head_dim)
+        qkv = Linear(
+            attention, ["c_attn"], [3 * hidden], hidden, bias=True, parts=[hidden] * 3, transposed=True, shard=heads
+        )
+        output = Linear(attention, ["c_proj"], [hidden], hidden, bias=True, transposed=True, shard=rows)
+        up = Linear(mlp, ["c_fc"], [inner], hidden, bias=True, transposed=True, shard=columns)
+        down = Linear(mlp, ["c_proj"], [hidden], inner, bias=True, transposed=True, shard=rows)
         self.input_norm = LayerNorm(source.at("ln_1"), hidden, eps)
-        self.attention = Attention(config, layer, source.ops, qkv, output)
+        self.attention = Attention(config, layer, source, qkv, output)
         self.post_attention_norm = LayerNorm(source.at("ln_2"), hidden, eps)
         self.mlp = Mlp(up, down, config.activation)
 

@@ -13,6 +13,7 @@ from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
 from baton_engine.layers.rope import read_rope, rotary_tables
+from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 from .rotary_config import RotaryConfig
@@ -36,12 +37,16 @@ class GptNeoXLayer:
         order = order_by_kv_head(config.num_heads, config.num_kv_heads, config.head_dim)
         permuted = config.rope.order(config.num_heads, config.num_heads, config.head_dim)
         order = order if permuted is None else [order[output] for output in permuted]
-        qkv = Linear(attention, ["query_key_value"], [3 * hidden], hidden, bias=config.bias, order=order)
-        output = Linear(attention, ["dense"], [hidden], hidden, bias=config.bias)
-        up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=True)
-        down = Linear(mlp, ["dense_4h_to_h"], [hidden], inner, bias=True)
+        columns, rows, heads = Columns(source.ranks), Rows(source.ranks), Heads(source.ranks, config.head_dim)
+        qkv = Linear(
+            attention, ["query_key_value"], [3 * hidden], hidden, bias=config.bias, order=order, parts=[hidden] * 3,
+            shard=heads,
+        )  # fmt: skip
+        output = Linear(attention, ["dense"], [hidden], hidden, bias=config.bias, shard=rows)
+        up = Linear(mlp, ["dense_h_to_4h"], [inner], hidden, bias=True, shard=columns)
+        down = Linear(mlp, ["dense_4h_to_h"], [hidden], inner, bias=True, shard=rows)
         self.input_norm = LayerNorm(source.at("input_layernorm"), hidden, eps)
-        self.attention = Attention(config, layer, source.ops, qkv, output, rotary)
+        self.attention = Attention(config, layer, source, qkv, output, rotary)
         self.post_attention_norm = LayerNorm(source.at("post_attention_layernorm"), hidden, eps)
         self.mlp = Mlp(up, down, config.activation)
         self.parallel = config.parallel

@@ -37,6 +37,7 @@ class GptOssLayer(LlamaLayer):
         return ExpertMlp(
             Router(mlp.at("router"), config.routing, experts, hidden, bias=True),
             load_joined_experts(mlp.at("experts"), experts, hidden, config.expert_size, config.clamp),
+            source.ranks,
         )
 
 

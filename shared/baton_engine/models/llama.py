@@ -15,6 +15,7 @@ from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import Rope, read_rope, rotary_tables
+from baton_engine.shard import Columns, Heads, Rows, head_part
 from baton_engine.source import Source
 
 from .rotary_config import RotaryConfig
@@ -119,23 +120,28 @@ class LlamaLayer:
         norms = self.qk_norms(config, source) if config.qk_norm else None
         sinks = None
         if config.attention[layer].sinks:
-            sinks = source.take("sinks", (config.num_heads,), dtype=torch.float32)
+            own = head_part(config.num_heads, source.ranks)
+            sinks = source.take("sinks", (config.num_heads,), (own,), torch.float32)
         attended = config.num_heads * config.head_dim
-        output = Linear(source, ["o_proj"], [config.hidden_size], attended, bias=config.output_bias)
+        output = Linear(
+            source, ["o_proj"], [config.hidden_size], attended, bias=config.output_bias, shard=Rows(source.ranks)
+        )
         qkv = self.qkv(config, source)
-        return Attention(config, layer, source.ops, qkv, output, rotary, norms, sinks)
+        return Attention(config, layer, source, qkv, output, rotary, norms, sinks)
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         """Return the MLP, from [T, hidden], in the form that it takes, to [T, hidden]."""
         source = source.at("mlp")
-        down = Linear(source, ["down_proj"], [config.hidden_size], config.intermediate_size, bias=config.mlp_bias)
+        inner, shard = config.intermediate_size, Rows(source.ranks)
+        down = Linear(source, ["down_proj"], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
         return GatedMlp(self.gate_up(config, source), down, "silu")
 
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
         """Return the projection of [T, hidden] to queries, keys and values side by side."""
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         names = ["q_proj", "k_proj", "v_proj"]
-        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias)
+        shard = Heads(source.ranks, config.head_dim)
+        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, shard=shard)
 
     def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
         """Return the norms of each query head and of each key head."""
@@ -143,8 +149,8 @@ class LlamaLayer:
         return q_norm, k_norm
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
-        inner = config.intermediate_size
-        return Linear(source, ["gate_proj", "up_proj"], [inner, inner], config.hidden_size, bias=config.mlp_bias)
+        inner, names, shard = config.intermediate_size, ["gate_proj", "up_proj"], Columns(source.ranks)
+        return Linear(source, names, [inner, inner], config.hidden_size, bias=config.mlp_bias, shard=shard)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context

@@ -21,7 +21,8 @@ class MixtralLayer(LlamaLayer):
         assert isinstance(config, SparseConfig)
         source, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
         router = Router(source.at("gate"), config.routing, experts, hidden)
-        return ExpertMlp(router, load_experts(source.at("experts"), _NAMES, experts, hidden, config.expert_size))
+        held = load_experts(source.at("experts"), _NAMES, experts, hidden, config.expert_size)
+        return ExpertMlp(router, held, source.ranks)
 
 
 class Mixtral(Llama):

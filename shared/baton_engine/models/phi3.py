@@ -3,6 +3,7 @@
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.rope import read_rope
+from baton_engine.shard import Columns, Heads
 from baton_engine.source import Source
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
@@ -10,12 +11,16 @@ from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
 class Phi3Layer(LlamaLayer):
     def qkv(self, config: LlamaConfig, source: Source) -> Linear:
-        outputs = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        order = config.rope.order(config.num_heads, config.num_kv_heads, config.head_dim)
-        return Linear(source, ["qkv_proj"], [outputs], config.hidden_size, order=order)
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        parts = [heads * dim, kv_heads * dim, kv_heads * dim]
+        return Linear(
+            source, ["qkv_proj"], [sum(parts)], config.hidden_size, order=config.rope.order(heads, kv_heads, dim),
+            parts=parts, shard=Heads(source.ranks, dim),
+        )  # fmt: skip
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
-        return Linear(source, ["gate_up_proj"], [2 * config.intermediate_size], config.hidden_size)
+        inner, shard = config.intermediate_size, Columns(source.ranks)
+        return Linear(source, ["gate_up_proj"], [2 * inner], config.hidden_size, parts=[inner, inner], shard=shard)
 
 
 class Phi3(Llama):

@@ -24,6 +24,7 @@ from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.position_scale import PositionScaledAttention, log_scales
 from baton_engine.layers.rope import Rope, rotary_tables
+from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 from .rotary_config import RotaryConfig
@@ -66,13 +67,18 @@ class QwenLayer:
     ) -> None:
         hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_epsilon
         attention, mlp, bias = source.at("attn"), source.at("mlp"), config.bias
-        order = config.rope.order(config.num_heads, config.num_heads, config.head_dim)
-        qkv = Linear(attention, ["c_attn"], [3 * hidden], hidden, bias=True, order=order)
-        output = Linear(attention, ["c_proj"], [hidden], hidden, bias=bias)
-        self.attention = PositionScaledAttention(config, layer, source.ops, qkv, output, rotary, scales)
+        ranks = source.ranks
+        qkv = Linear(
+            attention, ["c_attn"], [3 * hidden], hidden, bias=True, parts=[hidden] * 3,
+            order=config.rope.order(config.num_heads, config.num_heads, config.head_dim),
+            shard=Heads(ranks, config.head_dim),
+        )  # fmt: skip
+        output = Linear(attention, ["c_proj"], [hidden], hidden, bias=bias, shard=Rows(ranks))
+        self.attention = PositionScaledAttention(config, layer, source, qkv, output, rotary, scales)
         self.input_norm = RmsNorm(source.at("ln_1"), hidden, eps).before(self.attention)
-        gate_up = Linear(mlp, ["w2", "w1"], [inner, inner], hidden, bias=bias)
-        self.mlp = GatedMlp(gate_up, Linear(mlp, ["c_proj"], [hidden], inner, bias=bias), "silu")
+        gate_up = Linear(mlp, ["w2", "w1"], [inner, inner], hidden, bias=bias, shard=Columns(ranks))
+        down = Linear(mlp, ["c_proj"], [hidden], inner, bias=bias, shard=Rows(ranks))
+        self.mlp = GatedMlp(gate_up, down, "silu")
         self.post_attention_norm = RmsNorm(source.at("ln_2"), hidden, eps).before(self.mlp)
 
     def __call__(

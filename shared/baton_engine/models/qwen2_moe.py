@@ -9,6 +9,7 @@ from baton_engine.experts_method import ExpertNames
 from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert, load_experts
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
+from baton_engine.shard import Columns, Rows
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
@@ -19,6 +20,13 @@ from .sparse_config import SparseConfig, read_dense_layers, read_experts_per_tok
 NAMES = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
+def shared_expert(source: Source, size: int, hidden: int) -> GatedMlp:
+    """Return the expert that all tokens use, as far as this rank computes it."""
+    gate_up = Linear(source, ["gate_proj", "up_proj"], [size, size], hidden, shard=Columns(source.ranks))
+    down = Linear(source, ["down_proj"], [hidden], size, shard=Rows(source.ranks, joins=False))
+    return GatedMlp(gate_up, down, "silu")
+
+
 class SparseQwenLayer(LlamaLayer):
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
         assert isinstance(config, SparseConfig)
@@ -27,13 +35,13 @@ class SparseQwenLayer(LlamaLayer):
         source, hidden, shared = source.at("mlp"), config.hidden_size, config.shared_size
         count = config.num_experts
         router = Router(source.at("gate"), config.routing, count, hidden)
-        experts = ExpertMlp(router, load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size))
+        held = load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size)
+        experts = ExpertMlp(router, held, source.ranks)
         if not shared:
             return experts
-        inside = source.at("shared_expert")
-        gate_up = Linear(inside, ["gate_proj", "up_proj"], [shared, shared], hidden)
-        mlp = GatedMlp(gate_up, Linear(inside, ["down_proj"], [hidden], shared), "silu")
-        return WithSharedExpert(experts, mlp, Linear(source, ["shared_expert_gate"], [1], hidden, sensitive=True))
+        mlp = shared_expert(source.at("shared_expert"), shared, hidden)
+        gate = Linear(source, ["shared_expert_gate"], [1], hidden, sensitive=True)
+        return WithSharedExpert(experts, mlp, source.ranks, gate)
 
 
 class Qwen2Moe(Llama):

@@ -6,10 +6,9 @@ import msgspec
 import torch
 
 from baton_engine.experts_method import ExpertNames
-from baton_engine.inputs import NUMBERS, Inputs, Rows
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.ops import Ops
-from baton_engine.shard import Shard
-from baton_engine.source import Source
+from baton_engine.source import Outputs, Source
 from baton_kernels.reference.activation import ClampedGate
 
 from .dense_experts import DenseExperts
@@ -32,7 +31,7 @@ class Dense:
             return result if out is None else out.copy_(result)
         return self._ops.linear(x, self._weight, self._bias, False, out)
 
-    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> Rows:
+    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
         if self._weight is None or activation != "silu":
             return into.gate(self._ops, self(x), activation)
         return self._ops.linear(x, self._weight, self._bias, True)
@@ -44,29 +43,27 @@ class DenseMethod(msgspec.Struct, frozen=True):
     def load(
         self,
         source: Source,
-        names: list[str],
-        outputs: list[int],
+        taken: list[Outputs],
         inputs: int,
+        columns: slice,
         bias: bool,
-        shard: Shard,
         order: Sequence[int] | None,
         transposed: bool,
     ) -> Dense:
         weights = []
-        for name, count in zip(names, outputs, strict=True):
-            rows, columns = shard.outputs(count), shard.inputs(inputs)
+        for name, size, rows in taken:
             if transposed:
-                weights.append(source.take(f"{name}.weight", (inputs, count), (columns, rows)).t())
+                weights.append(source.take(f"{name}.weight", (inputs, size), (columns, rows)).t())
             else:
-                weights.append(source.take(f"{name}.weight", (count, inputs), (rows, columns)))
+                weights.append(source.take(f"{name}.weight", (size, inputs), (rows, columns)))
         weight = weights[0] if len(weights) == 1 else _stack(weights)
         if order is not None:
             weight = weight[torch.tensor(order, device=weight.device)]
-        added = load_biases(source, names, outputs, shard, order) if bias else None
+        added = load_biases(source, taken, order) if bias else None
         return Dense(weight.contiguous(), added, source.ops)
 
-    def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
-        return source.take(f"{name}.weight", (outputs, inputs))
+    def weight(self, source: Source, taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
+        return source.take(f"{taken.name}.weight", (taken.size, inputs), (taken.rows, columns))
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> DenseExperts:
         return DenseExperts.load(source, names, experts, hidden, size)
@@ -83,14 +80,9 @@ def as_stored(name: str, sensitive: bool, stored: Callable[[str], bool]) -> Dens
     return DENSE
 
 
-def load_biases(
-    source: Source, names: list[str], outputs: list[int], shard: Shard, order: Sequence[int] | None
-) -> torch.Tensor:
+def load_biases(source: Source, taken: list[Outputs], order: Sequence[int] | None) -> torch.Tensor:
     """Return the biases of projections, which no format quantizes, stacked as Method.load stacks their weights."""
-    biases = [
-        source.take(f"{name}.bias", (count,), (shard.outputs(count),))
-        for name, count in zip(names, outputs, strict=True)
-    ]
+    biases = [source.take(f"{name}.bias", (size,), (rows,)) for name, size, rows in taken]
     bias = torch.cat(biases)
     return bias if order is None else bias[torch.tensor(order, device=bias.device)]
 

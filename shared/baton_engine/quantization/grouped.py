@@ -8,10 +8,9 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.experts_method import ExpertNames, ExpertsMethod
-from baton_engine.inputs import NUMBERS, Inputs, Rows
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.ops import Ops
-from baton_engine.shard import Shard
-from baton_engine.source import Product, Source
+from baton_engine.source import Outputs, Product, Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.grouped_linear import (
     BLOCK,
@@ -56,7 +55,7 @@ class Grouped:
         result = self._ops.grouped_linear(self._ordered(x), self._weight, self._bias)
         return result if out is None else out.copy_(result)
 
-    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> Rows:
+    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
         if activation != "silu":
             return into.gate(self._ops, self(x), activation)
         return self._ops.grouped_linear(self._ordered(x), self._weight, self._bias, True)
@@ -80,24 +79,20 @@ class GroupedMethod(msgspec.Struct, frozen=True):
     def load(
         self,
         source: Source,
-        names: list[str],
-        outputs: list[int],
+        taken: list[Outputs],
         inputs: int,
+        columns: slice,
         bias: bool,
-        shard: Shard,
         order: Sequence[int] | None,
         transposed: bool,
     ) -> Product:
         """As in Method."""
-        parts = [
-            self.read(source, name, count, inputs, shard.outputs(count), shard.inputs(inputs), transposed)
-            for name, count in zip(names, outputs, strict=True)
-        ]
-        added = load_biases(source, names, outputs, shard, order) if bias else None
+        parts = [self.read(source, name, size, inputs, rows, columns, transposed) for name, size, rows in taken]
+        added = load_biases(source, taken, order) if bias else None
         return _product(parts, added, order, source)
 
-    def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
-        part = self.read(source, name, outputs, inputs, slice(0, outputs), slice(0, inputs), False)
+    def weight(self, source: Source, taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
+        part = self.read(source, taken.name, taken.size, inputs, taken.rows, columns, False)
         return part.dense(source.dtype)
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from baton_engine.inputs import EightBits, Inputs, Rows
+from baton_engine.inputs import EightBits, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_kernels.reference.quantize import RowFormat
 
@@ -34,7 +34,7 @@ class Int8OnCpu:
         self.inputs = EightBits(form, part.scale, part.zero)
         self._bias, self._dtype, self._ops = bias, dtype, ops
 
-    def __call__(self, x: Rows, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         rows = self.inputs.rounded(self._ops, x)
         result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             rows.codes, 1.0, 0, self._codes, self._scales, self._no_zeros, None, 1.0, 0, torch.float32, "none", [], ""
@@ -47,5 +47,5 @@ class Int8OnCpu:
         result = result.to(self._dtype)
         return result if out is None else out.copy_(result)
 
-    def gated(self, x: Rows, activation: str, into: Inputs) -> Rows:
+    def gated(self, x: InputRows, activation: str, into: Inputs) -> InputRows:
         return into.gate(self._ops, self(x), activation)

@@ -17,7 +17,7 @@ from .fields import QuantizationFields
 from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .names import NotConverted
 from .packed import divide
-from .quantized_experts import CodedExperts
+from .quantized_experts import CodedExperts, check_alone
 
 GROUP = 32
 
@@ -32,6 +32,7 @@ class Mxfp4(GroupedMethod, frozen=True):
         return Part(read_blocks(source, name, (outputs, inputs), (rows, columns)))
 
     def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+        check_alone(source)
         both = read_blocks(source, "gate_up_proj", (experts, 2 * size, hidden))
         # Gates and ups are stored in turn.
         codes, scales = (torch.cat([each[:, ::2], each[:, 1::2]], dim=1) for each in (both.codes, both.scales))

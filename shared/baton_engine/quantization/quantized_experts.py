@@ -31,6 +31,15 @@ def not_joined(source: Source) -> ConfigError:
     )
 
 
+def check_alone(source: Source) -> None:
+    """Raise ConfigError if ranks divide the experts' hidden units, which codes in groups or tiles do not allow yet."""
+    if source.ranks.count > 1:
+        raise ConfigError(
+            f"the experts of {source.full_name('')[:-1]} are held in codes, which --tensor-parallel cannot divide; it "
+            "divides experts in 16 bits, and quantized weights outside of experts"
+        )
+
+
 # Reads projections of one expert, [their outputs, inputs], and stacks them along their outputs.
 Read = Callable[[Source, list[str], list[int], int], GroupedWeight | ScaledWeight | torch.Tensor]
 
@@ -42,6 +51,7 @@ def read_experts(
 
     Tensors are taken in the order in which DenseExperts takes them, one expert after another.
     """
+    check_alone(source)
     gate_up, down = [], []
     for number in range(experts):
         expert = source.at(str(number))

@@ -8,10 +8,9 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.experts_method import ExpertNames, ExpertsMethod
-from baton_engine.inputs import EightBits, Inputs, Rows
+from baton_engine.inputs import EightBits, InputRows, Inputs
 from baton_engine.ops import Ops
-from baton_engine.shard import Shard
-from baton_engine.source import Product, Source
+from baton_engine.source import Outputs, Product, Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.quantize import RowFormat, dequantize_rows_reference
 from baton_kernels.reference.scaled_linear import ScaledWeight, dequantize_scaled_reference
@@ -34,12 +33,12 @@ class Scaled:
         self.inputs = EightBits(form, part.scale, part.zero)
         self._weight, self._bias, self._dtype, self._ops = part.weight, bias, dtype, ops
 
-    def __call__(self, x: Rows, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         rows = self.inputs.rounded(self._ops, x)
         result = self._ops.scaled_linear(rows, self._weight, self._bias, self._dtype)
         return result if out is None else out.copy_(result)
 
-    def gated(self, x: Rows, activation: str, into: Inputs) -> Rows:
+    def gated(self, x: InputRows, activation: str, into: Inputs) -> InputRows:
         rows = self.inputs.rounded(self._ops, x)
         if activation == "silu" and len(rows.codes) <= _GATED_ROWS:
             return self._ops.scaled_linear(rows, self._weight, self._bias, self._dtype, True)
@@ -54,13 +53,13 @@ class Rounded:
         self.inputs = EightBits(form, part.scale, part.zero)
         self._dtype, self._ops = dtype, ops
 
-    def __call__(self, x: Rows, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._dense(self._round(x), out)
 
-    def gated(self, x: Rows, activation: str, into: Inputs) -> Rows:
+    def gated(self, x: InputRows, activation: str, into: Inputs) -> InputRows:
         return self._dense.gated(self._round(x), activation, into)
 
-    def _round(self, x: Rows) -> torch.Tensor:
+    def _round(self, x: InputRows) -> torch.Tensor:
         return dequantize_rows_reference(self.inputs.rounded(self._ops, x)).to(self._dtype)
 
 
@@ -78,24 +77,20 @@ class ScaledMethod(msgspec.Struct, frozen=True):
     def load(
         self,
         source: Source,
-        names: list[str],
-        outputs: list[int],
+        taken: list[Outputs],
         inputs: int,
+        columns: slice,
         bias: bool,
-        shard: Shard,
         order: Sequence[int] | None,
         transposed: bool,
     ) -> Product:
         """As in Method."""
-        parts = [
-            self.read(source, name, count, inputs, shard.outputs(count), shard.inputs(inputs), transposed)
-            for name, count in zip(names, outputs, strict=True)
-        ]
-        added = load_biases(source, names, outputs, shard, order) if bias else None
+        parts = [self.read(source, name, size, inputs, rows, columns, transposed) for name, size, rows in taken]
+        added = load_biases(source, taken, order) if bias else None
         return self._product(parts, added, order, source)
 
-    def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
-        part = self.read(source, name, outputs, inputs, slice(0, outputs), slice(0, inputs), False)
+    def weight(self, source: Source, taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
+        part = self.read(source, taken.name, taken.size, inputs, taken.rows, columns, False)
         return dequantize_scaled_reference(part.weight, source.dtype)
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:

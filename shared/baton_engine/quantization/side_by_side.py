@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from baton_engine.inputs import NUMBERS, Inputs, Rows
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_engine.source import Product
 
@@ -25,7 +25,7 @@ class SideBySide:
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.cat([product(x) for product in self._products], dim=1, out=out)
 
-    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> Rows:
+    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
         return into.gate(self._ops, self(x), activation)
 
 

@@ -1,0 +1,28 @@
+"""The device of each rank."""
+
+import msgspec
+import torch
+
+from baton_engine.config import ConfigError, EngineConfig
+from baton_engine.device import find_device
+
+# What NCCL takes of a GPU's memory for its connections to the other ranks.
+_NCCL_BYTES = 512 << 20
+
+
+def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
+    """Return the settings of a rank, which name its device, and make the device the current one of this thread.
+
+    GPUs are taken in their order, from the configured one on. Raises ConfigError if there are too few.
+    """
+    device = find_device(config.device)
+    if device.type == "cuda":
+        first, found = device.index or 0, torch.cuda.device_count()
+        if first + config.tensor_parallel > found:
+            raise ConfigError(
+                f"--tensor-parallel {config.tensor_parallel} needs as many GPUs, but this process sees {found - first}"
+            )
+        device = torch.device("cuda", first + rank)
+        torch.cuda.set_device(device)
+    aside = config.set_aside_bytes + (_NCCL_BYTES if device.type == "cuda" else 0)
+    return msgspec.structs.replace(config, device=str(device), set_aside_bytes=aside)

@@ -1,0 +1,120 @@
+"""Runs plans on several ranks. The first one is this process, which also schedules."""
+
+import time
+
+import numpy as np
+import torch
+
+from baton_engine.config import ConfigError, EngineConfig
+from baton_engine.executor import Fence, Launched
+from baton_engine.loading import Progress
+from baton_engine.model_config import ModelConfig
+from baton_engine.results import Results
+from baton_engine.runners import make_local_runner
+from baton_engine.shard import RankNumber
+from baton_engine.step_plan import StepPlan
+
+from .cache import RanksCache
+from .device import rank_config
+from .kv_part import RankHeads
+from .messages import DrawMasked, Launch
+from .processes import RankDied, RankProcesses
+
+# Of a GPU, two such steps being in flight. Processes that hang are noticed earlier, and by themselves.
+_LONGEST_STEP_S = 20.0
+
+
+class RanksExecutor:
+    """Implements Executor. Every rank gets every plan, and draws all tokens itself: noise is a function of seed and
+    position, and the logits are the same on all ranks. The results are those of rank 0."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        device: str,
+        progress: Progress | None,
+        processes: RankProcesses | None = None,
+    ) -> None:
+        """Start the ranks, or use the given ones, and load the model.
+
+        Raises ConfigError, which names the rank, when the model or the settings cannot be served.
+        """
+        count = config.tensor_parallel
+        # Raise what can be known before any process is started.
+        if config.kv_cache_dtype != "auto":
+            raise ConfigError("--tensor-parallel works with --kv-cache-dtype auto only")
+        model.part(RankNumber(0, count))
+        RankHeads(model.kv_layout(model.dtype), 0, count)
+        own = rank_config(config, 0)
+        self._processes = processes or RankProcesses(count)
+        try:
+            self._start(config, own, model, device, progress)
+        except BaseException:
+            self._processes.close()
+            raise
+
+    def _start(
+        self, config: EngineConfig, own: EngineConfig, model: ModelConfig, device: str, progress: Progress | None
+    ) -> None:
+        """own: the settings of this process."""
+        processes = self._processes
+        with processes.explained():
+            group = processes.begin(config, torch.device(own.device))
+            runner = make_local_runner(own, model, device, progress, group)
+        processes.await_loaded()
+        self._runner = runner
+        self.dtype, self.quantization, self.max_model_len = runner.dtype, runner.quantization, runner.max_model_len
+        self.depth, self.times, self.threads = runner.depth, runner.times, runner.threads
+        layout = model.kv_layout(str(runner.dtype).removeprefix("torch."))
+        self.cache = RanksCache(layout, runner.cache, processes)
+        self.cache.warm_up()
+
+    @property
+    def compilations(self) -> int:
+        """As in Executor, on rank 0: all ranks compile the same kernels at the same steps."""
+        return self._runner.compilations
+
+    def begin_service(self) -> None:
+        """As in Executor."""
+        self._runner.begin_service()
+
+    def launch(self, plan: StepPlan) -> Launched:
+        self._processes.check()
+        self._processes.send(Launch(plan))
+        with self._processes.explained():
+            return _Launched(self._runner.launch(plan), self._processes)
+
+    def fence(self) -> Fence | None:
+        """Return None: KV is written in the stream of the steps, and so after those that were launched before."""
+        return None
+
+    def close(self) -> None:
+        """As in Executor."""
+        self._processes.close()
+
+
+class _Launched:
+    """A step that has been launched on all ranks."""
+
+    def __init__(self, launched: Launched, processes: RankProcesses) -> None:
+        self._launched, self._processes = launched, processes
+        self._ends_by = time.monotonic() + _LONGEST_STEP_S
+
+    def draw_masked(self, masks: np.ndarray) -> None:
+        self._processes.send(DrawMasked(masks))
+        with self._processes.explained():
+            self._launched.draw_masked(masks)
+
+    def wait(self) -> Results:
+        return self._launched.wait()
+
+    def done(self) -> bool:
+        done = self._launched.done()
+        if not done and time.monotonic() > self._ends_by:
+            raise RankDied(f"a step has not ended for {_LONGEST_STEP_S:g} s: GPUs of the ranks wait for each other")
+        return done
+
+    def layers_done(self) -> int:
+        """Return 0: that a layer is complete on rank 0 says nothing about the others."""
+        return 0

@@ -1,0 +1,98 @@
+"""The collective operations of ranks over torch.distributed: gloo between CPUs, NCCL between GPUs."""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    FileStore,
+    PrefixStore,
+    ProcessGroupGloo,
+    ReduceOp,
+)
+
+from baton_engine.config import ConfigError
+
+# Loading a model takes minutes, and ranks may wait for the slowest of them. Ranks that hang are noticed elsewhere.
+_TIMEOUT = timedelta(hours=1)
+_CONNECT = timedelta(seconds=60)
+# At start one rank may compile kernels while the others wait. After this time torch ends the process.
+_GPU_TIMEOUT = timedelta(minutes=5)
+
+
+class CollectiveError(RuntimeError):
+    """Another rank is gone, or cannot be reached."""
+
+
+class Group:
+    """Implements Ranks. Tensors of the device go through NCCL if it is a GPU, and decisions of the host through gloo,
+    which notices at once when another process ends."""
+
+    def __init__(self, rank: int, count: int, folder: Path, device: torch.device, work: Callable[[], None]) -> None:
+        """Connect to the other ranks. folder: one that all ranks see, used once. work: called before each operation.
+
+        Raises ConfigError if the ranks cannot be connected.
+        """
+        self.rank, self.count = rank, count
+        self._work = work
+        # All ranks are on one machine, whose name may have no address.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = FileStore(str(folder / "store"), count)
+        store.set_timeout(_CONNECT)
+        # On a GPU, work in the current stream, which takes less time than another stream that waits for it.
+        self._sum, self._join = AllreduceOptions(), AllgatherOptions()
+        self._sum.asyncOp = self._join.asyncOp = False
+        self._least = AllreduceOptions()
+        self._least.reduceOp = ReduceOp.MIN  # type: ignore[assignment]
+        try:
+            host: Any = ProcessGroupGloo(PrefixStore("host", store), rank, count, _TIMEOUT)
+        except RuntimeError as error:
+            raise ConfigError(f"rank {rank} cannot connect to the other ranks over gloo: {error}") from None
+        self._host = self._device = host
+        if device.type == "cuda":
+            self._device = self._connect_gpus(PrefixStore("gpus", store), device)
+
+    def sum(self, y: torch.Tensor) -> torch.Tensor:
+        self._run(lambda: self._device.allreduce([y], self._sum))
+        return y
+
+    def join(self, y: torch.Tensor) -> torch.Tensor:
+        rows, own = len(y), y.contiguous()
+        parts = y.new_empty(self.count * rows, y.shape[1])
+        self._run(lambda: self._device._allgather_base(parts, own, self._join))
+        return parts.view(self.count, rows, -1).transpose(0, 1).flatten(1)
+
+    def least(self, value: int) -> int:
+        found = torch.tensor([value])
+        self._run(lambda: self._host.allreduce([found], self._least))
+        return int(found)
+
+    def _run(self, begin: Callable[[], Any]) -> None:
+        """Begin an operation and let the current stream, or on a CPU this thread, wait for its end."""
+        self._work()
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise CollectiveError(f"an operation of all ranks failed: {error}") from error
+
+    def _connect_gpus(self, store: PrefixStore, device: torch.device) -> Any:
+        from torch._C._distributed_c10d import ProcessGroupNCCL
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = _GPU_TIMEOUT
+        self._device = ProcessGroupNCCL(store, self.rank, self.count, options)
+        try:
+            # NCCL connects at its first operation, which must not be part of a CUDA graph.
+            self.sum(torch.ones(1, device=device))
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"rank {self.rank} cannot connect to the other GPUs over NCCL: {error}. NCCL_DEBUG=INFO tells more; in "
+                "a container, /dev/shm may be too small"
+            ) from None
+        return self._device

@@ -1,0 +1,131 @@
+"""The process of one rank: it does what the engine process commands, and does not decide anything."""
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from baton_common.logging import configure_logging
+from baton_engine.config import ConfigError
+from baton_engine.executor import Launched
+from baton_engine.runner import Runner
+from baton_engine.runners import make_local_runner, read_model
+
+from .board import Board
+from .device import rank_config
+from .group import CollectiveError, Group
+from .kv_part import KvPart, RankHeads, pin
+from .messages import Alive, DrawMasked, Failed, Gather, Launch, Loaded, Reply, Scatter, Start, Stop, decode
+from .ring import RingReader, map_memory
+
+log = logging.getLogger(__name__)
+
+_BEAT_S = 0.2
+# A GPU's next plan comes within one step, in less time than it takes to wake a sleeping process at each step.
+_SPIN_S = 0.002
+
+
+class Rank:
+    """Serves one model, until the engine process is gone or wants another one."""
+
+    def __init__(self, start: Start, ring: RingReader, board: Board, confirmed: int, exchange: torch.Tensor) -> None:
+        """confirmed: the counter of confirmations. exchange: memory shared with the engine process."""
+        config = rank_config(start.config, start.rank)
+        device = torch.device(config.device)
+        self._number, self._ring, self._board = start.rank, ring, board
+        self._confirmed, self._exchange = confirmed, exchange
+        count = config.tensor_parallel
+        group = Group(start.rank, count, Path(start.folder), device, lambda: board.work(start.rank))
+        model = read_model(config)
+        self._runner: Runner = make_local_runner(config, model, device.type, None, group)
+        self._heads = RankHeads(model.kv_layout(str(self._runner.dtype).removeprefix("torch.")), start.rank, count)
+        self._part = KvPart(self._runner.cache)
+        self._launched: Launched | None = None
+        if device.type == "cuda":
+            pin(exchange)
+            ring.spin_s = _SPIN_S
+
+    def run(self) -> None:
+        """Execute commands until Stop. Raises EOFError when the engine process is gone."""
+        while True:
+            command = decode(self._ring.receive())
+            self._board.work(self._number)
+            match command:
+                case Launch(plan):
+                    self._launched = self._runner.launch(plan)
+                case DrawMasked(masks):
+                    assert self._launched is not None
+                    self._launched.draw_masked(masks)
+                case Gather(tables, extent):
+                    found = self._heads.within(extent)
+                    if found is not None and self._heads.owns:
+                        self._part.gather(tables, found[0], self._exchange[: self._part.size(found[0])])
+                    os.eventfd_write(self._confirmed, 1)
+                case Scatter(tables, extent):
+                    found = self._heads.within(extent)
+                    if found is not None:
+                        self._part.scatter(tables, found[0], self._exchange[: self._part.size(found[0])])
+                    os.eventfd_write(self._confirmed, 1)
+                case Stop():
+                    return
+
+
+def _beat(board: Board, rank: int, parent: int) -> None:
+    """Give signs of life, and end this process when the engine process is gone."""
+    while True:
+        board.beat(rank)
+        if os.getppid() != parent:
+            os._exit(1)
+        time.sleep(_BEAT_S)
+
+
+def _fail(sock: socket.socket, message: Failed) -> None:
+    sock.send(msgspec.json.encode(message))
+    # What waits for other ranks is not waited for.
+    os._exit(1)
+
+
+def main() -> None:
+    """Entry point. The arguments are the rank's number and the descriptors that RankProcesses passes on."""
+    parent = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    number, control, ring, board_fd, new, taken, confirmed, exchange = map(int, sys.argv[1:])
+    sock, board = socket.socket(fileno=control), Board(board_fd)
+    threading.Thread(target=_beat, args=(board, number, parent), daemon=True).start()
+    reader = RingReader(ring, new, taken, control)
+    memory = torch.frombuffer(map_memory(exchange), dtype=torch.uint8)
+
+    def reply(message: Reply) -> None:
+        sock.send(msgspec.json.encode(message))
+
+    reply(Alive())
+    while data := sock.recv(1 << 20):
+        start = msgspec.json.decode(data, type=Start)
+        configure_logging(f"rank-{start.rank}", logging.getLevelName(start.log_level).lower())
+        try:
+            rank = Rank(start, reader, board, confirmed, memory)
+            reply(Loaded())
+            rank.run()
+        except EOFError:
+            return
+        except ConfigError as error:
+            _fail(sock, Failed(str(error), in_settings=True))
+        except CollectiveError as error:
+            _fail(sock, Failed(str(error), of_others=True))
+        except Exception as error:
+            log.exception("rank %d failed", start.rank)
+            _fail(sock, Failed(repr(error)))
+        del rank
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""The processes of all ranks but the first one, which is the engine process itself."""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+
+from baton_engine.config import ConfigError, EngineConfig
+
+from .board import Board
+from .group import CollectiveError, Group
+from .messages import Alive, Command, Failed, Loaded, Reply, Start, Stop, encode
+from .ring import RING_BYTES, RingWriter, create_counter, create_memory, map_memory, read_counter
+
+log = logging.getLogger(__name__)
+
+# The memory in which each rank exchanges KV with the engine process.
+EXCHANGE_BYTES = 4 << 20
+_WATCH_S = 0.2
+_SILENT_S = 3.0  # without a sign of life, a rank hangs
+_SILENT_LOADING_S = 30.0  # libraries that are loaded may hold the interpreter for long
+_BEHIND_S = 4.0  # all other ranks wait when one is so long behind them: it hangs
+_EVIDENCE_S = 2.0
+_MESSAGE_BYTES = 1 << 20
+
+
+class RankDied(RuntimeError):
+    """A rank has ended or hangs, so the engine must end too. The message names the rank and the reason."""
+
+
+class _Rank:
+    """One process, and this process's ends of what connects them."""
+
+    def __init__(self, number: int, ring: int, board: int) -> None:
+        self.number = number
+        self.failed: Failed | None = None
+        self.new, self.taken, self.confirmed = (create_counter() for _ in range(3))
+        exchange = create_memory("baton-exchange", EXCHANGE_BYTES)
+        self.exchange = torch.frombuffer(map_memory(exchange), dtype=torch.uint8)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket = ours
+        arguments = (number, theirs.fileno(), ring, board, self.new, self.taken, self.confirmed, exchange)
+        fds = arguments[1:]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "baton_engine.ranks.process", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+        )
+        theirs.close()
+        os.close(exchange)
+
+    def receive(self, timeout: float) -> Reply | None:
+        """Return the next reply; None if none comes in time, or none can come any more."""
+        with contextlib.suppress(ConnectionError):
+            readable, _, _ = select.select([self.socket], [], [], timeout)
+            if readable and (data := self.socket.recv(_MESSAGE_BYTES)):
+                reply: Reply = msgspec.json.decode(data, type=Reply)
+                if isinstance(reply, Failed):
+                    self.failed = reply
+                return reply
+        return None
+
+    def ending(self) -> str | None:
+        """Return how the process has ended; None if it has not."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+        self.socket.close()
+        for counter in (self.new, self.taken, self.confirmed):
+            os.close(counter)
+
+
+def end_process(problem: str) -> None:
+    """End this process, whose main thread may wait for a rank that never answers."""
+    os._exit(1)
+
+
+class RankProcesses:
+    """Starts the processes and watches them. They serve one model at a time, between `begin` and `stop`.
+
+    end: called with the problem, in the thread that watches, when a rank has ended or hangs.
+    """
+
+    def __init__(self, count: int, end: Callable[[str], None] = end_process) -> None:
+        self.count = count
+        self._end = end
+        ring, board = create_memory("baton-plans", RING_BYTES), Board.create(count)
+        self._board = Board(board)
+        self.ranks = [_Rank(number, ring, board) for number in range(1, count)]
+        self._ring = RingWriter(ring, [(rank.new, rank.taken) for rank in self.ranks], self.check)
+        for fd in (ring, board):
+            os.close(fd)
+        self._problem: str | None = None
+        self._closed = threading.Event()
+        self._armed = False  # whether ranks are expected to keep up with each other
+        self._base = [0] * count
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._watcher = threading.Thread(target=self._watch, name="watch ranks", daemon=True)
+        self._watcher.start()
+        try:
+            for rank in self.ranks:
+                self._expect(rank, Alive)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, config: EngineConfig, device: torch.device) -> Group:
+        """Let the ranks load their parts of a model. Return the group of which this process is the first member.
+
+        Raises ConfigError if the ranks cannot be connected.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-", ignore_cleanup_errors=True)
+        level = logging.getLogger().getEffectiveLevel()
+        for rank in self.ranks:
+            rank.socket.send(msgspec.json.encode(Start(config, rank.number, self._folder.name, level)))
+        return Group(0, self.count, Path(self._folder.name), device, lambda: self._board.work(0))
+
+    def await_loaded(self) -> None:
+        """Wait until all ranks can run plans. From then on a rank that hangs is noticed."""
+        for rank in self.ranks:
+            self._expect(rank, Loaded)
+        self._remove_folder()
+        self._base = [self._board.done(number) for number in range(self.count)]
+        self._armed = True
+
+    def send(self, command: Command) -> None:
+        """Send a command to all ranks."""
+        self._ring.send(encode(command))
+        self._board.work(0)
+
+    def await_confirmations(self) -> None:
+        """Wait until each rank has confirmed one command."""
+        for rank in self.ranks:
+            while not read_counter(rank.confirmed):
+                self.check()
+                select.select([rank.confirmed], [], [], _WATCH_S)
+
+    def check(self) -> None:
+        """Raise RankDied if a rank has ended or hangs."""
+        if self._problem is not None:
+            raise RankDied(self._problem)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise an error that names the rank to blame when an operation of all ranks fails: ConfigError if that rank
+        could not load its part of the model, else RankDied."""
+        try:
+            yield
+        except CollectiveError as error:
+            until = time.monotonic() + _EVIDENCE_S
+            while (problem := self._find_problem()) is None and time.monotonic() < until:
+                time.sleep(0.01)
+            [failed, *_] = [*(rank.failed for rank in self.ranks if rank.failed and rank.failed.in_settings), None]
+            raise (ConfigError if failed else RankDied)(problem or f"rank 0: {error}") from error
+
+    def stop(self) -> None:
+        """Let the ranks free their model."""
+        self._armed = False
+        self.send(Stop())
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._watcher.join()
+        self._remove_folder()
+        for rank in self.ranks:
+            rank.close()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _expect(self, rank: _Rank, kind: type[Reply]) -> None:
+        while True:
+            reply = rank.receive(_WATCH_S)
+            if isinstance(reply, kind):
+                return
+            if isinstance(reply, Failed) or rank.ending():
+                problem = self._find_problem() or f"rank {rank.number} failed"
+                raise ConfigError(problem) if rank.failed and rank.failed.in_settings else RankDied(problem)
+
+    def _find_problem(self) -> str | None:
+        """Return what is wrong with the rank that is to blame; None if every rank seems well."""
+        for rank in self.ranks:
+            while rank.failed is None and rank.receive(0):
+                pass
+        to_blame = [rank for rank in self.ranks if rank.failed and not rank.failed.of_others]
+        for rank in to_blame:
+            assert rank.failed is not None
+            return f"rank {rank.number} of {self.count}: {rank.failed.message}"
+        for rank in self.ranks:
+            if rank.failed is None and (ending := rank.ending()):
+                return f"rank {rank.number} of {self.count} {ending}"
+        return None
+
+    def _watch(self) -> None:
+        silent, behind = [0] * self.count, [0] * self.count
+        beats, done = [0] * self.count, [0] * self.count
+        # Intervals are counted, not seconds: if this process was stopped itself, the ranks are not to blame.
+        while not self._closed.wait(_WATCH_S):
+            if any(rank.process.poll() is not None for rank in self.ranks):
+                self._report("a rank has ended")
+                return
+            furthest = max(self._board.done(number) - self._base[number] for number in range(self.count))
+            for rank in self.ranks:
+                number = rank.number
+                beat, work = self._board.beats(number), self._board.done(number)
+                silent[number] = silent[number] + 1 if beat == beats[number] and beat else 0
+                late = self._armed and work == done[number] and work - self._base[number] < furthest
+                behind[number] = behind[number] + 1 if late else 0
+                beats[number], done[number] = beat, work
+                if silent[number] * _WATCH_S > (_SILENT_S if self._armed else _SILENT_LOADING_S):
+                    self._report(f"rank {number} of {self.count} hangs: it gives no sign of life")
+                    return
+                if behind[number] * _WATCH_S > _BEHIND_S:
+                    self._report(f"rank {number} of {self.count} hangs: all others wait for it")
+                    return
+
+    def _report(self, problem: str) -> None:
+        """Tell the main thread, and end this process if that does not get to know it."""
+        loading = not self._armed
+        # The thread that starts the ranks reads their replies itself, and has a better answer than an end.
+        if self._closed.wait(_EVIDENCE_S if loading else 0.1):
+            return
+        self._problem = problem if "hangs" in problem else self._find_problem() or problem
+        log.error("the engine ends: %s", self._problem, extra={"event": "rank_died"})
+        if self._closed.wait(0.5):
+            return
+        for rank in self.ranks:
+            rank.process.kill()
+        self._remove_folder()
+        self._end(self._problem)

@@ -1,0 +1,285 @@
+"""Several processes that divide the layers of a model give the tokens of one, and of transformers."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from baton_engine.config import ConfigError, EngineConfig
+from baton_engine.engine import Engine
+from baton_engine.executor import Executor
+from baton_engine.loading import Progress
+from baton_engine.model_config import ModelConfig
+from baton_engine.ranks.executor import RanksExecutor
+from baton_engine.ranks.messages import DrawMasked, Launch, Start, decode, encode
+from baton_engine.ranks.processes import RankDied, RankProcesses
+from baton_engine.ranks.ring import RingReader, RingWriter, create_counter, create_memory
+from baton_engine.runners import make_local_runner
+from baton_engine.sampling import Grammar, GrammarKind
+from baton_engine.step_plan import NewRow, StepPlan
+from tests.conftest import MakeModel
+from tests.models import is_greedy
+from tests.quantized import compress
+
+from .handover import Pair
+from .harness import assert_idle, generate, make_engine, make_prompt, make_request
+from .test_equality import SHAPES
+from .test_quantized_models import SCHEMES, scheme
+
+MakeEngine = Callable[..., Engine]
+
+# Each family; with fewer key-value heads than ranks, as many and more; biases in all places; fused and tied weights.
+FAMILIES = (
+    "llama-plain", "llama-biases-llama3", "mistral-window", "qwen", "qwen2-tied", "qwen3-tied-bias-yarn", "bloom-tied",
+    "bloom-twelve-heads-residual-after-norm-untied", "gemma2-tied", "gemma3-tied", "granite-biases", "smollm3", "olmo2",
+    "mixtral-window", "qwen2-moe-dense-layer-normalized", "qwen3-moe", "olmoe", "gpt-oss", "glm4-moe-groups",
+    "glm4-moe-dense-layers-biases", "deepseek-v2-lite", "deepseek-v3-groups", "phi3-a-part-rotated-tied", "falcon-7b",
+    "falcon-40b", "falcon-in-turn", "gpt2", "gpt-neox",
+)  # fmt: skip
+
+
+class Pools:
+    """Processes for 2 and for 4 ranks, which serve the models of all tests one after another."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._pools: dict[int, RankProcesses] = {}
+        self._busy: set[int] = set()
+
+    def make_runner(self, config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Executor:
+        count = config.tensor_parallel
+        if count == 1:
+            return make_local_runner(config, model, device, progress)
+        if count not in (2, 4):
+            return RanksExecutor(config, model, device, progress)
+        if count not in self._pools:
+            self._pools[count] = RankProcesses(count, self.problems.append)
+        if count in self._busy:
+            self._pools[count].stop()
+        self._busy.add(count)
+        try:
+            return RanksExecutor(config, model, device, progress, self._pools[count])
+        except BaseException:
+            self._pools.pop(count).close()
+            self._busy.discard(count)
+            raise
+
+    def take(self, count: int) -> RankProcesses:
+        """Return the processes of a test that ends them."""
+        self._busy.discard(count)
+        return self._pools.pop(count)
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+
+@pytest.fixture(scope="session")
+def pools(processes: None) -> Iterator[Pools]:
+    pools = Pools()
+    yield pools
+    pools.close()
+    assert not pools.problems
+
+
+@pytest.fixture
+def divided(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    """Return `divided(folder, ranks, **settings)`, an engine on so many ranks, or on one."""
+    monkeypatch.setattr("baton_engine.engine.make_runner", pools.make_runner)
+    return lambda folder, ranks, **settings: make_engine(folder, tensor_parallel=ranks, **settings)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_gives_the_tokens_of_transformers(tiny_model: MakeModel, divided: MakeEngine, name: str) -> None:
+    family, overrides = SHAPES[name]
+    folder = tiny_model(family, **overrides)
+    prompts = [make_prompt(length, seed=3) for length in (17, 50)]
+    for ranks in (2, 4):
+        engine = divided(folder, ranks, max_num_batched_tokens=40)
+        transcript = generate(engine, [make_request(id, prompt, 8) for id, prompt in enumerate(prompts)])
+        for id, prompt in enumerate(prompts):
+            assert len(transcript.tokens[id, 0]) == 8
+            assert is_greedy(folder, prompt, transcript.tokens[id, 0])
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_choices_caches_preemption_and_parameters(windowed: Path, divided: MakeEngine, ranks: int) -> None:
+    common = make_prompt(40, seed=1)
+    rule = Grammar(GrammarKind.REGEX, "[a-f]{4,9}")
+    requests = [
+        make_request(0, common + make_prompt(9), 30, n=4, temperature=1.0, seed=5),
+        make_request(1, common + make_prompt(20), 30, temperature=1.0, top_p=0.9, seed=7, frequency_penalty=0.5),
+        make_request(2, make_prompt(33), 20, logprobs=2, prompt_logprobs=2),
+        make_request(3, make_prompt(5), 20, grammar=rule, eos_token_ids=[1]),
+        make_request(4, make_prompt(60), 40),
+    ]
+    settings = {"block_size": 4, "num_blocks": 64, "max_num_batched_tokens": 24, "max_model_len": 100}
+    one = generate(make_engine(windowed, **settings), requests)
+    engine = divided(windowed, ranks, **settings)
+    several = generate(engine, requests)
+    assert several.tokens == one.tokens
+    assert several.reasons == one.reasons
+    assert engine.load().preemptions
+    for id, cached in ((10, 0), (11, 48)):
+        again = generate(engine, [make_request(id, common + make_prompt(9), 8)])
+        assert again.first(id).cached_tokens == cached
+        assert is_greedy(windowed, common + make_prompt(9), again.tokens[id, 0])
+    [probabilities], [expected] = (
+        [delta.prompt_logprobs for delta in transcript.deltas if delta.prompt_logprobs] for transcript in (several, one)
+    )
+    assert [each.token_id for each in probabilities] == [each.token_id for each in expected]
+    assert [each.logprob for each in probabilities] == pytest.approx([each.logprob for each in expected], abs=1e-4)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("model", ["windowed", "latent"])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 4)])
+def test_kv_goes_between_engines_of_any_number_of_ranks(
+    divided: MakeEngine, request: pytest.FixtureRequest, model: str, prefill: int, decode: int
+) -> None:
+    folder = request.getfixturevalue(model)
+    pair = Pair(
+        divided(folder, prefill, max_num_batched_tokens=24, num_blocks=512, block_size=8),
+        divided(folder, decode, num_blocks=256),
+        seed=prefill + decode,
+    )
+    prompts = [make_prompt(length, seed=4) for length in (1, 16, 61, 90)]
+    for id, prompt in enumerate(prompts):
+        pair.add(make_request(id, prompt, 12))
+    transcript = pair.run()
+    for id, prompt in enumerate(prompts):
+        assert is_greedy(folder, prompt, transcript.tokens[id, 0])
+    assert pair.prefill.layout() == pair.decode.layout()
+    for engine in (pair.prefill, pair.decode):
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("name", ["int4 weights", "int8"])
+def test_quantized_weights(tiny_model: MakeModel, divided: MakeEngine, tmp_path: Path, name: str) -> None:
+    base = tiny_model("llama", hidden_size=128, intermediate_size=256)
+    folder, plain = compress(base, tmp_path / "model", {"group_0": scheme(name)}, ["lm_head"])
+    prompt = make_prompt(37)
+    one, two = (generate(divided(folder, ranks), [make_request(0, prompt, 12)]).tokens[0, 0] for ranks in (1, 2))
+    if SCHEMES[name][1] is None:
+        assert is_greedy(plain, prompt, two)
+    # Where activations are rounded, each rank has its own scale for them.
+    assert two[:4] == one[:4]
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "ranks", "message"),
+    [
+        ("llama", {}, 3, "4 attention heads cannot be divided among 3 ranks"),
+        ("llama", {}, 8, "--tensor-parallel 8 is more than the 4 attention heads"),
+        ("llama", {"intermediate_size": 95}, 2, r"layers\.0\.mlp\.down_proj: 95 inputs cannot be divided"),
+        ("falcon", {"num_attention_heads": 6, "hidden_size": 96, "num_kv_heads": 3, "new_decoder_architecture": True},
+         2, "3 key-value heads cannot be divided among 2 ranks"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_divided_is_refused(
+    tiny_model: MakeModel, divided: MakeEngine, family: str, overrides: dict[str, Any], ranks: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        divided(tiny_model(family, **overrides), ranks)
+
+
+def test_a_rank_that_cannot_load_its_part_is_named(
+    llama: Path, divided: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(config: EngineConfig, *others: Any) -> Start:
+        return Start(msgspec.structs.replace(config, model=str(tmp_path)), *others)
+
+    monkeypatch.setattr("baton_engine.ranks.processes.Start", elsewhere)
+    with pytest.raises(ConfigError, match=rf"rank 1 of 2: .*{tmp_path}"):
+        divided(llama, 2)
+
+
+def test_a_rank_that_others_wait_for_is_named(llama: Path, pools: Pools, divided: MakeEngine) -> None:
+    engine = divided(llama, 2)
+    ranks = pools.take(2)
+    # Rank 0 seems to have begun an operation of all ranks, which the other one never reaches.
+    ranks._board.work(0)
+    until = time.monotonic() + 10
+    while not pools.problems and time.monotonic() < until:
+        time.sleep(0.05)
+    assert pools.problems == ["rank 1 of 2 hangs: all others wait for it"]
+    pools.problems.clear()
+    with pytest.raises(RankDied, match="rank 1 of 2 hangs"):
+        generate(engine, [make_request(0, make_prompt(5))])
+    ranks.close()
+
+
+def test_commands_are_the_same_on_the_other_side() -> None:
+    request = make_request(0, [1, 2], logit_bias={3: 1.5}, grammar=Grammar(GrammarKind.REGEX, "a"), bad_words=[[4, 5]])
+    blocks = np.array([[1, 2], [3, 4]], dtype=np.int32)
+    row = NewRow(row=3, prompt=[1, 2], output=[6], blocks=blocks, sampling=request.sampling, choice=1)
+    plan = StepPlan([3], [2], [3], [1], 2, False, [row], [(3, 0, 1, 9)], [(1, 2)], [0], [(0, 1)], [2])
+    sent = decode(encode(Launch(plan)))
+    assert isinstance(sent, Launch)
+    assert np.array_equal(sent.plan.new_rows[0].blocks, blocks)
+    assert sent.plan.new_rows[0].sampling == request.sampling
+    sent.plan.new_rows = plan.new_rows
+    assert sent.plan == plan
+    masks = np.full((2, 3), -1, dtype=np.int32)
+    masked = decode(encode(DrawMasked(masks[:, :2])))
+    assert isinstance(masked, DrawMasked)
+    assert np.array_equal(masked.masks, masks[:, :2])
+
+
+class Reader(threading.Thread):
+    """Reads messages from a ring until the writer is gone."""
+
+    def __init__(self, memory: int, slow: bool) -> None:
+        super().__init__()
+        self.new, self.taken = create_counter(), create_counter()
+        closed, self.closing = os.pipe()
+        self._reader, self._slow = RingReader(memory, self.new, self.taken, closed), slow
+        self.messages: list[bytes] = []
+
+    def run(self) -> None:
+        try:
+            while True:
+                self.messages.append(self._reader.receive())
+                time.sleep(0.002 if self._slow else 0)
+        except EOFError:
+            return
+
+
+def test_a_ring_brings_every_message_to_every_reader() -> None:
+    memory = create_memory("test", 1000)
+    readers = [Reader(memory, slow) for slow in (False, True)]
+    for reader in readers:
+        reader.start()
+    writer = RingWriter(memory, [(reader.new, reader.taken) for reader in readers], lambda: None)
+    sizes = [0, 1, 996, 997, 3, 5_000, *torch.randint(0, 400, (60,)).tolist()]
+    messages = [bytes([index % 251]) * size for index, size in enumerate(sizes)]
+    for message in messages:
+        writer.send(message)
+    for reader in readers:
+        until = time.monotonic() + 10
+        while len(reader.messages) < len(messages) and time.monotonic() < until:
+            time.sleep(0.01)
+        os.close(reader.closing)
+        reader.join()
+        assert reader.messages == messages
+
+
+def test_a_full_ring_asks_whether_its_readers_live() -> None:
+    class Gone(Exception):
+        pass
+
+    def check() -> None:
+        raise Gone
+
+    writer = RingWriter(create_memory("test", 100), [(create_counter(), create_counter())], check)
+    writer.send(bytes(90))
+    with pytest.raises(Gone):
+        writer.send(bytes(90))
