@@ -53,7 +53,8 @@ conformance: $(RUN) $(CONFORMANCE)/.installed  ## Send 2,000 requests made from 
 # `make test` runs these expensive tests with fewer seeds, shapes and requests.
 soak: $(DEV)  ## Run the tests that `make test` shortens: all seeds and shapes, ten times the requests (SOAK_SEED=N repeats these)
 	@export GRAMMAR_SEEDS=$${GRAMMAR_SEEDS:-50} SAMPLER_SEEDS=$${SAMPLER_SEEDS:-4} \
-		AGGREGATED_SHAPES=$${AGGREGATED_SHAPES:-8} SOAK_REQUESTS=$${SOAK_REQUESTS:-10000}; \
+		AGGREGATED_SHAPES=$${AGGREGATED_SHAPES:-8} DISAGGREGATED_SHAPES=$${DISAGGREGATED_SHAPES:-100} \
+		SOAK_REQUESTS=$${SOAK_REQUESTS:-10000}; \
 		exec $(BIN)/python -m pytest -m soak tests/engine/test_grammars.py tests/engine/test_device_sampler.py \
 		tests/e2e/test_equality.py tests/e2e/test_soak.py $(ARGS)
 

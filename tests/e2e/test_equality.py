@@ -25,18 +25,6 @@ CHUNK = 48
 # not; biases on and off.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, 4 to 1, llama3": ("llama", {"rope": "llama3", "num_key_value_heads": 1}),
-    "llama, 8 to 1, linear, biases, tied": (
-        "llama",
-        {
-            "rope": "linear",
-            "num_attention_heads": 8,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "tie_word_embeddings": True,
-        },
-    ),
     "llama, 1 to 1, yarn, 80": ("llama", {"rope": "yarn", "num_key_value_heads": 4, "head_dim": 80}),
     "qwen2, 2 to 1": ("qwen2", {}),
     "qwen2, 4 to 1, yarn, 64, tied": (
@@ -49,15 +37,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "initializer_range": 0.18,
         },
     ),
-    "qwen": ("qwen", {}),
     "qwen3, 2 to 1, 128": ("qwen3", {"head_dim": 128}),
+    "glm4_moe, groups": ("glm4_moe", {"n_routed_experts": 12, "n_group": 3, "topk_group": 2, "use_qk_norm": True}),
+    "llama, 8 to 1, linear, biases, tied": (
+        "llama",
+        {
+            "rope": "linear",
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen": ("qwen", {}),
     "qwen3, 1 to 1, linear, biases, 32": (
         "qwen3",
         {"rope": "linear", "num_key_value_heads": 4, "head_dim": 32, "attention_bias": True},
     ),
     "bloom, tied, 3 layers": ("bloom", {"n_layer": 3, "seed": 2}),
     "gemma3, windows and not": ("gemma3", {"initializer_range": 0.1}),
-    "glm4_moe, groups": ("glm4_moe", {"n_routed_experts": 12, "n_group": 3, "topk_group": 2, "use_qk_norm": True}),
     "gpt_oss, windows and sinks": ("gpt_oss", {"seed": 1}),
     "deepseek_v3, latents, groups of experts": (
         "deepseek_v3",
@@ -65,9 +65,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral, window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
-# The engine's own tests compare every shape on one pod; here each stack costs seconds to start.
+# The engine's own tests compare every shape on one pod and on a pair; here each stack takes seconds to start.
 AGGREGATED_SHAPES = int(os.environ.get("AGGREGATED_SHAPES") or 2)
-WAYS = [(shape, "disaggregated") for shape in SHAPES]
+DISAGGREGATED_SHAPES = int(os.environ.get("DISAGGREGATED_SHAPES") or 8)
+WAYS = [(shape, "disaggregated") for shape in list(SHAPES)[-DISAGGREGATED_SHAPES:]]
 WAYS += [(shape, "aggregated") for shape in list(SHAPES)[-AGGREGATED_SHAPES:]]
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, CHUNK, 2 * CHUNK + 5, 5 * CHUNK - 3]
 
