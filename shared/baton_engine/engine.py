@@ -261,10 +261,12 @@ class Engine:
         id = sequence.request.id
         self.scheduler.remove(sequence)
         sequence.may_import = False
-        self._sequences[id] = [sequence]
+        # The other choices of a request that has forked go on as they are.
+        group = [sequence]
         if first_tokens is not None:
             self._fork(sequence, first_tokens)
-        for choice in list(self._sequences[id]):
+            group = list(self._sequences[id])
+        for choice in group:
             if choice.known > choice.given_len and choice.finish_reason():
                 self._finish(choice)
             else:

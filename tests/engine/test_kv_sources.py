@@ -1,6 +1,7 @@
 """KV that a source brings takes the place of computing it, and a source that fails costs time only."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,11 +10,14 @@ import torch
 
 from baton_common.block_hash import block_hashes
 from baton_common.extent import Extent
+from baton_engine.delta import Reservation
 from baton_engine.engine import Engine
+from baton_engine.sequence import Sequence
 from tests.models import reference_choices, reference_greedy
 
 from .harness import Transcript, assert_idle, finish, generate, make_engine, make_prompt, make_request
 from .host_tier import HostTier
+from .ledger import expected_output, make_ledger_engine
 
 SIZE = 4
 _MOST_STEPS = 1_000
@@ -80,6 +84,42 @@ def test_the_tier_brings_only_what_the_cache_lacks(llama: Path) -> None:
     _, order = tier.orders[2]
     assert (order.first_token, order.num_tokens, order.cached_tokens) == (20, 40, 20)
     assert run(engine, tier).tokens[2, 0] == reference_greedy(llama, prompt, 20)
+    assert_idle(engine)
+
+
+class Promise:
+    """A source that promises the first 8 tokens of every prompt once `on` is set, and is never asked to bring them."""
+
+    brings_first_tokens = False
+    on = False
+
+    def reach(self, sequence: Sequence, cached: Callable[[], int]) -> int:
+        return 8 if self.on else 0
+
+    def order(self, sequence: Sequence, reservation: Reservation) -> None:
+        raise AssertionError("a request that has forked has several sequences, for which nothing can be ordered")
+
+    def cancel(self, id: int) -> None: ...
+
+
+def test_a_prompt_preempted_while_its_first_tokens_are_under_way_keeps_its_choices(tmp_path: Path) -> None:
+    """It waits for a source then, and forks when the tokens come. Its KV is computed again, and the other choice of the
+    request goes on."""
+    engine = make_ledger_engine(
+        tmp_path, 1, block_size=4, num_blocks=64, max_num_batched_tokens=50, max_num_seqs=4, max_model_len=200,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    source, transcript, prompt = Promise(), Transcript(), [0, 1] * 5
+    engine.add_source(source)
+    engine.add(make_request(1, prompt, 9, n=2))
+    transcript.take(engine.step().deltas)
+    [sequence] = engine.scheduler.running
+    assert sequence.pending
+    source.on = True
+    engine.scheduler._preempt(sequence)
+    finish(engine, transcript)
+    assert transcript.tokens == {(1, choice): expected_output(prompt, choice, 9) for choice in range(2)}
+    assert len(transcript.reasons) == 2
     assert_idle(engine)
 
 
