@@ -193,8 +193,8 @@ def test_latent_attention(format: str, tiny_model: MakeModel, tmp_path: Path, mo
     assert tokens(folder) == outputs
 
 
-def test_experts_of_gpt_oss(tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tiny_model("gpt_oss", intermediate_size=96)
+def with_mxfp4_experts(base: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Return a gpt-oss with its experts in MXFP4, and one with the numbers that these codes stand for."""
     folder = Path(shutil.copytree(base, tmp_path / "model"))
     plain = Path(shutil.copytree(base, tmp_path / "plain"))
     coded = load_file(base / "model.safetensors")
@@ -211,6 +211,12 @@ def test_experts_of_gpt_oss(tiny_model: MakeModel, tmp_path: Path, monkeypatch: 
     fields = json.loads((folder / "config.json").read_text())
     fields["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": left_out}
     (folder / "config.json").write_text(json.dumps(fields))
+    return folder, plain
+
+
+def test_experts_of_gpt_oss(tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny_model("gpt_oss", intermediate_size=96)
+    folder, plain = with_mxfp4_experts(base, tmp_path)
     outputs = tokens(folder)
     assert_tokens_of(plain, outputs)
     pretend(monkeypatch)

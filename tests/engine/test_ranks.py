@@ -29,7 +29,7 @@ from tests.models import is_greedy
 from tests.quantized import compress
 
 from .handover import Pair
-from .harness import assert_idle, generate, make_engine, make_prompt, make_request
+from .harness import Transcript, assert_idle, generate, make_engine, make_prompt, make_request
 from .test_equality import SHAPES
 from .test_quantized_models import SCHEMES, scheme
 
@@ -160,6 +160,22 @@ def test_kv_goes_between_engines_of_any_number_of_ranks(
     assert pair.prefill.layout() == pair.decode.layout()
     for engine in (pair.prefill, pair.decode):
         assert_idle(engine)
+
+
+def test_a_number_that_is_not_finite_stays_in_its_request(llama: Path, divided: MakeEngine) -> None:
+    engine = divided(llama, 2)
+    engine.runner._runner._model.embedding.weight[5] = float("nan")  # of rank 0, but all ranks compute with it
+    prompts = [7, 5, 9], [7, 8, 9]
+    for id, prompt in enumerate(prompts):
+        engine.add(make_request(id, prompt, 8))
+    transcript, broken = Transcript(), []
+    while engine.has_work:
+        result = engine.step()
+        broken += result.broken
+        transcript.take(result.deltas)
+    assert broken == [0]
+    assert 5 not in transcript.tokens[1, 0]
+    assert is_greedy(llama, prompts[1], transcript.tokens[1, 0])
 
 
 @pytest.mark.parametrize("name", ["int4 weights", "int8"])

@@ -20,10 +20,13 @@ from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.step_plan import StepPlan
 from tests.conftest import MakeModel
 from tests.models import is_greedy
+from tests.packing import gptq
+from tests.quantized import rewrite
 
 from .fake_cuda import pretend
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 from .test_equality import SHAPES
+from .test_quantized_models import with_mxfp4_experts
 
 _WAIT_S = 30.0
 
@@ -117,18 +120,23 @@ class TwoThreads:
         return None
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-biases-llama3", "bloom-tied", "gpt-oss", "glm4-moe-groups", "deepseek-v2-lite", "gemma3-tied"]
-)
-def test_tokens_are_those_of_transformers(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    family, overrides = SHAPES[name]
-    folder: Path = tiny_model(family, **overrides)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engines have two ranks with the GPU's runner."""
     pretend(monkeypatch)
     monkeypatch.setattr("baton_engine.engine.make_runner", TwoThreads)
     # Of eager work, then of graphs. Rank 1 finds eager work faster in one case, where rank 0 does not.
     times = {rank: iter([1.0, 0.5, 1.0, 0.5 if rank == "MainThread" else 1.5]) for rank in ("MainThread", "rank 1_0")}
     measured = lambda run: (run(), next(times[threading.current_thread().name]))[1]  # noqa: E731
     monkeypatch.setattr("baton_engine.token_graphs._seconds", measured)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-biases-llama3", "bloom-tied", "gpt-oss", "glm4-moe-groups", "deepseek-v2-lite", "gemma3-tied"]
+)
+def test_tokens_are_those_of_transformers(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    family, overrides = SHAPES[name]
+    folder: Path = tiny_model(family, **overrides)
+    two_threads(monkeypatch)
     engine = make_engine(folder, max_num_batched_tokens=40, max_num_seqs=4)
     prompts = [make_prompt(length, seed=3) for length in (1, 17, 50)]
     requests = [make_request(id, prompt, 10) for id, prompt in enumerate(prompts)]
@@ -143,3 +151,16 @@ def test_tokens_are_those_of_transformers(tiny_model: MakeModel, monkeypatch: py
     assert_idle(engine)
     graphs = [runner._token_graphs.sizes for runner in engine.runner.runners]
     assert graphs[0] == graphs[1] == [4]
+
+
+@pytest.mark.parametrize("format", ["gptq", "mxfp4"])
+def test_codes_of_experts(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, format: str) -> None:
+    if format == "gptq":
+        base = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=128)
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+        folder, plain = rewrite(base, tmp_path / "model", config, lambda _, w: gptq(w, 4, 32, 1))
+    else:
+        folder, plain = with_mxfp4_experts(tiny_model("gpt_oss", intermediate_size=128), tmp_path)
+    two_threads(monkeypatch)
+    prompt = make_prompt(20)
+    assert is_greedy(plain, prompt, generate(make_engine(folder), [make_request(0, prompt, 8)]).tokens[0, 0])

@@ -11,7 +11,7 @@ from baton_engine.source import Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
 
-_UNITS = "hidden units of an expert"
+UNITS = "hidden units of an expert"
 
 
 class DenseExperts:
@@ -27,7 +27,7 @@ class DenseExperts:
     @classmethod
     def load(cls, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> Self:
         """As in Method, from weights that are stored in any way."""
-        units = even_part(size, source.ranks, _UNITS)
+        units = even_part(size, source.ranks, UNITS)
         own = units.stop - units.start
         held = _empty(source, experts, hidden, own)
         for number in range(experts):
@@ -40,7 +40,7 @@ class DenseExperts:
     @classmethod
     def load_joined(cls, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> Self:
         """As in Method, from weights that are not quantized, which are stored as [inputs, outputs]."""
-        units = even_part(size, source.ranks, _UNITS)
+        units = even_part(size, source.ranks, UNITS)
         both, own = slice(2 * units.start, 2 * units.stop), units.stop - units.start
         biases = joined_biases(source, experts, hidden, size)
         held = _empty(source, experts, hidden, own)
@@ -58,7 +58,7 @@ class DenseExperts:
 def joined_biases(source: Source, experts: int, hidden: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the biases of experts that are stored together, [experts, 2 * hidden units of this rank] and
     [experts, hidden]. The ranks' results are added up, so only one rank has the latter, and the others have zeros."""
-    units = even_part(size, source.ranks, _UNITS)
+    units = even_part(size, source.ranks, UNITS)
     both = slice(2 * units.start, 2 * units.stop)
     bias = source.take("gate_up_proj_bias", (experts, 2 * size), (slice(None), both))
     down_bias = source.take("down_proj_bias", (experts, hidden))

@@ -107,14 +107,12 @@ class GroupedMethod(msgspec.Struct, frozen=True):
         """As in Method."""
         raise not_joined(source)
 
-    def _read_expert(self, source: Source, names: list[str], outputs: list[int], inputs: int) -> GroupedWeight:
-        parts = [
-            self.read(source, name, count, inputs, slice(0, count), slice(0, inputs), False)
-            for name, count in zip(names, outputs, strict=True)
-        ]
+    def _read_expert(self, source: Source, taken: list[Outputs], inputs: int, columns: slice) -> GroupedWeight:
+        parts = [self.read(source, name, size, inputs, rows, columns, False) for name, size, rows in taken]
         if any(part.columns is not None for part in parts):
-            raise ConfigError(f"{source.full_name(names[0])} has inputs in order of activation (desc_act, actorder), "
-                              "which is not served for experts on a GPU")  # fmt: skip
+            name = source.full_name(taken[0].name)
+            raise ConfigError(f"{name} has inputs in order of activation (desc_act, actorder), which is not served for "
+                              "experts on a GPU")  # fmt: skip
         return stack([part.weight for part in parts])
 
 

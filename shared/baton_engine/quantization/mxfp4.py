@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.experts_method import ExpertsMethod
+from baton_engine.shard import even_part
 from baton_engine.source import Method, Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
@@ -12,12 +13,12 @@ from baton_kernels.reference.grouped_linear import GroupedWeight, dequantize_gro
 from baton_kernels.reference.quantized_experts import QuantizedExperts
 
 from .dense import DENSE
-from .dense_experts import DenseExperts, joined_biases
+from .dense_experts import UNITS, DenseExperts, joined_biases
 from .fields import QuantizationFields
 from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .names import NotConverted
 from .packed import divide
-from .quantized_experts import CodedExperts, check_alone
+from .quantized_experts import CodedExperts
 
 GROUP = 32
 
@@ -32,12 +33,14 @@ class Mxfp4(GroupedMethod, frozen=True):
         return Part(read_blocks(source, name, (outputs, inputs), (rows, columns)))
 
     def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
-        check_alone(source)
-        both = read_blocks(source, "gate_up_proj", (experts, 2 * size, hidden))
+        units = even_part(size, source.ranks, UNITS)
+        every, all_inputs = slice(0, experts), slice(0, hidden)
+        part = every, slice(2 * units.start, 2 * units.stop), all_inputs
+        both = read_blocks(source, "gate_up_proj", (experts, 2 * size, hidden), part)
         # Gates and ups are stored in turn.
         codes, scales = (torch.cat([each[:, ::2], each[:, 1::2]], dim=1) for each in (both.codes, both.scales))
         gate_up = both._replace(codes=codes, scales=scales)
-        down = read_blocks(source, "down_proj", (experts, hidden, size))
+        down = read_blocks(source, "down_proj", (experts, hidden, size), (every, slice(0, hidden), units))
         biases = joined_biases(source, experts, hidden, size)
         if source.ops.keeps_codes:
             return CodedExperts(QuantizedExperts(gate_up, down, *biases, clamp), source.ops)

@@ -7,10 +7,13 @@ import torch
 from baton_engine.config import ConfigError
 from baton_engine.experts_method import ExpertNames
 from baton_engine.ops import Ops
-from baton_engine.source import Source
+from baton_engine.shard import even_part
+from baton_engine.source import Outputs, Source
 from baton_kernels.reference.grouped_linear import GroupedWeight, exponents_to_scales
 from baton_kernels.reference.quantized_experts import QuantizedExperts
 from baton_kernels.reference.scaled_linear import ScaledWeight
+
+from .dense_experts import UNITS
 
 
 class CodedExperts:
@@ -31,32 +34,24 @@ def not_joined(source: Source) -> ConfigError:
     )
 
 
-def check_alone(source: Source) -> None:
-    """Raise ConfigError if ranks divide the experts' hidden units, which codes in groups or tiles do not allow yet."""
-    if source.ranks.count > 1:
-        raise ConfigError(
-            f"the experts of {source.full_name('')[:-1]} are held in codes, which --tensor-parallel cannot divide; it "
-            "divides experts in 16 bits, and quantized weights outside of experts"
-        )
-
-
-# Reads projections of one expert, [their outputs, inputs], and stacks them along their outputs.
-Read = Callable[[Source, list[str], list[int], int], GroupedWeight | ScaledWeight | torch.Tensor]
+# Reads parts of projections of one expert, as Method.load has them, and stacks them along their outputs.
+Read = Callable[[Source, list[Outputs], int, slice], GroupedWeight | ScaledWeight | torch.Tensor]
 
 
 def read_experts(
     source: Source, names: ExpertNames, experts: int, hidden: int, size: int, read: Read
 ) -> QuantizedExperts:
-    """Return the weights of all experts, which a checkpoint stores at the expert's number.
+    """Return this rank's hidden units of all experts, which a checkpoint stores at the expert's number.
 
     Tensors are taken in the order in which DenseExperts takes them, one expert after another.
     """
-    check_alone(source)
+    units, whole = even_part(size, source.ranks, UNITS), slice(0, hidden)
     gate_up, down = [], []
     for number in range(experts):
         expert = source.at(str(number))
-        gate_up.append(read(expert, [names.gate, names.up], [size, size], hidden))
-        down.append(read(expert, [names.down], [hidden], size))
+        both = [Outputs(names.gate, size, units), Outputs(names.up, size, units)]
+        gate_up.append(read(expert, both, hidden, whole))
+        down.append(read(expert, [Outputs(names.down, hidden, whole)], size, units))
     return QuantizedExperts(join(gate_up), join(down))
 
 

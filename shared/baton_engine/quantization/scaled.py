@@ -104,14 +104,11 @@ class ScaledMethod(msgspec.Struct, frozen=True):
         raise not_joined(source)
 
     def _read_expert(
-        self, source: Source, names: list[str], outputs: list[int], inputs: int
+        self, source: Source, taken: list[Outputs], inputs: int, columns: slice
     ) -> ScaledWeight | torch.Tensor:
-        parts = [
-            self.read(source, name, count, inputs, slice(0, count), slice(0, inputs), False)
-            for name, count in zip(names, outputs, strict=True)
-        ]
+        parts = [self.read(source, name, size, inputs, rows, columns, False) for name, size, rows in taken]
         if any(part.scale is not None for part in parts) or not self.rows.symmetric:
-            raise ConfigError(f"{source.full_name(names[0])} is an expert of static activations or with zeros; "
+            raise ConfigError(f"{source.full_name(taken[0].name)} is an expert of static activations or with zeros; "
                               "served are symmetric dynamic activations")  # fmt: skip
         weight = _stack([part.weight for part in parts])
         return weight if source.ops.keeps_codes else dequantize_scaled_reference(weight, source.dtype)
