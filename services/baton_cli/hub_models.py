@@ -33,7 +33,7 @@ def pull_model(model: str, *, weights: bool, cache: Path | None = None, volume_s
 
     try:
         parsed = HubModel.parse(model)
-        with _interruptible(), pull_progress(str(parsed)) as progress:
+        with interruptible(), pull_progress(str(parsed)) as progress:
             pulled = pull(parsed, progress, root=cache, weights=weights, volume_size=volume_size)
             progress.say(f"{parsed.repo} at commit {pulled.commit} is in {pulled.folder}")
     except (ValueError, HubError) as error:
@@ -44,8 +44,8 @@ def pull_model(model: str, *, weights: bool, cache: Path | None = None, volume_s
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """End a download at SIGTERM as at Ctrl-C. The first process of a container would ignore the signal otherwise."""
+def interruptible() -> Iterator[None]:
+    """End the work at SIGTERM as at Ctrl-C. The first process of a container would ignore the signal otherwise."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

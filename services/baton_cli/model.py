@@ -1,4 +1,4 @@
-"""`baton model`: facts about a model folder, and downloads from a hub."""
+"""`baton model`: facts about a model folder, downloads from a hub, and quantized copies."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from baton_cli.errors import BadSetting
 from baton_cli.hub_models import pull_model
 from baton_cli.model_kv_scales import kv_scales
+from baton_cli.model_quantize import quantize
 from baton_cli.model_show import show
 from baton_demo import MODEL_DIR
 
@@ -37,11 +38,12 @@ class _ShowByDefault(TyperGroup):
 
 app = typer.Typer(
     cls=_ShowByDefault,
-    help="Print what a model is and which GPUs it fits on, or download a model. Without arguments: the demo model.",
+    help="Facts about a model, a download, or a quantized copy. Without arguments: facts about the demo model.",
     add_completion=False,
 )
 app.command()(show)
 app.command(name="kv-scales")(kv_scales)
+app.command()(quantize)
 
 
 @app.callback(invoke_without_command=True)

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +64,11 @@ class Checkpoint:
             raise ConfigError(f"{folder} has neither {SINGLE} nor {INDEX}{hint}")
         tensors = read_header(path)
         return cls(folder, tensors, dict.fromkeys(tensors, path))
+
+    def part(self, chosen: Callable[[str], bool]) -> "Checkpoint":
+        """Return the tensors with the chosen names."""
+        tensors = {name: stored for name, stored in self.tensors.items() if chosen(name)}
+        return Checkpoint(self.folder, tensors, {name: at for name, at in self._promised.items() if chosen(name)})
 
     def find(self, name: str) -> Stored:
         """Return a tensor. Raises ConfigError when there is none of this name."""

@@ -35,17 +35,23 @@ PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 class Weights:
     """The tensors of a model folder. Use as a context manager; `take` reads each tensor once.
 
-    progress: called after each tensor with the number of tensors read and the number of all tensors.
+    progress: called after each tensor with the number of tensors read and the number of all tensors. checkpoint: the
+    tensors to offer; None = all of the folder.
     """
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self._folder = folder
         self._progress = progress
-        self._checkpoint = Checkpoint.read(folder)
+        self._checkpoint = checkpoint or Checkpoint.read(folder)
         self.names = self._checkpoint.names
         self._untaken = set(self.names)
         self._files = ReadAhead.for_device(device)
