@@ -86,8 +86,9 @@ class _RandomTensors(_Tensors):
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        sizes = [len(range(size)[taken]) for size, taken in zip(shape, part or [slice(None)] * len(shape), strict=True)]
-        return _fill(name, tuple(sizes), dtype, self._quantization, _STD, self._generator)
+        taken = (*(part or ()), *[slice(None)] * len(shape))
+        sizes = tuple(len(range(size)[each]) for size, each in zip(shape, taken, strict=False))
+        return _fill(name, sizes, dtype, self._quantization, _STD, self._generator)
 
 
 @contextmanager

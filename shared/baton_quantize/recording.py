@@ -7,9 +7,9 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.experts_method import ExpertNames, ExpertsMethod
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.quantization.dense import DENSE
-from baton_engine.shard import REPLICATED, Shard
-from baton_engine.source import Method, Product, Source
+from baton_engine.source import Method, Outputs, Product, Source
 from baton_kernels.reference.activation import ClampedGate
 
 
@@ -72,25 +72,25 @@ class _RecordingMethod:
     def load(
         self,
         source: Source,
-        names: list[str],
-        outputs: list[int],
+        taken: list[Outputs],
         inputs: int,
+        columns: slice,
         bias: bool,
-        shard: Shard,
         order: Sequence[int] | None,
         transposed: bool,
     ) -> Product:
-        site = Site([source.full_name(name) for name in names], inputs, source.device)
+        site = Site([source.full_name(each.name) for each in taken], inputs, source.device)
         self.recorder.sites.append(site)
-        product = DENSE.load(source, names, outputs, inputs, bias, shard, order, transposed)
+        product = DENSE.load(source, taken, inputs, columns, bias, order, transposed)
         return _Recording(product, site, self.recorder)
 
-    def weight(self, source: Source, name: str, outputs: int, inputs: int) -> torch.Tensor:
-        raise ConfigError(f"{source.full_name(name)} is not used as a product, so its inputs cannot be recorded")
+    def weight(self, source: Source, taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
+        raise ConfigError(f"{source.full_name(taken.name)} is not used as a product, so its inputs cannot be recorded")
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
         def product(expert: Source, parts: list[str], outputs: int, inputs: int) -> Product:
-            return self.load(expert, parts, [outputs] * len(parts), inputs, False, REPLICATED, None, False)
+            taken = [Outputs(name, outputs, slice(0, outputs)) for name in parts]
+            return self.load(expert, taken, inputs, slice(0, inputs), False, None, False)
 
         # The projection of the output first, as in a layer's other parts.
         return _RecordingExperts([
@@ -116,12 +116,14 @@ class _RecordingExperts:
         for number in sorted(set(experts.flatten().tolist())):
             tokens, choices = torch.where(experts == number)
             down, gate_up = self._experts[number]
-            result = down(gate_up.gated(x[tokens], "silu")).float()
+            result = down(gate_up.gated(x[tokens], "silu", down.inputs)).float()
             out.index_add_(0, tokens, result * weights[tokens, choices, None])
         return out.to(x.dtype)
 
 
 class _Recording:
+    inputs = NUMBERS
+
     def __init__(self, product: Product, site: Site, recorder: Recorder) -> None:
         self._product, self._site, self._recorder = product, site, recorder
 
@@ -129,9 +131,9 @@ class _Recording:
         self._record(x)
         return self._product(x, out)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
         self._record(x)
-        return self._product.gated(x, activation)
+        return self._product.gated(x, activation, into)
 
     def _record(self, x: torch.Tensor) -> None:
         if self._recorder.recording:
