@@ -93,7 +93,7 @@ def make_model(
 
     if family == "qwen":
         # transformers has no such family. The reference is a Qwen2 of the same weights.
-        from .qwen_model import write_qwen
+        from loadtest.common.qwen_model import write_qwen
 
         heads = {"num_key_value_heads": 4, **overrides}
         write_qwen(folder, make_model(folder / _REFERENCE, "qwen2", rope=rope, seed=seed, **heads))

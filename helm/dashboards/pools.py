@@ -48,6 +48,26 @@ def _batch(role: str) -> tuple[Panel, ...]:
     )
 
 
+def _compilations(role: str) -> Panel:
+    return _by_pod(
+        role,
+        "Kernels compiled late",
+        "After the pod was ready. Each of them halted all requests of the pod.",
+        PER_SECOND,
+        rate(worker("engine_compilations_total")),
+    )
+
+
+def _step_times(role: str) -> Panel:
+    rates = of_role(role, rate(worker("step_time_ratio_bucket")))
+    return lines(
+        "Time of steps, by the prediction",
+        "Divided by the time that the engine predicts, by which it bounds chunks and the gateway chooses pods.",
+        COUNT,
+        *(Query(quantile(q, rates, "kind"), f"{{{{kind}}}} p{q * 100:g}") for q in QUANTILES),
+    )
+
+
 PREFILL = Board(
     "prefill-pool",
     "Prefill pool",
@@ -86,6 +106,8 @@ PREFILL = Board(
                     traced=True,
                 ),
                 _quantiles("prefill", "Length of prompts", "In tokens.", "request_prompt_tokens", COUNT),
+                _compilations("prefill"),
+                _step_times("prefill"),
             ],
         ),
         (
@@ -135,6 +157,8 @@ DECODE = Board(
                     "request_decode_time_seconds",
                 ),
                 _quantiles("decode", "Length of answers", "In tokens.", "request_generation_tokens", COUNT),
+                _compilations("decode"),
+                _step_times("decode"),
             ],
         ),
         (

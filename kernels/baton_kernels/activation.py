@@ -5,7 +5,9 @@ import triton
 import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .quantize import fits_a_row, quantize_rows, rounded_rows, store_rounded
 from .reference.activation import GATES
+from .reference.quantize import QuantizedRows, RowFormat
 
 
 @triton.jit
@@ -30,6 +32,18 @@ def gate_of_expert(gate, up, dtype: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: 
 
 
 @triton.jit
+def _gated(gate, up, GELU: tl.constexpr):
+    """Return activation(gate) * up, rounded as gate_mul_reference rounds it."""
+    wide = gate.to(tl.float32)
+    # Both activations are x * sigmoid(f(x)). GELU's tanh form is x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u), where
+    # 2 * u = 2 * sqrt(2 / pi) * (x + 0.044715 * x^3).
+    inner = wide
+    if GELU:
+        inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    return (wide / (1 + tl.exp(-inner))).to(gate.dtype) * up
+
+
+@triton.jit
 def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, OVERLAP: tl.constexpr):
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -38,14 +52,27 @@ def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU
     wait_for_inputs(OVERLAP)
     gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside)
-    wide = gate.to(tl.float32)
-    # Both activations are x * sigmoid(f(x)). GELU's tanh form is x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u), where
-    # 2 * u = 2 * sqrt(2 / pi) * (x + 0.044715 * x^3).
-    inner = wide
-    if GELU:
-        inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
-    activated = (wide / (1 + tl.exp(-inner))).to(gate.dtype)
-    tl.store(out + row * SIZE + columns, activated * up, mask=inside)
+    tl.store(out + row * SIZE + columns, _gated(gate, up, GELU), mask=inside)
+
+
+@triton.jit
+def _quantize_gate_kernel(
+    gate_up, codes, scales, zeros, static_scale, static_zero, columns, groups, most, zero_scale, limit,
+    GELU: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr,
+    INTEGERS: tl.constexpr, STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, GROUPS)[:, None] * COLUMNS_PER_GROUP + tl.arange(0, GROUP)[None, :]
+    known = column < columns
+    wait_for_inputs(OVERLAP)
+    gate = tl.load(gate_up + row * 2 * columns + column, mask=known, other=0.0)
+    up = tl.load(gate_up + row * 2 * columns + columns + column, mask=known, other=0.0)
+    store_rounded(
+        _gated(gate, up, GELU).to(tl.float32), codes, scales, zeros, static_scale, static_zero, row, columns, groups,
+        most, zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
+    )  # fmt: skip
 
 
 def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -59,3 +86,23 @@ def gate_mul(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         **overlap_options(out.device),
     )  # fmt: skip
     return out
+
+
+def quantize_gate(
+    gate_up: torch.Tensor,
+    activation: str,
+    form: RowFormat,
+    scale: torch.Tensor | None = None,
+    zero: torch.Tensor | None = None,
+) -> QuantizedRows:
+    """Compute quantize_gate_reference without storing the gated values. gate_up must be contiguous."""
+    assert activation in GATES, activation
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    if not fits_a_row(form, size):
+        return quantize_rows(gate_mul(gate_up, activation), form, scale, zero)
+    out = rounded_rows(rows, size, form, scale, zero, gate_up.device)
+    _quantize_gate_kernel[(rows,)](
+        gate_up, *out.operands, GELU=activation == "gelu_tanh", num_warps=min(max(out.size // 1024, 4), 16),
+        **out.flags, **overlap_options(gate_up.device),
+    )  # fmt: skip
+    return out.rows

@@ -13,7 +13,9 @@ _MASK = 0xFFFFFFFF
 
 
 # One compiled kernel serves all pieces: compilation would halt a service for half a second.
-@triton.jit(do_not_specialize=["first_token", "num_tokens", "first_layer", "layer_words", "first_packed"])
+@triton.jit(
+    do_not_specialize=["first_token", "num_tokens", "first_layer", "layer_words", "first_packed", "plane_blocks"]
+)
 def _move_kernel(
     plane, table, packed, checksum, first_token, num_tokens, first_layer, layer_words, first_packed, plane_blocks,
     token_words, first_word, words,

@@ -4,6 +4,7 @@ Split-KV, after Flash-Decoding (Dao et al., 2023): long sequences are cut into p
 parallel. The program that finishes the last part of a sequence joins the softmaxes of all its parts, as in Stream-K
 (Osama et al., 2023). In small batches a second kernel joins them instead, with one program for each query head, so that
 more programs share that work. The query heads of one KV head form one tile, so that a key is read once for all of them.
+Codes of a cache in FP8 are multiplied as in prefill_attention.py.
 """
 
 import torch
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .decode_parts import DecodeParts
+from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 
@@ -26,11 +28,13 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["table_stride", "slots"])
 def _decode_kernel(
-    q, keys, values, tables, plan, arrivals, alibi, sinks, out, partial, logsums, scale, softcap, table_stride, slots,
+    q, keys, values, tables, plan, arrivals, alibi, sinks, scales, out, partial, logsums,
+    scale, softcap, table_stride, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, CODES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     slot, kv_head = tl.program_id(0), tl.program_id(1)
@@ -60,6 +64,9 @@ def _decode_kernel(
     query = tl.load(q + q_at, mask=real, other=0.0)
     if ALIBI:
         slope = tl.load(alibi + head, mask=member < GROUP, other=0.0)
+    if CODES:
+        query, scale = query_for_codes(query, scale * tl.load(scales + kv_head))
+        value_scale = tl.load(scales + KV_HEADS + kv_head) / WEIGHT_SCALE
 
     peak = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_GROUP], tl.float32)
@@ -81,6 +88,8 @@ def _decode_kernel(
             page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
         at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
         k = tl.load(keys + at[None, :] + column[:, None], mask=seen[None, :] & whole[:, None], other=0.0)
+        if CODES:
+            k = k.to(query.dtype)
         scores = tl.dot(query, k, input_precision="ieee") * scale
         if SOFTCAP:
             # tanh through exp: softcap * (1 - 2 / (e^2x + 1)).
@@ -95,9 +104,14 @@ def _decode_kernel(
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         v = tl.load(values + at[:, None] + column[None, :], mask=seen[:, None] & whole[None, :], other=0.0)
+        if CODES:
+            v = v.to(query.dtype)
+            weights *= WEIGHT_SCALE
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
 
+    if CODES:
+        acc *= value_scale
     if parts == 1:
         tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
         return
@@ -192,12 +206,13 @@ def decode_attention(
     out: torch.Tensor | None = None,
     num_warps: int = 2,
     num_stages: int = 3,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute paged_attention_reference with one query per sequence.
 
-    q: [S, heads, head_dim]; q, keys and values are contiguous. tables: [rows, most blocks] int32. parts: the parts of
-    the sequences, in tiles of BLOCK_KEYS keys; they hold the length of each sequence and its row of tables. out:
-    [S, heads, head_dim], contiguous, receives the result; None = a new tensor.
+    q: [S, heads, head_dim]; q, keys, values and scales are contiguous. tables: [rows, most blocks] int32. parts: the
+    parts of the sequences, in tiles of BLOCK_KEYS keys; they hold the length of each sequence and its row of tables.
+    out: [S, heads, head_dim], contiguous, receives the result; None = a new tensor.
     """
     sequences, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
@@ -212,13 +227,14 @@ def decode_attention(
     separate_join = sequences <= SEPARATE_JOIN_SEQUENCES
     _decode_kernel[(slots, kv_heads)](
         q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
-        q if variant.sinks is None else variant.sinks, out, partial, logsums, variant.scale, variant.softcap,
-        tables.stride(0), slots,
+        q if variant.sinks is None else variant.sinks, q if scales is None else scales, out, partial, logsums,
+        variant.scale, variant.softcap, tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=BLOCK_KEYS,
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        SINKS=variant.sinks is not None, num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
+        SINKS=variant.sinks is not None, CODES=scales is not None, num_warps=num_warps, num_stages=num_stages,
+        **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:
         _join_kernel[(sequences, heads)](

@@ -18,9 +18,10 @@ from .activation import gate_of_expert
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import group_pairs
 from .reference.experts import ExpertWeights
+from .size_class import size_class
+from .tile_order import tile_of
 from .tuning import ExpertsConfig, ProductConfig, experts_config
 
-_NEIGHBOURS = tl.constexpr(16)
 # A token's result does not depend on the tokens around it when all batches have the same tiles.
 FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 3))
 
@@ -116,14 +117,8 @@ def _blocks_kernel(
     LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    # Programs that run at the same time have few blocks and few tiles of outputs, so that the L2 cache holds the rows
-    # and the weights that they share.
-    tiles = tl.cdiv(outputs, BLOCK_OUTPUTS)
-    first_block = tl.program_id(0) // (tiles * _NEIGHBOURS) * _NEIGHBOURS
-    place = tl.program_id(0) - first_block * tiles
-    together = tl.minimum(blocks - first_block, _NEIGHBOURS)
-    block = first_block + place % together
-    first_output = place // together * BLOCK_OUTPUTS
+    block, tile = tile_of(tl.program_id(0), blocks, tl.cdiv(outputs, BLOCK_OUTPUTS))
+    first_output = tile * BLOCK_OUTPUTS
     output = first_output + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     wait_for_inputs(OVERLAP)
@@ -257,6 +252,7 @@ def run_experts(
     if config is None:
         tokens, count = experts.shape
         num_experts, hidden, size = held.down.shape
+        tokens = size_class(tokens)
         config = experts_config(tokens, count, num_experts, hidden, size, x.element_size(), x.device)
     run = _by_rows if config.block_rows == 1 else _by_blocks
     return run(x, held, weights, experts, config)

@@ -8,7 +8,8 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
-@triton.jit
+# One compiled kernel serves all steps: positions and slots are rows of one tensor, which begin at 16 bytes or at 8.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _latent_rope_and_cache_kernel(
     q, kv, norm, cos, sin, positions, slots, latents, out, eps, q_stride, kv_stride,
     HEADS: tl.constexpr, KEY: tl.constexpr, BLOCK_KEY: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .size_class import size_class
 
 # Pairs that a program reads at a time. A program reads at most _PAIRS_OF_RANGE, as one that reads all pairs of a long
 # prompt would take longer than the products.
@@ -93,10 +94,11 @@ def group_pairs(experts: torch.Tensor, num_experts: int, block_rows: int) -> Pai
     order = torch.empty(blocks * block_rows, dtype=torch.int32, device=experts.device)
     block_experts = torch.empty(blocks, dtype=torch.int32, device=experts.device)
     options = overlap_options(experts.device)
-    chunk = min(max(triton.next_power_of_2(pairs), 32), _PAIRS_AT_ONCE)
+    most = size_class(len(experts)) * experts.shape[1]
+    chunk = min(max(triton.next_power_of_2(most), 32), _PAIRS_AT_ONCE)
     parts = triton.cdiv(pairs, _PAIRS_OF_RANGE)
     # Few pairs are counted by each program itself, which takes less time than another kernel.
-    counted = pairs > _PAIRS_AT_ONCE
+    counted = most > _PAIRS_AT_ONCE
     counts = experts
     sizes = {"EXPERTS": num_experts, "CHUNK": chunk, "RANGE": _PAIRS_OF_RANGE}
     warps = 1 if chunk <= 256 else 4

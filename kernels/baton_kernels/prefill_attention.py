@@ -1,7 +1,8 @@
 """Causal attention of chunks of new tokens over the paged cache, which already holds the keys of these tokens.
 
 FlashAttention (Dao, 2023) over block tables: one program per tile of queries and head. Where a tile of keys is a whole
-block, the GPU's copy engine fetches it, which is a third faster.
+block, the GPU's copy engine fetches it, which is a third faster. Codes of a cache in FP8 are multiplied as float16;
+their scales are factors of the scores and of the result.
 """
 
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 
@@ -19,30 +21,41 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _attend(
-    acc, peak, total, query, position, oldest, begin, end, keys, values, table, slope, scale, softcap, kv_head,
+    acc, peak, total, query, position, oldest, begin, end, gap_begin, gap, keys, values, table,
+    slope, scale, softcap, kv_head,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr, WHOLE: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Attend with one tile of queries over keys [begin, end). Without MASKED, every query must see all of these keys.
 
-    oldest: position of the first key that any of the queries sees; read with WINDOW only.
+    oldest: position of the first key that any of the queries sees. gap_begin, gap: the first key that is left out, and
+    how many are; multiples of BLOCK_KEYS. These three are read with MASKED and WINDOW only.
     WHOLE: keys and values are descriptors that load a whole block, from the block's first row and the head's column.
     """
     column = tl.arange(0, BLOCK_DIM)
     whole = column < DIM
-    for first in range(begin, end, BLOCK_KEYS):
+    for at_key in range(begin, end - gap, BLOCK_KEYS):
+        first = at_key
+        if WINDOW > 0 and MASKED:
+            first += tl.where(at_key >= gap_begin, gap, 0)
         key = first + tl.arange(0, BLOCK_KEYS)
         # Cache slots that no query sees may hold NaN, and 0 * NaN is NaN, so their values are replaced by 0.
         known = key < end
-        if WINDOW > 0:
+        if WINDOW > 0 and MASKED:
             known = known & (key >= oldest)
         if WHOLE:
             page_row = tl.load(table + first // PAGE) * PAGE
-            k = tl.trans(keys.load([page_row, kv_head * DIM]))
+            k = keys.load([page_row, kv_head * DIM])
+            if CODES:
+                k = k.to(query.dtype)
+            k = tl.trans(k)
         else:
             page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
             at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
             k = tl.load(keys + at[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
+            if CODES:
+                k = k.to(query.dtype)
         scores = tl.dot(query, k, input_precision="ieee")
         if SOFTCAP:
             scores = scores * scale
@@ -59,18 +72,24 @@ def _attend(
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         # A tile without a visible key leaves the peak at -inf, and -inf - -inf is NaN.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if WINDOW > 0 else new_peak
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if WINDOW > 0 and MASKED else new_peak
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         if WHOLE:
             # Columns beyond DIM belong to the next head. They only reach columns of acc that are not stored.
             v = values.load([page_row, kv_head * DIM])
+            if CODES:
+                v = v.to(query.dtype)
             if MASKED:
                 v = tl.where(known[:, None], v, 0.0)
         else:
             v = tl.load(values + at[:, None] + column[None, :], mask=known[:, None] & whole[None, :], other=0.0)
+            if CODES:
+                v = v.to(query.dtype)
         acc = acc * shrink[:, None]
+        if CODES:
+            weights *= WEIGHT_SCALE
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
         peak = new_peak
     return acc, peak, total
@@ -79,12 +98,12 @@ def _attend(
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
 @triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
-    q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, sinks, out,
+    q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, sinks, scales, out,
     scale, softcap, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, WHOLE: tl.constexpr,
-    UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, CODES: tl.constexpr,
+    WHOLE: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -105,6 +124,9 @@ def _prefill_kernel(
     slope = 0.0
     if ALIBI:
         slope = tl.load(alibi + head)
+    if CODES:
+        query, scale = query_for_codes(query, scale * tl.load(scales + kv_head))
+        value_scale = tl.load(scales + KV_HEADS + kv_head) / WEIGHT_SCALE
 
     lowest = length - end_row + first_row
     highest = tl.minimum(lowest + BLOCK_QUERIES, length)
@@ -116,28 +138,42 @@ def _prefill_kernel(
         peak = tl.zeros([BLOCK_QUERIES], tl.float32) + tl.load(sinks + head) * _LOG2E
         total += 1.0
     acc = tl.zeros([BLOCK_QUERIES, BLOCK_DIM], tl.float32)
-    middle = 0
-    if WINDOW > 0:
-        middle = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_KEYS * BLOCK_KEYS
-    elif not UNIFORM:
+    # All queries of the tile see the keys [inner, middle), which need no mask: none is newer than the first query, and
+    # all are inside the window of the last one.
+    begin, inner, middle = 0, 0, 0
+    if not UNIFORM:
         middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
+    if WINDOW > 0:
+        begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_KEYS * BLOCK_KEYS
+        inner = tl.maximum(highest - WINDOW + BLOCK_KEYS - 1, 0) // BLOCK_KEYS * BLOCK_KEYS
+        middle = tl.maximum(middle, inner)
+    if not UNIFORM:
         acc, peak, total = _attend(
-            acc, peak, total, query, position, 0, 0, middle, keys, values, table, slope, scale, softcap, kv_head,
-            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, WHOLE, False,
+            acc, peak, total, query, position, 0, inner, middle, 0, 0, keys, values, table,
+            slope, scale, softcap, kv_head,
+            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, False,
         )  # fmt: skip
+    gap = middle - inner if WINDOW > 0 else 0
     acc, peak, total = _attend(
-        acc, peak, total, query, position, lowest - WINDOW + 1, middle, highest, keys, values, table,
-        slope, scale, softcap, kv_head,
-        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, WHOLE, True,
+        acc, peak, total, query, position, lowest - WINDOW + 1, begin if WINDOW > 0 else middle, highest, inner, gap,
+        keys, values, table, slope, scale, softcap, kv_head,
+        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, True,
     )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)
+    if CODES:
+        acc *= value_scale
     tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-def queries_per_tile(head_dim: int, element_size: int) -> int:
-    """Return the block_queries that is fastest for many queries; element_size is in bytes."""
-    # 128 queries fit neither the registers with wider heads nor the shared memory in float32.
-    return 128 if head_dim <= 128 and element_size == 2 else 64
+def queries_per_tile(head_dim: int, element_size: int, shared_memory: int) -> int:
+    """Return the block_queries that is fastest for many queries.
+
+    element_size: in bytes. shared_memory: bytes that a program can have.
+    """
+    # Queries, and two tiles each of keys and of values. Heads of up to 128 keep their queries in registers instead.
+    needed = (128 + 4 * 64) * triton.next_power_of_2(head_dim) * element_size
+    fits = head_dim <= 128 or (head_dim <= 256 and needed <= shared_memory)
+    return 128 if element_size == 2 and fits else 64
 
 
 def prefill_tiles(
@@ -167,14 +203,14 @@ def prefill_attention(
     out: torch.Tensor | None = None,
     block_queries: int = 64,
     block_keys: int = 64,
-    num_warps: int = 4,
     num_stages: int = 2,
     uniform: bool = False,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute paged_attention_reference for the sequences that have tiles; rows of other sequences are not written.
 
-    tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q, keys and values are
-    contiguous; tables, lengths and starts are int32.
+    tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q, keys, values and
+    scales are contiguous; tables, lengths and starts are int32.
 
     uniform: the bits of a query's result do not depend on its tile, which is slower. Otherwise keys that a whole tile
     sees take a path without a mask, in which the compiler rounds differently.
@@ -184,7 +220,7 @@ def prefill_attention(
     block_dim = triton.next_power_of_2(dim)
     if out is None:
         out = torch.empty_like(q)
-    whole = page == block_keys and q.element_size() == 2 and kv_heads * dim % 8 == 0
+    whole = page == block_keys and q.element_size() == 2 and kv_heads * dim * keys.element_size() % 16 == 0
     if whole:
         rows, width = keys.shape[0] * page, kv_heads * dim
         keys, values = (
@@ -192,10 +228,12 @@ def prefill_attention(
         )
     _prefill_kernel[(heads, len(tiles[0]))](
         q, keys, values, tables, lengths, starts, *tiles, q if variant.alibi is None else variant.alibi,
-        q if variant.sinks is None else variant.sinks, out, variant.scale, variant.softcap, tables.stride(0),
+        q if variant.sinks is None else variant.sinks, q if scales is None else scales, out,
+        variant.scale, variant.softcap, tables.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole, UNIFORM=uniform,
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        SINKS=variant.sinks is not None, num_warps=num_warps, num_stages=num_stages, **overlap_options(q.device),
+        SINKS=variant.sinks is not None, CODES=scales is not None,
+        num_warps=8 if block_queries * block_dim > 128 * 128 else 4, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
     return out

@@ -1,11 +1,20 @@
-"""Rounds activations to 8 bits. One program computes the scales and the codes of one row."""
+"""Rounds activations to 8 bits. One program computes the scales and the codes of one row.
+
+The kernels of norm.py and activation.py round their results with store_rounded, without storing them before.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from .e4m3 import round_e4m3
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.quantize import E4M3_MOST, ZERO_SCALE, QuantizedRows, RowFormat
+
+# The longest row that a kernel rounds besides computing it: its values are all in registers.
+_LONGEST = 32768
 
 
 @triton.jit
@@ -15,36 +24,48 @@ def _divide(values, divisor):
 
 
 @triton.jit
+def _quotients(values, scale, ON_GPU: tl.constexpr):
+    """Return values [groups, group] divided by the scale of each group, correctly rounded.
+
+    On a GPU a reciprocal of the scale serves the whole group. Each quotient is then corrected twice by its remainder,
+    which makes it the nearest one (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+    processor", 1990). Tiny scales are made larger, since their remainders would lose bits.
+    """
+    if ON_GPU:
+        larger = tl.where(scale < 8.673617379884035e-19, 1.8446744073709552e19, 1.0)
+        scale *= larger
+        reciprocal = tl.div_rn(tl.zeros_like(scale) + 1.0, scale)[:, None].broadcast_to(values.shape)
+        values *= larger[:, None]
+        scale = scale[:, None].broadcast_to(values.shape)
+        quotient = values * reciprocal
+        quotient = tl.fma(tl.fma(-quotient, scale, values), reciprocal, quotient)
+        quotient = tl.fma(tl.fma(-quotient, scale, values), reciprocal, quotient)
+    else:
+        quotient = tl.div_rn(values, scale[:, None].broadcast_to(values.shape))
+    return quotient
+
+
+@triton.jit
 def _round(values):
     """Round float32 values below 2 ** 22 to whole numbers, ties to even."""
     return (values + 12582912.0) - 12582912.0
 
 
 @triton.jit
-def _round_e4m3(values):
-    """Round float32 values of at most 448 to numbers that float8_e4m3fn has, ties to even."""
-    # Three bits of the mantissa remain: a carry goes into the exponent, as it should.
-    bits = values.to(tl.int32, bitcast=True)
-    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
-    # Below 2 ** -6 the numbers are the multiples of 2 ** -9.
-    small = (values + 24576.0) - 24576.0
-    return tl.where(tl.abs(values) < 0.015625, small, bits.to(tl.float32, bitcast=True))
-
-
-@triton.jit
-def _quantize_kernel(
-    x, static_scale, static_zero, codes, scales, zeros, columns, groups, most, zero_scale, limit,
+def store_rounded(
+    values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, most, zero_scale, limit,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr,
-    STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, OVERLAP: tl.constexpr,
+    STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
+    """Store the codes, the scales and the zero of a row. values: [GROUPS, GROUP] float32, 0 outside of the row.
+
+    ON_GPU: conversions to e4m3 round to the nearest number and to the largest one, and the sum after a fused
+    multiplication alone is rounded. In the interpreter neither is true.
+    """
     group = tl.arange(0, GROUPS)
     inside = tl.arange(0, GROUP)
     column = group[:, None] * COLUMNS_PER_GROUP + inside[None, :]
     known = (inside < COLUMNS_PER_GROUP)[None, :] & (column < columns)
-    wait_for_inputs(OVERLAP)
-    values = tl.load(x + row * columns + column, mask=known, other=0.0).to(tl.float32)
     # The sum of zeros, or NaN if a value is not finite.
     broken = tl.sum(values * 0.0, axis=1)
     zero = tl.zeros([GROUPS], tl.float32)
@@ -63,17 +84,85 @@ def _quantize_kernel(
             scale = tl.exp2(tl.ceil(tl.log2(scale)))
         if not SYMMETRIC:
             zero = _round(tl.minimum(tl.maximum(-128.0 - tl.div_rn(low, scale), -128.0), 127.0))
-    scaled = tl.div_rn(values, scale[:, None].broadcast_to(values.shape))
+    scaled = _quotients(values, scale, ON_GPU)
     if not SYMMETRIC:
         scaled += zero[:, None]
         tl.store(zeros + row + group, zero.to(tl.int32), mask=group < groups)
     scaled = tl.where(scaled == scaled, scaled, 0.0)
     if INTEGERS:
         rounded = _round(tl.minimum(tl.maximum(scaled, -128.0), 127.0))
+    elif ON_GPU:
+        rounded = scaled
     else:
-        rounded = _round_e4m3(tl.minimum(tl.maximum(scaled, -448.0), 448.0))
+        rounded = round_e4m3(tl.minimum(tl.maximum(scaled, -448.0), 448.0))
     tl.store(codes + row * columns + column, rounded.to(codes.dtype.element_ty), mask=known)
     tl.store(scales + row * groups + group, scale, mask=group < groups)
+
+
+@triton.jit
+def _quantize_kernel(
+    x, codes, scales, zeros, static_scale, static_zero, columns, groups, most, zero_scale, limit,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr,
+    STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    inside = tl.arange(0, GROUP)
+    column = tl.arange(0, GROUPS)[:, None] * COLUMNS_PER_GROUP + inside[None, :]
+    known = (inside < COLUMNS_PER_GROUP)[None, :] & (column < columns)
+    wait_for_inputs(OVERLAP)
+    values = tl.load(x + row * columns + column, mask=known, other=0.0).to(tl.float32)
+    store_rounded(
+        values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, most, zero_scale, limit,
+        GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
+    )  # fmt: skip
+
+
+class RoundedRows(NamedTuple):
+    """Memory for rounded rows, and the arguments of kernels that call store_rounded: operands from `codes` to `limit`
+    without `row`, and flags. size: of the tile that holds a row."""
+
+    rows: QuantizedRows
+    operands: tuple[Any, ...]
+    flags: dict[str, Any]
+    size: int
+
+
+def rounded_rows(
+    rows: int,
+    columns: int,
+    form: RowFormat,
+    scale: torch.Tensor | None,
+    zero: torch.Tensor | None,
+    device: torch.device,
+) -> RoundedRows:
+    """Return the memory for rows that are rounded as quantize_rows_reference does."""
+    group = form.group or columns
+    groups = triton.cdiv(columns, group)
+    codes = torch.empty(rows, columns, dtype=form.dtype, device=device)
+    scales = torch.empty(rows, groups, dtype=torch.float32, device=device)
+    zeros = None if form.symmetric else torch.empty(rows, dtype=torch.int32, device=device)
+    lanes = triton.next_power_of_2(group)
+    integers = form.dtype == torch.int8
+    operands = (
+        codes, scales, codes if zeros is None else zeros, scales if scale is None else scale,
+        scales if zero is None else zero, columns, groups, form.most or float("inf"), ZERO_SCALE,
+        127.5 if integers else E4M3_MOST,
+    )  # fmt: skip
+    flags = {
+        "GROUPS": triton.next_power_of_2(groups), "GROUP": lanes, "COLUMNS_PER_GROUP": group, "INTEGERS": integers,
+        "STATIC": scale is not None, "SYMMETRIC": form.symmetric, "POWER_OF_TWO": form.power_of_two,
+        "ON_GPU": codes.is_cuda,
+    }  # fmt: skip
+    return RoundedRows(
+        QuantizedRows(codes, scales, zeros, form.group), operands, flags, lanes * triton.next_power_of_2(groups)
+    )
+
+
+def fits_a_row(form: RowFormat, columns: int) -> bool:
+    """Whether one tile, without gaps between groups, holds a row, so that a kernel can compute and round it."""
+    return (form.group or 1).bit_count() == 1 and columns <= _LONGEST
 
 
 def quantize_rows(
@@ -81,19 +170,7 @@ def quantize_rows(
 ) -> QuantizedRows:
     """Compute quantize_rows_reference. x is contiguous."""
     rows, columns = x.shape
-    group = form.group or columns
-    groups = triton.cdiv(columns, group)
-    codes = torch.empty(rows, columns, dtype=form.dtype, device=x.device)
-    scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
-    zeros = None if form.symmetric else torch.empty(rows, dtype=torch.int32, device=x.device)
-    lanes = triton.next_power_of_2(group)
-    tile = triton.next_power_of_2(groups) * lanes
-    _quantize_kernel[(rows,)](
-        x, x if scale is None else scale, x if zero is None else zero, codes, scales,
-        codes if zeros is None else zeros, columns, groups, form.most or float("inf"), ZERO_SCALE,
-        127.5 if form.dtype == torch.int8 else E4M3_MOST,
-        GROUPS=tile // lanes, GROUP=lanes, COLUMNS_PER_GROUP=group, INTEGERS=form.dtype == torch.int8,
-        STATIC=scale is not None, SYMMETRIC=form.symmetric,
-        POWER_OF_TWO=form.power_of_two, num_warps=8 if tile >= 4096 else 4, **overlap_options(x.device),
-    )  # fmt: skip
-    return QuantizedRows(codes, scales, zeros, form.group)
+    out = rounded_rows(rows, columns, form, scale, zero, x.device)
+    warps = 8 if out.size >= 4096 else 4
+    _quantize_kernel[(rows,)](x, *out.operands, num_warps=warps, **out.flags, **overlap_options(x.device))
+    return out.rows

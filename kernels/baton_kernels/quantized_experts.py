@@ -4,7 +4,7 @@ Pairs are grouped by expert into blocks of rows (pair_groups.py), also in small 
 few. Each pair has a result of its own; a last kernel adds up those of a token.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -12,44 +12,19 @@ import triton.language as tl
 
 from .activation import gate_of_expert
 from .experts import sum_kernel
-from .grouped_linear import decode_units, grouped_operands
+from .grouped_codes import add_units, grouped_operands, load_inputs
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import PairGroups, group_pairs
 from .quantize import quantize_rows
 from .reference.grouped_linear import GroupedWeight
 from .reference.quantized_experts import QuantizedExperts
 from .reference.scaled_linear import ScaledWeight
+from .scaled_linear import add_step, format_of, load_tile
+from .size_class import size_class
+from .tile_order import tile_of
+from .tuning import ExpertsConfig, ProductConfig, compile_experts_first, quantized_experts_config
 
-
-class QuantizedExpertsConfig(NamedTuple):
-    """Tile sizes. block_inner: columns of a step; weights with a scale for each tile have its columns instead."""
-
-    block_rows: int
-    block_outputs: int
-    block_inner: int
-    num_warps: int
-    num_stages: int
-
-
-FIXED = QuantizedExpertsConfig(16, 64, 128, 4, 3)
-
-
-@triton.jit
-def _grouped_step(
-    acc, x_row, codes, scales, zeros, table, w_row, unit, units, code_columns, groups, UNIT: tl.constexpr,
-    GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
-):  # fmt: skip
-    """Return acc [outputs, rows] and the product with the columns of some units."""
-    low, high, column = decode_units(
-        codes, scales, zeros, table, w_row, unit, units, code_columns, groups, UNIT, GROUP, KIND, FOUR, ZEROS
-    )
-    known = (column < units * UNIT)[:, None]
-    values = tl.load(x_row + column[:, None], mask=known, other=0.0)
-    acc = tl.dot(low.to(values.dtype), values, acc, input_precision="ieee")
-    if FOUR:
-        values = tl.load(x_row + column[:, None] + 16, mask=known, other=0.0)
-        acc = tl.dot(high.to(values.dtype), values, acc, input_precision="ieee")
-    return acc
+FIXED = ExpertsConfig(16, ProductConfig(64, 128, 4, 3), ProductConfig(64, 128, 4, 3))
 
 
 @triton.jit
@@ -68,16 +43,18 @@ def _finish(
     tl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & (pair >= 0)[None, :])
 
 
-@triton.jit
+# One compiled kernel serves all numbers of blocks.
+@triton.jit(do_not_specialize=["blocks"])
 def _grouped_kernel(
     x, codes, scales, zeros, table, bias, order, block_experts, out, outputs, units, code_columns, groups,
-    pairs_per_row, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
-    GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
+    pairs_per_row, blocks, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr,
+    UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
+    SUMS: tl.constexpr, FAST: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    block = tl.program_id(0)
-    output = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    block, tile = tile_of(tl.program_id(0), blocks, tl.cdiv(outputs, BLOCK_OUTPUTS))
+    output = tile * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     wait_for_inputs(OVERLAP)
     expert = tl.load(block_experts + block).to(tl.int64)
     if expert < 0:
@@ -87,28 +64,30 @@ def _grouped_kernel(
     # Outputs beyond the last one and rows without a pair read those of others. Their results are not stored.
     w_row = expert * halves * outputs + tl.minimum(output, outputs - 1)
     x_row = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * (units * UNIT)
+    here = (pair > -2)[None, :]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     for first in range(0, units, UNITS):
-        unit = first + tl.arange(0, UNITS)
-        acc = _grouped_step(acc, x_row, codes, scales, zeros, table, w_row, unit, units, code_columns, groups,
-                            UNIT, GROUP, KIND, FOUR, ZEROS)  # fmt: skip
+        one, two, three, four = load_inputs(x_row, here, first, units, UNITS, UNIT, FOUR)
+        acc = add_units(acc, one, two, three, four, codes, scales, zeros, table, w_row, first, units, code_columns,
+                        groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, SUMS, FAST)  # fmt: skip
         if GATED:
-            acc_up = _grouped_step(acc_up, x_row, codes, scales, zeros, table, w_row + outputs, unit, units,
-                                   code_columns, groups, UNIT, GROUP, KIND, FOUR, ZEROS)  # fmt: skip
+            acc_up = add_units(acc_up, one, two, three, four, codes, scales, zeros, table, w_row + outputs, first,
+                               units, code_columns, groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, SUMS,
+                               FAST)  # fmt: skip
     _finish(acc, acc_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, CLAMPED, ALPHA, LIMIT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _scaled_kernel(
     x, x_scales, weight, w_scales, bias, order, block_experts, out, outputs, inner_size, groups, scale_rows,
-    pairs_per_row, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr,
-    TILED: tl.constexpr, ROWS_PER_SCALE: tl.constexpr, INTEGERS: tl.constexpr, GATED: tl.constexpr,
+    pairs_per_row, blocks, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr,
+    TILED: tl.constexpr, ROWS_PER_SCALE: tl.constexpr, INTEGERS: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    block = tl.program_id(0)
-    output = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    block, tile = tile_of(tl.program_id(0), blocks, tl.cdiv(outputs, BLOCK_OUTPUTS))
+    output = tile * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     wait_for_inputs(OVERLAP)
     expert = tl.load(block_experts + block).to(tl.int64)
@@ -130,24 +109,15 @@ def _scaled_kernel(
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.int32 if INTEGERS else tl.float32)
     for first in range(0, inner_size, BLOCK_INNER):
         known = first + inner < inner_size
-        values = tl.load(x_at + first, mask=known[:, None], other=0.0)
-        w = tl.load(w_at + first, mask=known[None, :], other=0.0)
-        if INTEGERS:
-            acc = tl.dot(w, values, acc, out_dtype=tl.int32)
-        elif TILED:
-            x_scale = tl.load(x_scale_at + first // BLOCK_INNER)[None, :]
-            acc += tl.dot(w, values) * tl.load(w_scale_at + first // BLOCK_INNER)[:, None] * x_scale
-        else:
-            acc += tl.dot(w, values)
+        values = load_tile(x_at + first, known[:, None], EVEN)
+        at = first // BLOCK_INNER if TILED else 0
+        x_scale = tl.load(x_scale_at + at)
+        acc = add_step(
+            acc, values, w_at + first, known, w_scale_at + at, x_scale, INTEGERS, TILED, EVEN, BLOCK_ROWS > 64
+        )
         if GATED:
-            w_up = tl.load(up_at + first, mask=known[None, :], other=0.0)
-            if INTEGERS:
-                acc_up = tl.dot(w_up, values, acc_up, out_dtype=tl.int32)
-            elif TILED:
-                x_scale = tl.load(x_scale_at + first // BLOCK_INNER)[None, :]
-                acc_up += tl.dot(w_up, values) * tl.load(up_scale_at + first // BLOCK_INNER)[:, None] * x_scale
-            else:
-                acc_up += tl.dot(w_up, values)
+            acc_up = add_step(acc_up, values, up_at + first, known, up_scale_at + at, x_scale, INTEGERS, TILED, EVEN,
+                              BLOCK_ROWS > 64)  # fmt: skip
     result, result_up = acc.to(tl.float32), acc_up.to(tl.float32)
     if not TILED:
         x_scale = tl.load(x_scale_at)[None, :]
@@ -157,13 +127,20 @@ def _scaled_kernel(
     _finish(result, result_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, CLAMPED, ALPHA, LIMIT)
 
 
-def _config(pairs: int, experts: int) -> QuantizedExpertsConfig:
-    """Return the tile sizes for a number of pairs.
+def experts_format(held: QuantizedExperts) -> str:
+    """Return what tables of measured configurations call the format of the weights."""
+    assert not isinstance(held.gate_up, torch.Tensor)
+    return held.gate_up.kind if isinstance(held.gate_up, GroupedWeight) else format_of(held.gate_up)
+
+
+def _default(pairs: int, experts: int) -> ExpertsConfig:
+    """Return the tile sizes for a shape that was not measured.
 
     There are only two, for steps that CUDA graphs hold and for the largest steps. Both are compiled at start; any other
     one would be compiled while requests are served.
     """
-    return QuantizedExpertsConfig(16 if pairs <= 16 * experts else 64, 64, 128, 4, 3)
+    tiles = ProductConfig(64, 128, 4, 3)
+    return ExpertsConfig(16 if pairs <= 16 * experts else 64, tiles, tiles)
 
 
 def run_quantized_experts(
@@ -171,7 +148,7 @@ def run_quantized_experts(
     held: QuantizedExperts,
     weights: torch.Tensor,
     experts: torch.Tensor,
-    config: QuantizedExpertsConfig | None = None,
+    config: ExpertsConfig | None = None,
 ) -> torch.Tensor:
     """Compute quantized_experts_reference for weights in codes. All tensors are contiguous. config: None = by the
     sizes."""
@@ -180,12 +157,18 @@ def run_quantized_experts(
     assert not isinstance(held.down, torch.Tensor)
     num_experts, both, _ = held.gate_up.codes.shape
     hidden = x.shape[1]
-    config = config or _config(tokens * count, num_experts)
+    if config is None:
+        shape = experts_format(held), count, num_experts, hidden, both // 2, x.device
+        for each in compile_experts_first(*shape):
+            run_quantized_experts(x[:1], held, weights[:1], experts[:1], each)
+        config = quantized_experts_config(size_class(tokens), *shape) or _default(
+            size_class(tokens) * count, num_experts
+        )
     groups = group_pairs(experts, num_experts, config.block_rows)
     inner, results = x.new_empty(tokens * count, both // 2), x.new_empty(tokens * count, hidden)
     # The rows of x belong to tokens, those of `inner` to pairs.
-    _product(x, held.gate_up, held.gate_up_bias, held, groups, inner, count, True, config)
-    _product(inner, held.down, held.down_bias, held, groups, results, 1, False, config)
+    _product(x, held.gate_up, held.gate_up_bias, held, groups, inner, count, config.block_rows, config.gate_up)
+    _product(inner, held.down, held.down_bias, held, groups, results, 1, config.block_rows, config.down)
     out = torch.empty_like(x)
     block = min(triton.next_power_of_2(hidden), 1024)
     sum_kernel[(tokens, triton.cdiv(hidden, block))](
@@ -202,33 +185,33 @@ def _product(
     groups: PairGroups,
     out: torch.Tensor,
     pairs_per_row: int,
-    gated: bool,
-    config: QuantizedExpertsConfig,
+    block_rows: int,
+    tiles: ProductConfig,
 ) -> None:
     """Store the products of rows x with the weights of the experts of their pairs, [pairs, outputs], in out."""
-    clamp, outputs = held.clamp, out.shape[1]
+    clamp, outputs, blocks = held.clamp, out.shape[1], len(groups.block_experts)
     flags: dict[str, Any] = {
-        "BLOCK_ROWS": config.block_rows, "BLOCK_OUTPUTS": config.block_outputs, "GATED": gated,
+        "BLOCK_ROWS": block_rows, "BLOCK_OUTPUTS": tiles.block_outputs, "GATED": weight is held.gate_up,
         "BIAS": bias is not None, "CLAMPED": clamp is not None, "ALPHA": clamp.alpha if clamp else 1.0,
-        "LIMIT": clamp.limit if clamp else 0.0, "num_warps": config.num_warps, "num_stages": config.num_stages,
+        "LIMIT": clamp.limit if clamp else 0.0, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
     }  # fmt: skip
-    grid = len(groups.block_experts), triton.cdiv(outputs, config.block_outputs)
+    grid = (blocks * triton.cdiv(outputs, tiles.block_outputs),)
     added = out if bias is None else bias
     if isinstance(weight, GroupedWeight):
-        tensors, sizes, kinds = grouped_operands(weight)
-        units = max(config.block_inner // kinds["UNIT"], 1)
+        tensors, sizes, kinds = grouped_operands(weight, tiles.block_inner, x.dtype)
         _grouped_kernel[grid](
-            x, *tensors, added, *groups, out, outputs, *sizes, pairs_per_row, UNITS=units, **kinds, **flags
+            x, *tensors, added, *groups, out, outputs, *sizes, pairs_per_row, blocks, **kinds, **flags
         )
         return
     assert held.rows is not None
     rows = quantize_rows(x, held.rows)
     tiled = weight.tile[1] < x.shape[1]
+    block_inner = weight.tile[1] if tiled else tiles.block_inner
     _scaled_kernel[grid](
         rows.codes, rows.scales, weight.codes, weight.scales, added, *groups, out, outputs, x.shape[1],
-        rows.scales.shape[1], weight.scales.shape[1], pairs_per_row,
-        BLOCK_INNER=weight.tile[1] if tiled else config.block_inner, TILED=tiled, ROWS_PER_SCALE=weight.tile[0],
-        INTEGERS=weight.codes.dtype == torch.int8, **flags, **overlap_options(x.device),
+        rows.scales.shape[1], weight.scales.shape[1], pairs_per_row, blocks, BLOCK_INNER=block_inner, TILED=tiled,
+        ROWS_PER_SCALE=weight.tile[0], INTEGERS=weight.codes.dtype == torch.int8,
+        EVEN=x.shape[1] % block_inner == 0, **flags, **overlap_options(x.device),
     )  # fmt: skip
 
 

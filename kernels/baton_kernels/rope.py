@@ -1,21 +1,24 @@
 """Rotates queries and keys and writes keys and values into the paged cache, in one pass over the projection's result.
 
 Rotary embeddings after Su et al., "RoFormer" (2021); dimension i of a head pairs with i + head_dim / 2. Optionally each
-query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM).
+query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM). A cache
+in FP8 gets codes (reference/kv_codes.py).
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from .e4m3 import to_e4m3
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
 
-@triton.jit
+# One compiled kernel serves all steps: positions and slots are rows of one tensor, which begin at 16 bytes or at 8.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_and_cache_kernel(
-    qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, eps,
+    qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, inverses, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr, OVERLAP: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, CODES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -53,6 +56,11 @@ def _rope_and_cache_kernel(
     q_at = (token * HEADS + head[:, None]) * DIM + column[None, :]
     tl.store(q_out + q_at, rotated_first, mask=inside & is_q[:, None])
     tl.store(q_out + q_at + DIM // 2, rotated_second, mask=inside & is_q[:, None])
+    if CODES:
+        # The heads of the values follow those of the keys here, too.
+        inverse = tl.load(inverses + head - HEADS, mask=is_k | is_v, other=1.0)[:, None]
+        rotated_first = to_e4m3(rotated_first.to(tl.float32) * inverse)
+        rotated_second = to_e4m3(rotated_second.to(tl.float32) * inverse)
     slot = tl.load(slots + token)
     written = inside & (slot >= 0)
     k_at = (slot * KV_HEADS + head[:, None] - HEADS) * DIM + column[None, :]
@@ -74,8 +82,9 @@ def rope_and_cache(
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
     out: torch.Tensor | None = None,
+    inverses: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute rope_and_cache_reference. qkv, keys, values and out must be contiguous."""
+    """Compute rope_and_cache_reference. qkv, keys, values, out and inverses must be contiguous."""
     kv_heads, dim = keys.shape[2:]
     tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
     if out is None:
@@ -84,9 +93,10 @@ def rope_and_cache(
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
     cos, sin = rotary if rotary is not None else (qkv, qkv)
     _rope_and_cache_kernel[(tokens, triton.cdiv(heads, block))](
-        qkv, cos, sin, positions, slots, keys, values, out, q_norm, k_norm, eps,
+        qkv, cos, sin, positions, slots, keys, values, out, q_norm, k_norm,
+        qkv if inverses is None else inverses, eps,
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), BLOCK_HEADS=block,
-        NORM=norms is not None, ROTATE=rotary is not None,
+        NORM=norms is not None, ROTATE=rotary is not None, CODES=inverses is not None,
         num_warps=4 if block == 8 else 1, **overlap_options(qkv.device),
     )  # fmt: skip
     return out

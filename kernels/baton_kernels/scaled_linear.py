@@ -1,38 +1,31 @@
 """Products of rows in 8 bits with weights in 8 bits.
 
-Sums of int8 are exact in int32. Sums of FP8 are added up in float32 after every tile, because tensor cores keep fewer
-bits of longer sums. For one row each program multiplies elementwise. For more rows tiles go through the tensor cores;
-the inner dimension is cut into parts where there would be too few programs. Large batches in FP8 with a scale for each
-row and output go to cuBLAS and CUTLASS, through torch.
-"""
+For one row each program multiplies elementwise. For more rows tiles go through the tensor cores; the inner dimension is
+cut into parts where there would be too few programs. Sums of int8 are exact in int32. Tensor cores keep fewer bits of
+long sums of FP8 than float32 has, so that for few rows sums are added up in float32 after every step, which costs
+nothing there. In large batches they stay in the tensor cores, as in the products of torch.
 
-from typing import NamedTuple
+Products with a scale for each row and output also exist in torch: in FP8 as a whole, from CUTLASS and cuBLAS, in int8
+as sums, which a kernel here scales.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
-from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .activation import gate_mul, silu_mul
+from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.quantize import QuantizedRows
 from .reference.scaled_linear import ScaledWeight
+from .tile_order import tile_of
+from .tuning import LinearConfig, compile_first, quantized_config
 
-
-class ScaledConfig(NamedTuple):
-    """A configuration of the kernels. block_rows 1 selects the one-row kernel. block_inner counts where a weight has
-    one scale for each output; otherwise a step covers as many columns as share a scale."""
-
-    block_rows: int
-    block_outputs: int
-    block_inner: int
-    parts: int
-    num_warps: int
-    num_stages: int
-
-
-# Rows up to which the kernels here are used where torch has a product, too.
+# Rows up to which the kernels here are used where nothing was measured and torch has a product in FP8.
 _FEW_ROWS = 64
-FIXED = ScaledConfig(64, 64, 128, 1, 4, 3)
+# Bytes of each output's weights that are prefetched while the preceding kernel still runs.
+_AHEAD = 1024
+FIXED = LinearConfig(64, 64, 128, 1, 4, 3)
 
 
 @triton.jit
@@ -52,8 +45,18 @@ def _finish(acc, x_scales, zeros, w_scales, sums, bias, row, output, here, real,
 
 
 @triton.jit
+def load_tile(pointers, known, EVEN: tl.constexpr):
+    """Load a tile. known: whether its elements exist; EVEN: all do."""
+    if EVEN:
+        tile = tl.load(pointers)
+    else:
+        tile = tl.load(pointers, mask=known, other=0.0)
+    return tile
+
+
+@triton.jit
 def _one_row_kernel(
-    x, x_scales, zeros, weight, w_scales, sums, bias, out, outputs, inner_size, groups,
+    x, x_scales, zeros, weight, w_scales, sums, bias, out, outputs, groups, INNER: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, TILED: tl.constexpr,
     ROWS_PER_SCALE: tl.constexpr, INTEGERS: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -62,89 +65,183 @@ def _one_row_kernel(
     row = tl.program_id(1).to(tl.int64)
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     real = output < outputs
-    w_row = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None, None] * inner_size
+    w_row = tl.minimum(output, outputs - 1)
     group = tl.arange(0, GROUPS)
     inner = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    w_at = weight + w_row.to(tl.int64)[:, None, None] * INNER + inner[None, :, :]
+    step: tl.constexpr = GROUPS * GROUP
+    even: tl.constexpr = INNER % step == 0
+    # The first weights are fetched while the preceding kernel still runs.
+    w = load_tile(w_at, (inner < INNER)[None, :, :], even)
     wait_for_inputs(OVERLAP)
     acc = tl.zeros([BLOCK_OUTPUTS, GROUPS, GROUP], tl.int32 if INTEGERS else tl.float32)
-    for first in range(0, inner_size, GROUPS * GROUP):
-        known = first + inner < inner_size
-        w = tl.load(w_row + (first + inner)[None, :, :], mask=known[None, :, :], other=0.0)
-        values = tl.load(x + row * inner_size + first + inner, mask=known, other=0.0)
+    for first in tl.static_range(0, INNER, step):
+        known = first + inner < INNER
+        if first > 0:
+            w = load_tile(w_at + first, known[None, :, :], even)
+        values = load_tile(x + row * INNER + first + inner, known, even)
         if INTEGERS:
             acc += w.to(tl.int32) * values.to(tl.int32)[None, :, :]
+        elif TILED:
+            at = first // GROUP + group
+            scale = tl.load(x_scales + row * groups + at, mask=at < groups, other=0.0)[None, :]
+            w_scale_at = w_scales + (w_row // ROWS_PER_SCALE)[:, None] * groups + at[None, :]
+            scale *= tl.load(w_scale_at, mask=(at < groups)[None, :], other=0.0)
+            acc += w.to(tl.float32) * values.to(tl.float32)[None, :, :] * scale[:, :, None]
         else:
-            product = w.to(tl.float32) * values.to(tl.float32)[None, :, :]
-            if TILED:
-                at = first // GROUP + group
-                scale = tl.load(x_scales + row * groups + at, mask=at < groups, other=0.0)[None, :]
-                w_at = w_scales + (output // ROWS_PER_SCALE)[:, None] * groups + at[None, :]
-                scale *= tl.load(w_at, mask=real[:, None] & (at < groups)[None, :], other=0.0)
-                product *= scale[:, :, None]
-            acc += product
+            acc += w.to(tl.float32) * values.to(tl.float32)[None, :, :]
     total = tl.sum(tl.sum(acc, axis=2), axis=1)[:, None]
     rows = row + tl.arange(0, 1)
-    here = tl.arange(0, 1) < 1
-    result = _finish(total, x_scales, zeros, w_scales, sums, bias, rows, output, here, real, TILED,
+    result = _finish(total, x_scales, zeros, w_scales, sums, bias, rows, output, tl.arange(0, 1) < 1, real, TILED,
                      ROWS_PER_SCALE, ZEROS, BIAS)  # fmt: skip
     tl.store(out + row * outputs + output[:, None], result.to(out.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit
+def add_step(
+    acc, values, w_at, known, w_scale_at, x_scale, INTEGERS: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr,
+    INSIDE: tl.constexpr,
+):  # fmt: skip
+    """Return acc [outputs, rows] and the product of a tile of weights with values [inner, rows].
+
+    w_at: pointers to the weights, [outputs, inner]. known: whether columns exist, [inner]. With TILED w_scale_at are
+    pointers to the scales of the weights, [outputs], and x_scale are the scales of the rows, [rows]. INSIDE: sums stay
+    in the tensor cores.
+    """
+    w = load_tile(w_at, known[None, :], EVEN)
+    if INTEGERS:
+        acc = tl.dot(w, values, acc, out_dtype=tl.int32)
+    elif TILED:
+        acc += tl.dot(w, values) * tl.load(w_scale_at)[:, None] * x_scale[None, :]
+    elif INSIDE:
+        acc = tl.dot(w, values, acc)
+    else:
+        acc += tl.dot(w, values)
+    return acc
 
 
 # One compiled kernel serves every number of rows.
 @triton.jit(do_not_specialize=["rows"])
 def _tiles_kernel(
     x, x_scales, zeros, weight, w_scales, sums, bias, out, partial, arrivals, rows, outputs, inner_size, groups,
-    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, SPLITS: tl.constexpr,
     TILED: tl.constexpr, ROWS_PER_SCALE: tl.constexpr, INTEGERS: tl.constexpr, ZEROS: tl.constexpr,
-    BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    row_tiles = tl.cdiv(rows, BLOCK_ROWS)
-    tile = tl.program_id(0)
     part = tl.program_id(1)
-    output = (tile // row_tiles) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    row = ((tile % row_tiles) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    row_tile, output_tile = tile_of(tl.program_id(0), tl.cdiv(rows, BLOCK_ROWS), tl.cdiv(outputs, BLOCK_OUTPUTS))
+    output = output_tile * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    row = (row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     real, here = output < outputs, row < rows
-    # Outputs beyond the last one read its weights, so that loads need no mask. Their results are not stored.
-    w_row = tl.minimum(output, outputs - 1).to(tl.int64)
-    steps = tl.cdiv(tl.cdiv(inner_size, BLOCK_INNER), PARTS)
+    # Outputs beyond the last one read its weights, and rows beyond the last one its values, so that loads need no mask.
+    # Their results are not stored.
+    w_row, x_row = tl.minimum(output, outputs - 1).to(tl.int64), tl.minimum(row, rows - 1)
+    steps = tl.cdiv(tl.cdiv(inner_size, BLOCK_INNER), SPLITS)
     inner = part * steps * BLOCK_INNER + tl.arange(0, BLOCK_INNER)
     w_at = weight + w_row[:, None] * inner_size + inner[None, :]
-    x_at = x + row[None, :] * inner_size + inner[:, None]
+    up_at = w_at + outputs.to(tl.int64) * inner_size
+    x_at = x + x_row[None, :] * inner_size + inner[:, None]
+    w_scale_at = w_scales + w_row // ROWS_PER_SCALE * groups + part * steps
+    up_scale_at = w_scales + (w_row + outputs) // ROWS_PER_SCALE * groups + part * steps
+    x_scale_at = x_scales + x_row * groups + part * steps
+    if OVERLAP and AHEAD > 0:
+        line = part * steps * BLOCK_INNER + tl.arange(0, AHEAD // 128) * 128
+        line = w_row[:, None] * inner_size + tl.minimum(line, inner_size - 1)[None, :]
+        prefetch(weight + line)
+        if GATED:
+            prefetch(weight + outputs.to(tl.int64) * inner_size + line)
     wait_for_inputs(OVERLAP)
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.int32 if INTEGERS else tl.float32)
+    acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.int32 if INTEGERS else tl.float32)
     for step in range(0, steps):
         known = inner + step * BLOCK_INNER < inner_size
-        w = tl.load(w_at, mask=known[None, :], other=0.0)
-        values = tl.load(x_at, mask=known[:, None] & here[None, :], other=0.0)
-        if INTEGERS:
-            acc = tl.dot(w, values, acc, out_dtype=tl.int32)
-        elif TILED:
-            at = part * steps + step
-            w_scale = tl.load(w_scales + w_row // ROWS_PER_SCALE * groups + at, mask=at < groups, other=0.0)
-            x_scale = tl.load(x_scales + row * groups + at, mask=here & (at < groups), other=0.0)
-            acc += tl.dot(w, values) * w_scale[:, None] * x_scale[None, :]
-        else:
-            acc += tl.dot(w, values)
+        values = load_tile(x_at, known[:, None], EVEN)
+        at = tl.minimum(step, groups - 1 - part * steps) if TILED else 0
+        x_scale = tl.load(x_scale_at + at)
+        acc = add_step(acc, values, w_at, known, w_scale_at + at, x_scale, INTEGERS, TILED, EVEN, BLOCK_ROWS > 64)
+        if GATED:
+            acc_up = add_step(acc_up, values, up_at, known, up_scale_at + at, x_scale, INTEGERS, TILED, EVEN,
+                              BLOCK_ROWS > 64)  # fmt: skip
         w_at += BLOCK_INNER
+        up_at += BLOCK_INNER
         x_at += BLOCK_INNER
-    acc, last = add_parts(acc, partial, arrivals, tile, part, PARTS)
+    acc, last = add_parts(acc, partial, arrivals, tl.program_id(0), part, SPLITS)
     if last:
         result = _finish(acc, x_scales, zeros, w_scales, sums, bias, row, output, here, real, TILED,
                          ROWS_PER_SCALE, ZEROS, BIAS)  # fmt: skip
+        if GATED:
+            up = _finish(acc_up, x_scales, zeros, w_scales, sums, bias, row, output + outputs, here, real, TILED,
+                         ROWS_PER_SCALE, ZEROS, BIAS)  # fmt: skip
+            result = silu_mul(result, up, out.dtype.element_ty)
         at = out + row[None, :] * outputs + output[:, None]
         tl.store(at, result.to(out.dtype.element_ty), mask=real[:, None] & here[None, :])
 
 
-def _config(rows: int, outputs: int, inner: int) -> ScaledConfig:
-    """Return the tile sizes for a product: as many rows as there are, within limits, and enough programs."""
+@triton.jit
+def _finish_kernel(
+    totals, x_scales, zeros, w_scales, sums, bias, out, outputs, BLOCK: tl.constexpr, ZEROS: tl.constexpr,
+    BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    let_next_start(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = output < outputs
+    wait_for_inputs(OVERLAP)
+    total = tl.load(totals + row * outputs + output, mask=real, other=0)[:, None]
+    result = _finish(total, x_scales, zeros, w_scales, sums, bias, row + tl.arange(0, 1), output, tl.arange(0, 1) < 1,
+                     real, False, 1, ZEROS, BIAS)  # fmt: skip
+    tl.store(out + row * outputs + output[:, None], result.to(out.dtype.element_ty), mask=real[:, None])
+
+
+def by_torch(x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Compute scaled_linear_reference by a product of torch, for operands that fits_torch."""
+    if weight.codes.dtype != torch.int8:
+        return torch._scaled_mm(
+            x.codes, weight.codes.t(), x.scales, weight.scales.t(), bias, out_dtype=dtype, use_fast_accum=True
+        )
+    totals = torch._int_mm(x.codes, weight.codes.t())
+    rows, outputs = totals.shape
+    out = torch.empty(rows, outputs, dtype=dtype, device=totals.device)
+    zeros, sums = (totals, totals) if x.zeros is None else (x.zeros, weight.sums)
+    block = min(triton.next_power_of_2(outputs), 2048)
+    _finish_kernel[(rows, triton.cdiv(outputs, block))](
+        totals, x.scales, zeros, weight.scales, sums, totals if bias is None else bias, out, outputs, BLOCK=block,
+        ZEROS=x.zeros is not None, BIAS=bias is not None, num_warps=4, **overlap_options(out.device),
+    )  # fmt: skip
+    return out
+
+
+def fits_torch(x: QuantizedRows, weight: ScaledWeight, dtype: torch.dtype) -> bool:
+    """Whether torch has the product: with a scale for each row and output, on cards of compute capability 9.0."""
+    (rows, inner), outputs = x.codes.shape, weight.codes.shape[0]
+    if not x.codes.is_cuda or weight.tile != (1, inner) or outputs % 16 or inner % 16:
+        return False
+    if weight.codes.dtype == torch.int8:
+        return rows > 16
+    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.codes.device) >= (9, 0)
+
+
+def _default(rows: int, outputs: int, inner: int) -> LinearConfig:
+    """Return the tile sizes for a product that was not measured: as many rows as there are, and enough programs."""
     if rows == 1:
-        return ScaledConfig(1, 4, 2048, 1, 4, 1)
+        return LinearConfig(1, 4, 2048, 1, 4, 1)
     if rows > _FEW_ROWS:
-        return ScaledConfig(128, 128, 128, 1, 8, 3)
+        return LinearConfig(128, 128, 128, 1, 8, 3)
     block_rows = max(triton.next_power_of_2(rows), 16)
     parts = parts_for(triton.cdiv(outputs, 64), triton.cdiv(inner, 128))
-    return ScaledConfig(block_rows, 64, 128, parts, 4, 4)
+    return LinearConfig(block_rows, 64, 128, parts, 4, 4)
+
+
+def _default_fp8(rows: int, outputs: int, inner: int) -> LinearConfig | None:
+    return None if rows > _FEW_ROWS else _default(rows, outputs, inner)
+
+
+def format_of(weight: ScaledWeight) -> str:
+    """Return what tables of measured configurations call the format of a weight."""
+    if weight.codes.dtype == torch.int8:
+        return "int8"
+    return "fp8" if weight.tile == (1, weight.codes.shape[-1]) else "fp8_tiles"
 
 
 def scaled_linear(
@@ -152,19 +249,28 @@ def scaled_linear(
     weight: ScaledWeight,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
-    config: ScaledConfig | None = None,
+    gated: bool = False,
+    config: LinearConfig | None = None,
 ) -> torch.Tensor:
     """Compute scaled_linear_reference. All tensors are contiguous. Scales of x cover as many columns as those of the
-    weight. config: None = by the sizes."""
+    weight. config: None = the fastest known."""
     rows, inner = x.codes.shape
     outputs = weight.codes.shape[0]
     tiled = weight.tile[1] < inner
     if config is None:
-        if rows > _FEW_ROWS and not tiled and _fits_torch(x, weight, dtype):
-            return torch._scaled_mm(
-                x.codes, weight.codes.t(), x.scales, weight.scales.t(), bias, out_dtype=dtype, use_fast_accum=True
-            )
-        config = _config(rows, outputs, inner)
+        format = format_of(weight)
+        shape = format, outputs, inner, gated, x.codes.device
+        for each in compile_first(*shape):
+            scaled_linear(_first_row(x), weight, bias, dtype, gated, each)
+        config = quantized_config(rows, *shape, default=_default_fp8 if format == "fp8" else _default)
+        if config is None and fits_torch(x, weight, dtype):
+            result = by_torch(x, weight, bias, dtype)
+            return gate_mul(result, "silu") if gated else result
+        config = config or _default(rows, outputs, inner)
+    if gated:
+        outputs //= 2
+        # The parts of gates and ups would have to be added up before. The one-row kernel has no gate.
+        config = FIXED if config.block_rows == 1 else config._replace(splits=1)
     out = torch.empty(rows, outputs, dtype=dtype, device=x.codes.device)
     integers = weight.codes.dtype == torch.int8
     block_inner = weight.tile[1] if tiled else config.block_inner
@@ -180,38 +286,30 @@ def scaled_linear(
     if config.block_rows == 1:
         group = block_inner if tiled else min(triton.next_power_of_2(inner), config.block_inner)
         _one_row_kernel[(tiles, rows)](
-            *operands, outputs, inner, x.scales.shape[1], BLOCK_OUTPUTS=config.block_outputs,
+            *operands, outputs, x.scales.shape[1], INNER=inner, BLOCK_OUTPUTS=config.block_outputs,
             GROUPS=max(config.block_inner // group, 1), GROUP=group, **flags,
         )  # fmt: skip
         return out
     tiles *= triton.cdiv(rows, config.block_rows)
     partial = out
-    if config.parts > 1:
-        cells = tiles * config.parts * config.block_outputs * config.block_rows
+    if config.splits > 1:
+        cells = tiles * config.splits * config.block_outputs * config.block_rows
         partial = torch.empty(cells, dtype=torch.int32 if integers else torch.float32, device=out.device)
-    _tiles_kernel[(tiles, config.parts)](
+    _tiles_kernel[(tiles, config.splits)](
         *operands, partial, arrivals_of(out.device), rows, outputs, inner, x.scales.shape[1],
         BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=block_inner,
-        PARTS=config.parts, num_stages=config.num_stages, **flags,
+        SPLITS=config.splits, GATED=gated, EVEN=inner % (block_inner * config.splits) == 0,
+        AHEAD=_AHEAD if config.block_rows <= _FEW_ROWS else 0, num_stages=config.num_stages, **flags,
     )  # fmt: skip
     return out
 
 
-def _fits_torch(x: QuantizedRows, weight: ScaledWeight, dtype: torch.dtype) -> bool:
-    """Whether torch has the product: FP8 with a scale for each row and output, on cards of compute capability 9.0."""
-    outputs, inner = weight.codes.shape
-    return (
-        x.codes.is_cuda
-        and weight.codes.dtype == torch.float8_e4m3fn
-        and dtype == torch.bfloat16
-        and weight.tile[0] == 1
-        and outputs % 16 == inner % 16 == 0
-        and torch.cuda.get_device_capability(x.codes.device) >= (9, 0)
-    )
+def _first_row(x: QuantizedRows) -> QuantizedRows:
+    return x._replace(codes=x.codes[:1], scales=x.scales[:1], zeros=None if x.zeros is None else x.zeros[:1])
 
 
 def scaled_linear_fixed(
-    x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, dtype: torch.dtype, gated: bool = False
 ) -> torch.Tensor:
     """Compute scaled_linear_reference such that the bits of a row's result do not depend on the other rows."""
-    return scaled_linear(x, weight, bias, dtype, FIXED)
+    return scaled_linear(x, weight, bias, dtype, gated, FIXED)

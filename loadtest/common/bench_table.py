@@ -1,9 +1,17 @@
 """Numbers and tables of benchmarks as text."""
 
+import statistics
+
 
 def figure(value: float) -> str:
     """Return a number with its significant digits only."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.3g}"
+
+
+def spread(values: list[float]) -> str:
+    """Return the median of some values, and the least and the largest if there are several."""
+    median = figure(statistics.median(values))
+    return median if len(values) == 1 else f"{median} ({figure(min(values))}-{figure(max(values))})"
 
 
 def aligned(lines: list[list[str]], left: int) -> str:

@@ -20,7 +20,8 @@ _HIGHEST_TOKEN = 30_000
 @dataclass(frozen=True)
 class Load:
     """`count` requests with fixed numbers of tokens in and out, `concurrency` of them at a time. With a `rate`,
-    requests arrive at random (Poisson) at that many a second instead, independent of the server."""
+    requests arrive at random (Poisson) at that many a second instead, independent of the server. With `least`, prompts
+    have from `least` to `inputs` tokens."""
 
     key: str
     name: str
@@ -29,6 +30,12 @@ class Load:
     count: int
     rate: float = 0.0
     concurrency: int = 1
+    least: int = 0
+
+    def lengths(self, seed: int) -> list[int]:
+        """Return the tokens of each prompt."""
+        rng, least = random.Random(seed), self.least or self.inputs
+        return [rng.randint(least, self.inputs) for _ in range(self.count)]
 
 
 async def drive(host: str, port: int, load: Load, seed: int, vocab: int, key: str = "none") -> list[Answer]:
@@ -43,7 +50,8 @@ async def drive(host: str, port: int, load: Load, seed: int, vocab: int, key: st
     target = Target("server", url, Endpoint.parse(url, key), dialect, highest, max_model_len=None, by_token=True)
     prompts = PromptMaker(str(seed), highest)
     # Requests are encoded in advance, because encoding a long prompt takes longer than sending it.
-    requests = [_Request(target, prompts.random(number, load.inputs), load.outputs) for number in range(load.count)]
+    lengths = enumerate(load.lengths(seed))
+    requests = [_Request(target, prompts.random(number, length), load.outputs) for number, length in lengths]
     began = time.perf_counter()
     if load.rate:
         arrivals = gamma_arrivals(load.rate, 1.0, random.Random(seed))

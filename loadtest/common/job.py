@@ -12,7 +12,8 @@ Json = dict[str, Any]
 class Job:
     """task: "prepare", "rows" or "profile". shape: its name in reports. ours, vllm: the settings of these engines.
 
-    weights_in_memory: Baton's engine loads random weights that no file holds. profile: the folder for traces.
+    weights_in_memory: Baton's engine loads random weights that no file holds. long: the rows of long prompts belong to
+    the rows, too. repeats: of each row; 0 = as the row says. profile: the folder for traces.
     bandwidth, arithmetic: as in device.Card, for the limits; 0 = as measured.
     """
 
@@ -30,6 +31,8 @@ class Job:
     engine: str = "ours"
     make_weights: bool = False
     weights_in_memory: bool = False
+    long: bool = False
+    repeats: int = 0
     profile: str = ""
     bandwidth: float = 0.0
     arithmetic: float = 0.0

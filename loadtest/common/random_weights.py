@@ -26,13 +26,8 @@ _PLAIN_MODULES = ("lm_head.", "embed_out.", "shared_expert_gate.")
 _LEFT_OUT = ("g_idx", "weight_shape", "weight_format")
 
 
-class _Shapes:
-    """Replaces Weights: records which tensors a model loads, and returns tensors without memory."""
-
-    dtype, device = torch.bfloat16, torch.device("meta")
-
-    def __init__(self) -> None:
-        self.taken: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+class _Tensors:
+    """The part of Weights that says which tensors there are: all that a model can use, as tools write them."""
 
     def __contains__(self, name: str) -> bool:
         if any(module in name for module in _PLAIN_MODULES):
@@ -47,6 +42,15 @@ class _Shapes:
     def stored_shape(self, name: str) -> tuple[int, ...]:
         return (1,)
 
+
+class _Shapes(_Tensors):
+    """Replaces Weights: records which tensors a model loads, and returns tensors without memory."""
+
+    dtype, device = torch.bfloat16, torch.device("meta")
+
+    def __init__(self) -> None:
+        self.taken: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+
     def take(self, name: str, shape: tuple[int, ...], part: object, dtype: torch.dtype) -> torch.Tensor:
         self.taken[name] = shape, self.stored_dtype(name) if dtype in PLAIN else dtype
         sizes = part if isinstance(part, tuple) else tuple(slice(0, size) for size in shape)
@@ -60,11 +64,14 @@ def stored_tensors(model: ModelConfig, policy: Policy = as_stored) -> dict[str, 
     return shapes.taken
 
 
-class _RandomTensors:
-    """Replaces Weights: returns random tensors, made on the device; norms are ones."""
+class _RandomTensors(_Tensors):
+    """Replaces Weights: returns random tensors in a format, made on the device."""
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    names: frozenset[str] = frozenset()  # no tensor is there unless it is needed
+
+    def __init__(self, quantization: Quantization, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
+        self._quantization = quantization
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def __enter__(self) -> "_RandomTensors":
@@ -73,15 +80,6 @@ class _RandomTensors:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def __contains__(self, name: str) -> bool:
-        return True
-
-    def stored_dtype(self, name: str) -> torch.dtype:
-        return self.dtype
-
-    def stored_shape(self, name: str) -> tuple[int, ...]:
-        return (1,)
-
     def expect(self, ranges: object) -> None:
         pass
 
@@ -89,24 +87,23 @@ class _RandomTensors:
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
     ) -> torch.Tensor:
         sizes = [len(range(size)[taken]) for size, taken in zip(shape, part or [slice(None)] * len(shape), strict=True)]
-        if name.endswith("norm.weight"):
-            return torch.ones(sizes, dtype=dtype, device=self.device)
-        return torch.empty(sizes, dtype=dtype, device=self.device).normal_(0, _STD, generator=self._generator)
+        return _fill(name, tuple(sizes), dtype, self._quantization, _STD, self._generator)
 
 
 @contextmanager
 def random_weights_in_memory(seed: int) -> Iterator[None]:
     """Let engines that are created in this context load random weights instead of the tensors of their folder.
 
-    Models whose weights do not fit on the disk can be measured like this.
+    Models whose weights do not fit on the disk can be measured like this, in the format that their folder names, and
+    quantized on load.
     """
 
     def weights_bytes(folder: Path, size: TensorBytes, without: frozenset[str] = frozenset()) -> int:
-        tensors = stored_tensors(load_model_config(folder)).items()
+        tensors = stored_tensors(load_model_config(folder), read_quantization(folder).policy).items()
         return round(sum(size(dtype, shape) for name, (shape, dtype) in tensors if name not in without))
 
     def weights(folder: Path, dtype: torch.dtype, device: torch.device, progress: object = None) -> _RandomTensors:
-        return _RandomTensors(seed, dtype, device)
+        return _RandomTensors(read_quantization(folder), seed, dtype, device)
 
     replaced = {"Weights": weights, "weights_bytes": weights_bytes, "planned_ranges": lambda build, weights: []}
     with patch.multiple("baton_engine.runner", **replaced):

@@ -4,9 +4,11 @@ Each batch is computed over several caches in turn, as the layers of a model wou
 cache. Times are medians of replays of one CUDA graph, which hides the launches as decode steps do.
 
     python loadtest/engine/attention_bench.py --heads 32 --kv-heads 8 --head-dim 128 --programs 256,512,1024
+    python loadtest/engine/attention_bench.py --heads 32 --kv-heads 8 --head-dim 128 --kv-cache-dtype fp8
     python loadtest/engine/attention_bench.py --heads 16 --latent 512,64 --programs 256,512 --tiles 32x4x3,64x4x2
 
-With --latent there is a second table, of chunks of prompts: expanded, absorbed in groups, and what LatentSpec chooses.
+With --kv-cache-dtype fp8, keys and values in FP8 are measured beside those in bf16, and the bytes bound is that of FP8.
+A second table has chunks of prompts; with --latent: expanded, absorbed in groups, and what LatentSpec chooses.
 """
 
 import argparse
@@ -16,6 +18,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from triton.runtime import driver
 
 from baton_common.kv_layout import KvLayout, Plane
 from baton_engine.attention.backend import AttentionBatch, StepLimits
@@ -27,6 +30,8 @@ from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.head_products import absorb_queries, values_of
 from baton_kernels.latent_decode import TILE_KEYS, latent_decode, programs_per_part
+from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from baton_kernels.reference.kv_codes import KV_CODES
 from baton_kernels.reference.paged_attention import AttentionVariant
 
 _BLOCK = 64
@@ -97,16 +102,22 @@ def random(*shape: int, device: torch.device) -> torch.Tensor:
 
 
 class Paged:
-    """Attention with keys and values of some heads."""
+    """Attention with keys and values of some heads, as codes in FP8 or as numbers in bf16. tile: as in Latent, but for
+    keys, which are fixed; of decodes."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, device: torch.device) -> None:
-        self._heads, self._kv_heads, self._dim, self._device = heads, kv_heads, dim, device
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, codes: bool, tile: tuple[int, int, int], device: torch.device
+    ) -> None:
+        _, warps, stages = tile
+        self._tile = {"num_warps": warps, "num_stages": stages} if warps else {}
+        self._heads, self._kv_heads, self._dim, self._codes, self._device = heads, kv_heads, dim, codes, device
+        self._scales = torch.ones(2, kv_heads, device=device) if codes else None
 
     def measure(self, lengths: list[int], programs: int) -> float:
         """Return the seconds that one layer's attention takes."""
         device, kv_heads, dim = self._device, self._kv_heads, self._dim
         blocks = sum(-(-length // _BLOCK) for length in lengths)
-        caches = [random(2, blocks, _BLOCK, kv_heads, dim, device=device) for _ in range(_LAYERS)]
+        caches = self._caches(blocks)
         tables, rows = make_tables(lengths, device), torch.arange(len(lengths), device=device)
         on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
         arrivals = torch.zeros(len(lengths) * kv_heads, dtype=torch.int32, device=device)
@@ -117,9 +128,36 @@ class Paged:
         def step() -> None:
             parts = plan_parts(on_device, rows, max(programs // kv_heads, 1), BLOCK_KEYS, arrivals)
             for keys, values in caches:
-                decode_attention(queries, keys, values, tables, how, parts, out)
+                decode_attention(queries, keys, values, tables, how, parts, out, scales=self._scales, **self._tile)
 
         return replayed(step)
+
+    def chunk_seconds(self, tokens: int, length: int) -> float:
+        """Return the seconds of one layer's attention for a chunk of one sequence."""
+        device, heads, dim = self._device, self._heads, self._dim
+        caches, tables = self._caches(-(-length // _BLOCK)), make_tables([length], device)
+        properties = driver.active.utils.get_device_properties(0)
+        per_tile = queries_per_tile(dim, 2, properties["max_shared_mem"])
+        facts = ([length], [0, tokens], *prefill_tiles([0, tokens], per_tile))
+        lengths, starts, *tiles = (torch.tensor(each, dtype=torch.int32, device=device) for each in facts)
+        queries = random(tokens, heads, dim, device=device)
+        out, how = torch.empty_like(queries), AttentionVariant(dim**-0.5)
+
+        def step() -> None:
+            for keys, values in caches:
+                prefill_attention(
+                    queries, keys, values, tables, lengths, starts, (tiles[0], tiles[1]), how, out,
+                    block_queries=per_tile, scales=self._scales,
+                )  # fmt: skip
+
+        step()
+        return seconds_of(step) / _LAYERS
+
+    def _caches(self, blocks: int) -> list[torch.Tensor]:
+        """Return keys and values of each layer."""
+        shape = 2, blocks, _BLOCK, self._kv_heads, self._dim
+        caches = (random(*shape, device=self._device) for _ in range(_LAYERS))
+        return [cache.to(KV_CODES) if self._codes else cache for cache in caches]
 
 
 class Latent:
@@ -194,6 +232,14 @@ def print_decodes(kinds: Mapping[str, Callable[[list[int]], float]], token_bytes
         print(f"| {name} | {sum(lengths) * token_bytes / rate * 1e6:.1f} | {times} |", flush=True)
 
 
+def print_paged_chunks(kinds: Mapping[str, Paged]) -> None:
+    print(f"| chunk | {' | '.join(kinds)} |")
+    print("|---|" + "---|" * len(kinds))
+    for tokens, length in CHUNKS:
+        times = " | ".join(f"{kind.chunk_seconds(tokens, length) * 1e6:.1f}" for kind in kinds.values())
+        print(f"| {tokens} of {length} | {times} |", flush=True)
+
+
 def print_chunks(heads: int, spec: LatentSpec, device: torch.device) -> None:
     print("| chunk | expanded | absorbed | chosen |")
     print("|---|---|---|---|")
@@ -206,13 +252,19 @@ def print_chunks(heads: int, spec: LatentSpec, device: torch.device) -> None:
         print(f"| {tokens} of {length} | {times[0] * 1e6:.1f} | {times[1] * 1e6:.1f} | {chosen} |", flush=True)
 
 
+def parse_tile(text: str) -> tuple[int, int, int]:
+    keys, warps, stages = map(int, text.split("x"))
+    return keys, warps, stages
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="fp8 beside bf16, or bf16")
     parser.add_argument("--latent", default="", help="rank and rope_dim of latent attention, as 512,64")
-    parser.add_argument("--tiles", default="0x0x0", help="of latents: keys x warps x stages, separated by commas")
+    parser.add_argument("--tiles", default="0x0x0", help="keys (of latents only) x warps x stages, separated by commas")
     parser.add_argument(
         "--programs", default="512", help="numbers of programs that count as a full device, separated by commas"
     )
@@ -220,18 +272,28 @@ def main() -> None:
     device, heads, dim = torch.device("cuda"), arguments.heads, arguments.head_dim
     rate = copy_rate(device)
     programs = [int(part) for part in arguments.programs.split(",")]
+    tiles = {text: parse_tile(text) for text in arguments.tiles.split(",")}
     print(f"{torch.cuda.get_device_name()}, a copy moves {rate / 1e12:.2f} TB/s; µs of one layer, by programs")
     if not arguments.latent:
-        paged = Paged(heads, arguments.kv_heads, dim, device)
-        by_count = {str(count): partial(paged.measure, programs=count) for count in programs}
-        print_decodes(by_count, 4 * arguments.kv_heads * dim, rate)
+        in_fp8 = arguments.kv_cache_dtype == "fp8"
+        kinds_of_kv = {
+            f"{'fp8' if codes else 'bf16'}, {text}": Paged(heads, arguments.kv_heads, dim, codes, tile, device)
+            for codes in ((False, True) if in_fp8 else (False,))
+            for text, tile in tiles.items()
+        }
+        by_count = {
+            f"{count}, {name}": partial(paged.measure, programs=count)
+            for name, paged in kinds_of_kv.items()
+            for count in programs
+        }
+        print_decodes(by_count, (2 if in_fp8 else 4) * arguments.kv_heads * dim, rate)
+        print_paged_chunks(kinds_of_kv)
         return
     rank, rope = map(int, arguments.latent.split(","))
     spec = LatentSpec(scale=(dim + rope) ** -0.5, rank=rank, rope_dim=rope, key_dim=dim, value_dim=dim)
     kinds: dict[str, Callable[[list[int]], float]] = {}
-    for text in arguments.tiles.split(","):
-        keys, warps, stages = map(int, text.split("x"))
-        latent = Latent(heads, spec, (keys, warps, stages), device)
+    for text, tile in tiles.items():
+        latent = Latent(heads, spec, tile, device)
         kinds |= {f"{count}, {text}": partial(latent.measure, programs=count) for count in programs}
     kinds["with products"] = partial(
         Latent(heads, spec, (0, 0, 0), device).measure, programs=programs[0], products=True

@@ -32,10 +32,13 @@ from typing import Any
 import torch
 import transformers
 
+sys.path.append(str(Path(__file__).parents[2]))
+
 from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request
+from loadtest.common.qwen_model import write_qwen
 
 FACTOR = 2.0
 MARGIN = 0.02
@@ -67,6 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
     "qwen2": {"head_dim": 64, "num_attention_heads": 14, "num_key_value_heads": 2},
     "qwen3": {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8},
+    "qwen": {"num_attention_heads": 8, "tie_word_embeddings": False},
     "mistral": {"head_dim": 80, "num_attention_heads": 12, "num_key_value_heads": 12, "sliding_window": 96},
     "bloom": {"num_attention_heads": 16},
     "falcon": {"num_attention_heads": 16, "tie_word_embeddings": False},
@@ -173,10 +177,12 @@ class Verdict:
 
 
 class Reference:
-    """transformers' model of a folder, which says how probable each next token is."""
+    """transformers' model of a folder, which says how probable each next token is. A folder whose family transformers
+    lacks has the same weights in a family that it knows, in the subfolder `reference`."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: str) -> None:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        known = folder / "reference"
+        model = transformers.AutoModelForCausalLM.from_pretrained(known if known.exists() else folder, dtype=dtype)
         self._model: Any = model.to(device).eval()
         self._device = device
 
@@ -190,6 +196,11 @@ class Reference:
 
 def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> None:
     """Write a random model of a family, its configuration and weights as transformers itself writes them."""
+    if family == "qwen":
+        heads = {"num_key_value_heads": fields["num_attention_heads"]}
+        make_model(folder / "reference", "qwen2", {**fields, **heads}, seed)
+        write_qwen(folder, folder / "reference", torch_dtype="bfloat16")
+        return
     common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1}
     config = transformers.AutoConfig.for_model(family, **common, **fields)
     torch.manual_seed(seed)

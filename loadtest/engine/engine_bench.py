@@ -1,15 +1,19 @@
 """Baton's engine beside vLLM and Hugging Face transformers: one run, one device, the same shapes and the same requests.
 
 A shape is a folder with a config.json. If it has no weights, random ones are written to a temporary folder for Baton,
-in the format that its quantization_config names. With --weights-in-memory, weights that are not quantized are made in
-memory instead. The other engines make their own in memory. Prompts are random token ids, each output has a fixed
-length, prefix caches are off, the temperature is 0.6 (transformers decodes greedily, which takes less time). Engines
-that are not installed are left out. Results are written after every row.
+in the format that its quantization_config names. With --weights-in-memory, they are made in memory instead; with
+--ours quantization=fp8 (int8, int4), they are then quantized as they are loaded. The other engines make their own in
+memory. Prompts are random token ids, each output has a fixed length, prefix caches are off, the temperature is 0.6
+(transformers decodes greedily, which takes less time). Engines that are not installed are left out. Results are written
+after every row.
 
 - ms/token, of decodes: the time of a run with long outputs, minus that of a run with outputs of 8 tokens, divided by
   the difference of their lengths. Prompts have 512 tokens.
 - ms, of one prompt: the time from the request to its first token.
 - tok/s, of prefill: all prompt tokens, divided by the time until every request has its first token.
+
+A cell shows the median of a row's repeats and in parentheses the least and the largest. --long adds prompts and decodes
+of up to 130,048 tokens, and uneven lengths; an engine skips what does not fit into its memory or its positions.
 
 transformers has no scheduler: it runs only the rows whose requests have equal lengths, with at most 32 tokens per
 output and 16 prompts.
@@ -35,9 +39,11 @@ from loadtest.common.servers import setting
 from loadtest.engine.bench_report import Report
 from loadtest.engine.device import Card
 from loadtest.engine.engines import ENGINES
+from loadtest.engine.job_rows import rows_of
 from loadtest.engine.limits import Limits
+from loadtest.engine.long_rows import make_long_rows
 from loadtest.engine.result_tables import profile_table, table
-from loadtest.engine.rows import make_rows, select_rows
+from loadtest.engine.rows import make_rows
 from loadtest.engine.task_process import run_task
 
 
@@ -47,7 +53,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._began = time.monotonic()
-        self._rows = select_rows(make_rows(arguments.scale, arguments.quick), arguments.rows)
+        self._rows = rows_of(self._job("", Path()))
         if not self._rows:
             raise SystemExit(f"--rows {arguments.rows!r} matches none of the rows")
         self._engines = self._wanted_engines()
@@ -93,7 +99,8 @@ class Bench:
         card = Card(**device["used_for_limits"])
         quantization = read_quantization(Path(job.model), dict(job.ours).get("quantization", "auto"))
         per_weight = 0.0 if quantization.name == "none" else quantization.bits / 8
-        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card, per_weight)
+        per_kv = 1.0 if dict(job.ours).get("kv_cache_dtype") == "fp8" else 0.0
+        limits = Limits(load_model_config(Path(job.model)), device["itemsize"], card, per_weight, per_kv)
         for row in self._rows:
             entry["rows"][row.key] = {"name": row.name, "unit": row.unit, "limit": row.limit(limits)}
         for engine in self._engines:
@@ -119,6 +126,8 @@ class Bench:
             ours=dict(a.ours),
             vllm=dict(a.vllm),
             weights_in_memory=a.weights_in_memory,
+            long=a.long,
+            repeats=a.repeats,
             profile=str(a.profile) if a.profile else "",
             bandwidth=a.bandwidth * 1e12,
             arithmetic=a.arithmetic * 1e12,
@@ -133,7 +142,7 @@ class Bench:
 
 
 def parse_arguments() -> argparse.Namespace:
-    keys = ", ".join(row.key for row in make_rows(1.0, quick=False))
+    keys = ", ".join(row.key for row in (*make_rows(1.0, quick=False), *make_long_rows(1.0)))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="+", type=Path, metavar="SHAPE_DIR")
     parser.add_argument("--engines", default="ours,vllm,transformers", help="some of " + ", ".join(ENGINES))
@@ -141,6 +150,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/engine_bench.json"))
     parser.add_argument("--profile", type=Path, metavar="DIR", help="also trace our steps, and write the traces there")
     parser.add_argument("--deterministic", action="store_true", help="also run Baton's engine with --deterministic")
+    parser.add_argument("--long", action="store_true", help="also long prompts and contexts, and uneven lengths")
+    parser.add_argument("--repeats", type=int, default=0, help="of each row; without this flag the row's own number")
     parser.add_argument("--quick", action="store_true", help="fewer rows, shorter runs")
     parser.add_argument("--scale", type=float, default=1.0, help="factor for lengths and numbers of requests")
     parser.add_argument("--seed", type=int, default=0)

@@ -13,6 +13,7 @@ from typing import Any
 from baton_engine.models.registry import load_model_config
 from loadtest.common.job import Job, Json
 from loadtest.engine import device
+from loadtest.engine.job_rows import rows_of
 from loadtest.engine.rows import Row
 
 TEMPERATURE = 0.6
@@ -31,7 +32,8 @@ class MeasuredEngine(ABC):
 
     def adapt(self, row: Row) -> Row | None:
         """Return the row as this engine runs it, or None if the engine skips it."""
-        return row
+        longest = max(map(sum, zip(row.inputs, row.outputs, strict=True)))
+        return row if longest <= self.settings.get("max_model_len", longest) else None
 
     def generate(self, inputs: list[int], outputs: list[int]) -> float:
         """Answer random prompts of these lengths, all at once; return the seconds until the last token.
@@ -53,7 +55,7 @@ class MeasuredEngine(ABC):
 
     def _common_settings(self, job: Job) -> Json:
         return {
-            "max_model_len": min(MAX_MODEL_LEN, self._model_config.max_position_embeddings),
+            "max_model_len": min(max(MAX_MODEL_LEN, _longest(job)), self._model_config.max_position_embeddings),
             "max_num_seqs": job.max_num_seqs,
             "max_num_batched_tokens": job.max_num_batched_tokens,
             "enable_prefix_caching": False,
@@ -80,6 +82,12 @@ class Ours(MeasuredEngine):
             self.engine = Engine(EngineConfig(**self.settings))
         self._ids = itertools.count()
 
+    def adapt(self, row: Row) -> Row | None:
+        """Leave out decodes that cannot all run at the same time."""
+        most_blocks, ends = self.engine.allocator.most_blocks, zip(row.inputs, row.outputs, strict=True)
+        blocks = sum(most_blocks(inputs + outputs) for inputs, outputs in ends)
+        return None if row.short and blocks > self.engine.pool.num_blocks else super().adapt(row)
+
     def add(self, prompts: list[list[int]], outputs: list[int]) -> None:
         """Queue requests. Raises ValueError when the engine refuses one."""
         from baton_engine.sampling import SamplingParams
@@ -104,7 +112,7 @@ class Ours(MeasuredEngine):
 
 
 class Vllm(MeasuredEngine):
-    """vLLM's offline class with dummy weights."""
+    """vLLM's offline class with random weights."""
 
     def __init__(self, job: Job) -> None:
         # FlashInfer compiles its sampler at the first use, which fails on a machine without network or compiler.
@@ -112,6 +120,8 @@ class Vllm(MeasuredEngine):
             ("HF_HUB_OFFLINE", "1"),
             ("VLLM_NO_USAGE_STATS", "1"),
             ("VLLM_USE_FLASHINFER_SAMPLER", "0"),
+            # Lets apply_model send a function to the engine's process.
+            ("VLLM_ALLOW_INSECURE_SERIALIZATION", "1"),
         ):
             os.environ.setdefault(name, value)
         from vllm import LLM, SamplingParams
@@ -127,6 +137,7 @@ class Vllm(MeasuredEngine):
             **job.vllm,
         }
         self._llm = LLM(model=job.model, **self.settings)
+        self._llm.apply_model(_scale_dummy_weights)
         self._params = SamplingParams
 
     def _answer(self, prompts: list[list[int]], outputs: list[int]) -> tuple[float, int]:
@@ -137,6 +148,24 @@ class Vllm(MeasuredEngine):
         done = self._llm.generate(inputs, params, use_tqdm=False)
         seconds = time.perf_counter() - start
         return seconds, sum(len(output.outputs[0].token_ids) for output in done)
+
+
+def _scale_dummy_weights(model: Any) -> None:
+    """Give vLLM's dummy weights the size of trained ones.
+
+    Dummy weights are at most 0.001, those of norms and biases included, so biases outweigh what depends on the tokens.
+    A router then sends nearly all tokens to the same few experts, and a decode step reads a part of the weights only.
+    """
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.is_floating_point():
+                continue
+            if parameter.ndim > 1:
+                parameter.mul_(30)
+            elif "norm" in name:
+                parameter.fill_(1)
 
 
 class Transformers(MeasuredEngine):
@@ -157,6 +186,8 @@ class Transformers(MeasuredEngine):
         self._model.generation_config.eos_token_id = None
 
     def adapt(self, row: Row) -> Row | None:
+        if max(row.inputs) > MAX_MODEL_LEN:
+            return None
         if row.key in ("decode-1", "decode-32", "decode-128"):
             count = len(row.inputs)
             return replace(row, outputs=[row.short + min(32, row.outputs[0] - row.short)] * count, repeats=1)
@@ -183,6 +214,11 @@ def generate_greedily(model: Any, ids: Any, count: int) -> Any:
         return model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, pad_token_id=0
         )
+
+
+def _longest(job: Job) -> int:
+    """Return the tokens of the longest request of a job."""
+    return max(map(sum, (pair for row in rows_of(job) for pair in zip(row.inputs, row.outputs, strict=True))))
 
 
 ENGINES: dict[str, type[MeasuredEngine]] = {

@@ -31,6 +31,7 @@ from baton_engine.results import Choice, Results
 from baton_engine.sampling import SamplingParams
 from baton_engine.sequence import Request
 from baton_engine.step_plan import StepPlan
+from baton_engine.step_times import StepTimes
 from baton_worker.channel import EngineEnd
 from baton_worker.engine_process import EngineLoop
 from baton_worker.messages import Output
@@ -62,13 +63,14 @@ class _Runner:
     """Returns the same token in every step, one step late."""
 
     depth = 1
-    prefill_rate = 0.0
+    compilations = 0
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.num_blocks is not None
         self.cache = _Cache(config.num_blocks, config.block_size)
         self.max_model_len = 40_960
         self._choices = [Choice(1000, None)]
+        self.times = StepTimes()
 
     def launch(self, plan: StepPlan) -> Done:
         return Done(Results([self._choices if draws else [] for draws in plan.draws]))

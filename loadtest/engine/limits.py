@@ -12,13 +12,14 @@ from loadtest.engine.device import Card
 
 @dataclass(frozen=True)
 class Limits:
-    """The least seconds that work of a model takes on a card. itemsize: bytes of an activation and of an element of KV.
-    weight_itemsize: bytes of a layer's weight; 0 = the same."""
+    """The least seconds that work of a model takes on a card. itemsize: bytes of an activation. weight_itemsize: bytes
+    of a layer's weight, kv_itemsize: of an element of KV; 0 = the same."""
 
     model: ModelConfig
     itemsize: int
     card: Card
     weight_itemsize: float = 0.0
+    kv_itemsize: float = 0.0
 
     @property
     def _layer_weights(self) -> int:
@@ -77,7 +78,9 @@ class Limits:
         """pairs: pairs of query and key. read: keys that are read from memory; 0 for prompts, because their
         arithmetic takes longer than reading the keys. Both count all layers."""
         m = self.model
-        return self._larger(m.kv_elements * self.itemsize * read, m.pair_operations(decode=read > 0) * pairs)
+        return self._larger(
+            m.kv_elements * (self.kv_itemsize or self.itemsize) * read, m.pair_operations(decode=read > 0) * pairs
+        )
 
     def _seen(self, context: int) -> int:
         """Return how many keys the last token of a context sees, over all layers."""

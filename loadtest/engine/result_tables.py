@@ -1,6 +1,6 @@
 """Results of the engine benchmark as text."""
 
-from loadtest.common.bench_table import aligned, figure
+from loadtest.common.bench_table import aligned, figure, spread
 from loadtest.common.job import Json
 from loadtest.engine.rows import times_better
 
@@ -14,7 +14,7 @@ def table(entry: Json, engines: list[str]) -> str:
         for engine in engines:
             result = row.get(engine, {})
             failed = "error" in result or (not result and engine in entry["errors"])
-            cells.append(figure(result["median"]) if "median" in result else "failed" if failed else "-")
+            cells.append(spread(result["samples"]) if "median" in result else "failed" if failed else "-")
         cells += [f"{row['ratio'][o]:.2f}" if o in row.get("ratio", {}) else "-" for o in others]
         ours = row.get("ours", {}).get("median")
         near = "-" if ours is None else f"{times_better(row['unit'], ours, row['limit']):.0%}"

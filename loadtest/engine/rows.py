@@ -35,8 +35,8 @@ class Row:
     def limit(self, limits: Limits) -> float:
         """Return the best value that the device allows, in the row's unit."""
         if self.short:
-            context = self.inputs[0] + (self.short + self.outputs[0]) // 2
-            return self._value(limits.decode([context] * len(self.inputs)))
+            decoded = (self.short + self.outputs[0]) // 2
+            return self._value(limits.decode([length + decoded for length in self.inputs]))
         if self.unit in ("ms", "tok/s"):
             return self._value(limits.prefill(self.inputs))
         return self._value(limits.serve(self.inputs, self.outputs))

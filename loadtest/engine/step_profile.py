@@ -22,10 +22,12 @@ GROUPS = {
     "attention": r"_decode_kernel|_join_kernel|_prefill_kernel|_head_product|attention|flash|fmha|sdpa",
     "norm": r"norm",
     "rope": r"rope",
-    "activation": r"silu|gelu|gate_mul",
+    "activation": r"silu|gelu|gate_mul|quantize_gate",
+    "rounding": r"_quantize_kernel",
     "sampling": r"_partial_kernel|_choose_kernel|_thresholds_kernel|_penalties_kernel|_logprobs_kernel|argmax|softmax",
-    "routing": r"_route_kernel|_choose_experts_kernel|_count_kernel|_group_kernel|_sum_kernel",
-    "gemm": r"gemm|gemv|nvjet|cutlass|xmma|splitk|_(row|tiles|blocks)_kernel|linear|aten::mm|addmm|matmul",
+    "routing": r"_route_kernel|_choose_experts_kernel|_count_kernel|_group_kernel|sum_kernel",
+    "gemm": r"gemm|gemv|nvjet|cutlass|xmma|splitk|_(row|tiles|blocks|grouped|scaled|dequantize|finish)_kernel"
+    r"|linear|aten::mm|addmm|matmul",
     "copies": r"memcpy|memset|_move_kernel|_unpack_kernel|copy|fill|index|embedding|scatter|gather|aten::to|cat",
     "other": r"",
 }

@@ -17,7 +17,8 @@ from loadtest.common.job import Job
 from loadtest.engine import device
 from loadtest.engine.device import Card
 from loadtest.engine.engines import ENGINES, Ours
-from loadtest.engine.rows import make_rows, select_rows, warm_up_rows
+from loadtest.engine.job_rows import rows_of
+from loadtest.engine.rows import warm_up_rows
 
 Tell = Callable[..., None]
 
@@ -49,7 +50,7 @@ def run_rows(job: Job, tell: Tell) -> None:
     # As in production: objects that exist by now stay, so the garbage collector need not scan them again.
     gc.collect()
     gc.freeze()
-    for row in filter(None, map(engine.adapt, select_rows(make_rows(job.scale, job.quick), job.rows))):
+    for row in filter(None, map(engine.adapt, rows_of(job))):
         try:
             tell("row", key=row.key, samples=row.measure(engine.generate))
         except Exception as error:

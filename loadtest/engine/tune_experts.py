@@ -1,22 +1,21 @@
 """Finds the fastest tile sizes of the products of experts for each of the given models on the GPU at hand.
 
-    python loadtest/engine/tune_experts.py --out kernels/baton_kernels/tuned/experts_NAME.json MODEL_DIR [MODEL_DIR ...]
+    python loadtest/engine/tune_experts.py --formats bf16,e2m1 MODEL_DIR [MODEL_DIR ...]
 
 A MODEL_DIR needs its config.json alone; those of models without experts are passed over. Each candidate runs in a CUDA
 graph of several calls that choose other experts, at random. For each number of rows of a block, the tiles of the first
-product are chosen first and then those of the second; the best ones are tried with the copy engine, too. With --keep,
-the table keeps the entries of other shapes.
+product are chosen first and then those of the second; for weights of 16 bits the best ones are tried with the copy
+engine, too. Tables keep the entries of other shapes.
 """
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,10 +25,13 @@ sys.path.append(str(Path(__file__).parents[2]))
 from baton_engine.models.registry import load_model_config
 from baton_engine.models.sparse_config import SparseConfig
 from baton_kernels.experts import FIXED, run_experts
+from baton_kernels.quantized_experts import run_quantized_experts
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
-from baton_kernels.tuning import ExpertsConfig, ProductConfig, experts_config, experts_name
-from loadtest.engine.tune_linear import SHARED_MEMORY, seconds
+from baton_kernels.reference.quantized_experts import QuantizedExperts
+from baton_kernels.tuning import ExpertsConfig, ProductConfig, experts_config, experts_name, table_name
+from loadtest.engine.tune_linear import TABLES, seconds, write_table
+from loadtest.engine.tuned_formats import FORMATS, SHARED_MEMORY, Product
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MOST_PAIRS_BY_ROW = 256  # for more, reading each row's weights anew is never faster
@@ -42,38 +44,47 @@ Timed = tuple[float, ExpertsConfig]  # seconds of a call
 
 
 class Layer(NamedTuple):
-    """The shape of a layer of experts. clamp: None = its gate is silu."""
+    """The shape of a layer of experts, and a key of FORMATS. clamp: None = its gate is silu."""
 
     count: int
     experts: int
     hidden: int
     size: int
     clamp: ClampedGate | None
+    format: str = "bf16"
 
     @property
     def name(self) -> str:
         return experts_name(self.count, self.experts, self.hidden, self.size)
 
-    def make(self, experts: int) -> ExpertWeights:
+    def make(self, experts: int) -> Any:
         """Return random weights of so many experts, with biases where the gate is clamped."""
         shapes = (experts, 2 * self.size, self.hidden), (experts, self.hidden, self.size)
-        weights = [torch.empty(shape, dtype=torch.bfloat16, device=DEVICE).normal_(std=0.02) for shape in shapes]
         biases = [torch.zeros(shape[:2], dtype=torch.bfloat16, device=DEVICE) for shape in shapes if self.clamp]
-        return ExpertWeights(*weights, *(biases or (None, None)), self.clamp)
+        if self.format == "bf16":
+            weights = [torch.empty(shape, dtype=torch.bfloat16, device=DEVICE).normal_(std=0.02) for shape in shapes]
+            return ExpertWeights(*weights, *(biases or (None, None)), self.clamp)
+        format = FORMATS[self.format]
+        coded = [format.stack(experts, Product(outputs, inner, False)) for _, outputs, inner in shapes]
+        return QuantizedExperts(*coded, *(biases or (None, None)), self.clamp, format.form)
+
+    def run(self, x: torch.Tensor, held: Any, *choice: torch.Tensor, config: ExpertsConfig) -> torch.Tensor:
+        run = run_experts if self.format == "bf16" else run_quantized_experts
+        return run(x, held, *choice, config=config)
 
     def limit(self, tokens: int) -> float:
         """Return the least seconds of a call on an H200: it reads the weights, or it multiplies."""
         weights = 3 * self.hidden * self.size
         read = self.experts * (1 - (1 - self.count / self.experts) ** tokens)
-        return max(read * weights * 2 / 4.3e12, 2 * tokens * self.count * weights / 800e12)
+        return max(read * weights * FORMATS[self.format].bytes / 4.3e12, 2 * tokens * self.count * weights / 800e12)
 
 
-def layer_of(model: Path) -> Layer | None:
+def layer_of(model: Path, format: str) -> Layer | None:
     config = load_model_config(model)
     if not isinstance(config, SparseConfig):
         return None
     clamp = getattr(config, "clamp", None)
-    return Layer(config.routing.count, config.num_experts, config.hidden_size, config.expert_size, clamp)
+    return Layer(config.routing.count, config.num_experts, config.hidden_size, config.expert_size, clamp, format)
 
 
 def row_tiles(inner_size: int, at_once: int) -> list[ProductConfig]:
@@ -100,8 +111,27 @@ def block_tiles(rows: int, inner_size: int, halves: int) -> list[ProductConfig]:
     return found
 
 
+def coded_tiles(layer: Layer, rows: int, inner_size: int, halves: int) -> list[ProductConfig]:
+    """Return candidates for quantized weights. halves: 2 = gates and ups."""
+    format = FORMATS[layer.format]
+    inners = (format.tile[1],) if format.tile else (128, 256)
+    found = []
+    for outputs, inner in itertools.product((64, 128), inners):
+        cells = outputs * rows * halves
+        if cells > 256 * 128:
+            continue
+        stage = int((outputs * halves * format.bytes + rows * (1 if format.form else 2)) * inner)
+        depths = {min(SHARED_MEMORY // (stage * share), triton.cdiv(inner_size, inner), 6) for share in (2, 4)}
+        # Warps beyond four would decode the same weights, unless there are outputs for them.
+        warps = 8 if cells > 8192 and outputs == 128 else 4
+        found += [ProductConfig(outputs, inner, warps, depth) for depth in depths if depth > 1]
+    return found
+
+
 def tiles(layer: Layer, rows: int) -> tuple[list[ProductConfig], list[ProductConfig]]:
     """Return candidates for both products with so many rows of a block."""
+    if layer.format != "bf16":
+        return coded_tiles(layer, rows, layer.hidden, 2), coded_tiles(layer, rows, layer.size, 1)
     if rows == 1:
         return row_tiles(layer.hidden, 1), row_tiles(layer.size, triton.next_power_of_2(layer.count))
     return block_tiles(rows, layer.hidden, 2), block_tiles(rows, layer.size, 1)
@@ -112,14 +142,14 @@ def rows_to_try(layer: Layer, tokens: int) -> list[int]:
     pairs = tokens * layer.count
     average = pairs / layer.experts
     found = [rows for rows in BLOCK_ROWS if min(average / 2, 64) <= rows <= max(2 * average, 16)]
-    return [1, *found] if pairs <= MOST_PAIRS_BY_ROW else found
+    return [1, *found] if pairs <= MOST_PAIRS_BY_ROW and layer.format == "bf16" else found
 
 
 class Call:
     """Calls of a layer with so many tokens, whose experts are chosen at random."""
 
-    def __init__(self, layer: Layer, held: ExpertWeights, tokens: int) -> None:
-        self._held = held
+    def __init__(self, layer: Layer, held: Any, tokens: int) -> None:
+        self._layer, self._held = layer, held
         self._x = torch.randn(tokens, layer.hidden, dtype=torch.bfloat16, device=DEVICE)
         self._choices = []
         for _ in range(8 if tokens <= 256 else 2 if tokens <= 2048 else 1):
@@ -128,7 +158,7 @@ class Call:
         self._expected = self.run(0, FIXED).float()
 
     def run(self, index: int, config: ExpertsConfig) -> torch.Tensor:
-        return run_experts(self._x, self._held, *self._choices[index], config=config)
+        return self._layer.run(self._x, self._held, *self._choices[index], config=config)
 
     def seconds(self, config: ExpertsConfig) -> float | None:
         """Return the time of a call; None = the GPU cannot run it, or its result is wrong."""
@@ -151,25 +181,31 @@ class Call:
     def fastest(self, rows: int, gate_up: list[ProductConfig], down: list[ProductConfig]) -> list[Timed]:
         """Return the fastest one of these candidates, if any runs."""
         found = self.ranked([ExpertsConfig(rows, each, down[0]) for each in gate_up])
-        if rows > 1:
+        if self._copies(rows):
             best = [config.gate_up._replace(whole=True) for _, config in found[:COPIED]]
             found = sorted(found + self.ranked([ExpertsConfig(rows, each, down[0]) for each in best]))
         if not found:
             return []
         first = found[0][1].gate_up
         found = self.ranked([ExpertsConfig(rows, first, each) for each in down])
-        if rows > 1:
+        if self._copies(rows):
             best = [config.down._replace(whole=True) for _, config in found[:COPIED]]
             found = sorted(found + self.ranked([ExpertsConfig(rows, first, each) for each in best]))
         return found[:1]
 
+    def _copies(self, rows: int) -> bool:
+        """Whether the copy engine can fetch the tiles of weights."""
+        return rows > 1 and self._layer.format == "bf16"
 
-def tune(layer: Layer, held: ExpertWeights, tokens: int) -> Timed:
+
+def tune(layer: Layer, held: Any, tokens: int) -> Timed:
     """Return the best time of a call and its configuration."""
     call = Call(layer, held, tokens)
-    shape = tokens, layer.count, layer.experts, layer.hidden, layer.size
-    plain = experts_config(*shape, 2, torch.device(DEVICE))
-    best = [(call.seconds(plain) or float("inf"), plain)]
+    best: list[Timed] = []
+    if layer.format == "bf16":
+        shape = tokens, layer.count, layer.experts, layer.hidden, layer.size
+        plain = experts_config(*shape, 2, torch.device(DEVICE))
+        best = [(call.seconds(plain) or float("inf"), plain)]
     for rows in rows_to_try(layer, tokens):
         best += call.fastest(rows, *tiles(layer, rows))
     return min(best)
@@ -182,7 +218,7 @@ def compile_all(entries: list[tuple[Layer, ExpertsConfig]]) -> None:
         x = torch.zeros(1, layer.hidden, dtype=torch.bfloat16, device=DEVICE)
         experts = torch.arange(layer.count, dtype=torch.int32, device=DEVICE)[None]
         try:
-            run_experts(x, held, torch.ones_like(experts, dtype=torch.float32), experts, config=config)
+            layer.run(x, held, torch.ones_like(experts, dtype=torch.float32), experts, config=config)
         except Exception:
             continue
 
@@ -193,14 +229,16 @@ def to_compile(layers: list[Layer]) -> list[tuple[Layer, ExpertsConfig]]:
     work: list[tuple[Layer, ExpertsConfig]] = []
     seen: set[object] = set()
     for layer, rows in itertools.product(layers, (1, *BLOCK_ROWS)):
+        if rows == 1 and layer.format != "bf16":
+            continue
         for first, second in itertools.zip_longest(*tiles(layer, rows)):
             first, second = first or tiles(layer, rows)[0][0], second or tiles(layer, rows)[1][0]
             shape = (layer,) if rows == 1 else (layer.hidden % first.block_inner, layer.size % second.block_inner)
-            key = (rows, first, second, layer.clamp, shape)
+            key = (layer.format, rows, first, second, layer.clamp, shape)
             if key not in seen:
                 seen.add(key)
                 work.append((layer, ExpertsConfig(rows, first, second)))
-                if rows > 1:
+                if rows > 1 and layer.format == "bf16":
                     copied = first._replace(whole=True), second._replace(whole=True)
                     work.append((layer, ExpertsConfig(rows, *copied)))
     return work
@@ -209,30 +247,29 @@ def to_compile(layers: list[Layer]) -> list[tuple[Layer, ExpertsConfig]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--keep", action="store_true")
-    parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--formats", default="bf16", help="some of " + ", ".join(FORMATS))
+    parser.add_argument("--out", type=Path, default=TABLES, help="the folder of the tables")
+    parser.add_argument("--processes", type=int, default=16)
     arguments = parser.parse_args()
-    layers = sorted({layer for model in arguments.models if (layer := layer_of(model))}, key=lambda layer: layer.name)
+    pairs = itertools.product(arguments.models, arguments.formats.split(","))
+    found = {layer for model, format in pairs if (layer := layer_of(model, format))}
+    layers = sorted(found, key=lambda layer: (layer.format, layer.name))
     began = time.monotonic()
     work = to_compile(layers)
     parts = arguments.processes * 4
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
         pool.map(compile_all, [work[index::parts] for index in range(parts)], 1)
     print(f"compiled {len(work)} configurations in {time.monotonic() - began:.0f} s", flush=True)
-    table = json.loads(arguments.out.read_text()) if arguments.keep and arguments.out.exists() else {}
     for layer in layers:
-        held = layer.make(layer.experts)
-        table[layer.name] = {}
+        held, choices = layer.make(layer.experts), {}
         for tokens in TOKENS:
             took, config = tune(layer, held, tokens)
-            limit = layer.limit(tokens) * 1e6
-            print(f"{layer.name}, {tokens} tokens: limit {limit:.1f}, {took * 1e6:.1f} us, {tuple(config)}", flush=True)
-            table[layer.name][str(tokens)] = config
+            name, limit = f"{layer.format} {layer.name}", layer.limit(tokens) * 1e6
+            print(f"{name}, {tokens} tokens: limit {limit:.1f}, {took * 1e6:.1f} us, {tuple(config)}", flush=True)
+            choices[str(tokens)] = config
         del held
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        lines = (f"  {json.dumps(name)}: {json.dumps(choices)}" for name, choices in table.items())
-        arguments.out.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        path = table_name(FORMATS[layer.format].table, torch.cuda.get_device_name(), experts=True)
+        write_table(arguments.out / path, {layer.name: choices})
     print(f"took {time.monotonic() - began:.0f} s")
 
 

@@ -1,92 +1,70 @@
-"""Finds the fastest small-batch matrix product for each weight of the given models on the GPU at hand.
+"""Finds the fastest matrix product for each weight of the given models, in each format, on the GPU at hand.
 
-    python loadtest/engine/tune_linear.py --out kernels/baton_kernels/tuned/NAME.json MODEL_DIR [MODEL_DIR ...]
+    python loadtest/engine/tune_linear.py --formats bf16,fp8,int8,int4 MODEL_DIR [MODEL_DIR ...]
 
 A MODEL_DIR needs its config.json alone. Each candidate runs in a CUDA graph over weights that exceed the L2 cache
-together. A product is left to cuBLAS where no candidate is faster.
+together. A product is left to a library (cuBLAS, CUTLASS) where no candidate is faster. Tables keep the entries of
+other shapes.
 """
 
 import argparse
 import functools
-import itertools
 import json
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import triton
+
+sys.path.append(str(Path(__file__).parents[2]))
 
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import load_model_config
 from baton_engine.models.sparse_config import SparseConfig
-from baton_kernels.activation import gate_mul
-from baton_kernels.linear import linear
-from baton_kernels.reference.linear import linear_reference
-from baton_kernels.tuning import LinearConfig, product_name
+from baton_kernels.tuning import LinearConfig, product_name, table_name
+from loadtest.engine.tuned_formats import FORMATS, Format, Product
 
-ROWS = (1, 8, 16, 32, 64, 128)
-SHARED_MEMORY = 220 << 10
-WEIGHT_BYTES = 512 << 20  # several times the L2 cache of any current GPU
+TABLES = Path(__file__).parents[2] / "kernels/baton_kernels/tuned"
 
 
-class Product(NamedTuple):
-    """x [rows, inner] times a weight [outputs, inner]; gated: half of the outputs are gates."""
-
-    outputs: int
-    inner: int
-    gated: bool
-
-
-def products(config: ModelConfig) -> set[Product]:
+def products(config: ModelConfig, format: Format) -> set[Product]:
     size = config.hidden_size
     inner = {config.intermediate_size}
     if isinstance(config, SparseConfig):
         dense = {config.intermediate_size} if config.dense_layers else set()
         inner = dense | ({config.shared_size} if config.shared_size else set())
-    return {
+    # Heads are not quantized.
+    heads = {Product(config.vocab_size, size, False)} if format is FORMATS["bf16"] else set()
+    return heads | {
         *(Product(outputs, inputs, False) for outputs, inputs in config.projections),
-        *(Product(2 * units, size, True) for units in inner),
+        *(Product(2 * units, size, gated) for units in inner for gated in {True, format.gates}),
         *(Product(size, units, False) for units in inner),
-        Product(config.vocab_size, size, False),
     }
 
 
-def candidates(product: Product, rows: int) -> list[LinearConfig]:
-    weights = 2 if product.gated else 1
-    outputs = product.outputs // weights
-    if rows == 1:
-        return [
-            LinearConfig(1, block, inner, 1, warps, 1)
-            for block, inner, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (1, 2, 4, 8))
-            if 16 <= block * inner * weights // (32 * warps) <= 64 and inner <= product.inner
-        ]
-    found = []
-    block_rows = max(rows, 16)
-    for block, inner, splits in itertools.product((16, 32, 64, 128), (64, 128, 256), (1, 2, 3, 4, 6, 8)):
-        programs = triton.cdiv(outputs, block) * splits
-        steps = triton.cdiv(product.inner, inner * splits)
-        large = splits == 1 and block >= 64
-        if block * block_rows * weights > 128 * 128 or steps < 2 or programs < 96 or (programs > 800 and not large):
-            continue
-        stage = (block * weights + block_rows) * inner * 2
-        # Less than the whole shared memory lets several programs share a multiprocessor, or the next kernel start.
-        depths = {min(SHARED_MEMORY // (stage * share), steps, 8) for share in (1, 2, 4)}
-        warps = 8 if block * block_rows * weights > 8192 else 4
-        found += [LinearConfig(block_rows, block, inner, splits, warps, depth) for depth in depths if depth > 1]
-    return found
+class Entry(NamedTuple):
+    """A candidate to compile, with the name of its format."""
+
+    format: str
+    product: Product
+    rows: int
+    config: LinearConfig
 
 
-def compile_all(entries: list[tuple[Product, int, LinearConfig]]) -> None:
+def compile_all(entries: list[Entry]) -> None:
     """Run each once, so that the compiled kernel is in Triton's cache on disk."""
-    for product, rows, config in entries:
-        x = torch.zeros(rows, product.inner, dtype=torch.bfloat16, device="cuda")
-        weight = torch.zeros(product.outputs, product.inner, dtype=torch.bfloat16, device="cuda")
+    weights: dict[tuple[str, Product], Any] = {}
+    for name, product, rows, config in entries:
+        format = FORMATS[name]
+        if (name, product) not in weights:
+            weights = {(name, product): format.split(format.stack(1, product))[0]}
         try:
-            linear(x, weight, None, product.gated, config=config)
+            x = format.inputs(min(rows, 128), product.inner)
+            format.run(x, weights[name, product], product.gated, config)
         except Exception:
             continue
 
@@ -123,71 +101,95 @@ def seconds(run: Callable[[int], object], count: int) -> float:
     return statistics.median(times[len(times) // 4 :])
 
 
-def tune(product: Product, rows: int, weights: torch.Tensor) -> dict:
-    size = product.outputs * product.inner
-    count = max(1, weights.numel() // size)
-    parts = [weights[index * size : (index + 1) * size].view(product.outputs, product.inner) for index in range(count)]
-    x = torch.randn(rows, product.inner, dtype=torch.bfloat16, device="cuda")
-    if product.gated:
-        baseline = seconds(lambda i: gate_mul(torch.nn.functional.linear(x, parts[i]), "silu"), count)
-    else:
-        baseline = seconds(lambda i: torch.nn.functional.linear(x, parts[i]), count)
-    expected = linear_reference(x.float(), parts[0].float(), None, product.gated)
+class Tuned(NamedTuple):
+    """library: seconds of the library's product; None = it has none. best: the fastest candidates."""
+
+    library: float | None
+    best: list[tuple[float, LinearConfig]]
+
+    @property
+    def choice(self) -> list[int] | None:
+        better = self.best and (self.library is None or self.best[0][0] < self.library)
+        return list(self.best[0][1]) if better else None
+
+
+def tune(format: Format, product: Product, rows: int, weights: list[Any]) -> Tuned:
+    x = format.inputs(rows, product.inner)
+    try:
+        library = seconds(lambda i: format.run(x, weights[i], product.gated, None), len(weights))
+    except RuntimeError:
+        library = None
+    expected = format.expected(x, weights[0], product.gated).float()
     results = []
-    for config in candidates(product, rows):
+    for config in format.candidates(product, rows):
+        run = functools.partial(format.run, x, gated=product.gated, config=config)
         try:
-            got = linear(x, parts[0], None, product.gated, config=config).float()
-            error = ((got - expected).norm() / expected.norm()).item()
+            error = ((run(weight=weights[0]).float() - expected).norm() / expected.norm()).item()
             if not error < 0.02:
                 print(f"  wrong: {product} {rows} {config} error {error}", flush=True)
                 continue
-            run = functools.partial(linear, x, bias=None, gated=product.gated, config=config)
-            results.append((seconds(lambda i, run=run: run(weight=parts[i]), count), config))
+            results.append((seconds(lambda i, run=run: run(weight=weights[i]), len(weights)), config))
         except Exception as error:
             if "out of resource" not in str(error):
                 print(f"  failed: {product} {rows} {config}: {error}"[:300], flush=True)
-    results.sort()
-    return {"cublas": baseline, "best": results[:4], "bytes": size * 2}
+    return Tuned(library, sorted(results)[:4])
+
+
+def report(format: Format, product: Product, rows: int, tuned: Tuned) -> str:
+    read = product.outputs * product.inner * format.bytes / 4.3e12
+    library = "no library" if tuned.library is None else f"library {tuned.library * 1e6:.1f} us"
+    best = "".join(f" {took * 1e6:.1f} {tuple(config)}" for took, config in tuned.best)
+    name = f"{format.table or 'bf16'} {product_name(*product)} rows {rows}"
+    return f"{name}: reads in {read * 1e6:.1f}, {library};{best}"
+
+
+def write_table(path: Path, new: dict[str, Any]) -> None:
+    """Write entries into a table of products or experts, one line each, beside those that it has of other shapes."""
+    table = {**(json.loads(path.read_text()) if path.exists() else {}), **new}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (f"  {json.dumps(name)}: {json.dumps(choices)}" for name, choices in table.items())
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def to_compile(wanted: dict[str, list[Product]]) -> list[Entry]:
+    """Return entries that together have each kernel of all candidates."""
+    entries: dict[object, Entry] = {}
+    for name, products_of in wanted.items():
+        for product, rows in ((each, rows) for each in products_of for rows in FORMATS[name].rows_of(each)):
+            for config in FORMATS[name].candidates(product, rows):
+                even = product.inner % (config.block_inner * config.splits) == 0
+                inner = product.inner if config.block_rows == 1 else 0
+                entries[name, product.gated, config, even, inner] = Entry(name, product, rows, config)
+    return list(entries.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--formats", default="bf16", help="some of " + ", ".join(FORMATS))
+    parser.add_argument("--out", type=Path, default=TABLES, help="the folder of the tables")
+    parser.add_argument("--processes", type=int, default=16)
     arguments = parser.parse_args()
-    wanted = sorted(set().union(*(products(load_model_config(model)) for model in arguments.models)))
+    configs = [load_model_config(model) for model in arguments.models]
+    names = arguments.formats.split(",")
+    wanted = {name: sorted(set().union(*(products(each, FORMATS[name]) for each in configs))) for name in names}
     began = time.monotonic()
-    entries = {}
-    for product, rows in itertools.product(wanted, ROWS):
-        for config in candidates(product, rows):
-            even = product.inner % (config.block_inner * config.splits) == 0
-            inner = product.inner if config.block_rows == 1 else 0
-            entries[product.gated, config, even, inner] = (product, rows, config)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(arguments.processes) as pool:
-        work = list(entries.values())
-        pool.map(compile_all, [work[index :: arguments.processes * 4] for index in range(arguments.processes * 4)], 1)
-    print(f"compiled {len(entries)} kernels in {time.monotonic() - began:.0f} s", flush=True)
-    table = {}
-    weights = torch.randn(WEIGHT_BYTES // 2, device="cuda", dtype=torch.bfloat16) * 0.02
-    large = torch.randn(max(p.outputs * p.inner for p in wanted), device="cuda", dtype=torch.bfloat16) * 0.02
-    for product in wanted:
-        size = product.outputs * product.inner
-        choices = {}
-        for rows in ROWS:
-            result = tune(product, rows, large if size > weights.numel() else weights)
-            line = f"{product_name(*product)} rows {rows}: "
-            line += f"limit {result['bytes'] / 4.3e12 * 1e6:.1f} cuBLAS {result['cublas'] * 1e6:.1f} us;"
-            for took, config in result["best"]:
-                line += f" {took * 1e6:.1f} {tuple(config)}"
-            print(line, flush=True)
-            better = result["best"] and result["best"][0][0] < result["cublas"]
-            choices[str(rows)] = list(result["best"][0][1]) if better else None
-        table[product_name(*product)] = choices
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        lines = (f"  {json.dumps(name)}: {json.dumps(choices)}" for name, choices in table.items())
-        arguments.out.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    work = to_compile(wanted)
+    parts = arguments.processes * 4
+    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+        pool.map(compile_all, [work[index::parts] for index in range(parts)], 1)
+    print(f"compiled {len(work)} kernels in {time.monotonic() - began:.0f} s", flush=True)
+    for name, products_of in wanted.items():
+        format = FORMATS[name]
+        path = arguments.out / table_name(format.table, torch.cuda.get_device_name())
+        for product in products_of:
+            weights, choices = format.make(product), {}
+            for rows in format.rows_of(product):
+                tuned = tune(format, product, rows, weights)
+                print(report(format, product, rows, tuned), flush=True)
+                choices[str(rows)] = tuned.choice
+            write_table(path, {product_name(*product): choices})
+            del weights
     print(f"took {time.monotonic() - began:.0f} s")
 
 

@@ -5,7 +5,8 @@ A shape is a folder with a config.json; weights and tokenizer are made for it. "
 "capacity": many at once, and how many a second are answered. "medium", "heavy": arrivals at random (Poisson), whatever
 the server does. TTFT counts from the moment a request was due; ITL is the time between two tokens of a stream, where
 tokens that come together share it; TPOT is its mean in a request. Lengths of answers are checked; a request that fails
-counts as failed, and so does the run.
+counts as failed, and so does the run. A cell shows the median of --repeats runs, and in parentheses the least and the
+largest.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import asyncio
 import fnmatch
 import importlib.util
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -22,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 from baton_bench.answer import Answer
 from baton_engine.models.registry import load_model_config
-from loadtest.common.bench_table import aligned, figure
+from loadtest.common.bench_table import aligned, spread
 from loadtest.common.client import Load, drive
 from loadtest.common.job import Json
 from loadtest.common.random_model import write_random_model
@@ -32,10 +34,11 @@ SHORT, LONG = (1024, 128), (4000, 200)
 PERCENTILES = (50, 90, 99)
 
 
-def make_loads(scale: float, seconds: float, pace: float, patterns: str) -> list[Load]:
+def make_loads(scale: float, seconds: float, pace: float, patterns: str, long: bool = False) -> list[Load]:
     """Return the loads whose keys match one of the comma-separated shell patterns.
 
-    scale: of lengths and numbers of requests, pace: of the rates of arrivals.
+    scale: of lengths and numbers of requests, pace: of the rates of arrivals. long: also long prompts one at a time,
+    and prompts of uneven lengths.
     """
     loads = [_lone("lone-tiny", (16, 16), scale, 21)]
     for name, (inputs, outputs), burst, rates in (
@@ -51,6 +54,13 @@ def make_loads(scale: float, seconds: float, pace: float, patterns: str) -> list
             rate *= pace
             count = max(round(rate * seconds), 1)
             loads.append(Load(f"{tag}-{name}", f"{title}, {rate:.3g}/s", inputs, outputs, count, rate))
+    if long:
+        for name, length, count in (("16k", 16_384, 7), ("32k", 32_768, 5), ("128k", 130_048, 3)):
+            loads.append(_lone(f"lone-{name}", (length, 16), scale, count))
+        inputs, least, outputs = (_scaled(length, scale) for length in (16_384, 128, 128))
+        rate = 1.5 * pace
+        name = f"{least}-{inputs} in / {outputs} out, {rate:.3g}/s"
+        loads.append(Load("uneven", name, inputs, outputs, max(round(rate * seconds), 1), rate, least=least))
     return [load for load in loads if any(fnmatch.fnmatchcase(load.key, pattern) for pattern in patterns.split(","))]
 
 
@@ -81,6 +91,21 @@ def summary(answers: list[Answer]) -> Json:
     }
 
 
+def joined(runs: list[Json]) -> Json:
+    """Return the median of each figure of several runs of a load, with the runs themselves."""
+    first = runs[0]
+    result: Json = {"runs": runs}
+    for key, value in first.items():
+        values = [run[key] for run in runs if key in run]
+        if isinstance(value, dict):
+            result[key] = {name: statistics.median(each[name] for each in values) for name in value}
+        else:
+            result[key] = statistics.median(values) if isinstance(value, float) else value
+    result["requests"], result["failed"] = (sum(run[key] for run in runs) for key in ("requests", "failed"))
+    errors = [run["error"] for run in runs if "error" in run]
+    return result | ({"error": errors[0]} if errors else {})
+
+
 def _percentiles(values: list[float]) -> dict[str, float]:
     values = sorted(values) or [0.0]
     return {f"p{p}": values[min(len(values) * p // 100, len(values) - 1)] * 1e3 for p in PERCENTILES}
@@ -93,16 +118,20 @@ def table(report: Json, loads: list[Load], names: list[str]) -> str:
     for load in loads:
         figures = [("req/s", ("req_s",))] if load.key.startswith("capacity") else _times(load)
         for title, path in figures:
-            values = {name: _at(report["servers"].get(name, {}).get(load.key, {}), path) for name in names}
+            results = {name: report["servers"].get(name, {}).get(load.key, {}) for name in names}
+            values = {name: _at(result, path) for name, result in results.items()}
             ratios = [_ratio(values["ours"], values[other], title) for other in others]
-            cells = [figure(value) if value is not None else "-" for value in values.values()]
+            runs = [[_at(run, path) for run in result.get("runs", [])] for result in results.values()]
+            known = [[value for value in each if value is not None] for each in runs]
+            cells = [spread(each) if each else "-" for each in known]
             lines.append([f"{load.name}, {title}", *cells, *ratios])
     return aligned(lines, 1)
 
 
 def _times(load: Load) -> list[tuple[str, tuple[str, ...]]]:
-    percentiles = ("p50", "p99") if load.rate else ("p50",)
-    return [(f"{what} {p} ms", (f"{what.lower()}_ms", p)) for what in ("TTFT", "ITL") for p in percentiles]
+    # Requests one at a time have no neighbours that could delay some of their tokens.
+    shown = (("TTFT", "p50"), ("TTFT", "p99"), ("ITL", "p50"), *((("ITL", "p99"),) if load.rate else ()))
+    return [(f"{what} {p} ms", (f"{what.lower()}_ms", p)) for what, p in shown]
 
 
 def _at(result: Json, path: tuple[str, ...]) -> float | None:
@@ -123,7 +152,8 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._loads = make_loads(arguments.scale, arguments.seconds, arguments.pace, arguments.loads)
+        a = arguments
+        self._loads = make_loads(a.scale, a.seconds, a.pace, a.loads, a.long)
         self._began = time.monotonic()
         self._report: Json = {"shape": arguments.shape.resolve().name, "servers": {}}
 
@@ -148,20 +178,26 @@ class Bench:
 
     def _measure(self, name: str, model: Path, log: Path) -> None:
         a = self._arguments
-        vocab = load_model_config(model).vocab_size
+        config = load_model_config(model)
+        vocab = config.vocab_size
+        loads = [load for load in self._loads if load.inputs + load.outputs <= config.max_position_embeddings]
         results: Json = self._report["servers"].setdefault(name, {})
-        settings = {"max_model_len": a.max_model_len, "enable_prefix_caching": False, **dict(a.settings)}
+        longest = max((load.inputs + load.outputs for load in loads), default=0)
+        settings = {"max_model_len": max(a.max_model_len, longest), "enable_prefix_caching": False, **dict(a.settings)}
         try:
             with Server(name, model, settings, log) as server:
                 self._say(f"{name}: ready after {server.seconds_to_start:.1f} s")
                 # Warm-up: compilation, graph capture and allocation at first use are not part of steady operation.
                 for load in make_loads(a.scale, a.seconds, a.pace, "lone-short,capacity-short"):
                     asyncio.run(drive(HOST, server.port, load, a.seed + 1000, vocab))
-                for number, load in enumerate(self._loads):
-                    answers = asyncio.run(drive(HOST, server.port, load, a.seed + number, vocab))
-                    results[load.key] = {"name": load.name, **summary(answers)}
-                    self._say(f"{name}: {json.dumps(results[load.key])}")
-                    a.out.write_text(json.dumps(self._report, indent=1))
+                for number, load in enumerate(loads):
+                    runs: list[Json] = []
+                    for run in range(a.repeats):
+                        seed = a.seed + number + 10_000 * run
+                        runs.append(summary(asyncio.run(drive(HOST, server.port, load, seed, vocab))))
+                        results[load.key] = {"name": load.name, **joined(runs)}
+                        self._say(f"{name}: {load.name}: {json.dumps(runs[-1])}")
+                        a.out.write_text(json.dumps(self._report, indent=1))
         except RuntimeError as error:
             results["start"] = {"error": str(error)}
             self._say(f"{name}: {error}")
@@ -180,6 +216,12 @@ def parse_arguments() -> argparse.Namespace:
         help="keys or shell patterns: lone-tiny, and lone, capacity, medium and heavy, each with -short and -long",
     )
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/online_bench.json"))
+    parser.add_argument(
+        "--long",
+        action="store_true",
+        help="also lone-16k, lone-32k, lone-128k and uneven, as far as the model has so many positions",
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each load, with other prompts and arrivals")
     parser.add_argument("--seconds", type=float, default=28.0, help="duration of the arrivals at each rate")
     parser.add_argument(
         "--pace", type=float, default=1.0, help="factor for the rates, which suit an 8B model on an H200"

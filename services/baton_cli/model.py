@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from baton_cli.errors import BadSetting
 from baton_cli.hub_models import pull_model
+from baton_cli.model_kv_scales import kv_scales
 from baton_cli.model_show import show
 from baton_demo import MODEL_DIR
 
@@ -40,6 +41,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(show)
+app.command(name="kv-scales")(kv_scales)
 
 
 @app.callback(invoke_without_command=True)

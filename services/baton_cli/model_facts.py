@@ -14,8 +14,9 @@ from baton_engine.checkpoint import Checkpoint
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.device import choose_dtype
+from baton_engine.kv_dtype import choose_kv_dtype
 from baton_engine.load_plan import build_of, planned_takes
-from baton_engine.loading import Weights, weights_bytes
+from baton_engine.loading import Weights, dtype_name, weights_bytes
 from baton_engine.memory_estimate import Card, Fit, fit
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import MODELS, load_model_config
@@ -40,8 +41,9 @@ class Files(msgspec.Struct, frozen=True):
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """The model as the engine serves it.
 
-    family: the class. active: parameters that a token is multiplied with, embeddings included. kv_bytes_per_token: of
-    the layers that see all tokens. kv_window_bytes: the most that the other layers hold of a sequence.
+    family: the class. active: parameters that a token is multiplied with, embeddings included. kv_dtype: as torch calls
+    it. kv_bytes_per_token: of the layers that see all tokens. kv_window_bytes: the most that the other layers hold of a
+    sequence.
     """
 
     family: str
@@ -49,6 +51,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     active: int
     weights_bytes: int
+    kv_dtype: str
     kv_bytes_per_token: int
     kv_window_bytes: int
     windows: dict[int, int]  # how many layers have each window, in tokens
@@ -77,10 +80,11 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None
 
 
-def model_facts(folder: Path, dtype: str, cards: Sequence[Card]) -> ModelFacts:
-    """Return the facts. dtype: as --dtype of a worker on a GPU.
+def model_facts(folder: Path, dtype: str, cards: Sequence[Card], kv_cache_dtype: str = "auto") -> ModelFacts:
+    """Return the facts. dtype, kv_cache_dtype: as the flags of a worker on a GPU.
 
-    Raises ConfigError for a folder that holds no model, and for damaged files.
+    Raises ConfigError for a folder that holds no model, for damaged files, and for a dtype that the model does not
+    allow.
     """
     file = ConfigFile.read(folder)
     not_served, config, served = None, None, None
@@ -94,7 +98,7 @@ def model_facts(folder: Path, dtype: str, cards: Sequence[Card]) -> ModelFacts:
     elif any(folder.glob("*.bin")):
         not_served = not_served or "weights in pickle files are not read"
     if config is not None:
-        served = _served(config, folder, dtype, cards)
+        served = _served(config, folder, dtype, cards, kv_cache_dtype)
         if files is not None:
             not_served = _mismatch(config, folder)
     return ModelFacts(
@@ -109,7 +113,9 @@ def model_facts(folder: Path, dtype: str, cards: Sequence[Card]) -> ModelFacts:
     )
 
 
-def _served(config: ModelConfig, folder: Path, dtype: str, cards: Sequence[Card]) -> Served:
+def _served(
+    config: ModelConfig, folder: Path, dtype: str, cards: Sequence[Card], kv_cache_dtype: str
+) -> Served:  # fmt: skip
     chosen = choose_dtype(dtype, config.dtype, _GPU)
     takes = {take.name: take for take in planned_takes(build_of(config, 1), chosen)}
     parameters = sum(math.prod(take.shape) for take in takes.values())
@@ -118,19 +124,20 @@ def _served(config: ModelConfig, folder: Path, dtype: str, cards: Sequence[Card]
     if quantization.name != "none" and any(folder.glob("*.safetensors")):
         weights = weights_bytes(folder, quantization.sizes(chosen, _GPU))
     unused = config.num_layers * (config.layer_weights_read(math.inf) - config.layer_weights)
-    name = str(chosen).removeprefix("torch.")
-    layout = config.kv_layout(name)
+    kv_dtype = dtype_name(choose_kv_dtype(kv_cache_dtype, config, chosen))
+    layout = config.kv_layout(kv_dtype)
     windows = [window for window in config.sliding_windows if window is not None]
     return Served(
         family=".".join(MODELS[config.architecture]),
-        dtype=name,
+        dtype=dtype_name(chosen),
         parameters=parameters,
         active=parameters - round(unused),
         weights_bytes=weights,
+        kv_dtype=kv_dtype,
         kv_bytes_per_token=(config.num_layers - len(windows)) * layout.layer_bytes,
         kv_window_bytes=sum(min(window, config.max_position_embeddings) for window in windows) * layout.layer_bytes,
         windows=dict(Counter(windows)),
-        gpus={card.name: fit(config, weights, chosen, card, BRIEF_LENGTH) for card in cards},
+        gpus={card.name: fit(config, weights, chosen, card, BRIEF_LENGTH, kv_cache_dtype) for card in cards},
     )
 
 

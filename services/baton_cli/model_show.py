@@ -32,6 +32,9 @@ def show(
         typer.Option(help=f"{', '.join(GPUS)}, or a memory as 24GiB; may be repeated. Default: all of these."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Data type of the weights, as --dtype of a worker on a GPU.")] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Data type of the KV: auto or fp8, as --kv-cache-dtype of a worker.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with sizes in bytes and tokens.")] = False,
 ) -> None:
     """Print what a model is and which GPUs it fits on. It reads no weights and needs no GPU.
@@ -47,7 +50,7 @@ def show(
     except ModuleNotFoundError as error:
         raise UserError(f"this needs the packages of a worker (baton[worker]): {error}") from None
     try:
-        facts = model_facts(folder, dtype, [_card(name) for name in gpu or GPUS])
+        facts = model_facts(folder, dtype, [_card(name) for name in gpu or GPUS], kv_cache_dtype)
     except (ConfigError, OSError) as error:
         raise UserError(str(error)) from None
     if as_json:
@@ -97,7 +100,7 @@ def _facts_text(facts: "ModelFacts") -> str:
         rows["quantized"] = facts.quantization
     if served is not None:
         rows["served as"] = f"{served.dtype}, {_gib(served.weights_bytes)}"
-        rows["KV per token"] = f"{served.kv_bytes_per_token:,} bytes"
+        rows["KV per token"] = f"{served.kv_bytes_per_token:,} bytes in {served.kv_dtype}"
         if served.windows:
             layers = ", ".join(f"{count} of {window:,} tokens" for window, count in served.windows.items())
             rows["KV of windows"] = (

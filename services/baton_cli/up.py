@@ -44,6 +44,9 @@ def up(
     quantization: Annotated[
         str | None, typer.Option(help="Quantize the weights while they are loaded: fp8, int8 or int4.")
     ] = None,
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option(help="Data type of the KV: auto, or fp8 for twice the tokens.")
+    ] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens per KV block.")] = None,
     num_blocks: Annotated[int | None, typer.Option(help="KV blocks of each worker.")] = None,
     gpu_memory_utilization: Annotated[
@@ -106,6 +109,7 @@ def up(
         + _flags(
             dtype=dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             block_size=block_size,
             num_blocks=num_blocks,
             gpu_memory_utilization=gpu_memory_utilization or _gpu_share(workers),

@@ -27,6 +27,7 @@ class PrefillLinks:
             gpu_piece_bytes=ready.gpu_slot_bytes,
             gpu_unchecked=not settings.kv_gpu_checksum,
             gpu_credit=ready.gpu_landing_slots,
+            kv_format=ready.kv_format,
         )
         self._links: dict[str, PrefillLink] = {}
         entries = map(parse_entry, settings.prefill_networks.split(","))

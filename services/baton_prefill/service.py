@@ -118,11 +118,12 @@ class PrefillService(PrefillServicer):
         except MessageRefused as refusal:
             self._refusals.add_message(context.peer(), refusal)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
-        ours = self._engine.ready.fingerprint
-        if first.hello.fingerprint != ours:
+        ours, theirs = self._engine.ready, first.hello
+        if theirs.fingerprint != ours.fingerprint:
             message = (
-                f"KV layouts differ: this prefill pod's fingerprint is {ours}, the decode pod's "
-                f"{first.hello.fingerprint}. Both must serve the same weights with the same dtype"
+                f"KV layouts differ: this prefill pod's fingerprint is {ours.fingerprint}, the decode pod's "
+                f"{theirs.fingerprint}. Both must serve the same weights with the same --dtype, --quantization and "
+                f"--kv-cache-dtype. KV here is {ours.kv_format or 'unknown'}, there {theirs.kv_format or 'unknown'}"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
             return

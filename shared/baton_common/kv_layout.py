@@ -7,7 +7,7 @@ import msgspec
 
 from .extent import Extent
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "uint8": 1}
 # Each group of layers costs a block table for each sequence. With few layers of one kind and many of another, a model
 # gets about this many groups at most, and its blocks have unused places instead.
 _MOST_GROUPS = 8
@@ -23,6 +23,11 @@ class Plane(msgspec.Struct, array_like=True, frozen=True):
     heads: int
     dim: int
     dtype: str  # as torch calls it
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether elements are codes: in each layer, a head has a scale that turns them into numbers."""
+        return self.dtype == "float8_e4m3fn"
 
     @property
     def head_bytes(self) -> int:

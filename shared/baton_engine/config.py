@@ -17,6 +17,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # path of the model folder
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     quantization: str = "auto"  # auto = as the weights are stored; fp8, int8 or int4 = quantize them on load
+    kv_cache_dtype: str = "auto"  # auto = the dtype of activations; fp8 = e4m3 with a scale for each head
+    kv_scales: str | None = None  # file of the scales of KV in FP8; None = those of the checkpoint, or measured ones
     device: str = "auto"
     attention_backend: str = "auto"
     block_size: int = 0
@@ -53,6 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return config
 
     def _check(self) -> None:
+        if self.kv_scales is not None and self.kv_cache_dtype == "auto":
+            raise ConfigError("--kv-scales is for --kv-cache-dtype fp8")
         if self.block_size < 1:
             raise ConfigError("--block-size must be at least 1")
         if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1:

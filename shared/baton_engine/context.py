@@ -45,6 +45,12 @@ class Context:
         """Return where a layer puts the tokens' KV: their slots, [T] int64, and the layer's planes."""
         return self._slots[self._cache.group_of(layer)], *self._cache.layer(layer)
 
+    def inverse_scales(self, layer: int) -> torch.Tensor | None:
+        """Return the reciprocals of the scales of a layer's keys, then of its values, [2, kv_heads] float32; None = the
+        cache holds numbers."""
+        scales = self._cache.scales
+        return None if scales is None else scales.inverses(layer)
+
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor | None:
         """Return the tensor for a layer's queries, [tokens, heads, head_dim]; None = the layer allocates one."""
         return None

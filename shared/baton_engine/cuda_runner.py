@@ -2,14 +2,18 @@
 the tokens of the previous one."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from baton_common.cores import available_cores
+
 from .attention.backend import AttentionBatch, GraphBackend
 from .attention.triton_paged import TritonPaged
+from .compilation import Compilations, compiling_ahead
 from .config import EngineConfig
 from .context import Tokens
 from .cuda_graph import Recorder
@@ -17,10 +21,10 @@ from .decode_graphs import DecodeGraphs
 from .device_sampler import DeviceSampler, Drawn
 from .draw_groups import RowDraw
 from .executor import Fence, Launched
-from .largest_steps import forward_steps
 from .layer_marks import LayerMarks
 from .loading import Progress
 from .logprobs import logprob_columns
+from .measured_steps import measured_steps
 from .memory import GRAPHS_BYTES
 from .model_config import ModelConfig
 from .ops import Ops
@@ -30,9 +34,11 @@ from .runner import FLOAT_ROWS, Runner, row_sums
 from .shard import ALONE, Ranks
 from .step_in_flight import PromptLogprobs, StepInFlight
 from .step_plan import StepPlan
+from .step_times import StepWork
 from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
 from .triton_ops import DETERMINISTIC, TRITON
+from .warm_up import warm_up_steps
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +59,8 @@ class CudaRunner(Runner):
     ) -> None:
         super().__init__(config, model, progress, ranks)
         self._progress = progress
+        self._compilations = Compilations()
         self._sampler = DeviceSampler(self._table, model.vocab_size, self.device)
-        self._sampler.warm_up(self.dtype)
         self._decode_graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
@@ -65,18 +71,54 @@ class CudaRunner(Runner):
             )
 
     def start(self) -> None:
+        steps = warm_up_steps(self._config, self.max_model_len, self._num_groups)
+        self._compile(steps)
         super().start()
-        prompts, *_ = forward_steps(self._config, self.max_model_len, self._num_groups)
+        # A kernel is also loaded at its first launch, which waits for an idle device.
+        self._sampler.warm_up(self.dtype)
+        self._run_all(steps)
+        self._measure_times()
+
+    def _measure_times(self) -> None:
+        """Measure what steps take, with different numbers of tokens, sequences and tokens of context."""
+        samples = []
+        for plan in measured_steps(self._config, self.max_model_len, self._num_groups, self.cache.num_blocks):
+            started = time.perf_counter()
+            self.launch(plan).wait()
+            samples.append((StepWork.of(plan), time.perf_counter() - started))
+        self._forget_rows()
+        self.times.begin(samples[1::2])
+        log.info(
+            "prefill: %.0f tokens/s, 1/%.0f more for each token of context",
+            self.times.prefill_rate, 1 / self.times.context_cost if self.times.context_cost else math.inf,
+            extra={"event": "prefill_rate", "rate": self.times.prefill_rate, "context_cost": self.times.context_cost},
+        )  # fmt: skip
+
+    def _compile(self, steps: list[StepPlan]) -> None:
+        """Compile the kernels of all steps in threads. Most of them would take a second each."""
         started = time.perf_counter()
-        self.launch(prompts).wait()
-        seconds = time.perf_counter() - started
-        self.prefill_rate = prompts.num_tokens / seconds
-        # The rows of this step have very long prompts, which would stay in the host's memory.
+        self.cache.allocate(1)
+        with self._explain_too_large(), compiling_ahead(available_cores()):
+            self._sampler.warm_up(self.dtype)
+            self.cache.warm_up()
+            for plan in steps:
+                self.launch(plan)
+            torch.cuda.synchronize()
+        self._forget_rows()
+        self.cache.allocate(0)
+        log.info("compiled kernels in %.1f s", time.perf_counter() - started, extra={"event": "compiled"})
+
+    def _forget_rows(self) -> None:
+        # Rows of the largest steps have very long prompts, which would stay in the host's memory.
         self._table.forget()
         self._sampler.forget()
-        log.info(
-            "prefill: %.0f tokens/s", self.prefill_rate, extra={"event": "prefill_rate", "rate": self.prefill_rate}
-        )
+
+    @property
+    def compilations(self) -> int:
+        return self._compilations.count
+
+    def begin_service(self) -> None:
+        self._compilations.begin()
 
     def _make_table(self) -> DeviceRowTable:
         rows, groups = self._config.max_num_seqs, self._num_groups

@@ -66,3 +66,8 @@ class Load(msgspec.Struct, array_like=True):
     blocks_pinned: int = 0  # those of blocks_held that wait, with computed KV, until decode pods have received it
     step_tokens: Histogram | None = None  # tokens computed in each step
     prefill_rate: float = 0.0  # prompt tokens a second in recent steps; 0 = not measured
+    compilations: int = 0  # kernels compiled since the engine was ready
+    token_s: float = 0.0  # as StepTimes has it; 0 = not measured
+    pair_s: float = 0.0  # as StepTimes has it
+    queued_prefill_work: float = 0.0  # of queued_prefill_tokens, in tokens without context
+    step_ratios: dict[str, Histogram] = {}  # as StepTimes has them

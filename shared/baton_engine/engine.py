@@ -78,20 +78,20 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             max_export_blocks=int(self.pool.num_blocks * config.export_fraction),
-            chunk_tokens=self._chunk_tokens(self.runner.prefill_rate),
             reach=self._imports.reach,
         )
         self._arrivals = 0
         self._sequences: dict[int, list[Sequence]] = {}
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._masks = Masks(model.vocab_size)
-        self._in_flight = Pipeline(self.runner.prefill_rate)
+        self._in_flight = Pipeline(self.runner.times)
+        self._bound_chunks()
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
         self._exports = Exports(layout, config.block_size)
 
     def layout(self) -> dict[str, object]:
         """Return the facts that two engines must share for one to decode on the other's KV."""
-        layout = {**self.model.layout(), "kv_dtype": str(self.runner.dtype)}
+        layout = {**self.model.layout(), **self.runner.cache.facts}
         # Engines of earlier versions, which serve no quantized weights, do not have this field.
         return layout if self.runner.quantization == "none" else {**layout, "quantization": self.runner.quantization}
 
@@ -179,7 +179,7 @@ class Engine:
         if not self._in_flight:
             return
         step, results = self._in_flight.read()
-        self.scheduler.chunk_tokens = self._chunk_tokens(self._in_flight.prefill_rate)
+        self._bound_chunks()
         for index, entries in results.prompt_logprobs.items():
             self._extend_prompt_logprobs(step, index, entries)
         finished, size, allocator = State.FINISHED, self.config.block_size, self.allocator
@@ -284,7 +284,12 @@ class Engine:
             prefix_hits=self.allocator.prefix_hits,
             blocks_pinned=self.allocator.export_blocks,
             step_tokens=self._step_tokens,
-            prefill_rate=self._in_flight.prefill_rate,
+            prefill_rate=self.runner.times.prefill_rate,
+            token_s=self.runner.times.token_s,
+            pair_s=self.runner.times.pair_s,
+            queued_prefill_work=sum(self.scheduler.work_left(s) for s in prefilling if s.computed + 1 < s.known),
+            step_ratios=self.runner.times.ratios,
+            compilations=self.runner.compilations,
         )
 
     def check_integrity(self) -> None:
@@ -293,8 +298,11 @@ class Engine:
         tables = {"import": self._imports.waiting.keys(), "export": self._exports.first_unsent.keys()}
         check_integrity(self.allocator, self.scheduler, self._sequences, tables)
 
-    def _chunk_tokens(self, prefill_rate: float) -> int:
-        return math.ceil(self.config.chunk_ms / 1e3 * prefill_rate)
+    def _bound_chunks(self) -> None:
+        """Let the scheduler bound chunks by the present prediction of their time."""
+        times = self.runner.times
+        self.scheduler.context_cost = times.context_cost
+        self.scheduler.chunk_tokens = math.ceil(self.config.chunk_ms / 1e3 / times.token_s) if times.token_s else 0
 
     def _forget(self, id: int) -> None:
         self._sequences.pop(id, None)

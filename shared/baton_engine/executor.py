@@ -10,8 +10,10 @@ import torch
 from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout
 
+from .kv_scales import KvScales
 from .results import Results
 from .step_plan import StepPlan
+from .step_times import StepTimes
 from .threads import Threads
 
 
@@ -60,12 +62,21 @@ class Done(msgspec.Struct):
 class KvStore(Protocol):
     """The KV of all blocks. device: where gathered pieces of KV are, and those that are scattered.
 
-    The methods are those of KvCache.
+    scales: of codes; None = the planes hold numbers. The methods are those of KvCache.
     """
 
     device: torch.device
     num_blocks: int
     layout: KvLayout
+    scales: KvScales | None
+
+    @property
+    def facts(self) -> dict[str, str]: ...
+
+    @property
+    def format(self) -> str: ...
+
+    def warm_up(self) -> None: ...
 
     def gather(
         self, tables: Sequence[list[int]], extent: Extent, out: torch.Tensor, check: bool = False
@@ -79,9 +90,9 @@ class KvStore(Protocol):
 class Executor(Protocol):
     """Runs plans in the order in which they are launched.
 
-    depth: number of steps that may be in flight when another one is launched. prefill_rate: prompt tokens a second,
-    measured at start; 0 = not measured. threads: those that compute; None on a GPU. dtype: of activations, and of
-    weights that are not quantized. quantization: the name of the weights' Quantization.
+    depth: number of steps that may be in flight when another one is launched. times: of steps, measured at start.
+    threads: those that compute; None on a GPU. dtype: of activations, and of weights that are not quantized.
+    quantization: the name of the weights' Quantization.
     """
 
     @property
@@ -91,8 +102,15 @@ class Executor(Protocol):
     quantization: str
     max_model_len: int
     depth: int
-    prefill_rate: float
+    times: StepTimes
     threads: Threads | None
+
+    @property
+    def compilations(self) -> int:
+        """The kernels compiled since `begin_service`, each of which halted the engine."""
+
+    def begin_service(self) -> None:
+        """Note that requests come from now on, so that compilations delay them."""
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start the computation of a step."""

@@ -7,6 +7,7 @@ import torch
 from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout
 
+from .kv_scales import KvScales
 from .ops import Ops
 from .transfer import to_device
 
@@ -17,11 +18,18 @@ _COPY_BYTES = 64 << 20
 class KvCache:
     """A tensor [depth, blocks, block_size, heads, dim] for each plane of a layout. It begins without blocks.
 
-    depth: layers of a block. Each block belongs to the sequences of one group of layers at a time.
+    depth: layers of a block. Each block belongs to the sequences of one group of layers at a time. dtype: of the
+    numbers that attention computes with. scales: those of the codes in planes of 8 bits; None = planes hold numbers.
     """
 
-    def __init__(self, layout: KvLayout, block_size: int, device: torch.device, ops: Ops) -> None:
+    def __init__(
+        self, layout: KvLayout, block_size: int, device: torch.device, ops: Ops, dtype: torch.dtype | None = None
+    ) -> None:
+        """dtype: None = that of the first plane."""
+        first = layout.planes[0]
         self.layout = layout
+        self.dtype = dtype or getattr(torch, first.dtype)
+        self.scales = KvScales(layout.num_layers, first.heads, device) if first.has_scales else None
         self.device = device
         self._block_size = block_size
         self._ops = ops
@@ -32,10 +40,13 @@ class KvCache:
         self.num_blocks = num_blocks
         # The old tensors are freed first, as there may be no room for both.
         self.planes: list[torch.Tensor] = []
+        self._stored: list[torch.Tensor] = []
         self._layers: list[tuple[torch.Tensor, ...]] = []
         for plane in self.layout.planes:
             shape = self.layout.depth, num_blocks, self._block_size, plane.heads, plane.dim
             self.planes.append(torch.zeros(shape, dtype=getattr(torch, plane.dtype), device=self.device))
+        # Not every operation that copies by index knows every dtype of 8 bits.
+        self._stored = [plane.view(torch.uint8) if plane.itemsize == 1 else plane for plane in self.planes]
         places = list(zip(*self.planes, strict=True))
         runs = self.layout.runs(slice(0, self.layout.num_layers))
         self._layers = [places[run.place + at] for run in runs for at in range(run.num_layers)]
@@ -44,6 +55,24 @@ class KvCache:
     @property
     def block_bytes(self) -> int:
         return self.layout.slot_bytes * self._block_size
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What two caches must share, beside the model's own facts, so that the KV of one means the same in the other.
+
+        Codes mean nothing without their scales. Scales must agree and do not travel with the KV: an answer also goes on
+        on another pod after its own is lost, and KV that is rounded in another way would change its tokens.
+        """
+        facts = {"kv_dtype": str(self.planes[0].dtype)}
+        if self.scales is None:
+            return facts
+        return {**facts, "dtype": str(self.dtype), "kv_scales": self.scales.digest}
+
+    @property
+    def format(self) -> str:
+        """How the KV is stored, in words."""
+        name = self.layout.planes[0].dtype
+        return name if self.scales is None else f"{name} with the scales {self.scales.digest}"
 
     def group_of(self, layer: int) -> int:
         """Return the group of a layer, whose block tables say where the layer's KV is."""
@@ -58,7 +87,7 @@ class KvCache:
         most = max(_COPY_BYTES // self.block_bytes, 1)
         for first in range(0, len(pairs), most):
             sources, targets = zip(*pairs[first : first + most], strict=True)
-            for plane in self.planes:
+            for plane in self._stored:
                 plane[:, list(targets)] = plane[:, list(sources)]
 
     def gather(
@@ -74,6 +103,16 @@ class KvCache:
     def scatter(self, tables: Sequence[list[int]], extent: Extent, values: torch.Tensor) -> None:
         """Fill part of a sequence's KV from values, as `gather` writes them, on any device."""
         self._move(False, tables, extent, values.to(self.device), False)
+
+    def warm_up(self) -> None:
+        """Use all kernels that move KV once, as each is compiled and loaded at its first use. KV stays as it is."""
+        one = self.layout.extent(0, 1)
+        blocks = [[0]] * len(self.layout.groups)
+        values = torch.zeros(self.layout.size(one), dtype=torch.uint8, device=self.device)
+        for check in (True, False):
+            self.gather(blocks, one, values, check)
+        self.checksum(values)
+        self.scatter(blocks, one, values)
 
     def checksum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the checksum of bytes written by `gather`, as baton_kernels.reference.blocks defines it, [1] int64."""
@@ -98,5 +137,5 @@ class KvCache:
             places = slice(run.place, run.place + run.num_layers)
             # Several calls have one checksum, which none of them can tell.
             checked = check and len(runs) == 1
-            total = move(self.planes, on_device[run.group], tokens, places, extent.heads, part, checked)
+            total = move(self._stored, on_device[run.group], tokens, places, extent.heads, part, checked)
         return self.checksum(values) if check and len(runs) > 1 else total

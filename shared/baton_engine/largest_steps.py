@@ -8,7 +8,7 @@ from .sampling import Grammar, GrammarKind, SamplingParams
 from .step_plan import NewRow, StepPlan
 
 _SHORT_CHUNK = 96
-_PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
+PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
 # All parameters together that make a draw copy its logits, except a grammar.
 _EVERYTHING = SamplingParams(
     max_tokens=2,
@@ -37,9 +37,9 @@ def forward_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1)
     prompts = _split(config.max_num_batched_tokens, config.max_num_seqs, max_model_len, fewest=True)
     chunk = min(config.max_num_batched_tokens, max_model_len)
     return [
-        _step(config, num_groups, [(count, count) for count in prompts], [_PLAIN] * len(prompts)),
-        _step(config, num_groups, [(chunk, max_model_len)], [_PLAIN]),
-        _step(config, num_groups, [(min(_SHORT_CHUNK, chunk), max_model_len)], [_PLAIN]),
+        plan_of(config, num_groups, [(count, count) for count in prompts], [PLAIN] * len(prompts)),
+        plan_of(config, num_groups, [(chunk, max_model_len)], [PLAIN]),
+        plan_of(config, num_groups, [(min(_SHORT_CHUNK, chunk), max_model_len)], [PLAIN]),
     ]
 
 
@@ -50,8 +50,8 @@ def sampling_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1
     decodes = [(1, max_model_len)] * len(prompts)
     steps = []
     for part in (chunks, decodes):
-        steps += [_step(config, num_groups, part, [kind] * len(part)) for kind in (_PLAIN, _EVERYTHING, _MASKED)]
-        steps.append(_step(config, num_groups, part, [_EVERYTHING, *[_UNEDITED] * (len(part) - 1)]))
+        steps += [plan_of(config, num_groups, part, [kind] * len(part)) for kind in (PLAIN, _EVERYTHING, _MASKED)]
+        steps.append(plan_of(config, num_groups, part, [_EVERYTHING, *[_UNEDITED] * (len(part) - 1)]))
     return steps
 
 
@@ -71,8 +71,12 @@ def _split(tokens: int, sequences: int, longest: int, fewest: bool) -> list[int]
     return lengths
 
 
-def _step(config: EngineConfig, num_groups: int, parts: list[tuple[int, int]], kinds: list[SamplingParams]) -> StepPlan:
-    """parts: (tokens to compute, tokens in all) of each row. kinds: the sampling parameters of each row."""
+def plan_of(
+    config: EngineConfig, num_groups: int, parts: list[tuple[int, int]], kinds: list[SamplingParams]
+) -> StepPlan:
+    """Return a step of new rows, all of which use block 0 only.
+
+    parts: (tokens to compute, tokens in all) of each row. kinds: the sampling parameters of each row."""
     plan = StepPlan()
     prompt = [0] * max(length for _, length in parts)
     for row, ((count, length), sampling) in enumerate(zip(parts, kinds, strict=True)):

@@ -35,8 +35,11 @@ PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 class Weights:
     """The tensors of a model folder. Use as a context manager; `take` reads each tensor once.
 
-    progress: called after each tensor with the number of tensors read and the number of all tensors.
+    progress: called after each tensor with the number of tensors read and the number of all tensors. whole: all tensors
+    should be taken, and a warning names those that are not.
     """
+
+    whole = True
 
     def __init__(
         self, folder: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
@@ -58,7 +61,7 @@ class Weights:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._files.__exit__(kind, error, trace)
-        if error is None and self._untaken:
+        if self.whole and error is None and self._untaken:
             names = sorted(self._untaken)
             log.warning("the model does not use %d tensors of %s: %s", len(names), self._folder, ", ".join(names[:5]))
 

@@ -7,6 +7,8 @@ import msgspec
 import torch
 
 from .config import ConfigError, EngineConfig
+from .kv_dtype import choose_kv_dtype
+from .loading import dtype_name
 from .memory import GRAPHS_BYTES, LIBRARIES_BYTES, Budget, KvShape, check_weights, choose_num_blocks
 from .model_config import ModelConfig
 
@@ -51,16 +53,18 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-def fit(model: ModelConfig, weights: int, dtype: torch.dtype, card: Card, brief_length: int) -> Fit:
-    """weights: bytes of the weights. dtype: of weights, activations and KV."""
-    config = EngineConfig(model="").on("cuda")
+def fit(
+    model: ModelConfig, weights: int, dtype: torch.dtype, card: Card, brief_length: int, kv_cache_dtype: str = "auto"
+) -> Fit:
+    """weights: bytes of the weights. dtype: of weights and activations. kv_cache_dtype: as --kv-cache-dtype; raises
+    ConfigError for one that the model does not allow."""
+    config = EngineConfig(model="", kv_cache_dtype=kv_cache_dtype).on("cuda")
+    layout = model.kv_layout(dtype_name(choose_kv_dtype(kv_cache_dtype, model, dtype)))
     share = int(card.size * config.gpu_memory_utilization)
-    name = str(dtype).removeprefix("torch.")
     try:
-        check_weights(weights, card, share, name)
+        check_weights(weights, card, share, dtype_name(dtype))
     except ConfigError as error:
         return Fit(weights_fit=False, problem=str(error))
-    layout = model.kv_layout(name)
     shape = KvShape(
         layout.slot_bytes * config.block_size, config.block_size, model.max_position_embeddings, layout.groups,
         config.max_num_batched_tokens,

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from baton_kernels.reference.activation import gate_mul_reference
+from baton_kernels.reference.activation import gate_mul_reference, quantize_gate_reference
 from baton_kernels.reference.blocks import checksum_reference, gather_kv_reference, scatter_kv_reference
 from baton_kernels.reference.experts import experts_reference
-from baton_kernels.reference.grouped_linear import GroupedWeight, grouped_linear_reference
+from baton_kernels.reference.grouped_linear import grouped_linear_reference
 from baton_kernels.reference.latent import latent_rope_and_cache_reference
 from baton_kernels.reference.linear import linear_reference
-from baton_kernels.reference.norm import add_rms_norm_reference
+from baton_kernels.reference.norm import add_rms_norm_reference, quantize_norm_reference
 from baton_kernels.reference.quantize import QuantizedRows, quantize_rows_reference
 from baton_kernels.reference.quantized_experts import quantized_experts_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
@@ -28,11 +28,13 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
 
     keeps_codes: bool
     linear: Callable[..., torch.Tensor]
-    grouped_linear: Callable[[torch.Tensor, GroupedWeight, torch.Tensor | None], torch.Tensor]
+    grouped_linear: Callable[..., torch.Tensor]
     scaled_linear: Callable[..., torch.Tensor]
     quantize_rows: Callable[..., QuantizedRows]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
     gate_mul: Callable[[torch.Tensor, str], torch.Tensor]
+    quantize_norm: Callable[..., QuantizedRows]
+    quantize_gate: Callable[..., QuantizedRows]
     rope_and_cache: Callable[..., torch.Tensor]
     latent_rope_and_cache: Callable[..., torch.Tensor]
     route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -51,6 +53,8 @@ TORCH = Ops(
     quantize_rows=quantize_rows_reference,
     add_rms_norm=add_rms_norm_reference,
     gate_mul=gate_mul_reference,
+    quantize_norm=quantize_norm_reference,
+    quantize_gate=quantize_gate_reference,
     rope_and_cache=rope_and_cache_reference,
     latent_rope_and_cache=latent_rope_and_cache_reference,
     route=route_reference,

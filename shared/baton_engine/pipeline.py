@@ -8,14 +8,12 @@ from .executor import Launched
 from .results import Results
 from .step import Step
 from .step_plan import StepPlan
+from .step_times import StepTimes, StepWork
 
 # The next step is launched before the predicted end of the present one: earlier by the time of a launch (_LEAD_S), and
 # by the share of the present step's time by which a prediction may be wrong (_LEAD_SHARE).
 _LEAD_S = 0.012
 _LEAD_SHARE = 0.05
-# A step of at least so many prompt tokens updates the prefill rate, a moving average in which it has this weight.
-_LEAST_TOKENS = 512
-_NEWEST_SHARE = 0.1
 # The end of a step counts as observed if the step was seen unfinished at most this long before.
 _ON_TIME_S = 0.002
 
@@ -23,10 +21,11 @@ _ON_TIME_S = 0.002
 class Pipeline:
     """Steps that were launched and whose results have not been read, oldest first."""
 
-    def __init__(self, prefill_rate: float) -> None:
-        """prefill_rate: prompt tokens a second, measured at start and then updated from steps; 0 = unknown."""
-        self.prefill_rate = prefill_rate
+    def __init__(self, times: StepTimes) -> None:
+        """times: measured at start. They learn from the steps."""
+        self.times = times
         self._steps: deque[tuple[Step, Launched]] = deque()
+        self._predicted: deque[tuple[StepWork, float]] = deque()  # the seconds of each of these steps
         self._began_at = 0.0  # when the device began the oldest step, or an earlier moment
         self._timed = False  # whether _began_at is exact, as the device had finished the previous step just then
         self._busy_at = 0.0  # when the oldest step was last seen unfinished
@@ -44,6 +43,8 @@ class Pipeline:
         # now, though not exactly.
         if not self._steps:
             self._began_at, self._timed = time.monotonic(), False
+        work = StepWork.of(step.plan)
+        self._predicted.append((work, self.times.predict(work)))
         self._steps.append((step, launch(step.plan)))
 
     def done(self) -> bool:
@@ -60,18 +61,20 @@ class Pipeline:
         results = launched.wait()
         now = time.monotonic()
         on_time = waited or now - self._busy_at < _ON_TIME_S
-        tokens = step.plan.num_tokens
-        if on_time and self._timed and self.prefill_rate and _is_prompts(step) and tokens >= _LEAST_TOKENS:
-            self.prefill_rate += _NEWEST_SHARE * (tokens / (now - self._began_at) - self.prefill_rate)
+        work, predicted = self._predicted.popleft()
+        if on_time and self._timed:
+            self.times.observe(work, predicted, now - self._began_at)
         self._began_at, self._timed = (now, True) if on_time else (self._busy_at, False)
         return step, results
 
     def is_full(self) -> bool:
         """Whether the launch of the next step can wait without leaving the device idle. That is only known while one
-        step is in flight that computes nothing but prompts, since its time follows from the prefill rate."""
-        if len(self._steps) != 1 or not self.prefill_rate or not _is_prompts(self._steps[0][0]) or self.done():
+        step is in flight that computes nothing but prompts. Others end too soon to wait with the launch."""
+        if len(self._steps) != 1 or not _is_prompts(self._steps[0][0]):
             return False
-        seconds = self._steps[0][0].plan.num_tokens / self.prefill_rate
+        _, seconds = self._predicted[0]
+        if not seconds or self.done():
+            return False
         return time.monotonic() < self._began_at + seconds * (1 - _LEAD_SHARE) - _LEAD_S
 
 

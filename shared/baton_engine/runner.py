@@ -18,9 +18,12 @@ from .context import Context, Tokens
 from .device import choose_dtype, find_device
 from .executor import Done, Fence, Launched
 from .kv_cache import KvCache
+from .kv_calibration import calibration_prompts, largest_kv
+from .kv_dtype import check_fp8_kv, choose_kv_dtype
+from .kv_scales import KvScales, scales_for
 from .largest_steps import forward_steps, sampling_steps
 from .load_plan import build_of, planned_ranges
-from .loading import Progress, Weights, check_tokenizer, weights_bytes
+from .loading import Progress, Weights, check_tokenizer, dtype_name, weights_bytes
 from .memory import (
     Budget,
     KvShape,
@@ -43,6 +46,8 @@ from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
 from .shard import ALONE, Ranks
 from .step_plan import StepPlan
+from .step_times import StepTimes
+from .stored_scales import StoredScales, scales_of_checkpoint, scales_of_file
 from .threads import Threads, choose_threads
 from .transfer import to_device
 
@@ -56,13 +61,13 @@ class Runner:
     """The model, its KV cache and its attention backend on one device."""
 
     depth = 0  # number of steps that may be in flight when another one is launched
-    prefill_rate = 0.0  # prompt tokens a second, measured at start; 0 = not measured
     threads: Threads | None = None  # those that compute; None on a GPU
 
     def __init__(
         self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None, ranks: Ranks = ALONE
     ) -> None:
         """model: the whole model. ranks: those that divide it; this runner has the part of one of them."""
+        self.times = StepTimes()  # without measurements; a CPU's steps are not predicted
         device = find_device(config.device)
         dtype = choose_dtype(config.dtype, model.dtype, device)
         if device.type == "cpu":
@@ -84,8 +89,10 @@ class Runner:
         check_tokenizer(folder, model.vocab_size)
         self._config = config
         self._block_size = config.block_size
-        layout = model.kv_layout(str(dtype).removeprefix("torch."))
-        self.cache = KvCache(layout, config.block_size, device, self._ops)
+        layout = model.kv_layout(dtype_name(choose_kv_dtype(config.kv_cache_dtype, model, dtype)))
+        self.cache = KvCache(layout, config.block_size, device, self._ops, dtype)
+        if self.cache.scales is not None:
+            check_fp8_kv(device)
         self._table = self._make_table()
         self._shape = KvShape(
             self.cache.block_bytes, config.block_size, self.max_model_len, layout.groups, config.max_num_batched_tokens
@@ -108,9 +115,44 @@ class Runner:
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
+            # The other ranks do not take the biases that only the first one adds.
+            weights.whole = ranks.rank == 0
             build = build_of(whole, self.max_model_len, quantization.policy, ranks)
-            weights.expect(planned_ranges(build, weights))
+            scales = self.cache.scales
+            stored_scales = None if scales is None else self._stored_scales(weights)
+            weights.expect([*planned_ranges(build, weights), *(stored_scales.ranges if stored_scales else [])])
             self._model = build(weights, self._ops)
+            if scales is not None:
+                self._scale_kv(scales, stored_scales)
+
+    def _stored_scales(self, weights: Weights) -> StoredScales | None:
+        file, layers = self._config.kv_scales, self.model.num_layers
+        if file is not None:
+            return scales_of_file(Path(file), layers)
+        return scales_of_checkpoint(Path(self._config.model), weights, layers)
+
+    def _scale_kv(self, scales: KvScales, stored: StoredScales | None) -> None:
+        """Set the scales of the cache, measured if none are stored, and log what FP8 gives.
+
+        Raises ConfigError when there can be no scales.
+        """
+        if stored is not None:
+            stored.read(scales)
+            how = stored.where
+        else:
+            prompts = calibration_prompts(Path(self._config.model), self.model.vocab_size, self.max_model_len)
+            how = f"measured on {sum(map(len, prompts))} tokens"
+            size = sum(map(len, prompts)) * self.model.kv_layout(dtype_name(self.dtype)).token_bytes
+            with self._explain_out_of_memory("the KV on which scales are measured", size):
+                found = largest_kv(self._model, self.model, type(self._backend), prompts, self.device, self._ops)
+            for layer, largest in enumerate(found):
+                scales.set(layer, scales_for(largest))
+        more = self.dtype.itemsize / self.cache.planes[0].itemsize
+        log.info(
+            "KV cache: FP8 (e4m3), %.0f times as many tokens as in %s; scales of heads: %s (%s)",
+            more, dtype_name(self.dtype), how, scales.digest,
+            extra={"event": "kv_scales", "measured": stored is None, "digest": scales.digest},
+        )  # fmt: skip
 
     def start(self) -> None:
         """Set aside all the memory that steps need, and give the rest to the KV cache. Call this once, before `launch`.
@@ -156,7 +198,7 @@ class Runner:
         self.cache.allocate(1)
         config = self._config
         few, many = (steps(config, self.max_model_len, self._num_groups) for steps in (forward_steps, sampling_steps))
-        run = self._run_to_measure
+        run = self._run_all
         graphs, pairs = self._graphs_bytes, config.set_aside_bytes
         budget = measure(self._memory, self._share, graphs, lambda: run(few), lambda: run(many), pairs)
         self.cache.allocate(0)
@@ -174,15 +216,21 @@ class Runner:
                 "process use it, too?"
             ) from None
 
-    def _run_to_measure(self, steps: list[StepPlan]) -> None:
-        try:
+    def _run_all(self, steps: list[StepPlan]) -> None:
+        with self._explain_too_large():
             for plan in steps:
                 launched = self.launch(plan)
                 if plan.masked:
                     words = -(-self.model.vocab_size // 32)
                     launched.draw_masked(np.full((len(plan.masked), words), -1, dtype=np.int32))
                 launched.wait()
-            self._table.forget()
+        self._table.forget()
+
+    @contextmanager
+    def _explain_too_large(self) -> Iterator[None]:
+        """Raise ConfigError if a step needs more memory than there is beside the weights."""
+        try:
+            yield
         except torch.OutOfMemoryError:
             config, memory = self._config, self._memory
             raise ConfigError(
@@ -215,6 +263,14 @@ class Runner:
 
     def _context(self, tokens: Tokens, written: Callable[[int], None] | None = None) -> Context:
         return Context(tokens, self.cache, self._backend, written)
+
+    @property
+    def compilations(self) -> int:
+        """The kernels compiled since `begin_service`. A CPU compiles none."""
+        return 0
+
+    def begin_service(self) -> None:
+        """Note that requests come from now on, so that compilations delay them."""
 
     def fence(self) -> Fence | None:
         """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""

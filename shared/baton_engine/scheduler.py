@@ -1,5 +1,6 @@
 """Chooses the sequences of the next step: decodes first, then prefill chunks, under one token budget."""
 
+import math
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
@@ -8,16 +9,21 @@ from operator import attrgetter
 from .block_allocator import BlockAllocator, NewBlock
 from .sequence import Sequence, State
 from .step import Step, new_rows
+from .step_budget import StepBudget
+from .step_times import prompt_work
 
 _ORDER = attrgetter("order")
 # In steps that also decode, the chunk of prompt tokens grows with the queue, so that _STEPS_TO_CATCH_UP steps compute
 # all queued prompts. It grows to at most _MOST_CHUNK_GROWTH times chunk_tokens to bound the inter-token latency, but it
 # never lets the queue take more than _MOST_STEPS steps: a client that waits a second for its first token gains little
 # from short gaps between tokens. The values were chosen with measured and simulated arrivals at 50 % to 100 % of what
-# a device can serve. With smaller chunks prompts wait longer, with larger ones decodes do.
+# a device can serve. With smaller chunks prompts wait longer, with larger ones decodes do. The longest queued prompt
+# does not count for _MOST_STEPS: nobody waits behind it, since shorter prompts overtake it.
 _STEPS_TO_CATCH_UP = 2
 _MOST_CHUNK_GROWTH = 2
 _MOST_STEPS = 24
+# Chunks for the sake of the queue have a limit too, so that many long prompts leave decodes some speed.
+_MOST_QUEUE_GROWTH = 8
 # Shorter prompts overtake a longer one until about STRETCH times its own tokens have been admitted since it arrived. In
 # order of arrival alone, each of them would wait until the whole long prompt is computed.
 STRETCH = 8
@@ -47,8 +53,8 @@ class Scheduler:
     ) -> None:
         """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
-        chunk_tokens: prompt tokens of a step that also decodes, while few are queued; 0 = as many as fit in. reach: as
-        Imports.reach.
+        chunk_tokens: prompt tokens without context of a step that also decodes, while few are queued; 0 = as many as
+        fit in. reach: as Imports.reach.
         """
         self.allocator = allocator
         self.pool = allocator.pool
@@ -62,8 +68,10 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_export_blocks = max_export_blocks
         self.chunk_tokens = chunk_tokens
+        # Chunks are bounded in time. Each token of context makes a prompt token take longer by this part.
+        self.context_cost = 0.0
         self._reach = reach
-        self._queue_chunk = chunk_tokens  # the chunk for the prompts that are queued now
+        self._growth = 1.0  # of the chunk, for the prompts that are queued now
         self._admitted_tokens = 0  # tokens of the prompts admitted since the start
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._new_rows: dict[int, Sequence] = {}  # rows that are not in any plan's new_rows yet
@@ -125,7 +133,7 @@ class Scheduler:
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
         new_blocks: list[NewBlock] = []
-        running, budget, size = State.RUNNING, self._max_num_batched_tokens, self._block_size
+        running, size, budget = State.RUNNING, self._block_size, StepBudget(self._max_num_batched_tokens)
         for sequence in self.running.copy():
             computed = sequence.computed
             # A chunk of a prompt's last token is no decode, since all choices of the request are drawn after it.
@@ -133,7 +141,7 @@ class Scheduler:
                 chunks.append(sequence)
             elif (
                 sequence.state is running
-                and len(decodes) < budget
+                and len(decodes) < budget.tokens
                 and not sequence.ends_here
                 # A block can only be missing at a block's first token, and only be shared after a fork.
                 and ((computed % size and sequence.shared is None) or self._grow(sequence, copies, new_blocks))
@@ -144,7 +152,7 @@ class Scheduler:
         step = Step.decode(decodes)
         step.plan.copies, step.plan.new_blocks = copies, new_blocks
         if decodes and self.chunk_tokens:
-            budget = min(budget, len(decodes) + self._prompt_tokens(chunks))
+            budget.limit_prompts(self._prompt_work(chunks), self.context_cost)
         for sequence in chunks:
             if sequence.state is running:
                 self._admit(step, budget, sequence)
@@ -176,20 +184,33 @@ class Scheduler:
                 sequence.state = State.IMPORTING
                 self.importing.append(sequence)
 
-    def _prompt_tokens(self, chunks: list[Sequence]) -> int:
-        """Return how many prompt tokens to compute beside decodes. The number never falls while prompts are queued."""
-        enough = _MOST_STEPS * self._max_num_batched_tokens
-        queued = sum(sequence.num_tokens - sequence.computed for sequence in chunks)
+    def work_left(self, sequence: Sequence) -> float:
+        """Return the work of the tokens of a prompt that are not computed yet, in tokens without context."""
+        return prompt_work(self.context_cost, sequence.computed, sequence.num_tokens - sequence.computed)
+
+    def _prompt_work(self, chunks: list[Sequence]) -> float:
+        """Return the work of the prompts to compute beside decodes, in tokens without context. Its time never falls
+        while prompts are queued."""
+        enough = _MOST_STEPS * self.chunk_tokens * _MOST_QUEUE_GROWTH
+        works = [self.work_left(sequence) for sequence in chunks]
+        queued, longest = sum(works), max(works, default=0.0)
+        half = self.context_cost / 2
         for sequence in self.waiting:
-            if queued >= enough:
+            if queued - longest >= enough:
                 break
             if not sequence.imports:
-                queued += sequence.known
+                # Its work_left, in short, as thousands of prompts may wait.
+                tokens = sequence.num_tokens
+                work = tokens + half * tokens * tokens
+                queued += work
+                if work > longest:
+                    longest = work
         if not queued:
-            self._queue_chunk = self.chunk_tokens
-        soon = min(-(-queued // _STEPS_TO_CATCH_UP), self.chunk_tokens * _MOST_CHUNK_GROWTH)
-        self._queue_chunk = max(self._queue_chunk, soon, queued // _MOST_STEPS)
-        return self._queue_chunk
+            self._growth = 1.0
+        soon = min(math.ceil(queued / _STEPS_TO_CATCH_UP), self.chunk_tokens * _MOST_CHUNK_GROWTH)
+        late = min((queued - longest) // _MOST_STEPS, self.chunk_tokens * _MOST_QUEUE_GROWTH)
+        self._growth = max(self._growth, soon / self.chunk_tokens, late / self.chunk_tokens)
+        return self._growth * self.chunk_tokens
 
     def _grow(self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[NewBlock]) -> bool:
         """Give a decode the blocks that its next token needs; False when it is the one to be preempted."""
@@ -205,8 +226,8 @@ class Scheduler:
             new_blocks += new
         return True
 
-    def _schedule_chunk(self, sequence: Sequence, step: Step, budget: int) -> None:
-        missing, room = sequence.num_tokens - sequence.computed, budget - step.plan.num_tokens
+    def _schedule_chunk(self, sequence: Sequence, step: Step, budget: StepBudget) -> None:
+        missing, room = sequence.num_tokens - sequence.computed, budget.room(step, sequence.computed)
         if sequence.exports and missing <= room and not self._export_draws_fit(sequence, step):
             return
         if 0 < missing <= room or (room > 0 and not _is_full_of_prompts(step)):
@@ -219,6 +240,7 @@ class Scheduler:
                 if not count:
                     return
             draws = len(sequence.choices) if count == missing else 0
+            budget.take(sequence.computed, count)
             sequence.computed += count
             if draws:
                 sequence.num_tokens += 1
@@ -230,12 +252,12 @@ class Scheduler:
         draws = step.exported_choices
         return not draws or draws + len(sequence.choices) <= self._max_num_seqs
 
-    def _admit(self, step: Step, budget: int, before: Sequence | None = None) -> None:
+    def _admit(self, step: Step, budget: StepBudget, before: Sequence | None = None) -> None:
         """Start prompts that are more urgent than `before` while there is room in the step."""
         if not self.waiting:
             return
         rows = self._rows_left()
-        while self.waiting and step.plan.num_tokens < budget:
+        while self.waiting and budget.room(step, 0) > 0:
             sequence = self.waiting[0]
             # A queued sequence that imports KV waits for blocks, which less urgent sequences must not take.
             if sequence.imports or (before is not None and sequence.order > before.order):

@@ -1,7 +1,7 @@
 """The source that layers are built from, and the methods by which it stores weights, which read from it in turn."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -9,6 +9,7 @@ from baton_kernels.reference.activation import ClampedGate
 
 from .config import ConfigError
 from .experts_method import ExpertNames, ExpertsMethod
+from .inputs import InputRows, Inputs
 from .ops import Ops
 from .shard import ALONE, Ranks
 
@@ -24,14 +25,19 @@ class Outputs(NamedTuple):
 class Product(Protocol):
     """The product with a weight that is in memory."""
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    @property
+    def inputs(self) -> Inputs:
+        """The form in which the product takes its inputs."""
+
+    # Any: numbers, or the form that `inputs` says.
+    def __call__(self, x: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: Any, activation: str, into: Inputs) -> InputRows:
         """Multiply as `__call__` does and return activation(gate) * up, [T, outputs / 2].
 
         The outputs are the gates, then as many ups. activation: a key of
-        baton_kernels.reference.activation.ACTIVATIONS.
+        baton_kernels.reference.activation.ACTIVATIONS. into: the form that the next product takes.
         """
 
 

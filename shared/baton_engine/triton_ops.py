@@ -2,13 +2,13 @@
 
 import msgspec
 
-from baton_kernels.activation import gate_mul
+from baton_kernels.activation import gate_mul, quantize_gate
 from baton_kernels.blocks import checksum, gather_kv, scatter_kv
 from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
 from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.linear import fixed_linear, linear
-from baton_kernels.norm import add_rms_norm
+from baton_kernels.norm import add_rms_norm, quantize_norm
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
 from baton_kernels.rope import rope_and_cache
@@ -25,6 +25,8 @@ TRITON = Ops(
     quantize_rows=quantize_rows,
     add_rms_norm=add_rms_norm,
     gate_mul=gate_mul,
+    quantize_norm=quantize_norm,
+    quantize_gate=quantize_gate,
     rope_and_cache=rope_and_cache,
     latent_rope_and_cache=latent_rope_and_cache,
     route=route,

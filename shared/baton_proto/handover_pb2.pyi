@@ -26,18 +26,20 @@ class DecodeToPrefill(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cancel: _Optional[_Union[TicketRef, _Mapping]] = ..., ack: _Optional[_Union[TicketRef, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ..., gpu_credit: _Optional[_Union[GpuCredit, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes", "gpu_unchecked", "gpu_credit")
+    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes", "gpu_unchecked", "gpu_credit", "kv_format")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     GPU_PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_UNCHECKED_FIELD_NUMBER: _ClassVar[int]
     GPU_CREDIT_FIELD_NUMBER: _ClassVar[int]
+    KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     fingerprint: str
     gpu_piece_bytes: int
     gpu_unchecked: bool
     gpu_credit: int
-    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ..., gpu_unchecked: _Optional[bool] = ..., gpu_credit: _Optional[int] = ...) -> None: ...
+    kv_format: str
+    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ..., gpu_unchecked: _Optional[bool] = ..., gpu_credit: _Optional[int] = ..., kv_format: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "session", "bulk_port", "bulk_token", "gpu_credit")

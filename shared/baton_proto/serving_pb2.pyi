@@ -325,7 +325,7 @@ class WorkerInfo(_message.Message):
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., prefill_rate: _Optional[float] = ..., token_bytes: _Optional[int] = ..., step_tokens: _Optional[int] = ..., cache_scopes: _Optional[bool] = ..., table_windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining", "handover_events", "handed_over_tokens", "exposed_handover_s", "prefill_rate")
+    __slots__ = ("running", "waiting", "blocks_held", "blocks_cached", "tickets", "queued_prefill_tokens", "preemptions", "prefix_queries", "prefix_hits", "draining", "handover_events", "handed_over_tokens", "exposed_handover_s", "prefill_rate", "prefill_times", "queued_prefill_work")
     class HandoverEventsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +347,8 @@ class WorkerLoad(_message.Message):
     HANDED_OVER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_HANDOVER_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_RATE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TIMES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PREFILL_WORK_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     blocks_held: int
@@ -361,4 +363,14 @@ class WorkerLoad(_message.Message):
     handed_over_tokens: int
     exposed_handover_s: float
     prefill_rate: float
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., tickets: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., draining: _Optional[bool] = ..., handover_events: _Optional[_Mapping[str, int]] = ..., handed_over_tokens: _Optional[int] = ..., exposed_handover_s: _Optional[float] = ..., prefill_rate: _Optional[float] = ...) -> None: ...
+    prefill_times: PrefillTimes
+    queued_prefill_work: float
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., tickets: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_queries: _Optional[int] = ..., prefix_hits: _Optional[int] = ..., draining: _Optional[bool] = ..., handover_events: _Optional[_Mapping[str, int]] = ..., handed_over_tokens: _Optional[int] = ..., exposed_handover_s: _Optional[float] = ..., prefill_rate: _Optional[float] = ..., prefill_times: _Optional[_Union[PrefillTimes, _Mapping]] = ..., queued_prefill_work: _Optional[float] = ...) -> None: ...
+
+class PrefillTimes(_message.Message):
+    __slots__ = ("token_s", "pair_s")
+    TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    PAIR_S_FIELD_NUMBER: _ClassVar[int]
+    token_s: float
+    pair_s: float
+    def __init__(self, token_s: _Optional[float] = ..., pair_s: _Optional[float] = ...) -> None: ...

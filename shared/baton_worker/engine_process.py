@@ -77,12 +77,13 @@ class EngineLoop:
             block_size=engine.config.block_size,
             num_blocks=engine.pool.num_blocks,
             layout=cache.layout,
+            kv_format=cache.format,
             slot_bytes=self._mover.exports.slot_bytes,
             num_slots=self._mover.exports.num_slots,
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
             gpu_pairs=self._mover.most_pairs,
             gpu_landing_slots=LANDING_SLOTS,
-            prefill_rate=engine.runner.prefill_rate,
+            prefill_rate=engine.runner.times.prefill_rate,
             step_tokens=engine.config.max_num_batched_tokens,
             num_threads=threads.count if threads is not None else 0,
             threads_spin=threads is not None and threads.spin,
@@ -222,6 +223,7 @@ def main() -> None:
     loop = EngineLoop(channel, engine, start, pairs)
     # The objects that exist now live as long as the process, so the garbage collector need not scan them.
     gc.freeze()
+    engine.runner.begin_service()
     channel.send(loop.ready())
     try:
         loop.run()

@@ -55,7 +55,9 @@ class KvMover:
         if device.type == "cuda":
             _pin(self.exports)
             _pin(self._imports)
-            self._load_kernels()
+            # A kernel is loaded at its first use, which waits for an idle device.
+            engine.runner.cache.warm_up()
+            torch.cuda.synchronize()
 
     @property
     def gpu_slot_bytes(self) -> int:
@@ -76,18 +78,6 @@ class KvMover:
     def busy(self) -> bool:
         """Whether `settle` may have something to do without a command."""
         return self._copies.busy or self._scatters.busy or self._pairs.busy
-
-    def _load_kernels(self) -> None:
-        """Use all kernels once. At its first use a kernel is compiled, and loading it waits for an idle device."""
-        cache = self._engine.runner.cache
-        one = cache.layout.extent(0, 1)
-        blocks = [[0]] * len(cache.layout.groups)
-        values = torch.empty(cache.layout.size(one), dtype=torch.uint8, device=cache.device)
-        for check in (True, False):
-            cache.gather(blocks, one, values, check)
-        cache.checksum(values)
-        cache.scatter(blocks, one, values)
-        torch.cuda.synchronize()
 
     # Exports
 

@@ -164,6 +164,7 @@ class Ready(msgspec.Struct, tag=True):
     num_threads: int = 0  # threads that compute on CPU; 0 = a GPU computes
     threads_spin: bool = False  # whether these threads spin while they wait
     max_num_seqs: int = 128  # the most choices of a request
+    kv_format: str = ""  # how the KV is stored, in words
 
 
 class Refused(msgspec.Struct, tag=True):

@@ -76,6 +76,15 @@ class WorkerCollector(Collector):
             text = "Threads of the engine on CPU, by what they do while they wait: sleep or spin."
             waiting = "spin" if self._ready.threads_spin else "sleep"
             yield _gauge("baton_engine_threads", text, {**self._baton, "waiting": waiting}, self._ready.num_threads)
+        text = "Kernels that were compiled or loaded after the pod was ready, each of which halted all of its requests."
+        yield _counter("baton_engine_compilations", text, self._baton, self._load().compilations)
+        yield _histograms(
+            "baton_step_time_ratio",
+            "Time of an engine's step, divided by the predicted time, by kind of step.",
+            self._baton,
+            "kind",
+            self._load().step_ratios,
+        )
         yield _counters(
             "baton_peer_refusals",
             "Calls and bulk connections refused because nothing proved that they came from a pod of this release.",
@@ -105,6 +114,7 @@ class WorkerCollector(Collector):
         ):
             yield _gauge(f"vllm:{name}", text, self._vllm, value)
         config = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.num_blocks)}
+        config["cache_dtype"] = ready.layout.planes[0].dtype
         yield _gauge("vllm:cache_config_info", "How the KV cache is laid out.", {**config, "engine": _ENGINE}, 1)
         loras = {"running_lora_adapters": "", "waiting_lora_adapters": "", "max_lora": "0"}
         yield _gauge("vllm:lora_requests_info", "No adapters are served.", loras, 0)
@@ -204,6 +214,21 @@ def _counters(name: str, text: str, labels: Mapping[str, str], label: str, value
 
 def _histogram(name: str, text: str, labels: Mapping[str, str], histogram: Histogram) -> Metric:
     family = HistogramMetricFamily(name, text, labels=list(labels))
+    _add_histogram(family, list(labels.values()), histogram)
+    return family
+
+
+def _histograms(
+    name: str, text: str, labels: Mapping[str, str], label: str, histograms: Mapping[str, Histogram]
+) -> Metric:
+    """Return a histogram for each value of one more label."""
+    family = HistogramMetricFamily(name, text, labels=[*labels, label])
+    for key, histogram in histograms.items():
+        _add_histogram(family, [*labels.values(), key], histogram)
+    return family
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
     exemplars = histogram.exemplars if isinstance(histogram, TracedHistogram) else {}
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
     seen = 0
@@ -211,5 +236,4 @@ def _histogram(name: str, text: str, labels: Mapping[str, str], histogram: Histo
         seen += histogram.counts[number]
         le: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
         buckets.append((le, seen, exemplars[number]) if number in exemplars else (le, seen))
-    family.add_metric(list(labels.values()), buckets, histogram.total)
-    return family
+    family.add_metric(labels, buckets, histogram.total)

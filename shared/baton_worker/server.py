@@ -225,6 +225,8 @@ class WorkerServer:
             handed_over_tokens=service.handed_over_tokens,
             exposed_handover_s=service.exposed_handover_s,
             prefill_rate=load.prefill_rate,
+            prefill_times=pb.PrefillTimes(token_s=load.token_s, pair_s=load.pair_s),
+            queued_prefill_work=load.queued_prefill_work,
         )
 
 

@@ -31,10 +31,17 @@ class WorkerSettings(PeerSettings):
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: str = "auto"
-    """Data type of weights and KV: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16 or float16."""
+    """Data type of weights, and of KV by default: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16
+    or float16."""
     quantization: str = "auto"
     """How weights are quantized: auto (as they are stored), or fp8, int8 or int4 to quantize weights of 16 bits while
     they are loaded."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Data type of the KV: auto (that of --dtype), or fp8 (e4m3 with a scale for each head, from the checkpoint or
+    measured at start), which holds twice as many tokens as 16 bits. The same for prefill and decode pods."""
+    kv_scales: str | None = None
+    """File of the scales of KV in FP8, as `baton model kv-scales` writes it, for pods that would not measure the same:
+    on GPUs of several kinds, for example. By default the checkpoint's own, or measured ones."""
     attention_backend: str = "auto"
     """auto, triton or torch_sdpa."""
     block_size: int = Field(default=0, ge=0)
@@ -56,8 +63,8 @@ class WorkerSettings(PeerSettings):
     """The most sequences that one engine step computes; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
     """On GPU, how many ms the prompts in a step may delay its decodes. While several prompts are queued, the limit is
-    twice as long, or a 24th of the time that all queued prompts take, whichever is longer. 0 = only
-    --max-num-batched-tokens limits them."""
+    twice as long, or up to eight times as long if a 24th of the time that all queued prompts but the longest take is
+    more. 0 = only --max-num-batched-tokens limits them."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False

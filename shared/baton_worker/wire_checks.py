@@ -62,8 +62,9 @@ def check_address(address: str, field: str) -> None:
 
 
 def check_hello(hello: kv.Hello) -> None:
-    if len(hello.fingerprint) > _MOST_FINGERPRINT_CHARS:
-        raise _field("fingerprint", f"longer than {_MOST_FINGERPRINT_CHARS} characters")
+    for field in ("fingerprint", "kv_format"):
+        if len(getattr(hello, field)) > _MOST_FINGERPRINT_CHARS:
+            raise _field(field, f"longer than {_MOST_FINGERPRINT_CHARS} characters")
 
 
 def check_ticket(ticket: kv.Ticket, ready: Ready) -> None:

@@ -124,6 +124,9 @@ def test_what_fits_is_what_the_engine_would_have_room_for() -> None:
     assert 0.92 * 80 - 19 < large.kv_bytes / GIB < 0.92 * 80 - 17
     assert large.full == large.kv_tokens // 131072 == 3
     assert large.brief == large.kv_tokens // 4096
+    in_fp8 = fit(model, weights, torch.bfloat16, Card("large", 80 * GIB), 4096, "fp8")
+    assert in_fp8.kv_tokens == pytest.approx(2 * large.kv_tokens, rel=1e-3)
+    assert in_fp8.full == 6
     small = fit(model, weights, torch.bfloat16, L4, 4096)
     assert small.weights_fit
     assert (small.full, small.longest) == (0, small.kv_tokens)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from baton_cli.errors import BadSetting, UserError
@@ -55,6 +56,17 @@ def test_json_is_for_scripts() -> None:
     assert facts["served"]["parameters"] == 2_755_008
     assert facts["served"]["gpus"]["h200"]["weights_fit"] is True
     assert facts["not_served"] is None
+    in_fp8 = json.loads(run("show", MODEL_DIR, "--json", "--gpu", "h200", "--kv-cache-dtype", "fp8"))
+    assert in_fp8["served"]["kv_dtype"] == "float8_e4m3fn"
+    assert in_fp8["served"]["kv_bytes_per_token"] * 2 == facts["served"]["kv_bytes_per_token"]
+
+
+def test_scales_are_written_for_workers(tmp_path: Path) -> None:
+    file = tmp_path / "scales.safetensors"
+    assert "scales of 6 layers" in run("kv-scales", MODEL_DIR, file, "--device", "cpu")
+    assert {tuple(tensor.shape) for tensor in load_file(file).values()} == {(2,)}
+    with pytest.raises(UserError, match=r"config\.json"):
+        run("kv-scales", tmp_path, file)
 
 
 def test_without_the_packages_of_a_worker_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_passes_given_flags_to_the_workers_and_no_others(up: Up, free_port: int,
     folder = tmp_path / "my-model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    given = ["--dtype", "float32", "--block-size", "32", "--num-blocks", "9"]
+    given = ["--dtype", "float32", "--kv-cache-dtype", "fp8", "--block-size", "32", "--num-blocks", "9"]
     given += ["--gpu-memory-utilization", "0.3", "--max-model-len", "64"]
     given += ["--max-num-batched-tokens", "128", "--max-num-seqs", "7", "--no-enable-prefix-caching"]
     running = up("--model", str(folder), "--port", str(free_port), "--log-level", "debug", *given)

@@ -90,6 +90,23 @@ async def test_another_model_on_the_prefill_pod(
     await asyncio.gather(decode.idle(), stranger.idle())
 
 
+async def test_pods_with_kv_in_fp8_and_one_without(llama: Path, prefill: Worker, start_worker: StartWorker) -> None:
+    decode = await start_worker("decode", llama, kv_cache_dtype="fp8")
+    same = await start_worker("prefill", llama, kv_cache_dtype="fp8")
+    logged = len(decode.process.lines)
+    async with DecodeClient(decode) as client:
+        handed_over = await client.ask(make_prompt(150, seed=41), same)
+        alone = await client.ask(make_prompt(150, seed=42), prefill)
+        again = await client.ask(make_prompt(150, seed=42), same)
+    assert_prefilled_by(handed_over, other_pod=True)
+    assert_prefilled_by(alone, other_pod=False)
+    assert alone.tokens == again.tokens
+    line = await decode.process.wrote(lambda line: line.get("event") == "link_lost", 10, logged)
+    assert "KV here is float32, there float8_e4m3fn with the scales " in line["message"]
+    assert "same --dtype, --quantization and --kv-cache-dtype" in line["message"]
+    await asyncio.gather(decode.idle(), same.idle(), prefill.idle())
+
+
 async def test_the_prefill_pod_is_killed(llama: Path, decode: Worker, start_worker: StartWorker) -> None:
     doomed = await start_worker("prefill", **SLOW)
     prompt = make_prompt(LONG, seed=4)

@@ -83,6 +83,9 @@ async def test_a_request_is_measured(start_worker: StartWorker, disaggregated: b
     parts = [seen(f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "prefill")]
     assert all(part > 0 for part in parts)
     assert sum(parts) < seen("vllm:time_to_first_token_seconds_sum")
+    # A CPU compiles nothing, and its steps are not predicted.
+    assert seen("baton_engine_compilations_total") == 0
+    assert "# TYPE baton_step_time_ratio histogram" in seen.text
     by = "prefill" if disaggregated else "decode"
     assert seen("baton_prefills_total", by=by) >= 2
     assert (seen("baton_handover_exposed_seconds_count") >= 1) == disaggregated

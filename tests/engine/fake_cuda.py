@@ -13,11 +13,13 @@ import msgspec
 import pytest
 import torch
 
+from baton_engine import cuda_runner
 from baton_engine.config import EngineConfig
 from baton_engine.cuda_runner import CudaRunner
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.ops import TORCH
+from baton_engine.step_plan import StepPlan
 from baton_kernels.decode_parts import LENGTH, PART, PARTS, ROW, DecodeParts
 from baton_kernels.reference.decode_parts import parts_reference
 from baton_kernels.reference.latent import (
@@ -127,10 +129,12 @@ def decode_attention(
     variant: AttentionVariant,
     parts: DecodeParts,
     out: torch.Tensor,
+    scales: torch.Tensor | None,
 ) -> None:
     starts = torch.arange(len(q) + 1, dtype=torch.int32)
     firsts = parts.plan[:, parts.plan[PART] == 0]
-    out.copy_(paged_attention_reference(q, keys, values, tables[firsts[ROW]], firsts[LENGTH], starts, variant))
+    found = tables[firsts[ROW]], firsts[LENGTH]
+    out.copy_(paged_attention_reference(q, keys, values, *found, starts, variant, scales))
 
 
 def plan_parts(
@@ -154,11 +158,12 @@ def prefill_attention(
     out: torch.Tensor,
     block_queries: int,
     uniform: bool,
+    scales: torch.Tensor | None,
 ) -> None:
     for sequence in tiles[0].unique().tolist():
         one, rows = slice(sequence, sequence + 1), slice(int(starts[sequence]), int(starts[sequence + 1]))
         alone = torch.tensor([0, rows.stop - rows.start], dtype=torch.int32)
-        out[rows] = paged_attention_reference(q[rows], keys, values, tables[one], lengths[one], alone, variant)
+        out[rows] = paged_attention_reference(q[rows], keys, values, tables[one], lengths[one], alone, variant, scales)
 
 
 def latent_decode(
@@ -230,6 +235,10 @@ def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress:
     return runner
 
 
+def _few(steps: Callable[..., list[StepPlan]]) -> Callable[..., list[StepPlan]]:
+    return lambda *arguments: steps(*arguments)[:4]
+
+
 def pretend(patch: pytest.MonkeyPatch) -> None:
     """Let engines on the CPU use the GPU's runner."""
     times = itertools.cycle([1.0, 0.5])  # of eager work, then of graphs: graphs are faster at every size
@@ -251,6 +260,9 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     for ops in ("TRITON", "DETERMINISTIC"):
         patch.setattr(f"baton_engine.cuda_runner.{ops}", msgspec.structs.replace(TORCH, keeps_codes=True))
     patch.setattr("baton_engine.cuda_runner.Recorder", Recorder)
+    # Kernels need no warm-up here, and test_kernel_variants.py has all of these steps.
+    for name in ("warm_up_steps", "measured_steps"):
+        patch.setattr(f"baton_engine.cuda_runner.{name}", _few(getattr(cuda_runner, name)))
     patch.setattr("baton_engine.token_graphs._seconds", lambda run: (run(), next(times))[1])
     patch.setattr("baton_engine.token_graphs._SIZES", (4, 24))
     patch.setattr(torch.cuda, "Event", Event)

@@ -19,6 +19,7 @@ from baton_engine.engine import Engine
 from baton_engine.results import Choice, Results
 from baton_engine.row_table import RowTable
 from baton_engine.step_plan import StepPlan
+from baton_engine.step_times import StepTimes, StepWork
 
 VOCAB_SIZE = 50
 _CONFIG = {
@@ -103,19 +104,27 @@ class LedgerStep:
         return Results(self._choices)
 
 
+class FixedTimes(StepTimes):
+    """Times that do not depend on how fast this machine is."""
+
+    def observe(self, work: StepWork, predicted: float, seconds: float) -> None: ...
+
+
 class LedgerRunner:
     """Stands in for Runner: writes the ledger, then checks every slot that attention would read.
 
     depth: as Runner.depth. The work of a device is done at launch; the engine gets the results when it waits.
     """
 
-    prefill_rate = 250.0  # tokens a second, which give a step 3 prompt tokens beside decodes
+    compilations = 0
 
     def __init__(self, config: EngineConfig, depth: int, windows: tuple[int | None, ...]) -> None:
         assert config.num_blocks is not None
         self.cache = LedgerCache(config.num_blocks, config.block_size, windows)
         self.max_model_len = config.max_model_len or 4096
         self.depth = depth
+        # 250 tokens a second give a step 7 prompt tokens beside decodes.
+        self.times = FixedTimes.of_rate(250.0)
         self._groups = self.cache.layout.groups
         self._table = RowTable(config.max_num_seqs, self.max_model_len, config.block_size, len(self._groups))
         self._texts: dict[int, list[int]] = {}  # the tokens of each row, as a device keeps them

@@ -14,9 +14,16 @@ from baton_engine.layers.linear import Linear
 from baton_engine.loading import Weights
 from baton_engine.ops import TORCH
 from baton_engine.quantization.dense import DENSE
+from baton_engine.quantization.quantized_experts import join
 from baton_engine.quantization.registry import parse_quantization
 from baton_engine.source import Source
 from baton_engine.triton_ops import TRITON
+from baton_kernels.reference.grouped_linear import (
+    GroupedWeight,
+    dequantize_grouped_reference,
+    held_exponents,
+    pack_four_bits,
+)
 from tests.packing import Tensors, awq, fp8, gptq, mxfp4, packed_int4
 
 CPU = torch.device("cpu")
@@ -351,3 +358,20 @@ def test_groups_that_no_kernel_has_are_named(tmp_path: Path) -> None:
     with Weights(tmp_path, torch.float32, CPU) as weights, pytest.raises(ConfigError) as error:
         Linear(open_source(weights, config), ["a"], [40], INPUTS)
     assert "t.a has 128 inputs in groups of 16" in str(error.value)
+
+
+def test_experts_whose_exponents_differ_in_size_are_joined() -> None:
+    """A weight with a scale above 2 is held in another way than its neighbours."""
+    weights = []
+    for most in (120, 140):
+        exponents = torch.randint(110, most, (8, 2), dtype=torch.uint8)
+        exponents[0, 0] = most
+        codes = pack_four_bits(torch.randint(0, 16, (8, 64), dtype=torch.uint8))
+        weights.append(GroupedWeight("e2m1", codes, held_exponents(exponents)))
+    assert [weight.scales.dtype for weight in weights] == [torch.uint8, torch.float32]
+    joined = join(weights)
+    assert isinstance(joined, GroupedWeight)
+    for number, weight in enumerate(weights):
+        one = joined._replace(codes=joined.codes[number], scales=joined.scales[number])
+        numbers = dequantize_grouped_reference(weight, torch.float32)
+        assert torch.equal(dequantize_grouped_reference(one, torch.float32), numbers)

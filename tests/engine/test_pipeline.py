@@ -11,6 +11,7 @@ from baton_engine.results import Results
 from baton_engine.sequence import Sequence
 from baton_engine.step import Step
 from baton_engine.step_plan import StepPlan
+from baton_engine.step_times import StepTimes, StepWork
 
 from .harness import make_request
 from .ledger import LedgerRunner, LedgerStep, make_ledger_engine
@@ -60,7 +61,7 @@ def step_of(count: int) -> Step:
 
 
 def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock) -> None:
-    pipeline, launched = Pipeline(1000.0), StepInFlight()
+    pipeline, launched = Pipeline(StepTimes.of_rate(1000.0)), StepInFlight()
     assert not pipeline.is_full()
     pipeline.put(step_of(200), launched.launch)
     full_for = -clock.now
@@ -76,7 +77,7 @@ def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock) -> N
 
 
 def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
-    pipeline = Pipeline(1000.0)
+    pipeline = Pipeline(StepTimes.of_rate(1000.0))
 
     def launch(plan: StepPlan) -> StepInFlight:
         clock.now += 0.1
@@ -90,7 +91,7 @@ def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
 
 
 def test_what_was_predicted_too_long_ends_when_it_ends(clock: Clock) -> None:
-    pipeline, launched = Pipeline(1000.0), StepInFlight()
+    pipeline, launched = Pipeline(StepTimes.of_rate(1000.0)), StepInFlight()
     pipeline.put(step_of(200), launched.launch)
     assert pipeline.is_full()
     launched.over = True
@@ -99,7 +100,7 @@ def test_what_was_predicted_too_long_ends_when_it_ends(clock: Clock) -> None:
 
 @pytest.mark.parametrize(("rate", "count"), [(0.0, 200), (1000.0, 1)], ids=["rate unknown", "decodes"])
 def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, count: int) -> None:
-    pipeline = Pipeline(rate)
+    pipeline = Pipeline(StepTimes.of_rate(rate) if rate else StepTimes())
     pipeline.put(step_of(count), StepInFlight().launch)
     assert not pipeline.is_full()
 
@@ -107,8 +108,9 @@ def test_what_cannot_be_foreseen_is_not_waited_for(clock: Clock, rate: float, co
 def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
     """Two kinds of steps do not count: those before which the device was idle, since their time includes the launch,
     and those whose end was not observed."""
-    pipeline, rates = Pipeline(10_000.0), []
-    steps = [(count, StepInFlight()) for count in (1000, 100, 1000, 1000, 1000, 1000)]
+    times = StepTimes.of_rate(10_000.0)
+    pipeline, seen = Pipeline(times), []
+    steps = [(1000, StepInFlight()) for _ in range(6)]
     for count, launched in steps:
         pipeline.put(step_of(count), launched.launch)
     for index, (_, launched) in enumerate(steps):
@@ -117,10 +119,14 @@ def test_the_rate_follows_what_long_steps_take(clock: Clock) -> None:
         if index == 3:
             clock.now += 0.01
         pipeline.read()
-        rates.append(pipeline.prefill_rate)
-    assert rates[:3] == pytest.approx([10_000, 10_000, 11_000], rel=0.01)
+        seen.append(sum(times.ratios["prompts"].counts))
     # The fourth step had ended when it was first polled, so that neither its time nor that of the fifth is known.
-    assert rates[2] == rates[3] == rates[4] < rates[5]
+    assert seen == [0, 1, 2, 2, 2, 3]
+    # Steps of 1,000 tokens take 0.05 s and not 0.1.
+    assert times.ratios["prompts"].total == pytest.approx(3 * 0.5, rel=0.05)
+    for _ in range(40):
+        times.observe(StepWork(1000, 500_500, 0, 0), 0.1, 0.05)
+    assert times.predict(StepWork(1000, 500_500, 0, 0)) == pytest.approx(0.05, rel=0.2)
 
 
 class SlowRunner(LedgerRunner):
@@ -132,7 +138,7 @@ class SlowRunner(LedgerRunner):
         self.free_at = 0.0
 
     def launch(self, plan: StepPlan) -> LedgerStep:
-        ends = self.free_at = max(self.free_at, self.clock.now) + plan.num_tokens / self.prefill_rate
+        ends = self.free_at = max(self.free_at, self.clock.now) + plan.num_tokens / 250.0
         launched = super().launch(plan)
         launched.done = lambda: self.clock() >= ends  # type: ignore[method-assign]
         return launched

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from baton_engine.config import ConfigError
 from baton_engine.models.qwen import ntk_alpha
 from baton_engine.models.registry import load_model_config, parse_model_config
+from loadtest.common.qwen_model import write_qwen
 from tests.conftest import MakeModel
 from tests.models import reference_greedy
-from tests.qwen_model import write_qwen
 
 from .handover import Pair
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request

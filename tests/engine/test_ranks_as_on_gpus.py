@@ -103,7 +103,7 @@ class TwoThreads:
 
         second = self._second.submit(make, 1)
         self.runners = [make(0), second.result(_WAIT_S)]
-        for name in ("cache", "dtype", "quantization", "max_model_len", "depth", "prefill_rate", "threads"):
+        for name in ("cache", "dtype", "quantization", "max_model_len", "depth", "times", "threads"):
             setattr(self, name, getattr(self.runners[0], name))
 
     def launch(self, plan: StepPlan) -> Both:

@@ -447,9 +447,10 @@ def test_beside_decodes_prompts_are_computed_in_small_chunks_unless_many_wait() 
     assert computed(scheduler.schedule()) == [(decoding, 1), (late, 4), (prompt, 13)]
 
 
-@pytest.mark.parametrize(("waiting", "chunk"), [(1, 20), (4, 20), (5, 25), (12, 60), (40, 100)])
+@pytest.mark.parametrize(("waiting", "chunk"), [(1, 20), (5, 20), (6, 25), (13, 60), (40, 80)])
 def test_the_more_prompts_wait_the_larger_are_chunks_within_the_budget(waiting: int, chunk: int) -> None:
-    """Each prompt has 120 tokens. A chunk has up to twice 10, or as many as it takes to compute all in 24 steps."""
+    """Each prompt has 120 tokens. A chunk has up to twice 10, or as many as it takes to compute all prompts but one in
+    24 steps, up to 8 times 10."""
     scheduler = small_chunks()
     add(scheduler, 0, 3)
     scheduler.schedule()

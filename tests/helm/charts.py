@@ -48,7 +48,10 @@ _EVERYTHING: Values = {
                     "egressPorts": [8443, 3128],
                 }
             },
-            "worker": {"gpus": 1, "engine": {"enable-prefix-caching": True, "max-model-len": 1_048_576}},
+            "worker": {
+                "gpus": 1,
+                "engine": {"enable-prefix-caching": True, "kv-cache-dtype": "fp8", "max-model-len": 1_048_576},
+            },
             "prefill": {"replicas": 2, "podAnnotations": {"note": "a"}, "extraArgs": ["--log-level=debug"]},
             "decode": {"keda": {"enabled": True, "triggers": [{"type": "cpu", "metadata": {"value": "60"}}]}},
             "pools": [

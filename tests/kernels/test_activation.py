@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from .closeness import relative_error
+from .test_quantize import FORMATS, same
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -28,3 +29,17 @@ def test_matches_float64(device: torch.device, size: int, activation: Callable[[
     expected = activation(gate) * up
     for function in (gate_mul, gate_mul_reference):
         assert relative_error(function(gate_up, activation.__name__), expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gates_that_are_rounded_at_once_have_the_same_codes(device: torch.device, activation: str, name: str) -> None:
+    from baton_kernels.activation import gate_mul, quantize_gate
+    from baton_kernels.quantize import quantize_rows
+
+    for size in (96, 80):
+        gate_up, form = torch.randn(5, 2 * size, device=device) * 4, FORMATS[name]
+        gate_up[1, 2] = float("inf")
+        rounded = quantize_gate(gate_up, activation, form)
+        assert same(rounded, quantize_rows(gate_mul(gate_up, activation), form))
+        assert rounded.scales.isnan().any(dim=1).tolist() == [False, True, False, False, False]

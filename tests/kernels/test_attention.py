@@ -1,5 +1,8 @@
 """Both attention kernels against a float64 softmax over each sequence's own tokens."""
 
+import dataclasses
+import sys
+
 import pytest
 import torch
 
@@ -45,22 +48,29 @@ class Case:
     """Sequences in shuffled blocks of a cache that is NaN wherever no sequence has a token."""
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, page: int, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        page: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        lengths: list[int] = LENGTHS,
     ) -> None:
         self.heads, self.kv_heads, self.dim, self.device = heads, kv_heads, dim, device
-        most = -(-max(LENGTHS) // page)
-        order = torch.randperm(most * len(LENGTHS) + 3)
-        self.tables = order[: most * len(LENGTHS)].view(len(LENGTHS), most).int().to(device)
+        most = -(-max(lengths) // page)
+        order = torch.randperm(most * len(lengths) + 3)
+        self.tables = order[: most * len(lengths)].view(len(lengths), most).int().to(device)
         shape = (len(order), page, kv_heads, dim)
         self.keys, self.values = (torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
         self.tokens = []
-        for table, length in zip(self.tables, LENGTHS, strict=True):
+        for table, length in zip(self.tables, lengths, strict=True):
             k, v = (torch.randn(length, kv_heads, dim, dtype=dtype, device=device) for _ in range(2))
             for at in range(length):
                 self.keys[table[at // page], at % page] = k[at]
                 self.values[table[at // page], at % page] = v[at]
             self.tokens.append((k.cpu(), v.cpu()))
-        self.lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+        self.lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
 
     def expected(self, q: torch.Tensor, starts: list[int], how: AttentionVariant) -> torch.Tensor:
         chunks = [
@@ -145,6 +155,34 @@ def test_prefill_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtyp
     check_prefill(Case(2, 1, dim, 64, device, dtype), "window")
 
 
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("window", [64, 150, 200, 192])
+@pytest.mark.parametrize(("page", "queries", "dtype"), [(16, 64, torch.float32), (64, 128, torch.float16)])
+def test_prefill_of_windows_with_whole_tiles_inside(
+    device: torch.device, page: int, queries: int, dtype: torch.dtype, window: int, uniform: bool
+) -> None:
+    """Keys that all queries of a tile see lie between those that some see no longer, and those that some do not yet."""
+    from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
+
+    lengths = [300, 447]
+    case = Case(2, 1, 16, page, device, dtype, lengths)
+    starts = [0, 290, 440]
+    # What has left the window of all queries may be lost.
+    for table, length, new in zip(case.tables, lengths, (290, 150), strict=True):
+        for at in range(max(length - new - window + 1, 0)):
+            case.keys[table[at // page], at % page] = case.values[table[at // page], at % page] = float("nan")
+    how = dataclasses.replace(variant("plain", 2, 16, device), window=window)
+    q = torch.randn(starts[-1], 2, 16, dtype=dtype, device=device)
+    where, *tiles = (
+        torch.tensor(x, dtype=torch.int32, device=device) for x in (starts, *prefill_tiles(starts, queries))
+    )
+    out = prefill_attention(
+        q, case.keys, case.values, case.tables, case.lengths, where, (tiles[0], tiles[1]), how,
+        block_queries=queries, uniform=uniform,
+    )  # fmt: skip
+    assert relative_error(out.cpu(), case.expected(q, starts, how)) < TOLERANCE[dtype]
+
+
 def check_prefill(case: "Case", kind: str) -> None:
     """Compare prefill attention and its reference with the definition."""
     from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
@@ -157,7 +195,7 @@ def check_prefill(case: "Case", kind: str) -> None:
     q = torch.randn(starts[-1], case.heads, dim, dtype=dtype, device=device)
     expected = case.expected(q, starts, how)
     where = torch.tensor(starts, dtype=torch.int32, device=device)
-    queries = queries_per_tile(dim, q.element_size())
+    queries = queries_per_tile(dim, q.element_size(), shared_memory=sys.maxsize)
     sequences, rows = (torch.tensor(x, dtype=torch.int32, device=device) for x in prefill_tiles(starts, queries))
     out = prefill_attention(
         q, case.keys, case.values, case.tables, case.lengths, where, (sequences, rows), how, block_queries=queries

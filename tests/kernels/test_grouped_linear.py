@@ -3,22 +3,25 @@
 import pytest
 import torch
 
-from baton_kernels.grouped_linear import GroupedConfig, dequantize_grouped, grouped_linear, grouped_linear_fixed
+from baton_kernels.grouped_linear import dequantize_grouped, grouped_linear, grouped_linear_fixed
 from baton_kernels.reference.grouped_linear import (
     FOUR_BITS,
+    MOST_EXPONENT,
     GroupedWeight,
     dequantize_grouped_reference,
     grouped_linear_reference,
+    held_exponents,
     pack_four_bits,
     unpack_four_bits,
 )
+from baton_kernels.tuning import LinearConfig
 
 from .closeness import relative_error
 
 CONFIGS = {
-    "one row": GroupedConfig(1, 32, 64, 1, 4, 1),
-    "tiles": GroupedConfig(16, 32, 64, 1, 4, 2),
-    "parts": GroupedConfig(16, 32, 64, 2, 4, 2),
+    "one row": LinearConfig(1, 32, 64, 1, 4, 1),
+    "tiles": LinearConfig(16, 32, 64, 1, 4, 2),
+    "parts": LinearConfig(16, 32, 64, 2, 4, 2),
 }
 INNER = 192
 
@@ -32,7 +35,7 @@ def make(kind: str, outputs: int, group: int, device: torch.device, zeros: bool 
     shape = outputs, INNER // group
     scales = torch.rand(shape, device=device).half() + 0.1
     if kind == "e2m1":
-        scales = torch.randint(120, 130, shape, dtype=torch.uint8, device=device)
+        scales = torch.randint(118, MOST_EXPONENT + 1, shape, dtype=torch.uint8, device=device)
     points = torch.randint(0, 17, shape, dtype=torch.uint8, device=device) if zeros else None
     table = torch.randn(16, device=device) if kind == "table" else None
     return GroupedWeight(kind, codes, scales, points, table)
@@ -41,7 +44,9 @@ def make(kind: str, outputs: int, group: int, device: torch.device, zeros: bool 
 def test_four_bits_are_packed_and_unpacked(device: torch.device) -> None:
     codes = torch.randint(0, 16, (3, 96), dtype=torch.uint8, device=device)
     assert torch.equal(unpack_four_bits(pack_four_bits(codes)), codes)
-    assert pack_four_bits(codes)[1, 17] == codes[1, 33] | codes[1, 49] << 4
+    # Word 9 is the second one of the second block.
+    word = sum(int(codes[1, 33 + 8 * at]) << 4 * at for at in range(4))
+    assert pack_four_bits(codes)[1, 9].item() & 0xFFFF == word
 
 
 @pytest.mark.parametrize(
@@ -64,8 +69,37 @@ def test_products(kind: str, group: int, zeros: bool, name: str, device: torch.d
         x = torch.randn(rows, INNER, device=device)
         expected = x.double() @ exact.T + bias.double()
         for _ in range(2):  # the second time shows whether the first has left its counters at zero
-            assert relative_error(grouped_linear(x, weight, bias, CONFIGS[name]), expected) < 1e-6
+            assert relative_error(grouped_linear(x, weight, bias, config=CONFIGS[name]), expected) < 1e-6
         assert relative_error(grouped_linear_reference(x, weight, bias), expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gated_products(name: str, device: torch.device) -> None:
+    weight, bias = make("int4", 60, 64, device, zeros=True), torch.randn(60, device=device) * 30
+    for config, rows in ((CONFIGS[name], 3), (None, 130)):
+        x = torch.randn(rows, INNER, device=device)
+        gate, up = (x.double() @ dequantize_grouped_reference(weight, torch.float64).T + bias.double()).chunk(2, dim=1)
+        expected = torch.nn.functional.silu(gate) * up
+        assert relative_error(grouped_linear(x, weight, bias, True, config), expected) < 1e-6
+        assert relative_error(grouped_linear_reference(x, weight, bias, True), expected) < 1e-6
+
+
+@pytest.mark.parametrize("scales", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("kind", "group"), [("int4", 32), ("int4", 64), ("int4", 192), ("e2m1", 32)])
+def test_16_bits_are_multiplied_with_the_numbers_of_the_format(
+    kind: str, group: int, scales: torch.dtype, device: torch.device
+) -> None:
+    """The identity as the input shows the numbers, which a GPU decodes two at once. The interpreter has no products of
+    bfloat16."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    weight = make(kind, 50, group, device, zeros=kind == "int4")
+    if kind == "int4":
+        weight = weight._replace(scales=weight.scales.to(scales))
+    expected = dequantize_grouped_reference(weight, dtype)
+    x = torch.eye(INNER, dtype=dtype, device=device)
+    for name in ("tiles", "parts"):
+        ours = grouped_linear(x, weight, config=CONFIGS[name]).T
+        assert torch.equal(ours, expected)
 
 
 def test_large_batches(device: torch.device) -> None:
@@ -76,13 +110,15 @@ def test_large_batches(device: torch.device) -> None:
 
 def test_the_ends_of_the_exponents_range(device: torch.device) -> None:
     scales = torch.tensor([[0, 1, 127, 254, 255, 130]], dtype=torch.uint8, device=device)
-    weight = GroupedWeight("e2m1", torch.full((1, 96), 0x22, dtype=torch.uint8, device=device), scales)
+    weight = GroupedWeight("e2m1", torch.full((1, 48), 0x2222, dtype=torch.int16, device=device), scales)
     values = dequantize_grouped_reference(weight, torch.float32)[0, ::32].tolist()
     assert values[:4] == [2.0**-127, 2.0**-126, 1.0, 2.0**127]
     assert values[4] != values[4]
     assert values[5] == 8.0
-    ours = dequantize_grouped(weight, torch.float32)[0, ::32]
-    assert torch.equal(ours.nan_to_num(7), torch.tensor(values, device=device).nan_to_num(7))
+    assert held_exponents(scales[:, :3]).dtype == torch.uint8
+    for held in (weight, weight._replace(scales=held_exponents(scales))):
+        ours = dequantize_grouped(held, torch.float32)[0, ::32]
+        assert torch.equal(ours.nan_to_num(7), torch.tensor(values, device=device).nan_to_num(7))
 
 
 @pytest.mark.usefixtures("same_sum_anywhere")

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
+from baton_kernels.norm import add_rms_norm, quantize_norm
+from baton_kernels.quantize import quantize_rows
+from baton_kernels.reference.quantize import QuantizedRows, RowFormat, dequantize_rows_reference
+
 from .closeness import relative_error
+from .test_quantize import FORMATS, FP8, same
 
 
 @pytest.mark.parametrize("size", [64, 100, 768, 4096])
@@ -43,3 +48,36 @@ def test_a_wide_weight_is_applied_before_rounding(device: torch.device) -> None:
     assert (result == expected).float().mean() > 0.99
     # Triton's interpreter cuts off where a GPU rounds.
     torch.testing.assert_close(add_rms_norm(x, None, weight, 1e-5), expected, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("size", [96, 80])
+def test_a_norm_that_is_rounded_at_once_has_the_same_codes(device: torch.device, size: int, name: str) -> None:
+    x, weight, form = torch.randn(5, size, device=device), torch.randn(size, device=device), FORMATS[name]
+    x[3, 7] = float("nan")
+    residual = torch.randn(5, size, device=device)
+    for before in (residual, None):
+        ours, theirs = (None if before is None else before.clone() for _ in range(2))
+        rounded = quantize_norm(x, ours, weight, 1e-5, form)
+        assert same(rounded, quantize_rows(add_rms_norm(x, theirs, weight, 1e-5), form))
+        assert ours is None or theirs is None or torch.equal(ours.nan_to_num(7), theirs.nan_to_num(7))
+        exact = x[:3].double() + (0 if before is None else before[:3].double())
+        exact = exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+        check_values(exact, rounded, form)
+    # A static scale, and groups whose columns are no power of two.
+    scale, zero = torch.tensor([0.02], device=device), torch.tensor([3], dtype=torch.int8, device=device)
+    for other, *static in ((RowFormat(form.dtype, symmetric=form.symmetric), scale, zero), (RowFormat(FP8, group=24),)):
+        rounded = quantize_norm(x, None, weight, 1e-5, other, *static)
+        assert same(rounded, quantize_rows(add_rms_norm(x, None, weight, 1e-5), other, *static))
+
+
+def check_values(exact: torch.Tensor, rounded: QuantizedRows, form: RowFormat) -> None:
+    """Check that rows of float64 numbers are as near as the format allows, or nearer."""
+    if form.most or (form.dtype == torch.int8 and not form.symmetric):
+        return
+    rows, size = exact.shape
+    values = dequantize_rows_reference(rounded)[:rows].double()
+    scales = rounded.scales[:rows].repeat_interleave(form.group or size, dim=1)[:, :size]
+    step = scales / 2 if form.dtype == torch.int8 else torch.maximum(exact.abs() * 2**-4, scales * 2**-10)
+    # The largest number of a row lies half a step outside of int8.
+    assert ((values - exact).abs() <= (1 + (form.dtype == torch.int8)) * step * 1.001).all()

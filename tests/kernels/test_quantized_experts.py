@@ -3,17 +3,18 @@
 import pytest
 import torch
 
-from baton_kernels.quantized_experts import QuantizedExpertsConfig, run_quantized_experts, run_quantized_experts_fixed
+from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.grouped_linear import GroupedWeight, pack_four_bits
 from baton_kernels.reference.quantize import RowFormat
 from baton_kernels.reference.quantized_experts import QuantizedExperts, quantized_experts_reference
 from baton_kernels.reference.scaled_linear import ScaledWeight
+from baton_kernels.tuning import ExpertsConfig, ProductConfig
 
 from .closeness import relative_error
 
 EXPERTS, HIDDEN, SIZE = 5, 64, 96
-CONFIG = QuantizedExpertsConfig(16, 32, 64, 4, 2)
+CONFIG = ExpertsConfig(16, ProductConfig(32, 64, 4, 2), ProductConfig(32, 64, 4, 2))
 
 
 def grouped(kind: str, outputs: int, inputs: int, device: torch.device) -> GroupedWeight:

@@ -10,14 +10,15 @@ from baton_kernels.reference.scaled_linear import (
     dequantize_scaled_reference,
     scaled_linear_reference,
 )
-from baton_kernels.scaled_linear import ScaledConfig, scaled_linear, scaled_linear_fixed
+from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
+from baton_kernels.tuning import LinearConfig
 
 from .closeness import relative_error
 
 CONFIGS = {
-    "one row": ScaledConfig(1, 32, 64, 1, 4, 1),
-    "tiles": ScaledConfig(16, 32, 32, 1, 4, 2),
-    "parts": ScaledConfig(16, 32, 32, 2, 4, 2),
+    "one row": LinearConfig(1, 32, 64, 1, 4, 1),
+    "tiles": LinearConfig(16, 32, 32, 1, 4, 2),
+    "parts": LinearConfig(16, 32, 32, 2, 4, 2),
 }
 
 
@@ -46,7 +47,7 @@ def test_products(rows: int, outputs: int, inner: int, kind: str, name: str, dev
     exact = dequantize_rows_reference(x).double() @ dequantize_scaled_reference(weight, torch.float64).T
     exact += bias.double()
     for _ in range(2):  # the second time shows whether the first has left its counters at zero
-        ours = scaled_linear(x, weight, bias, torch.float32, CONFIGS[name])
+        ours = scaled_linear(x, weight, bias, torch.float32, config=CONFIGS[name])
         # Tensor cores add up FP8 with some 14 bits.
         coarse = device.type == "cuda" and "fp8" in kind and name != "one row"
         assert relative_error(ours, exact) < (2**-12 if coarse else 1e-6)
@@ -62,3 +63,21 @@ def test_fixed_products_do_not_depend_on_the_rows_around(device: torch.device) -
     together = scaled_linear_fixed(x, weight, None, torch.float32)
     alone = QuantizedRows(x.codes[66:70].contiguous(), x.scales[66:70].contiguous())
     assert torch.equal(scaled_linear_fixed(alone, weight, None, torch.float32), together[66:70])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("kind", ["fp8", "fp8 in tiles", "int8 with a zero"])
+def test_gated_products(kind: str, name: str, device: torch.device) -> None:
+    x, weight = make(kind, 96, 112, 5, device)
+    bias = torch.randn(96, device=device)
+    exact = dequantize_rows_reference(x).double() @ dequantize_scaled_reference(weight, torch.float64).T
+    gate, up = (exact + bias.double()).chunk(2, dim=1)
+    expected = torch.nn.functional.silu(gate) * up
+    coarse = device.type == "cuda" and "fp8" in kind
+    ours = scaled_linear(x, weight, bias, torch.float32, True, CONFIGS[name])
+    assert relative_error(ours, expected) < (2**-11 if coarse else 2e-6)
+    assert relative_error(scaled_linear_reference(x, weight, bias, torch.float32, True), expected) < 2e-6
+    for few in (slice(0, 1), slice(1, 5)):
+        part = QuantizedRows(*(None if each is None else each[few].contiguous() for each in x[:3]), x.group)
+        fixed = scaled_linear_fixed(part, weight, bias, torch.float32, True)
+        assert relative_error(fixed, expected[few]) < (2**-11 if coarse else 2e-6)

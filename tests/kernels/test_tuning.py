@@ -80,7 +80,7 @@ def test_entries_of_experts_can_be_launched() -> None:
 def test_experts_of_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry holds up to its number of tokens, and the last one for all larger numbers."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
-    tables = {"experts_Some GPU": {"8 of 128, 768x2048": {"4": SMALL, "64": LARGE}}}
+    tables = {"experts_some_gpu.json": {"8 of 128, 768x2048": {"4": SMALL, "64": LARGE}}}
     monkeypatch.setattr(tuning, "_read_table", lambda name: tables.get(name, {}))
 
     def rows(tokens: int, size: int = 768, element: int = 2, device: torch.device = DEVICE) -> int:

@@ -32,17 +32,8 @@ def run(closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str)
 def test_families_are_close(
     closeness: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    families = (
-        "llama",
-        "qwen3",
-        "bloom",
-        "falcon",
-        "gemma3_text",
-        "qwen2_moe",
-        "gpt_oss",
-        "glm4_moe",
-        "deepseek_v3",
-    )  # the others have no parts that these lack
+    # tests/engine/test_equality.py compares all families; these differ most in what the script itself does for them.
+    families = "qwen", "gemma3_text", "gpt_oss", "deepseek_v3"
     code = run(closeness, monkeypatch, "--families", ",".join(families))
     lines = capsys.readouterr().out.splitlines()[1:]
     assert code == 0, lines

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +20,20 @@ FOLDER = Path(__file__).parents[2] / "loadtest"
 STAND_IN = """
 from types import SimpleNamespace
 
+import torch
+
 SamplingParams = lambda **fields: SimpleNamespace(**fields)
 
 class LLM:
     def __init__(self, model, **settings):
         assert settings["load_format"] == "dummy" and settings["enable_prefix_caching"] is False
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+        for parameter in self.model.parameters():
+            torch.nn.init.constant_(parameter, 0.001)
+
+    def apply_model(self, function):
+        function(self.model)
+        assert (self.model[0].weight > 0.02).all(), "as large as trained weights"
 
     def generate(self, prompts, params, use_tqdm):
         if len(prompts) > 8 and len({p.max_tokens for p in params}) == 1:
@@ -79,6 +89,61 @@ def check_rows(rows: dict[str, Any], printed: str) -> None:
     lines = {line.split("  ")[0]: line for line in printed.splitlines()}
     assert "failed" in lines[rows["requests"]["name"]]
     assert lines[prefill["name"]].rstrip().endswith("%")
+
+
+@pytest.mark.processes
+def test_long_and_uneven_rows_are_measured_as_far_as_they_fit(shape: Path) -> None:
+    rows = ("--rows", "decode-8-4k,decode-128-16k,decode-uneven,first-16k,first-128k,prefill-uneven")
+    limits = ("--bandwidth", "2", "--arithmetic", "3", "--ours", "num_blocks=40")
+    code, printed, report = run(shape, "--long", "--repeats", "2", "--engines", "ours", *rows, *limits)
+    assert code == 0, printed
+    found = report["shapes"]["tiny"]["rows"]
+    # 2,601 tokens are more than the model's positions, and three sequences of 339 tokens do not fit into 40 blocks.
+    assert {key for key, row in found.items() if "ours" not in row} == {"decode-128-16k", "first-128k"}
+    for key in ("decode-8-4k", "decode-uneven", "first-16k", "prefill-uneven"):
+        assert len(found[key]["ours"]["samples"]) == 2
+    line = next(line for line in printed.splitlines() if line.startswith(found["first-16k"]["name"]))
+    assert re.search(r"[\d.,]+ \([\d.,]+-[\d.,]+\)", line)
+
+
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        ("LlamaConfig", "LlamaForCausalLM"),
+        ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+        ("GptOssConfig", "GptOssForCausalLM"),
+        ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
+        ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+        ("Phi3Config", "Phi3ForCausalLM"),
+        ("GPT2Config", "GPT2LMHeadModel"),
+    ],
+)
+def test_every_row_has_a_limit_for_configs_as_the_hub_has_them(config: str, model: str) -> None:
+    import transformers
+
+    from loadtest.engine.device import Card
+    from loadtest.engine.limits import Limits
+    from loadtest.engine.long_rows import make_long_rows
+    from loadtest.engine.rows import make_rows
+
+    raw = {**getattr(transformers, config)().to_dict(), "architectures": [model], "transformers_version": "5"}
+    limits = Limits(parse_model_config(raw), 2, Card(4.3e12, 790e12))
+    for row in (*make_rows(1.0, quick=False), *make_long_rows(1.0)):
+        assert 0 < row.limit(limits) < math.inf
+
+
+def test_the_limit_of_uneven_decodes_counts_each_context() -> None:
+    from loadtest.engine.device import Card
+    from loadtest.engine.limits import Limits
+    from loadtest.engine.rows import Row
+
+    limits = Limits(parse_model_config(CONFIG), 2, Card(4.3e12, 790e12))
+    even, uneven = (Row("k", "k", "ms/token", inputs, [24] * 3, short=8) for inputs in ([500] * 3, [100, 500, 900]))
+    assert (
+        uneven.limit(limits)
+        == pytest.approx(even.limit(limits))
+        != Row("k", "k", "ms/token", [100, 100, 100], [24] * 3, short=8).limit(limits)
+    )
 
 
 def test_random_weights_are_what_the_model_takes() -> None:

@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope=LOOP), pytest.mark.timeout(120)]
 
 # Panels of what does not happen here: no controller, no Redis.
 NOTHING_THERE = {("overview", "Desired replicas"), ("overview", "Redis"), ("canary", "Weight"), ("canary", "Rollbacks")}
+# The steps of a CPU are not predicted.
+NOTHING_THERE |= {(f"{role}-pool", "Time of steps, by the prediction") for role in ("prefill", "decode")}
 # Likewise, metrics of the alerts.
 NOT_HERE = {"baton_gateway_redis_up", "baton_controller_canary_rollbacks_total"}
 _NAME = re.compile(r"\b(?:baton|vllm)[:_][a-zA-Z0-9_:]+")

@@ -7,6 +7,8 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from .quantize import QuantizedRows, RowFormat, quantize_rows_reference
+
 # gelu_tanh is the approximation of GELU by tanh. gate_mul has kernels for the gates that models have: GATES.
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -24,6 +26,17 @@ def gate_mul_reference(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate).mul_(up)
+
+
+def quantize_gate_reference(
+    gate_up: torch.Tensor,
+    activation: str,
+    form: RowFormat,
+    scale: torch.Tensor | None = None,
+    zero: torch.Tensor | None = None,
+) -> QuantizedRows:
+    """Return the result of gate_mul_reference as quantize_rows_reference rounds it to 8 bits."""
+    return quantize_rows_reference(gate_mul_reference(gate_up, activation), form, scale, zero)
 
 
 @dataclass(frozen=True)

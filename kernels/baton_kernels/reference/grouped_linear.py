@@ -5,8 +5,10 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-# Codes of 4 bits lie in blocks of 32 columns: byte j of a block holds column j in its low half and column 16 + j in its
-# high half, so that a kernel reads the inputs of either half in one piece.
+from .activation import gate_mul_reference
+
+# Codes of 4 bits lie in blocks of 32 columns: word j of a block, of 16 bits, holds columns j, 8 + j, 16 + j and 24 + j,
+# the first in its lowest bits. So a kernel decodes the same code of two words at once, and reads its inputs in pieces.
 BLOCK = 32
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
@@ -16,9 +18,10 @@ class GroupedWeight(NamedTuple):
 
     kind: what a code's value is. "int4" and "int8": the code minus the zero of its group. "e2m1": a 4-bit float of the
     OCP Microscaling specification. "table": an entry of `table`, [16] float32. "fp8": float8_e4m3fn.
-    codes: [outputs, inputs / 2] uint8 in blocks of BLOCK columns, or [outputs, inputs] uint8 for kinds of 8 bits.
-    scales: [outputs, groups] in a floating-point dtype; uint8 = exponents of two with a bias of 127 (E8M0). Groups have
-    the same number of columns, a multiple of BLOCK. zeros: [outputs, groups] uint8, or None for 8 and 128.
+    codes: [outputs, inputs / 4] int16 in blocks of BLOCK columns, or [outputs, inputs] uint8 for kinds of 8 bits.
+    scales: [outputs, groups] in a floating-point dtype; uint8 = exponents of two with a bias of 127 (E8M0), as
+    held_exponents returns them. Groups have the same number of columns, a multiple of BLOCK. zeros: [outputs, groups]
+    uint8, or None for 8 and 128.
     """
 
     kind: str
@@ -29,23 +32,35 @@ class GroupedWeight(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        return self.codes.shape[-1] * (2 if self.kind in FOUR_BITS else 1)
+        return self.codes.shape[-1] * (4 if self.kind in FOUR_BITS else 1)
 
 
+# The largest exponent of a group's scale that a kernel takes, 2 ** 1.
+MOST_EXPONENT = 128
 FOUR_BITS = ("int4", "e2m1", "table")
 
 
 def pack_four_bits(codes: torch.Tensor) -> torch.Tensor:
-    """Return codes [..., K] uint8 of 4 bits as [..., K / 2] in blocks of BLOCK columns."""
-    blocks = codes.unflatten(-1, (-1, 2, BLOCK // 2))
-    packed: torch.Tensor = (blocks[..., 0, :] | (blocks[..., 1, :] << 4)).flatten(-2)
+    """Return codes [..., K] uint8 of 4 bits as [..., K / 4] int16 in blocks of BLOCK columns."""
+    blocks = codes.unflatten(-1, (-1, 4, BLOCK // 4))
+    low, high = (blocks[..., at, :] | (blocks[..., at + 1, :] << 4) for at in (0, 2))
+    packed: torch.Tensor = torch.stack((low, high), dim=-1).view(torch.int16).flatten(-3)
     return packed
 
 
 def unpack_four_bits(packed: torch.Tensor) -> torch.Tensor:
     """Invert pack_four_bits."""
-    blocks = packed.unflatten(-1, (-1, BLOCK // 2))
-    return torch.stack((blocks & 15, blocks >> 4), dim=-2).flatten(-3)
+    pairs = packed[..., None].view(torch.uint8).unflatten(-2, (-1, BLOCK // 4))
+    low, high = pairs[..., 0], pairs[..., 1]
+    return torch.stack((low & 15, low >> 4, high & 15, high >> 4), dim=-2).flatten(-3)
+
+
+def held_exponents(exponents: torch.Tensor) -> torch.Tensor:
+    """Return E8M0 exponents, uint8, as a GroupedWeight holds them: as they are, or as scales in float32 if one is NaN
+    or so large that a kernel's numbers would overflow. Scales of weights are far below the limit, 2."""
+    if exponents.is_meta or exponents.amax() <= MOST_EXPONENT:
+        return exponents
+    return exponents_to_scales(exponents)
 
 
 def exponents_to_scales(exponents: torch.Tensor) -> torch.Tensor:
@@ -73,6 +88,12 @@ def dequantize_grouped_reference(weight: GroupedWeight, dtype: torch.dtype) -> t
     return (values * scales[..., None]).view(outputs, -1).to(dtype)
 
 
-def grouped_linear_reference(x: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x: [T, inputs]. bias: [outputs] or None. Returns x weightᵀ + bias, [T, outputs]."""
-    return functional.linear(x, dequantize_grouped_reference(weight, x.dtype), bias)
+def grouped_linear_reference(
+    x: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None, gated: bool = False
+) -> torch.Tensor:
+    """x: [T, inputs]. bias: [outputs] or None. Returns x weightᵀ + bias, [T, outputs].
+
+    gated: the first half of the outputs are gates, the second ups. Returns silu(gate) * up, [T, outputs / 2].
+    """
+    result = functional.linear(x, dequantize_grouped_reference(weight, x.dtype), bias)
+    return gate_mul_reference(result, "silu") if gated else result

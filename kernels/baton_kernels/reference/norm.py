@@ -1,6 +1,9 @@
-"""RMSNorm, alone and together with the residual addition before it (Zhang and Sennrich, 2019)."""
+"""RMSNorm, alone, together with the residual addition before it, and with the rounding to 8 bits after it (Zhang and
+Sennrich, 2019)."""
 
 import torch
+
+from .quantize import QuantizedRows, RowFormat, quantize_rows_reference
 
 
 def add_rms_norm_reference(
@@ -16,3 +19,16 @@ def add_rms_norm_reference(
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
     return (x * scale).to(weight.dtype).mul_(weight).to(x.dtype)
+
+
+def quantize_norm_reference(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    form: RowFormat,
+    scale: torch.Tensor | None = None,
+    zero: torch.Tensor | None = None,
+) -> QuantizedRows:
+    """Return the result of add_rms_norm_reference as quantize_rows_reference rounds it to 8 bits."""
+    return quantize_rows_reference(add_rms_norm_reference(x, residual, weight, eps), form, scale, zero)

@@ -29,12 +29,14 @@ def paged_attention_reference(
     lengths: torch.Tensor,
     starts: torch.Tensor,
     variant: AttentionVariant,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of each sequence's newest tokens over its blocks.
 
     q: [T, heads, head_dim]. keys, values: [blocks, block_size, kv_heads, head_dim]; the dim of values may be another.
     tables: [S, most blocks] int, the blocks of each sequence, in any order. lengths: [S] int, tokens in the cache.
-    starts: [S + 1] int, the index of each sequence's first query; its queries are the last of its tokens. Returns
+    starts: [S + 1] int, the index of each sequence's first query; its queries are the last of its tokens.
+    scales: of keys, then of values, [2, kv_heads] float32, if the cache holds codes (kv_codes.py). Returns
     [T, heads, dim of values] in q's dtype, computed in float64.
     """
     out = q.new_empty(*q.shape[:2], values.shape[3])
@@ -44,7 +46,10 @@ def paged_attention_reference(
         if first == end:
             continue
         blocks = tables[index, : -(-length // keys.shape[1])].long()
-        k, v = (x[blocks].flatten(0, 1)[:length].double().repeat_interleave(group, dim=1) for x in (keys, values))
+        k, v = (x[blocks].flatten(0, 1)[:length].double() for x in (keys, values))
+        if scales is not None:
+            k, v = (x * scale.double()[:, None] for x, scale in zip((k, v), scales, strict=True))
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[first:end].double(), k) * variant.scale
         if variant.softcap:
             scores = variant.softcap * torch.tanh(scores / variant.softcap)

@@ -57,13 +57,14 @@ def quantize_rows_reference(
         largest = values.abs().amax(dim=2)
         if form.most:
             largest = largest.clamp(max=form.most)
-        scales = largest / (127.5 if integers else E4M3_MOST)
+        # A GPU divides by a Python number as a product with its reciprocal, which is not correctly rounded.
+        scales = largest / torch.full_like(largest, 127.5 if integers else E4M3_MOST)
         scales = scales.where(scales != 0, ZERO_SCALE) + broken
         if form.power_of_two:
             scales = torch.exp2(torch.ceil(torch.log2(scales)))
     else:
         low, high = values.amin(dim=2).clamp(max=0), values.amax(dim=2).clamp(min=0)
-        scales = (high - low) / 255
+        scales = (high - low) / torch.full_like(high, 255)
         scales = scales.where(scales != 0, ZERO_SCALE) + broken
         zeros = torch.round((-128 - low / scales).clamp(-128, 127))
     scaled = values / scales[..., None]

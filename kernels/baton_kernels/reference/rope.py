@@ -1,11 +1,13 @@
 """Rotates queries and keys and writes keys and values into the paged cache.
 
 Rotary embeddings after Su et al., "RoFormer" (2021); dimension i of a head pairs with i + head_dim / 2. Optionally each
-query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM).
+query and key head is RMS-normed first (Qwen3). Models with other position encodings skip the rotation (BLOOM). A cache
+in FP8 gets codes (kv_codes.py).
 """
 
 import torch
 
+from .kv_codes import kv_codes_reference
 from .norm import add_rms_norm_reference
 
 
@@ -20,14 +22,16 @@ def rope_and_cache_reference(
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
     out: torch.Tensor | None = None,
+    inverses: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys, and write keys and values to their slots of the cache.
 
     qkv: [T, (heads + 2 * kv_heads) * head_dim]. rotary: cosines and sines, [positions, head_dim / 2] float32 each;
     None = no rotation. positions: [T] int. slots: [T] int64, the cache slot of each token's KV, as
     block * block_size + offset; nothing is written for a negative slot. keys, values: [blocks, block_size, kv_heads,
-    head_dim], written in place. norms: weights [head_dim] for queries and keys. Returns the queries
-    [T, heads, head_dim], in out when given.
+    head_dim], written in place. norms: weights [head_dim] for queries and keys. inverses: of the scales of keys, then
+    of values, [2, kv_heads] float32, if the cache holds codes. Returns the queries [T, heads, head_dim], in out when
+    given.
     """
     kv_heads, dim = keys.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, dim)
@@ -46,6 +50,13 @@ def rope_and_cache_reference(
         slots, rotated_k, v = slots[kept], rotated[kept, num_heads:], v[kept]
     else:
         rotated_k = rotated[:, num_heads:]
+    if inverses is not None:
+        # As bytes, since torch does not copy every dtype of 8 bits by index.
+        rotated_k, v = (
+            kv_codes_reference(x, inverse).view(torch.uint8)
+            for x, inverse in zip((rotated_k, v), inverses, strict=True)
+        )
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     keys.flatten(0, 1).index_copy_(0, slots, rotated_k)
     values.flatten(0, 1).index_copy_(0, slots, v)
     return rotated[:, :num_heads] if out is None else out.copy_(rotated[:, :num_heads])

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from .activation import gate_mul_reference
 from .quantize import QuantizedRows, dequantize_rows_reference
 
 
@@ -30,8 +31,12 @@ def dequantize_scaled_reference(weight: ScaledWeight, dtype: torch.dtype) -> tor
 
 
 def scaled_linear_reference(
-    x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, dtype: torch.dtype, gated: bool = False
 ) -> torch.Tensor:
-    """Return x weightᵀ + bias, [T, outputs]. bias: [outputs] or None. dtype: of the result."""
+    """Return x weightᵀ + bias, [T, outputs]. bias: [outputs] or None. dtype: of the result.
+
+    gated: the first half of the outputs are gates, the second ups. Returns silu(gate) * up, [T, outputs / 2].
+    """
     result = dequantize_rows_reference(x) @ dequantize_scaled_reference(weight, torch.float32).T
-    return (result if bias is None else result + bias.float()).to(dtype)
+    result = (result if bias is None else result + bias.float()).to(dtype)
+    return gate_mul_reference(result, "silu") if gated else result

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 0.5
+# What a pod may report of its prompts: seconds of a token, and queued tokens.
+_LEAST_TOKEN_S, _MOST_TOKEN_S = 1e-9, 1e3
+_MOST_WORK = 1 << 53
 
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
@@ -138,14 +141,23 @@ class Watcher:
         if report.HasField("load"):
             pod.draining = load.draining
             pod.requests.report(load.running + load.waiting)
-            pod.prefill_tokens.report(load.queued_prefill_tokens)
+            work = load.queued_prefill_work
+            pod.prefill_tokens.report(round(work) if 0 < work < _MOST_WORK else load.queued_prefill_tokens)
             pod.blocks_held = load.blocks_held
-            pod.prefill_rate = load.prefill_rate or pod.prefill_rate
+            self._apply_times(load)
             pod.note_handovers(load.handed_over_tokens, load.exposed_handover_s)
         if report.HasField("cache"):
             self._apply_cache(report.cache)
         if report.HasField("info") or pod.live != was:
             self._changed(pod)
+
+    def _apply_times(self, load: pb.WorkerLoad) -> None:
+        pod, times = self._pod, load.prefill_times
+        if _LEAST_TOKEN_S < times.token_s < _MOST_TOKEN_S and 0 <= times.pair_s <= times.token_s:
+            pod.prefill_rate, pod.context_cost = 1 / times.token_s, times.pair_s / times.token_s
+        elif load.prefill_rate:
+            # An older pod, which does not tell prompts with and without context apart.
+            pod.prefill_rate, pod.context_cost = load.prefill_rate, 0.0
 
     def _apply_cache(self, changes: pb.CacheChanges) -> None:
         slot = self._pod.slot

@@ -73,10 +73,10 @@ class Admission:
             request.admit()
             return
         tokens = request.num_tokens
-        missing = sum(map(self._missing, request.demands))
+        missing = sum(self._missing(demand, pods) for demand in request.demands)
         rate = sum(map(self._costs.prefill_rate, pods))
         ahead = self._queue.ahead(request.tenant, missing, request.weight, request.priority, request.order)
-        wait = (ahead + sum(pod.prefill_tokens.ahead_of(tokens) for pod in pods)) / rate
+        wait = (ahead + sum(pod.prefill_tokens.ahead_of(pod.prompt_work(tokens)) for pod in pods)) / rate
         # The prefill time of the prompt itself is part of the SLO, and waiting does not shorten it.
         slack = max(self._ttft_slo_s - missing / max(map(self._costs.prefill_rate, pods)), self._pod_queue_s)
         if wait > slack:
@@ -108,17 +108,20 @@ class Admission:
         """Whether a pod can prefill a request soon. Longer prompts queued there do not count, as it overtakes them."""
         tokens = request.num_tokens
         return not pods or any(
-            pod.prefill_tokens.ahead_of(tokens) <= self._pod_queue_s * self._costs.prefill_rate(pod) for pod in pods
+            pod.prefill_tokens.ahead_of(pod.prompt_work(tokens)) <= self._pod_queue_s * self._costs.prefill_rate(pod)
+            for pod in pods
         )
 
-    def _missing(self, demand: Demand) -> int:
-        """Return the tokens of a prompt that are not cached on the pod with the longest cached prefix."""
+    def _missing(self, demand: Demand, pods: Sequence[Pod]) -> int:
+        """Return the work of the tokens of a prompt that the pod with the longest cached prefix lacks, as such pods
+        count it."""
         cached = [
             blocks * size
-            for size in {pod.block_size for pod in self._router.prefilling()} - {0}
+            for size in {pod.block_size for pod in pods} - {0}
             for blocks in self._index.match(demand.keys(size)).values()
         ]
-        return demand.num_tokens - max(cached, default=0)
+        known = max(cached, default=0)
+        return max(pod.prompt_work(demand.num_tokens - known, known) for pod in pods)
 
 
 def _too_busy(retry_after_s: float) -> ApiError:

@@ -9,7 +9,8 @@ from .pods import Pod
 class CostModel:
     """The parameters of the prediction. Times are in seconds, rates in tokens or bytes a second.
 
-    TTFT = queued prefill tokens / rate + prefill of the uncached tokens + transfer of the KV + wait on the decode pod.
+    TTFT = queued prefill work / rate + prefill of the uncached tokens + transfer of the KV + wait on the decode pod.
+    Work is counted in tokens without context (Pod.prompt_work).
     """
 
     default_prefill_rate: float = 10_000.0  # for a pod until it or this gateway has measured its rate
@@ -26,22 +27,23 @@ class CostModel:
     max_busy_share: float = 0.9  # upper bound of the share of the time that a pod counts as busy
 
     def prefill_rate(self, pod: Pod) -> float:
-        """Return how many prompt tokens a pod computes in a second."""
+        """Return how many prompt tokens without context a pod computes in a second."""
         return pod.prefill_rate or pod.learned_rate or self.default_prefill_rate
 
-    def prefill(self, pod: Pod, num_tokens: int) -> float:
+    def prefill(self, pod: Pod, num_tokens: int, cached: int = 0) -> float:
         """Return the time until a pod has computed so many tokens of a new prompt, behind what is queued there.
 
-        The prompt overtakes longer ones, but has to wait for the step that the pod computes.
+        The prompt overtakes longer ones, but has to wait for the step that the pod computes. cached: tokens of the
+        prompt before those to compute.
         """
-        load = pod.prefill_tokens.load
-        if load > num_tokens and pod.step_tokens:
-            load = min(load, pod.prefill_tokens.ahead_of(num_tokens) + pod.step_tokens)
-        return (load + num_tokens) / self.prefill_rate(pod)
+        load, work = pod.prefill_tokens.load, pod.prompt_work(num_tokens, cached)
+        if load > work and pod.step_tokens:
+            load = min(load, pod.prefill_tokens.ahead_of(work) + pod.step_tokens)
+        return (load + work) / self.prefill_rate(pod)
 
-    def longest_prefill(self, pod: Pod, num_tokens: int) -> float:
-        """Return how long a working pod may take at most to compute so many tokens, however busy it is."""
-        return self.prefill_margin * num_tokens / (pod.prefill_rate or pod.learned_rate or self.slowest_prefill_rate)
+    def longest_prefill(self, pod: Pod, work: int) -> float:
+        """Return how long a working pod may take at most to compute so much, however busy it is."""
+        return self.prefill_margin * work / (pod.prefill_rate or pod.learned_rate or self.slowest_prefill_rate)
 
     def price(self, pod: Pod) -> float:
         """Return the price of a second of prefill on a pod, which includes the delay of later requests.
@@ -66,12 +68,12 @@ class CostModel:
                 wait += self.turnover_s * short / max(pod.num_blocks, 1)
         return wait
 
-    def local_prefill(self, pod: Pod, num_tokens: int) -> float | None:
+    def local_prefill(self, pod: Pod, num_tokens: int, cached: int = 0) -> float | None:
         """Return the price of a prefill on a decode pod, which includes the delay of the requests that decode there.
 
         None when the pod's rate is not measured.
         """
         if not pod.prefill_rate:
             return None
-        delay = self.decode_delay * pod.requests.load * num_tokens / pod.prefill_rate
-        return self.prefill(pod, num_tokens) * self.price(pod) + delay
+        delay = self.decode_delay * pod.requests.load * pod.prompt_work(num_tokens, cached) / pod.prefill_rate
+        return self.prefill(pod, num_tokens, cached) * self.price(pod) + delay

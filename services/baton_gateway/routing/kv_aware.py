@@ -102,7 +102,7 @@ class KvAware:
         candidates, prefill, num_tokens = [], self._costs.prefill, demand.num_tokens
         for pod in pods:
             known = cached.get(pod.slot, 0)
-            candidates.append(_PrefillCandidate(prefill(pod, num_tokens - known), pod.slot, pod, known))
+            candidates.append(_PrefillCandidate(prefill(pod, num_tokens - known, known), pod.slot, pod, known))
         return candidates
 
     def _decode_candidates(self, demand: Demand, group: Group, cached: dict[int, int]) -> list[_DecodeCandidate]:
@@ -112,9 +112,9 @@ class KvAware:
             missing = num_tokens - known
             wait = costs.decode_wait(pod, missing)
             if not group.prefills:
-                alone: float | None = costs.prefill(pod, missing)
+                alone: float | None = costs.prefill(pod, missing, known)
             else:
-                alone = costs.local_prefill(pod, missing) if self._local_prefill else None
+                alone = costs.local_prefill(pod, missing, known) if self._local_prefill else None
             candidates.append(
                 _DecodeCandidate(
                     wait + costs.transfer(pod, missing), math.inf if alone is None else wait + alone, pod, known

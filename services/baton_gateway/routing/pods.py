@@ -67,8 +67,9 @@ class Pod:
     num_blocks: int = 0
     table_windows: tuple[int, ...] = (0,)  # tokens that each block table of a request keeps; 0 = all
     blocks_held: int = 0  # in its last report
-    prefill_rate: float = 0.0  # tokens per second, measured by the pod; 0 = not measured
-    learned_rate: float = 0.0  # tokens per second, measured by this gateway; 0 = not measured
+    prefill_rate: float = 0.0  # tokens without context per second, measured by the pod; 0 = not measured
+    context_cost: float = 0.0  # part by which each token of context makes a prompt token take longer
+    learned_rate: float = 0.0  # tokens without context per second, measured by this gateway; 0 = not measured
     token_bytes: int = 0  # bytes of KV per token; 0 = not reported
     step_tokens: int = 0  # most tokens of one engine step; 0 = not reported
     cache_scopes: bool = False  # its prefix cache keeps blocks of different cache scopes apart
@@ -76,7 +77,9 @@ class Pod:
     exposed_handover_s: float = 0.0
     handover_token_s: float | None = None  # recent seconds that handing over one token adds; None = unknown
     requests: InFlight = field(default_factory=InFlight)  # requests that decode on this pod
-    prefill_tokens: InFlight = field(default_factory=InFlight)  # tokens that wait for prefill
+    prefill_tokens: InFlight = field(
+        default_factory=InFlight
+    )  # prompts that wait for prefill, as prompt_work counts them
     busy_share: float = 0.0  # share of recent arrivals best served here that found the pod busy
     breaker: Breaker = field(default_factory=Breaker)
     dispatched: int = 0  # how often it was chosen
@@ -93,6 +96,13 @@ class Pod:
         kept = (min(num_tokens, window) if window else num_tokens for window in self.table_windows)
         return sum(tokens // self.block_size + 1 for tokens in kept)
 
+    def prompt_work(self, num_tokens: int, cached: int = 0) -> int:
+        """Return the work of prefilling num_tokens tokens of a prompt after `cached` ones, in tokens without context.
+
+        A token takes longer the more tokens are before it. An older pod does not report by how much.
+        """
+        return round(num_tokens * (1 + self.context_cost * (cached + num_tokens / 2)))
+
     def note_handovers(self, tokens: int, exposed_s: float) -> None:
         """Take the pod's totals of hand-overs since its start: tokens, and seconds that prefills waited for them."""
         new, seconds = tokens - self.handed_over_tokens, exposed_s - self.exposed_handover_s
@@ -104,14 +114,14 @@ class Pod:
         """Note that a request came for which no other prefill pod was predicted to be better."""
         self.busy_share += _NEWEST_ARRIVAL * ((self.prefill_tokens.load > 0) - self.busy_share)
 
-    def learn_rate(self, num_tokens: int, seconds: float) -> None:
+    def learn_rate(self, work: int, seconds: float) -> None:
         """Learn from a prompt that got its first token after `seconds`.
 
-        num_tokens: tokens that the pod had to compute until then, those of the prompt included.
+        work: what the pod had to compute until then, the prompt included, as prompt_work counts.
         """
-        if num_tokens < LEAST_TOKENS_TO_LEARN or seconds <= 0:
+        if work < LEAST_TOKENS_TO_LEARN or seconds <= 0:
             return
-        self.learned_rate = _learned(self.learned_rate or None, num_tokens / seconds)
+        self.learned_rate = _learned(self.learned_rate or None, work / seconds)
 
 
 def _learned(known: float | None, new: float) -> float:

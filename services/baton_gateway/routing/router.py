@@ -31,10 +31,10 @@ class Route:
         self._num_tokens = demand.num_tokens
         self._trials: list[Breaker] = []
         self._charges: list[tuple[InFlight, int]] = []
-        self._queued = 0  # tokens, this prompt included, that the prefilling pod had to compute when it got the prompt
+        self._queued = 0  # work, this prompt included, that the prefilling pod had when it got the prompt
         self._charge(self.decode.requests, 1)
         self._admit(self.decode)
-        self._start_prefill(demand.num_tokens - choice.num_cached)
+        self._start_prefill(choice.num_cached)
 
     @property
     def prefilling(self) -> Pod:
@@ -43,7 +43,7 @@ class Route:
 
     @property
     def queued(self) -> int:
-        """Tokens, this prompt included, that the prefilling pod had to compute when it got the prompt."""
+        """The work, this prompt included, that the prefilling pod had when it got the prompt (Pod.prompt_work)."""
         return self._queued
 
     def handover_failed(self, address: str) -> None:
@@ -58,7 +58,7 @@ class Route:
             if was_first and len(self._charges) > 1:
                 self._release(1)
                 self._sent_at = now
-                self._start_prefill(self._num_tokens)
+                self._start_prefill(0)
 
     def prefilled(self, disaggregated: bool = False) -> None:
         """Release the charge of the prefill, which is done. disaggregated: a prefill pod did it."""
@@ -93,10 +93,11 @@ class Route:
         if breaker in self._trials:
             self._trials.remove(breaker)
 
-    def _start_prefill(self, num_tokens: int) -> None:
+    def _start_prefill(self, cached: int) -> None:
         pod = self.prefilling
-        self._queued = pod.prefill_tokens.load + num_tokens
-        self._charge(pod.prefill_tokens, num_tokens)
+        work = pod.prompt_work(self._num_tokens - cached, cached)
+        self._queued = pod.prefill_tokens.load + work
+        self._charge(pod.prefill_tokens, work)
         if pod is not self.decode:
             self._admit(pod)
 

@@ -28,7 +28,7 @@ class StallTimeouts:
             if silent_s > allowed and silent_s > allowed + self.costs.longest_prefill(route.prefilling, route.queued):
                 return "first_token_timeout"
             return None
-        allowed = self.inter_token_s
-        if silent_s > allowed and silent_s > allowed + self.costs.longest_prefill(route.decode, num_tokens):
+        allowed, again = self.inter_token_s, route.decode.prompt_work(num_tokens)
+        if silent_s > allowed and silent_s > allowed + self.costs.longest_prefill(route.decode, again):
             return "inter_token_timeout"
         return None

@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
+from baton_kernels.reference.kv_codes import kv_numbers_reference
 
 from .backend import AttentionBatch, StepLimits
 
@@ -123,7 +124,7 @@ class TorchSdpa:
         if distance.shape[2] > 1:
             # The shape of scores in _attend_chunk: [kv_heads, query heads of each, queries, keys].
             slopes = slopes.view(self._kv_heads, self._group_size, 1, 1)
-        return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.planes[0].dtype)
+        return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.dtype)
 
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(q)
@@ -137,14 +138,24 @@ class TorchSdpa:
             # [keys, kv_heads, head_dim]. A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0
             # here.
             k, v = (
-                cache.index_select(0, read.blocks[group]).flatten(0, 1).index_fill_(0, read.unseen, 0.0)
-                for cache in (keys, values)
+                each.index_fill_(0, read.unseen, 0.0)
+                for each in self._numbers(layer, (keys, values), read.blocks[group])
             )
             rows, mask = call.rows, call.masks[spec]
             if call.queries == 1:
                 self._attend_decodes(q[rows], k, v, call.sequences, mask, spec, sinks, out[rows])
             else:
                 self._attend_chunk(q[rows], k, v, mask, spec, sinks, out[rows])
+
+    def _numbers(self, layer: int, planes: tuple[torch.Tensor, ...], blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return what some blocks of a layer's planes hold, [keys, kv_heads, head_dim] each."""
+        scales = self._cache.scales
+        if scales is None:
+            return tuple(plane.index_select(0, blocks).flatten(0, 1) for plane in planes)
+        # As bytes, since torch does not copy every dtype of 8 bits by index.
+        codes = (plane.view(torch.uint8).index_select(0, blocks).flatten(0, 1).view(plane.dtype) for plane in planes)
+        each = zip(codes, scales[layer], strict=True)
+        return tuple(kv_numbers_reference(code, scale, self._cache.dtype) for code, scale in each)
 
     def _attend_decodes(
         self,

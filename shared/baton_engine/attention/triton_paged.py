@@ -2,9 +2,11 @@
 
 import dataclasses
 import itertools
+import sys
 
 import numpy as np
 import torch
+from triton.runtime import driver
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
@@ -34,7 +36,7 @@ class TritonPaged:
         self._deterministic = limits.deterministic
         kv_heads, head_dim = cache.planes[0].shape[3:]
         # With `deterministic`, single tokens take a whole tile too, so that a smaller tile wastes less.
-        per_tile = queries_per_tile(head_dim, cache.planes[0].element_size())
+        per_tile = queries_per_tile(head_dim, cache.dtype.itemsize, _shared_memory(cache.device))
         self.queries_per_tile = 64 if limits.deterministic else per_tile
         variants = {spec: _variant(spec, cache.device) for spec in set(specs)}
         self._variants = [variants[spec] for spec in specs]
@@ -98,13 +100,23 @@ class TritonPaged:
         if variant.sinks is not weights:
             # A layer gives the same tensor in each step.
             variant = self._variants[layer] = dataclasses.replace(variant, sinks=weights)
+        scales = None if self._cache.scales is None else self._cache.scales[layer]
         if n:
-            decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n])
+            decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n], scales=scales)
         if self._tiles is not None:
             prefill_attention(
                 q, keys, values, tables, self._lengths, self._starts, self._tiles, variant,
                 out=out, block_queries=self.queries_per_tile, uniform=self._deterministic,
+                scales=scales,
             )  # fmt: skip
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program can have. Triton's interpreter has no limit."""
+    if device.type != "cuda":
+        return sys.maxsize
+    properties = driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["max_shared_mem"])
 
 
 def _variant(spec: AttentionSpec, device: torch.device) -> AttentionVariant:

@@ -1,10 +1,12 @@
 """Attention over the paged KV cache."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from baton_engine.context import Context
+from baton_engine.inputs import InputRows, inputs_of
 from baton_engine.model_config import ModelConfig
 from baton_engine.shard import head_part
 from baton_engine.source import Source
@@ -27,7 +29,7 @@ class Attention:
         config: ModelConfig,
         layer: int,
         source: Source,
-        qkv: Callable[[torch.Tensor], torch.Tensor],
+        qkv: Callable[[Any], torch.Tensor],
         output: Linear,
         rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
         qk_norms: tuple[RmsNorm, RmsNorm] | None = None,
@@ -39,14 +41,17 @@ class Attention:
         self._norms = None if qk_norms is None else (qk_norms[0].weight, qk_norms[1].weight)
         self._eps = 0.0 if qk_norms is None else qk_norms[0].eps
         self._sinks = sinks
+        self.inputs = inputs_of(qkv)
 
-    def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+    def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the keys and values of the tokens are in the cache."""
         return self._output(ctx.attend(self._layer, self.queries(x, ctx), self._sinks).flatten(1))
 
-    def queries(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+    def queries(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """Return the queries [T, heads, head_dim] of x [T, hidden], and write its keys and values to the cache."""
+        qkv = self._qkv(x)
         return self._ops.rope_and_cache(
-            self._qkv(x), self._rotary, ctx.positions, *ctx.cache(self._layer),
-            self._heads, self._norms, self._eps, ctx.queries(len(x), self._heads, self._head_dim),
+            qkv, self._rotary, ctx.positions, *ctx.cache(self._layer),
+            self._heads, self._norms, self._eps, ctx.queries(len(qkv), self._heads, self._head_dim),
+            ctx.inverse_scales(self._layer),
         )  # fmt: skip

@@ -1,10 +1,9 @@
 """Multi-head latent attention over the paged cache, which holds one latent vector of each token."""
 
-from collections.abc import Callable
-
 import torch
 
 from baton_engine.context import Context
+from baton_engine.inputs import InputRows
 from baton_engine.latent_spec import LatentSpec
 from baton_engine.shard import REPLICATED, Heads, Rows, head_part
 from baton_engine.source import Source
@@ -31,12 +30,13 @@ class Queries:
         sizes = [low_rank or queries, spec.latent_dim]
         self._size = shard.outputs(sizes)[0].stop - shard.outputs(sizes)[0].start
         self._down = Linear(source, [first, "kv_a_proj_with_mqa"], sizes, hidden, shard=shard)
-        self._up: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._up: Linear | None = None
+        self.inputs = self._down.inputs
         if low_rank is not None:
-            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, _EPS)
-            self._up = Linear(source, ["q_b_proj"], [queries], low_rank, shard=by_heads)
+            up = self._up = Linear(source, ["q_b_proj"], [queries], low_rank, shard=by_heads)
+            self._norm = RmsNorm(source.at("q_a_layernorm"), low_rank, _EPS).before(up)
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, hidden]. Returns queries [T, heads * query_dim] and latents [T, latent_dim], with contiguous rows."""
         both = self._down(x)
         q, kv = both[:, : self._size], both[:, self._size :]
@@ -67,6 +67,7 @@ class LatentAttention:
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
         self._rotary, self._interleaved = rotary, interleaved
         self._queries = Queries(source, spec, hidden, heads, low_rank)
+        self.inputs = self._queries.inputs
         self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
         outputs = spec.key_dim + spec.value_dim
         rows = slice(own.start * outputs, own.stop * outputs)
@@ -74,11 +75,11 @@ class LatentAttention:
         self._up = up.view(self._heads, outputs, spec.rank)
         self._output = Linear(source, ["o_proj"], [hidden], heads * spec.value_dim, shard=Rows(source.ranks))
 
-    def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+    def __call__(self, x: InputRows, ctx: Context) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]. Afterwards the latents of the tokens are in the cache."""
         q, kv = self._queries(x)
         q = self._ops.latent_rope_and_cache(
             q, kv, self._norm.weight, self._norm.eps, self._rotary, self._interleaved, ctx.positions,
-            *ctx.cache(self._layer), self._heads, ctx.queries(len(x), self._heads, self._spec.query_dim),
+            *ctx.cache(self._layer), self._heads, ctx.queries(len(kv), self._heads, self._spec.query_dim),
         )  # fmt: skip
         return self._output(ctx.attend(self._layer, q, self._up).flatten(1))

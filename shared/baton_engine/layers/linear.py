@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from baton_engine.config import ConfigError
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.shard import REPLICATED, Shard
 from baton_engine.source import Outputs, Source
 
@@ -45,13 +46,18 @@ class Linear:
         added = bias and shard.adds_bias
         self._product = method.load(source, taken, inputs, columns, added, own_order, transposed)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        self.inputs = self._product.inputs
+
+    def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
         return self._shard.join(self._product(x, out))
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """Return activation(gate) * up, [T, outputs / 2], as Method.gated does."""
-        return self._shard.join(self._product.gated(x, activation))
+    def gated(self, x: InputRows, activation: str, into: Inputs = NUMBERS) -> InputRows:
+        """Return activation(gate) * up, [T, outputs / 2], as Product.gated does.
+
+        Ranks divide the outputs of such a layer, never its inputs, so that nothing is joined.
+        """
+        return self._product.gated(x, activation, into)
 
 
 def _taken(

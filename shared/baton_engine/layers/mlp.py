@@ -2,6 +2,7 @@
 
 import torch
 
+from baton_engine.inputs import InputRows
 from baton_kernels.reference.activation import ACTIVATIONS
 
 from .linear import Linear
@@ -15,10 +16,11 @@ class GatedMlp:
 
     def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
         self._gate_up, self._down, self._activation = gate_up, down, activation
+        self.inputs = gate_up.inputs
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: InputRows) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
-        return self._down(self._gate_up.gated(x, self._activation))
+        return self._down(self._gate_up.gated(x, self._activation, self._down.inputs))
 
 
 class Mlp:

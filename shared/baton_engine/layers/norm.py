@@ -3,6 +3,8 @@
 import torch
 from torch.nn import functional
 
+from baton_engine.inputs import InputRows, Inputs, inputs_of
+from baton_engine.ops import Ops
 from baton_engine.source import Source
 
 
@@ -35,6 +37,27 @@ class RmsNorm:
         if residual is None:
             return self(x), x
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps), residual
+
+    def before(self, part: object) -> "InputNorm":
+        """Return this norm in the form that a part of a layer takes."""
+        return InputNorm(self, inputs_of(part), self._ops)
+
+
+class InputNorm:
+    """An RmsNorm whose result is in the form that the product after it takes."""
+
+    def __init__(self, norm: RmsNorm, into: Inputs, ops: Ops) -> None:
+        self._weight, self._eps, self._into, self._ops = norm.weight, norm.eps, into, ops
+
+    def __call__(self, x: torch.Tensor) -> InputRows:
+        """As RmsNorm does."""
+        return self._into.norm(self._ops, x, None, self._weight, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[InputRows, torch.Tensor]:
+        """As RmsNorm.add does."""
+        if residual is None:
+            return self(x), x
+        return self._into.norm(self._ops, x, residual, self._weight, self._eps), residual
 
 
 class LayerNorm:

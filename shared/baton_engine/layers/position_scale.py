@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.context import Context
+from baton_engine.inputs import InputRows
 from baton_engine.model_config import ModelConfig
 from baton_engine.source import Source
 
@@ -29,7 +30,7 @@ class PositionScaledAttention(Attention):
         super().__init__(config, layer, source, qkv, output, rotary)
         self._scales = scales
 
-    def queries(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
+    def queries(self, x: InputRows, ctx: Context) -> torch.Tensor:
         q = super().queries(x, ctx)
         return q if self._scales is None else q.mul_(self._scales[ctx.positions].view(-1, 1, 1))
 

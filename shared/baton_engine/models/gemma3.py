@@ -79,20 +79,20 @@ class Gemma3Layer:
             norms = q_norm, k_norm
         gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, shard=columns)
         down = Linear(mlp, ["down_proj"], [hidden], inner, shard=rows)
-        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps, _OFFSET)
         self.attention = Attention(config, layer, source, qkv, output, rotary, norms)
+        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps, _OFFSET).before(self.attention)
         self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps, _OFFSET)
-        self.pre_mlp_norm = RmsNorm(source.at("pre_feedforward_layernorm"), hidden, eps, _OFFSET)
         self.mlp = GatedMlp(gate_up, down, "gelu_tanh")
+        self.pre_mlp_norm = RmsNorm(source.at("pre_feedforward_layernorm"), hidden, eps, _OFFSET).before(self.mlp)
         self.post_mlp_norm = RmsNorm(source.at("post_feedforward_layernorm"), hidden, eps, _OFFSET)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.input_norm.add(x, residual)
-        x = self.post_attention_norm(self.attention(x, ctx))
-        x, residual = self.pre_mlp_norm.add(x, residual)
-        return self.post_mlp_norm(self.mlp(x)), residual
+        normed, residual = self.input_norm.add(x, residual)
+        x = self.post_attention_norm(self.attention(normed, ctx))
+        normed, residual = self.pre_mlp_norm.add(x, residual)
+        return self.post_mlp_norm(self.mlp(normed)), residual
 
 
 class Gemma3:

@@ -30,10 +30,10 @@ class GraniteLayer(LlamaLayer):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, ctx).mul_(self.multiplier)
-        x, residual = self.post_attention_norm.add(x, residual)
-        return self.mlp(x).mul_(self.multiplier), residual
+        normed, residual = self.input_norm.add(x, residual)
+        x = self.attention(normed, ctx).mul_(self.multiplier)
+        normed, residual = self.post_attention_norm.add(x, residual)
+        return self.mlp(normed).mul_(self.multiplier), residual
 
 
 class Granite(Llama):

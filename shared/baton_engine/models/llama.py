@@ -108,15 +108,15 @@ class LlamaLayer:
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps)
         self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
-        self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
+        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps).before(self.attention)
         self.mlp = self.make_mlp(config, source, layer)
+        self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps).before(self.mlp)
 
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> Callable[[torch.Tensor, Context], torch.Tensor]:
-        """Return the attention, from [T, hidden] to [T, hidden]."""
+    ) -> Callable[[Any, Context], torch.Tensor]:
+        """Return the attention, from [T, hidden], in the form that it takes, to [T, hidden]."""
         norms = self.qk_norms(config, source) if config.qk_norm else None
         sinks = None
         if config.attention[layer].sinks:
@@ -129,14 +129,14 @@ class LlamaLayer:
         qkv = self.qkv(config, source)
         return Attention(config, layer, source, qkv, output, rotary, norms, sinks)
 
-    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the MLP, from [T, hidden] to [T, hidden]."""
+    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
+        """Return the MLP, from [T, hidden], in the form that it takes, to [T, hidden]."""
         source = source.at("mlp")
         inner, shard = config.intermediate_size, Rows(source.ranks)
         down = Linear(source, ["down_proj"], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
         return GatedMlp(self.gate_up(config, source), down, "silu")
 
-    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[torch.Tensor], torch.Tensor]:
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
         """Return the projection of [T, hidden] to queries, keys and values side by side."""
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         names = ["q_proj", "k_proj", "v_proj"]
@@ -155,10 +155,10 @@ class LlamaLayer:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, ctx)
-        x, residual = self.post_attention_norm.add(x, residual)
-        return self.mlp(x), residual
+        normed, residual = self.input_norm.add(x, residual)
+        x = self.attention(normed, ctx)
+        normed, residual = self.post_attention_norm.add(x, residual)
+        return self.mlp(normed), residual
 
 
 class Layer(Protocol):

@@ -4,6 +4,7 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
+from baton_engine.inputs import InputRows
 from baton_engine.layers.attention import Attention
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
@@ -21,14 +22,14 @@ class NormedQkv:
     """
 
     def __init__(self, source: Source, qkv: Linear, sizes: tuple[int, int], eps: float, shard: Heads) -> None:
-        self._qkv, self._ranks = qkv, source.ranks
+        self._qkv, self._ranks, self.inputs = qkv, source.ranks, qkv.inputs
         parts = shard.outputs(sizes)
         self._norms = [
             RmsNorm(source.at(name), size, eps, part=part)
             for name, size, part in zip(("q_norm", "k_norm"), sizes, parts, strict=True)
         ]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: InputRows) -> torch.Tensor:
         qkv = self._qkv(x)
         q, k = (len(norm.weight) for norm in self._norms)
         parts = [qkv[:, :q].contiguous(), qkv[:, q : q + k].contiguous()]

@@ -74,20 +74,20 @@ class QwenLayer:
             shard=Heads(ranks, config.head_dim),
         )  # fmt: skip
         output = Linear(attention, ["c_proj"], [hidden], hidden, bias=bias, shard=Rows(ranks))
-        self.input_norm = RmsNorm(source.at("ln_1"), hidden, eps)
         self.attention = PositionScaledAttention(config, layer, source, qkv, output, rotary, scales)
-        self.post_attention_norm = RmsNorm(source.at("ln_2"), hidden, eps)
+        self.input_norm = RmsNorm(source.at("ln_1"), hidden, eps).before(self.attention)
         gate_up = Linear(mlp, ["w2", "w1"], [inner, inner], hidden, bias=bias, shard=Columns(ranks))
         down = Linear(mlp, ["c_proj"], [hidden], inner, bias=bias, shard=Rows(ranks))
         self.mlp = GatedMlp(gate_up, down, "silu")
+        self.post_attention_norm = RmsNorm(source.at("ln_2"), hidden, eps).before(self.mlp)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.input_norm.add(x, residual)
-        x = self.attention(x, ctx)
-        x, residual = self.post_attention_norm.add(x, residual)
-        return self.mlp(x), residual
+        normed, residual = self.input_norm.add(x, residual)
+        x = self.attention(normed, ctx)
+        normed, residual = self.post_attention_norm.add(x, residual)
+        return self.mlp(normed), residual
 
 
 class Qwen:

@@ -11,7 +11,7 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.source import Method, Source
-from baton_kernels.reference.grouped_linear import GroupedWeight
+from baton_kernels.reference.grouped_linear import GroupedWeight, held_exponents
 from baton_kernels.reference.quantize import RowFormat
 from baton_kernels.reference.scaled_linear import ScaledWeight
 
@@ -100,7 +100,7 @@ class Mxfp4(GroupedMethod, frozen=True):
         pairs = source.take(f"{name}.weight_packed", (outputs, inputs // 2), part, torch.uint8)
         part = rows, divide(columns, GROUP, name)
         scales = source.take(f"{name}.weight_scale", (outputs, inputs // GROUP), part, torch.uint8)
-        return Part(GroupedWeight("e2m1", pack_codes(split_pairs(pairs), 4), scales))
+        return Part(GroupedWeight("e2m1", pack_codes(split_pairs(pairs), 4), held_exponents(scales)))
 
 
 class EightBit(ScaledMethod, frozen=True):

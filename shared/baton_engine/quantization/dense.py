@@ -6,6 +6,7 @@ import msgspec
 import torch
 
 from baton_engine.experts_method import ExpertNames
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Source
 from baton_kernels.reference.activation import ClampedGate
@@ -15,6 +16,8 @@ from .dense_experts import DenseExperts
 
 class Dense:
     """A weight [outputs, inputs] in the dtype that the engine computes in."""
+
+    inputs: Inputs = NUMBERS
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, ops: Ops) -> None:
         self._bias = bias
@@ -28,9 +31,9 @@ class Dense:
             return result if out is None else out.copy_(result)
         return self._ops.linear(x, self._weight, self._bias, False, out)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
         if self._weight is None or activation != "silu":
-            return self._ops.gate_mul(self(x), activation)
+            return into.gate(self._ops, self(x), activation)
         return self._ops.linear(x, self._weight, self._bias, True)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.experts_method import ExpertNames, ExpertsMethod
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Product, Source
 from baton_kernels.reference.activation import ClampedGate
@@ -43,19 +44,24 @@ class Part(NamedTuple):
 class Grouped:
     """The product with a weight that stays in its codes."""
 
+    inputs: Inputs = NUMBERS
+
     def __init__(self, part: Part, bias: torch.Tensor | None, ops: Ops) -> None:
         self._weight, self._columns = part
         self._bias = bias
         self._ops = ops
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self._columns is not None:
-            x = x.index_select(1, self._columns)
-        result = self._ops.grouped_linear(x, self._weight, self._bias)
+        result = self._ops.grouped_linear(self._ordered(x), self._weight, self._bias)
         return result if out is None else out.copy_(result)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return self._ops.gate_mul(self(x), activation)
+    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
+        if activation != "silu":
+            return into.gate(self._ops, self(x), activation)
+        return self._ops.grouped_linear(self._ordered(x), self._weight, self._bias, True)
+
+    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self._columns is None else x.index_select(1, self._columns)
 
 
 class GroupedMethod(msgspec.Struct, frozen=True):

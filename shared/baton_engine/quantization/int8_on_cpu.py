@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from baton_engine.inputs import EightBits, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_kernels.reference.quantize import RowFormat
 
@@ -30,11 +31,11 @@ class Int8OnCpu:
         self._no_zeros = torch.zeros(len(self._scales), dtype=torch.int32)
         # What a zero of 1 in a row adds to its results.
         self._sums = None if weight.sums is None else weight.sums * self._scales
-        self._bias, self._scale, self._zero, self._form = bias, part.scale, part.zero, form
-        self._dtype, self._ops = dtype, ops
+        self.inputs = EightBits(form, part.scale, part.zero)
+        self._bias, self._dtype, self._ops = bias, dtype, ops
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        rows = self._ops.quantize_rows(x, self._form, self._scale, self._zero)
+    def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
+        rows = self.inputs.rounded(self._ops, x)
         result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             rows.codes, 1.0, 0, self._codes, self._scales, self._no_zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
@@ -46,5 +47,5 @@ class Int8OnCpu:
         result = result.to(self._dtype)
         return result if out is None else out.copy_(result)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return self._ops.gate_mul(self(x), activation)
+    def gated(self, x: InputRows, activation: str, into: Inputs) -> InputRows:
+        return into.gate(self._ops, self(x), activation)

@@ -9,7 +9,7 @@ from baton_engine.shard import even_part
 from baton_engine.source import Method, Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
-from baton_kernels.reference.grouped_linear import GroupedWeight, dequantize_grouped_reference
+from baton_kernels.reference.grouped_linear import GroupedWeight, dequantize_grouped_reference, held_exponents
 from baton_kernels.reference.quantized_experts import QuantizedExperts
 
 from .dense import DENSE
@@ -59,7 +59,7 @@ def read_blocks(
     size = *others, inputs // GROUP
     pairs = source.take(f"{name}_blocks", (*size, GROUP // 2), (*axes, groups, slice(0, GROUP // 2)), torch.uint8)
     scales = source.take(f"{name}_scales", size, (*axes, groups), torch.uint8)
-    return GroupedWeight("e2m1", pack_codes(split_pairs(pairs.flatten(-2)), 4), scales)
+    return GroupedWeight("e2m1", pack_codes(split_pairs(pairs.flatten(-2)), 4), held_exponents(scales))
 
 
 def dequantize_stack(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:

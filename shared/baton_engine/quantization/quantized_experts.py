@@ -9,7 +9,7 @@ from baton_engine.experts_method import ExpertNames
 from baton_engine.ops import Ops
 from baton_engine.shard import even_part
 from baton_engine.source import Outputs, Source
-from baton_kernels.reference.grouped_linear import GroupedWeight
+from baton_kernels.reference.grouped_linear import GroupedWeight, exponents_to_scales
 from baton_kernels.reference.quantized_experts import QuantizedExperts
 from baton_kernels.reference.scaled_linear import ScaledWeight
 
@@ -67,6 +67,14 @@ def join(
         codes, scales = torch.stack([each.codes for each in scaled]), torch.stack([each.scales for each in scaled])
         return ScaledWeight(codes, scales, first.tile)
     grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
-    codes, scales = torch.stack([each.codes for each in grouped]), torch.stack([each.scales for each in grouped])
+    codes, scales = torch.stack([each.codes for each in grouped]), torch.stack(_of_one_kind(grouped))
     zeros = None if first.zeros is None else torch.stack([each.zeros for each in grouped if each.zeros is not None])
     return first._replace(codes=codes, scales=scales, zeros=zeros)
+
+
+def _of_one_kind(weights: list[GroupedWeight]) -> list[torch.Tensor]:
+    """Return the scales of weights, as exponents only if all are."""
+    scales = [weight.scales for weight in weights]
+    if len({each.dtype for each in scales}) == 1:
+        return scales
+    return [exponents_to_scales(each) if each.dtype == torch.uint8 else each for each in scales]

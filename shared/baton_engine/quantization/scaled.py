@@ -8,6 +8,7 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.experts_method import ExpertNames, ExpertsMethod
+from baton_engine.inputs import EightBits, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Product, Source
 from baton_kernels.reference.activation import ClampedGate
@@ -21,21 +22,27 @@ from .quantized_experts import CodedExperts, not_joined, read_experts
 from .scaled_part import Part
 from .side_by_side import SideBySide, merge, same
 
+# Rows up to which the product computes the gate, too. For more rows the gate and the rounding after it are one kernel.
+_GATED_ROWS = 32
+
 
 class Scaled:
     """The product of 8-bit numbers."""
 
     def __init__(self, part: Part, bias: torch.Tensor | None, form: RowFormat, dtype: torch.dtype, ops: Ops) -> None:
-        self._weight, self._scale, self._zero = part
-        self._bias, self._form, self._dtype, self._ops = bias, form, dtype, ops
+        self.inputs = EightBits(form, part.scale, part.zero)
+        self._weight, self._bias, self._dtype, self._ops = part.weight, bias, dtype, ops
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        rows = self._ops.quantize_rows(x, self._form, self._scale, self._zero)
+    def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
+        rows = self.inputs.rounded(self._ops, x)
         result = self._ops.scaled_linear(rows, self._weight, self._bias, self._dtype)
         return result if out is None else out.copy_(result)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return self._ops.gate_mul(self(x), activation)
+    def gated(self, x: InputRows, activation: str, into: Inputs) -> InputRows:
+        rows = self.inputs.rounded(self._ops, x)
+        if activation == "silu" and len(rows.codes) <= _GATED_ROWS:
+            return self._ops.scaled_linear(rows, self._weight, self._bias, self._dtype, True)
+        return into.gate(self._ops, self(rows), activation)
 
 
 class Rounded:
@@ -43,17 +50,17 @@ class Rounded:
 
     def __init__(self, part: Part, bias: torch.Tensor | None, form: RowFormat, dtype: torch.dtype, ops: Ops) -> None:
         self._dense = Dense(dequantize_scaled_reference(part.weight, dtype), bias, ops)
-        self._scale, self._zero, self._form, self._ops = part.scale, part.zero, form, ops
+        self.inputs = EightBits(form, part.scale, part.zero)
+        self._dtype, self._ops = dtype, ops
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._dense(self._round(x), out)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return self._dense.gated(self._round(x), activation)
+    def gated(self, x: InputRows, activation: str, into: Inputs) -> InputRows:
+        return self._dense.gated(self._round(x), activation, into)
 
-    def _round(self, x: torch.Tensor) -> torch.Tensor:
-        rows = self._ops.quantize_rows(x, self._form, self._scale, self._zero)
-        return dequantize_rows_reference(rows).to(x.dtype)
+    def _round(self, x: InputRows) -> torch.Tensor:
+        return dequantize_rows_reference(self.inputs.rounded(self._ops, x)).to(self._dtype)
 
 
 class ScaledMethod(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import torch
 
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_engine.source import Product
 
@@ -14,6 +15,9 @@ Part = TypeVar("Part")
 class SideBySide:
     """The results of several products, one after another."""
 
+    # They may round their inputs in different ways.
+    inputs: Inputs = NUMBERS
+
     def __init__(self, products: Sequence[Product], ops: Ops) -> None:
         self._products = products
         self._ops = ops
@@ -21,8 +25,8 @@ class SideBySide:
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.cat([product(x) for product in self._products], dim=1, out=out)
 
-    def gated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return self._ops.gate_mul(self(x), activation)
+    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
+        return into.gate(self._ops, self(x), activation)
 
 
 def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

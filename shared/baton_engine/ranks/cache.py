@@ -26,9 +26,16 @@ class RanksCache:
     def __init__(self, layout: KvLayout, own: KvCache, processes: RankProcesses) -> None:
         """own: the cache of this process, which is rank 0."""
         self.layout = layout
-        self.num_blocks = own.num_blocks
+        self.num_blocks, self.scales, self.facts, self.format = own.num_blocks, own.scales, own.facts, own.format
         self._own, self._part, self._processes = own, KvPart(own), processes
         self._heads = [RankHeads(layout, number, processes.count) for number in range(processes.count)]
+
+    def warm_up(self) -> None:
+        """Use the kernels of all ranks once: each is compiled at its first use, which would delay requests."""
+        one = self.layout.extent(0, 1)
+        blocks, values = [[0]] * len(self.layout.groups), torch.zeros(self.layout.size(one), dtype=torch.uint8)
+        self.gather(blocks, one, values)
+        self.scatter(blocks, one, values)
 
     def gather(
         self, tables: Sequence[list[int]], extent: Extent, out: torch.Tensor, check: bool = False

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import torch
 
-from baton_engine.config import EngineConfig
+from baton_engine.config import ConfigError, EngineConfig
 from baton_engine.executor import Fence, Launched
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
@@ -42,6 +42,8 @@ class RanksExecutor:
         """
         count = config.tensor_parallel
         # Raise what can be known before any process is started.
+        if config.kv_cache_dtype != "auto":
+            raise ConfigError("--tensor-parallel works with --kv-cache-dtype auto only")
         model.part(RankNumber(0, count))
         RankHeads(model.kv_layout(model.dtype), 0, count)
         own = rank_config(config, 0)
@@ -57,25 +59,30 @@ class RanksExecutor:
     ) -> None:
         """own: the settings of this process."""
         processes = self._processes
-        with processes.explained():
+        with processes.explained(ConfigError):
             group = processes.begin(config, torch.device(own.device))
             runner = make_local_runner(own, model, device, progress, group)
         processes.await_loaded()
         self._runner = runner
         self.dtype, self.quantization, self.max_model_len = runner.dtype, runner.quantization, runner.max_model_len
-        self.depth, self.prefill_rate, self.threads = runner.depth, runner.prefill_rate, runner.threads
+        self.depth, self.times, self.threads = runner.depth, runner.times, runner.threads
         layout = model.kv_layout(str(runner.dtype).removeprefix("torch."))
         self.cache = RanksCache(layout, runner.cache, processes)
-        # At its first use a kernel is compiled, which would delay requests.
-        one = layout.extent(0, 1)
-        blocks, values = [[0]] * len(layout.groups), torch.zeros(layout.size(one), dtype=torch.uint8)
-        self.cache.gather(blocks, one, values)
-        self.cache.scatter(blocks, one, values)
+        self.cache.warm_up()
+
+    @property
+    def compilations(self) -> int:
+        """As in Executor, on rank 0: all ranks compile the same kernels at the same steps."""
+        return self._runner.compilations
+
+    def begin_service(self) -> None:
+        """As in Executor."""
+        self._runner.begin_service()
 
     def launch(self, plan: StepPlan) -> Launched:
         self._processes.check()
         self._processes.send(Launch(plan))
-        with self._processes.explained():
+        with self._processes.explained(RankDied):
             return _Launched(self._runner.launch(plan), self._processes)
 
     def fence(self) -> Fence | None:
@@ -96,7 +103,7 @@ class _Launched:
 
     def draw_masked(self, masks: np.ndarray) -> None:
         self._processes.send(DrawMasked(masks))
-        with self._processes.explained():
+        with self._processes.explained(RankDied):
             self._launched.draw_masked(masks)
 
     def wait(self) -> Results:

@@ -1,0 +1,40 @@
+"""Numbers of float8_e4m3fn: four bits of exponent, three of mantissa, at most 448, with NaN and without infinity."""
+
+import triton
+import triton.language as tl
+
+# Weights of values are at most 1. They are multiplied by this before they become float16, so that small ones keep bits.
+WEIGHT_SCALE = tl.constexpr(1024.0)
+
+
+@triton.jit
+def round_e4m3(values):
+    """Round float32 values of at most 448 to numbers that float8_e4m3fn has, ties to even."""
+    # Three bits of the mantissa remain: a carry goes into the exponent, as it should.
+    bits = values.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+    # Below 2 ** -6 the numbers are the multiples of 2 ** -9.
+    small = (values + 24576.0) - 24576.0
+    return tl.where(tl.abs(values) < 0.015625, small, bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def to_e4m3(values):
+    """Return float32 values as float8_e4m3fn: the largest number for those beyond it, NaN for those not finite."""
+    rounded = round_e4m3(tl.minimum(tl.maximum(values, -448.0), 448.0))
+    bits = rounded.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    # The code of NaN is written as it is, since not every conversion of NaN gives it.
+    return tl.where(tl.abs(values) < float("inf"), bits, 0x7F).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def query_for_codes(query, scale):
+    """Return queries and the factor of their scores for products with codes.
+
+    Codes become float16, which has all of them, in one instruction each two, and bfloat16 in three. A sixteenth of a
+    query fits into float16 however large a query is in practice, and keeps all its bits.
+    """
+    if query.dtype != tl.float32:
+        query = (query.to(tl.float32) * 0.0625).to(tl.float16)
+        scale *= 16.0
+    return query, scale

@@ -1,0 +1,64 @@
+"""The forms in which products take their inputs, so that the operation before a product writes its result like that."""
+
+from typing import Protocol
+
+import torch
+
+from baton_kernels.reference.quantize import QuantizedRows, RowFormat
+
+from .ops import Ops
+
+# Inputs of a product, [T, inputs].
+InputRows = torch.Tensor | QuantizedRows
+
+
+class Inputs(Protocol):
+    """The form in which a product takes its inputs. A product also takes them as numbers."""
+
+    def norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> InputRows:
+        """Compute what add_rms_norm_reference does."""
+
+    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
+        """Compute what gate_mul_reference does."""
+
+
+class Numbers:
+    """Numbers in the dtype that the engine computes in."""
+
+    def norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> InputRows:
+        return ops.add_rms_norm(x, residual, weight, eps)
+
+    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
+        return ops.gate_mul(gate_up, activation)
+
+
+NUMBERS = Numbers()
+
+
+class EightBits:
+    """Rows that are rounded to 8 bits. scale, zero: as in quantize_rows_reference."""
+
+    def __init__(self, form: RowFormat, scale: torch.Tensor | None, zero: torch.Tensor | None) -> None:
+        self._form, self._scale, self._zero = form, scale, zero
+
+    def rounded(self, ops: Ops, x: InputRows) -> QuantizedRows:
+        """Return inputs of a product in this form."""
+        return x if isinstance(x, QuantizedRows) else ops.quantize_rows(x, self._form, self._scale, self._zero)
+
+    def norm(
+        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> InputRows:
+        return ops.quantize_norm(x, residual, weight, eps, self._form, self._scale, self._zero)
+
+    def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
+        return ops.quantize_gate(gate_up, activation, self._form, self._scale, self._zero)
+
+
+def inputs_of(part: object) -> Inputs:
+    """Return the form that a part of a layer takes: its attribute `inputs`. Parts without it take numbers."""
+    found: Inputs = getattr(part, "inputs", NUMBERS)
+    return found

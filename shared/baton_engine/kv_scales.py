@@ -1,0 +1,63 @@
+"""The scales of a KV cache in 8 bits."""
+
+import hashlib
+
+import torch
+
+from baton_kernels.reference.quantize import E4M3_MOST
+
+from .config import ConfigError
+
+# Measured scales leave room for values of this many times the largest one that was seen.
+_ROOM = 2.0
+# Keeps the reciprocals of scales finite.
+_MOST_EXPONENT = 60
+
+
+class KvScales:
+    """For each layer the scale of each head's keys, then of its values, [2, kv_heads] float32, and their reciprocals.
+
+    They begin as 1. The tensors stay where they are, as CUDA graphs keep their addresses. Each layer has tensors of its
+    own, so that all begin at an address of the same alignment, for which Triton compiles a kernel once.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, device: torch.device) -> None:
+        self._scales = [torch.ones(2, kv_heads, device=device) for _ in range(layers)]
+        self._inverses = [scales.clone() for scales in self._scales]
+
+    def __len__(self) -> int:
+        return len(self._scales)
+
+    def __getitem__(self, layer: int) -> torch.Tensor:
+        return self._scales[layer]
+
+    def inverses(self, layer: int) -> torch.Tensor:
+        return self._inverses[layer]
+
+    def set(self, layer: int, scales: torch.Tensor) -> None:
+        """Set the scales of a layer, [2, kv_heads]. Raises ConfigError for a scale that is not a number above 0."""
+        scales = scales.float()
+        inverses = 1 / scales
+        if not bool((scales.isfinite() & inverses.isfinite() & (scales > 0)).all()):
+            raise ConfigError(f"a scale for KV in FP8 of layer {layer} is not a number above 0: {scales.tolist()}")
+        self._scales[layer].copy_(scales)
+        self._inverses[layer].copy_(inverses)
+
+    @property
+    def digest(self) -> str:
+        """A digest of all scales."""
+        numbers = torch.stack(self._scales).cpu().numpy()
+        return hashlib.blake2b(numbers.tobytes(), digest_size=8).hexdigest()
+
+
+def scales_for(largest: torch.Tensor) -> torch.Tensor:
+    """Return the scales for values of such largest magnitudes: powers of two.
+
+    A power of two costs no precision, as codes are floats. And magnitudes that differ in their last digits, because
+    sums were added up in another order, mostly give the same scale.
+    """
+    wanted = largest.float() * (_ROOM / E4M3_MOST)
+    _, exponents = torch.frexp(wanted)
+    # frexp gives 1/2 <= mantissa < 1, so that a power of two gets the next larger one.
+    powers = torch.ldexp(torch.ones_like(wanted), exponents.clamp(-_MOST_EXPONENT, _MOST_EXPONENT))
+    return torch.where(wanted > 0, powers, 1.0)

@@ -1,0 +1,50 @@
+"""The steps whose times an engine measures at start, so that it can predict those of all others."""
+
+import numpy as np
+
+from .config import EngineConfig
+from .largest_steps import PLAIN, plan_of
+from .step_plan import StepPlan
+
+_PROMPTS = (64, 512, 2048)
+_CHUNK = 512  # of long sequences: enough to keep a device busy, and not long at the longest context
+_FEW, _MANY = 8, 64
+_SHORT, _MIDDLE, _LONG = 64, 4096, 32_768
+# The decodes of a step read so many tokens at most. A step that reads more takes longer than is needed to measure it.
+_MOST_KEYS = 1 << 20
+
+
+def measured_steps(config: EngineConfig, max_model_len: int, num_groups: int, num_blocks: int) -> list[StepPlan]:
+    """Return steps of prompts, of decodes and of both, with short and long contexts, each twice.
+
+    The first run of a step may still load something. Sequences use different blocks as far as there are some, since a
+    device reads one block faster than many.
+    """
+    tokens, sequences = config.max_num_batched_tokens, config.max_num_seqs
+    longest = min(tokens, max_model_len)
+    prompts = sorted({min(size, longest) for size in (*_PROMPTS, longest)} - {1})
+    steps = [[(size, size)] for size in prompts]
+    contexts = sorted({min(size, max_model_len) for size in (_MIDDLE, _LONG, max_model_len)})
+    steps += [[(min(_CHUNK, longest), context)] for context in contexts if context > 1]
+    for count in sorted({1, min(_FEW, sequences), min(_MANY, sequences), sequences}):
+        if count <= tokens:
+            lengths = {min(size, max_model_len) for size in (_SHORT, _MIDDLE, _LONG, max_model_len)}
+            steps += [[(1, length)] * count for length in sorted(lengths) if count * length <= _MOST_KEYS or count == 1]
+    beside = min(_MANY, sequences - 1, tokens - 2)
+    if beside > 0 and longest > 1:
+        chunk = min(_CHUNK, tokens - beside, longest)
+        steps += [[(1, min(length, max_model_len))] * beside + [(chunk, chunk)] for length in (_SHORT, _MIDDLE)]
+    plans = []
+    for parts in steps:
+        plans += [_spread(plan_of(config, num_groups, parts, [PLAIN] * len(parts)), num_blocks) for _ in range(2)]
+    return plans
+
+
+def _spread(plan: StepPlan, num_blocks: int) -> StepPlan:
+    """Give the sequences of a plan blocks one after another."""
+    first = 0
+    for new in plan.new_rows:
+        count = new.blocks.shape[1]
+        new.blocks[:] = (first + np.arange(count)) % num_blocks
+        first += count
+    return plan

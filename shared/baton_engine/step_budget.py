@@ -1,0 +1,40 @@
+"""What a step may still compute while it is put together."""
+
+import math
+
+from .step import Step
+from .step_times import prompt_work
+
+_ROUNDING = 1e-6
+
+
+class StepBudget:
+    """The most tokens of a step, and a limit of the work of its prompts, in tokens without context (step_times.py)."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._work = math.inf
+        self._context_cost = 0.0
+        self._used = False
+
+    def limit_prompts(self, work: float, context_cost: float) -> None:
+        self._work, self._context_cost = work, context_cost
+
+    def room(self, step: Step, first: int) -> int:
+        """Return how many tokens of a prompt the step may still have, from index `first` on.
+
+        At least one token fits when the step has no prompt yet, however long its context is.
+        """
+        left = self.tokens - step.plan.num_tokens
+        if left <= 0 or self._work == math.inf:
+            return left
+        # The solution of prompt_work(context_cost, first, count) = work.
+        token = 1 + self._context_cost * first
+        root = math.sqrt(token * token + 2 * self._context_cost * max(self._work, 0.0))
+        count = int(2 * self._work / (token + root) + _ROUNDING)
+        return min(left, count if self._used else max(count, 1))
+
+    def take(self, first: int, count: int) -> None:
+        """Note that the step computes the tokens [first, first + count) of a prompt."""
+        self._used = True
+        self._work -= prompt_work(self._context_cost, first, count)

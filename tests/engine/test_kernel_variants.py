@@ -1,0 +1,68 @@
+"""No kernel is compiled while an engine serves, whatever its model and settings are."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeModel
+
+SETTINGS: dict[str, Any] = {"max_num_seqs": 20, "max_num_batched_tokens": 300, "max_model_len": 500, "block_size": 16}
+# The model's family with fields of its config, and the engine's settings.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "graphs": ("qwen3", {}, {}),
+    "eager": ("llama", {}, {"enforce_eager": True}),
+    "deterministic": ("llama", {}, {"deterministic": True}),
+    "few sequences, odd sizes": ("llama", {}, {"max_num_seqs": 3, "max_num_batched_tokens": 77, "block_size": 5}),
+    "windows": ("gemma3", {}, {}),
+    "softcap": ("gemma2", {}, {}),
+    "ALiBi": ("bloom", {}, {}),
+    "sinks": ("gpt_oss", {}, {}),
+    "experts": ("qwen3_moe", {"num_experts": 60, "num_experts_per_tok": 5}, {}),
+    "latents": ("deepseek_v3", {"kv_lora_rank": 512}, {"max_num_batched_tokens": 256}),
+    "few latents": ("deepseek_v3", {}, {}),
+    "int4": ("llama", {}, {"quantization": "int4"}),
+    "fp8": ("llama", {}, {"quantization": "fp8"}),
+    "int8": ("llama", {}, {"quantization": "int8"}),
+    "experts in int4": ("qwen3_moe", {"moe_intermediate_size": 64}, {"quantization": "int4"}),
+    "experts in fp8": ("qwen3_moe", {"moe_intermediate_size": 64}, {"quantization": "fp8"}),
+    "without warm-up": ("qwen3_moe", {"num_experts": 60, "num_experts_per_tok": 5}, {"enforce_eager": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tiny_model: MakeModel, processes: None) -> dict[str, Any]:
+    """What kernel_variants.py finds. It is a process of its own, as kernels of this one run in the interpreter."""
+    cases = [
+        (name, str(tiny_model(family, **fields)), {**SETTINGS, **settings})
+        for name, (family, fields, settings) in CASES.items()
+    ]
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), *sys.path])
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    command = [sys.executable, "-m", "tests.engine.kernel_variants", json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "without warm-up"])
+def test_serving_needs_no_variant_that_was_not_compiled_at_start(found: dict[str, Any], name: str) -> None:
+    assert [f"{kernel} {key}" for kernel, key in found[name]["late"]] == []
+    assert found[name]["ahead"] > 10
+
+
+def test_these_requests_would_compile_kernels_without_warm_up(found: dict[str, Any]) -> None:
+    assert len(found["without warm-up"]["late"]) > 5
+
+
+def test_kernels_are_compiled_in_threads_and_counted(found: dict[str, Any]) -> None:
+    assert all(size > 1000 for size in found["compile_ahead"]["binaries"])
+    assert len(found["compile_ahead"]["binaries"]) == 2
+    # Two variants are new, and the third launch has the second one's.
+    assert found["compile_ahead"]["counted"] == [2, 2]

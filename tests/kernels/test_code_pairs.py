@@ -1,0 +1,78 @@
+"""The instructions that decode two words at once, carried out one by one for every word."""
+
+import re
+
+import pytest
+import torch
+
+from baton_kernels import grouped_codes
+from baton_kernels.reference.grouped_linear import E2M1
+
+WORDS = torch.arange(1 << 16)
+# Registers hold a word in each half, as the kernel packs them: here a word and the one before it.
+PAIRS = WORDS | (WORDS.roll(1) << 16)
+
+
+def halves(register: torch.Tensor) -> torch.Tensor:
+    """Return the two bfloat16 numbers of registers, [registers, 2]."""
+    return torch.stack((register & 0xFFFF, register >> 16), dim=-1).to(torch.uint16).view(torch.bfloat16)
+
+
+def joined(numbers: torch.Tensor) -> torch.Tensor:
+    bits = numbers.to(torch.bfloat16).view(torch.uint16).long()
+    return bits[:, 0] | (bits[:, 1] << 16)
+
+
+def run(text: str, operands: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Carry out PTX and return the numbers of $0 to $3, [registers, 2] each. Each product or sum is rounded once."""
+    registers = dict(operands)
+
+    def value(name: str) -> torch.Tensor:
+        return registers[name] if name in registers else torch.tensor(int(name, 0)).expand(len(PAIRS))
+
+    for line in re.findall(r"^\s*(\w[\w.]*)\s+([^;{}]+);", text, re.MULTILINE):
+        name, (to, *names) = line[0], [each.strip() for each in line[1].split(",")]
+        if name.startswith("reg") or line[1].startswith(".b32"):
+            continue
+        sources = [value(each) for each in names[:3]]
+        if name == "lop3.b32":
+            assert names[3] == "0xea", "the table of (a & b) | c"
+            registers[to] = (sources[0] & sources[1]) | sources[2]
+        elif name == "and.b32":
+            registers[to] = sources[0] & sources[1]
+        elif name in ("shr.u32", "shl.b32"):
+            shifted = sources[0] >> sources[1] if name == "shr.u32" else sources[0] << sources[1]
+            registers[to] = shifted & 0xFFFFFFFF
+        else:
+            assert name in ("sub.bf16x2", "mul.bf16x2"), name
+            one, other = (halves(each).double() for each in sources)
+            registers[to] = joined(one - other if name == "sub.bf16x2" else one * other)
+    return [halves(registers[f"${number}"]) for number in range(4)]
+
+
+def constants(numbers: torch.Tensor) -> torch.Tensor:
+    """Return registers that hold a number twice."""
+    return joined(numbers[:, None].expand(-1, 2))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_int4(scaled: bool) -> None:
+    zeros = torch.randint(0, 17, (len(WORDS),)).double()
+    scales = torch.randn(len(WORDS)).bfloat16().double()
+    operands = {"$4": PAIRS, "$5": constants(128 + zeros), "$6": constants(scales)}
+    found = run((grouped_codes._INT4_SCALED_PAIRS if scaled else grouped_codes._INT4_PAIRS).value, operands)
+    for number, ours in enumerate(found):
+        for half, words in enumerate((WORDS, WORDS.roll(1))):
+            expected = ((words >> 4 * number) & 15) - zeros
+            assert torch.equal(ours[:, half], (expected * scales if scaled else expected).bfloat16())
+
+
+def test_e2m1() -> None:
+    exponents = torch.randint(0, 129, (len(WORDS),)).double()
+    # What load_scales returns: 2 ** 126 times the scale 2 ** (exponent - 127).
+    found = run(grouped_codes._E2M1_PAIRS.value, {"$4": PAIRS, "$5": constants(2 ** (exponents - 1))})
+    table = torch.tensor(E2M1).double()
+    for number, ours in enumerate(found):
+        for half, words in enumerate((WORDS, WORDS.roll(1))):
+            expected = (table[(words >> 4 * number) & 15] * 2 ** (exponents - 127)).bfloat16()
+            assert torch.equal(ours[:, half].view(torch.uint16), expected.view(torch.uint16))
