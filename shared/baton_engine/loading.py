@@ -36,8 +36,11 @@ class Weights:
     """The tensors of a model folder. Use as a context manager; `take` reads each tensor once.
 
     progress: called after each tensor with the number of tensors read and the number of all tensors. checkpoint: the
-    tensors to offer; None = all of the folder.
+    tensors to offer; None = all of the folder. whole: all tensors should be taken, and a warning names those that are
+    not.
     """
+
+    whole = True
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Weights:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._files.__exit__(kind, error, trace)
-        if error is None and self._untaken:
+        if self.whole and error is None and self._untaken:
             names = sorted(self._untaken)
             log.warning("the model does not use %d tensors of %s: %s", len(names), self._folder, ", ".join(names[:5]))
 

@@ -115,6 +115,8 @@ class Runner:
             Weights(folder, dtype, device, progress) as weights,
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
+            # The other ranks do not take the biases that only the first one adds.
+            weights.whole = ranks.rank == 0
             build = build_of(whole, self.max_model_len, quantization.policy, ranks)
             scales = self.cache.scales
             stored_scales = None if scales is None else self._stored_scales(weights)

@@ -59,7 +59,7 @@ class RanksExecutor:
     ) -> None:
         """own: the settings of this process."""
         processes = self._processes
-        with processes.explained():
+        with processes.explained(ConfigError):
             group = processes.begin(config, torch.device(own.device))
             runner = make_local_runner(own, model, device, progress, group)
         processes.await_loaded()
@@ -82,7 +82,7 @@ class RanksExecutor:
     def launch(self, plan: StepPlan) -> Launched:
         self._processes.check()
         self._processes.send(Launch(plan))
-        with self._processes.explained():
+        with self._processes.explained(RankDied):
             return _Launched(self._runner.launch(plan), self._processes)
 
     def fence(self) -> Fence | None:
@@ -103,7 +103,7 @@ class _Launched:
 
     def draw_masked(self, masks: np.ndarray) -> None:
         self._processes.send(DrawMasked(masks))
-        with self._processes.explained():
+        with self._processes.explained(RankDied):
             self._launched.draw_masked(masks)
 
     def wait(self) -> Results:

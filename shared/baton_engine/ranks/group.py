@@ -16,8 +16,6 @@ from torch._C._distributed_c10d import (
     ReduceOp,
 )
 
-from baton_engine.config import ConfigError
-
 # Loading a model takes minutes, and ranks may wait for the slowest of them. Ranks that hang are noticed elsewhere.
 _TIMEOUT = timedelta(hours=1)
 _CONNECT = timedelta(seconds=60)
@@ -36,7 +34,7 @@ class Group:
     def __init__(self, rank: int, count: int, folder: Path, device: torch.device, work: Callable[[], None]) -> None:
         """Connect to the other ranks. folder: one that all ranks see, used once. work: called before each operation.
 
-        Raises ConfigError if the ranks cannot be connected.
+        Raises CollectiveError if the ranks cannot be connected.
         """
         self.rank, self.count = rank, count
         self._work = work
@@ -52,7 +50,7 @@ class Group:
         try:
             host: Any = ProcessGroupGloo(PrefixStore("host", store), rank, count, _TIMEOUT)
         except RuntimeError as error:
-            raise ConfigError(f"rank {rank} cannot connect to the other ranks over gloo: {error}") from None
+            raise CollectiveError(f"no connection to the other ranks over gloo: {error}") from error
         self._host = self._device = host
         if device.type == "cuda":
             self._device = self._connect_gpus(PrefixStore("gpus", store), device)
@@ -91,8 +89,8 @@ class Group:
             self.sum(torch.ones(1, device=device))
             torch.cuda.synchronize()
         except RuntimeError as error:
-            raise ConfigError(
-                f"rank {self.rank} cannot connect to the other GPUs over NCCL: {error}. NCCL_DEBUG=INFO tells more; in "
-                "a container, /dev/shm may be too small"
-            ) from None
+            raise CollectiveError(
+                f"no connection to the other GPUs over NCCL: {error}. NCCL_DEBUG=INFO tells more; in a container, "
+                "/dev/shm may be too small"
+            ) from error
         return self._device

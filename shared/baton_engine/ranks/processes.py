@@ -125,7 +125,7 @@ class RankProcesses:
     def begin(self, config: EngineConfig, device: torch.device) -> Group:
         """Let the ranks load their parts of a model. Return the group of which this process is the first member.
 
-        Raises ConfigError if the ranks cannot be connected.
+        Raises CollectiveError if the ranks cannot be connected.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-", ignore_cleanup_errors=True)
         level = logging.getLogger().getEffectiveLevel()
@@ -159,17 +159,15 @@ class RankProcesses:
             raise RankDied(self._problem)
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Raise an error that names the rank to blame when an operation of all ranks fails: ConfigError if that rank
-        could not load its part of the model, else RankDied."""
+    def explained(self, kind: type[ConfigError | RankDied]) -> Iterator[None]:
+        """Raise an error of this kind that names the rank to blame when an operation of all ranks fails."""
         try:
             yield
         except CollectiveError as error:
             until = time.monotonic() + _EVIDENCE_S
             while (problem := self._find_problem()) is None and time.monotonic() < until:
                 time.sleep(0.01)
-            [failed, *_] = [*(rank.failed for rank in self.ranks if rank.failed and rank.failed.in_settings), None]
-            raise (ConfigError if failed else RankDied)(problem or f"rank 0: {error}") from error
+            raise kind(problem or f"rank 0 of {self.count}: {error}") from error
 
     def stop(self) -> None:
         """Let the ranks free their model."""
