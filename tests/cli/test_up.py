@@ -28,6 +28,7 @@ class {name}(BaseSettings):
     shutdown_grace_s: int = 60
     api_keys: str = ""
     dtype: str = ""
+    kv_cache_dtype: str = ""
     block_size: int = 16
     num_blocks: int = 0
     gpu_memory_utilization: float = 0

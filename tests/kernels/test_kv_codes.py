@@ -119,9 +119,11 @@ class Codes(Case):
 
         Codes are exact in the dtype of queries. Scores are sums of dim products in float32, whose errors change a
         weight by that factor at most, twice, as the sum of all weights has them too. Weights and results are rounded to
-        the dtype of queries. An error of a weight is one of weight * |value|.
+        the dtype of queries. An error of a weight is one of weight * |value|. Weights are at most 1 before they are
+        divided by their sum, which is at least 1. Rounding errors of very small numbers do not shrink with them.
         """
         unit = torch.finfo(self.dtype).eps / 2
+        least = torch.finfo(self.dtype).smallest_normal * unit
         small = torch.finfo(torch.float32).eps
         for (k, v), first, end in zip(self.tokens, starts, starts[1:], strict=False):
             some, result = q[first:end].cpu(), out[first:end].double().cpu()
@@ -132,7 +134,8 @@ class Codes(Case):
                 (self.dim + 8) * float(sizes.max()) * how.scale + 8 * (len(k) if how.alibi is not None else 1)
             )
             share = 2 * score + 2 * small * len(k) + 2.1 * unit
-            bound = share * naive(some, k, v.abs(), how) + 1e-12
+            tiny = least * (1 + float(v.abs().sum(dim=0).max()))
+            bound = share * naive(some, k, v.abs(), how) + tiny + 1e-12
             difference = (result - naive(some, k, v, how)).abs()
             assert (difference <= bound).all(), f"{float((difference / bound).max())} times the bound"
 

@@ -32,4 +32,4 @@ def test_both_ways_answer_the_same_requests(tiny_model: MakeModel, tmp_path: Pat
     logs = {way: (tmp_path / f"out.{way}.log").read_text() for way in ("cores", "chosen")}
     cores = len(os.sched_getaffinity(0))
     assert logs["cores"].count(f"threads: {cores} (as --num-threads says)") == 2
-    assert logs["chosen"].count("for 2 engines") == 2
+    assert logs["chosen"].count("for 2 engine processes") == 2
