@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .not_finite import NOT_FINITE
 from .overlap import let_next_start, overlap_options, wait_for_inputs
-from .reference.sampling import NOT_FINITE
 
 FEW_ROWS = 8
 _BLOCK = 2048

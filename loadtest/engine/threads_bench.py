@@ -121,7 +121,7 @@ def lines_of(hidden: int, folder: Path, cores: int, rows: list[Json]) -> list[li
     millions = f"{model.layer_weights / 1e6:.1f}"
     lines = []
     for row in rows:
-        chosen = choose_threads(config, model, cores, WAITING[row["waiting"]])
+        chosen = choose_threads(config, model.layer_weights, cores, WAITING[row["waiting"]])
         way = f"{row['threads']}, {row['waiting']}" if row["threads"] > 1 else "1"
         choice = str(chosen.count) if row["threads"] > 1 else ""
         lines.append([str(hidden), millions, way, *map(figure, row["ms"].values()), choice])

@@ -10,7 +10,7 @@ import torch
 from baton_common.buckets import STEP_TOKENS_BUCKETS
 from baton_common.extent import Extent
 from baton_common.histogram import Histogram
-from baton_kernels.reference.sampling import NOT_FINITE
+from baton_kernels.not_finite import NOT_FINITE
 
 from .block_allocator import BlockAllocator
 from .block_pool import BlockPool

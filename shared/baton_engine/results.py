@@ -5,7 +5,7 @@ import math
 
 import msgspec
 
-from baton_kernels.reference.sampling import NOT_FINITE
+from baton_kernels.not_finite import NOT_FINITE
 
 from .sampling import TokenLogprobs
 

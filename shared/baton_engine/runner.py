@@ -71,7 +71,7 @@ class Runner:
         device = find_device(config.device)
         dtype = choose_dtype(config.dtype, model.dtype, device)
         if device.type == "cpu":
-            self.threads = choose_threads(config, model, available_cores(), os.environ)
+            self.threads = choose_threads(config, model.layer_weights, available_cores(), os.environ)
             torch.set_num_threads(self.threads.count)
             log.info("threads: %s", self.threads)
         self._ranks = ranks

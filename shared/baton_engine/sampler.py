@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import torch
 
+from baton_kernels.not_finite import NOT_FINITE
 from baton_kernels.reference.philox import gumbel_noise
-from baton_kernels.reference.sampling import NOT_FINITE
 from baton_kernels.reference.thresholds import thresholds_reference
 
 from .sampling import SamplingParams, TokenLogprobs

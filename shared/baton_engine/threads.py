@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import msgspec
 
 from .config import EngineConfig
-from .model_config import ModelConfig
 
 # Weights of a layer for each thread, from which on another thread makes every kind of step clearly faster, as measured
 # by loadtest/engine/threads_bench.py.
@@ -31,22 +30,22 @@ class Threads(msgspec.Struct, frozen=True):
         return f"{self.count} ({self.reason}); while they wait, they {'spin' if self.spin else 'sleep'}"
 
 
-def choose_threads(config: EngineConfig, model: ModelConfig, cores: float, environ: Mapping[str, str]) -> Threads:
+def choose_threads(config: EngineConfig, layer_weights: int, cores: float, environ: Mapping[str, str]) -> Threads:
     """Return the threads that suit a model on this machine, or as many as config says.
 
-    cores: the number that this process and the engines that share them may keep busy. environ: of this process.
+    layer_weights: the weights of one layer. cores: the number that this process and the engines that share them may
+    keep busy. environ: of this process.
     """
     spin = _spins(environ)
     if config.num_threads is not None:
         return _threads(config.num_threads, spin, "as --num-threads says")
     engines = (config.engines_sharing_cpu or 1) * config.tensor_parallel
-    weights = model.layer_weights
     least = _WEIGHTS_PER_SPINNING_THREAD if spin else _WEIGHTS_PER_SLEEPING_THREAD
     # Rounded down: the kernel stops a process that has used up its quota until the next period begins.
     most = math.floor(cores / engines)
     sharing = "one engine" if engines == 1 else f"{engines} engine processes"
-    reason = f"{cores:g} cores for {sharing}, {weights / 1e6:.1f} million weights in a layer"
-    return _threads(max(min(most, weights // least), 1), spin, reason)
+    reason = f"{cores:g} cores for {sharing}, {layer_weights / 1e6:.1f} million weights in a layer"
+    return _threads(max(min(most, layer_weights // least), 1), spin, reason)
 
 
 def _threads(count: int, spin: bool, reason: str) -> Threads:

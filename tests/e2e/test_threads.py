@@ -51,7 +51,9 @@ async def test_a_tiny_model_is_computed_by_one_thread_and_that_is_told(llama: Pa
     finally:
         await stack.stop()
     assert len(said) == 2
-    assert all("threads: 1 (" in line and "cores for 2 engine processes" in line and "they sleep" in line for line in said)
+    assert all(
+        "threads: 1 (" in line and "cores for 2 engine processes" in line and "they sleep" in line for line in said
+    )
     threads = [line for text in scraped for line in text.splitlines() if line.startswith("baton_engine_threads{")]
     assert len(threads) == 2
     assert all('waiting="sleep"' in line and line.endswith(" 1.0") for line in threads)

@@ -33,7 +33,7 @@ LARGE = llama(4096, 14336, 32, 8)  # Llama 3.1 8B
 
 
 def choose(model: ModelConfig, cores: float, environ: dict[str, str] = SLEEP, **settings: Any) -> Threads:
-    return choose_threads(EngineConfig(model="", **settings), model, cores, environ)
+    return choose_threads(EngineConfig(model="", **settings), model.layer_weights, cores, environ)
 
 
 @pytest.mark.parametrize("environ", [SPIN, SLEEP])

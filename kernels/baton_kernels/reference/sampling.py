@@ -2,9 +2,9 @@
 
 import torch
 
-from .philox import gumbel_noise
+from baton_kernels.not_finite import NOT_FINITE
 
-NOT_FINITE = -1  # stands for the token of a row with a NaN or +inf; -inf only marks a token that must not be drawn
+from .philox import gumbel_noise
 
 
 def gumbel_argmax_reference(
