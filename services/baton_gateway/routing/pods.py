@@ -77,9 +77,7 @@ class Pod:
     exposed_handover_s: float = 0.0
     handover_token_s: float | None = None  # recent seconds that handing over one token adds; None = unknown
     requests: InFlight = field(default_factory=InFlight)  # requests that decode on this pod
-    prefill_tokens: InFlight = field(
-        default_factory=InFlight
-    )  # prompts that wait for prefill, as prompt_work counts them
+    prefill_tokens: InFlight = field(default_factory=InFlight)  # prompts that wait, as prompt_work counts them
     busy_share: float = 0.0  # share of recent arrivals best served here that found the pod busy
     breaker: Breaker = field(default_factory=Breaker)
     dispatched: int = 0  # how often it was chosen

@@ -11,6 +11,8 @@ from .pods import InFlight, Pod
 from .policies import Group, PodChoice, Policy
 
 _DOUBT = 0.02
+# The pods of a pool are alike, so that a pod which is slower than this was stalled when its rate was learned.
+_MOST_SLOWER = 20
 
 
 class Route:
@@ -188,12 +190,12 @@ class Router:
 
         A rate that was learned while a pod was slow for another reason keeps requests away from the pod, so that
         nothing would correct it. With this, a pod that seems k times as slow as the fastest one is tried again after
-        about log(k) / log(1 + _DOUBT) requests: 35 for 2 times, 200 for 50 times.
+        about log(k) / log(1 + _DOUBT) requests: 35 for 2 times, 150 for _MOST_SLOWER = 20 times and for more.
         """
         fastest = max((pod.learned_rate for pod in self.prefills), default=0.0)
         for pod in self.prefills:
-            if pod is not chosen:
-                pod.learned_rate = min(fastest, pod.learned_rate * (1 + _DOUBT))
+            if pod is not chosen and pod.learned_rate:
+                pod.learned_rate = min(fastest, max(pod.learned_rate * (1 + _DOUBT), fastest / _MOST_SLOWER))
 
     def partners(self, decode: Pod) -> list[Pod]:
         """Return the live prefill pods of the same revision as a decode pod."""
