@@ -8,6 +8,7 @@ So arguments are specialized as on a GPU, by type, alignment and value. Kernels 
 should fill holds zeros.
 """
 
+import gc
 import json
 import random
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction, _triton_jit_function_registry
+from triton.runtime.jit import JITFunction
 
 from baton_engine import cuda_runner, token_graphs
 from baton_engine.attention import select
@@ -129,8 +130,9 @@ def serve(engine: Engine, seed: int) -> None:
 
 
 def forget_kernels() -> None:
-    for kernel in _triton_jit_function_registry.values():
-        kernel.device_caches.clear()
+    for thing in gc.get_objects():
+        if isinstance(thing, JITFunction):
+            thing.device_caches.clear()
 
 
 def measure(folder: str, settings: dict[str, Any], warm_up: bool) -> dict[str, Any]:
