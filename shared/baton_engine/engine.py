@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import torch
 
 from baton_common.buckets import STEP_TOKENS_BUCKETS
@@ -36,17 +35,7 @@ from .sampling import TokenLogprobs
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State
 from .step import Step
-
-
-class StepResult(msgspec.Struct):
-    """The results of a step. Without progress, the next step will have none either, unless something changes."""
-
-    progress: bool = False
-    deltas: list[Delta] = []
-    reservations: list[Reservation] = []
-    exports: list[Export] = []
-    rejections: list[tuple[int, str, str]] = []  # (id, field, message) of requests that failed after they were added
-    broken: list[int] = []  # requests that have ended because the model computed a value that is not finite
+from .step_result import StepResult
 
 
 def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Executor:
