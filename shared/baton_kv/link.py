@@ -92,6 +92,7 @@ class PrefillLink:
         self._tls = tls
         self._token = token
         self._outbox: asyncio.Queue[DecodeToPrefill | None] = asyncio.Queue()  # None ends the stream
+        self._answered = asyncio.Event()  # the prefill pod has welcomed this pod, or the link has ended
         self._task = asyncio.create_task(self._run())
 
     def send(self, message: DecodeToPrefill) -> None:
@@ -121,6 +122,7 @@ class PrefillLink:
         finally:
             # gRPC waits for the next message to send even when the call has ended. None tells it that there is none.
             self._outbox.put_nowait(None)
+            self._answered.set()
             self._receiver.link_lost(self)
 
     async def _converse(
@@ -129,6 +131,7 @@ class PrefillLink:
         call = control.Handover(self._messages())
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             first = await _next(call)
+        self._answered.set()
         self.gpu_credit = first.welcome.gpu_credit
         connection = await self._connect_bulk(first.welcome)
         transport = "grpc" if connection is None else "tcp"
@@ -162,6 +165,9 @@ class PrefillLink:
 
     async def _messages(self) -> AsyncIterator[DecodeToPrefill]:
         yield DecodeToPrefill(hello=self._hello)
+        # A pod that refuses the link says why. gRPC would report an internal error in place of the reason if this pod
+        # were sending a ticket at that moment, so tickets wait for the answer to the hello.
+        await self._answered.wait()
         while (message := await self._outbox.get()) is not None:
             yield message
 
