@@ -50,12 +50,14 @@ PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</a
 class Follower:
     """A tokenizer that has the markers of all formats, and the grammars of pods for it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, marked: bool = True) -> None:
+        """marked: whether the markers are tokens."""
         tokenizer = byte_level_tokenizer()
-        markers = {marker for kind in (*FORMATS.values(), *PARSERS.values()) for marker in kind.markers}
-        tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in PLAIN])
+        markers: set[str] = {marker for kind in (*FORMATS.values(), *PARSERS.values()) for marker in kind.markers}
         special = sorted(markers - set(PLAIN))
-        tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in special])
+        if marked:
+            tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in PLAIN])
+            tokenizer.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in special])
         tokenizer.save(str(folder / "tokenizer.json"))
         self.raw: Tokenizer = tokenizer
         self.tokenizer = ModelTokenizer(tokenizer)
@@ -151,6 +153,54 @@ def test_required_calls_are_those_that_the_parser_reads(follower: Follower, tool
         assert len(answer.calls) == 1 or not named
 
 
+def test_required_calls_can_be_written_without_tokens_for_the_markers(tmp_path: Path) -> None:
+    follower = Follower(tmp_path, marked=False)
+    for tools, parser in PARSERS.items():
+        walk = follower.start(GrammarKind.LARK, parser.rules(CallRules(FUNCTIONS, True, follower.lark)))
+        walk.wander(random.Random(tools))
+        check_calls(read(walk.text, "none", tools), set(FUNCTIONS))
+
+
+TEXTS = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+
+@pytest.mark.parametrize("tools", ["deepseek_v32", "deepseek_v4", "minimax", "step3", "seed_oss", "qwen3_coder", "glm"])
+@pytest.mark.parametrize("marked", [True, False])
+def test_strings_may_hold_beginnings_of_tags(tmp_path: Path, tools: ToolFormat, marked: bool) -> None:
+    follower = Follower(tmp_path, marked)
+    parser = PARSERS[tools]
+    walk = follower.start(GrammarKind.LARK, parser.rules(CallRules({"say": TEXTS}, False, follower.lark)))
+    text = OPENED[tools] + 'a < b </ </p> "\\n\\'
+    assert walk.write(text)
+    assert walk.write(CLOSED[tools])
+    reader = parser({"say": TEXTS}, parallel=True, whole=True)
+    [call] = put_together([*reader.push(walk.text), *reader.end()]).calls
+    assert json.loads(call["function"]["arguments"]) == {"text": 'a < b </ </p> "\\n\\'}
+
+
+# A call of `say` up to its text, and behind it.
+OPENED = {
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="say">\n'
+    '<｜DSML｜parameter name="text" string="true">',
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="say">\n<｜DSML｜parameter name="text" string="true">',
+    "minimax": '<minimax:tool_call>\n<invoke name="say">\n<parameter name="text">',
+    "step3": '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="say">\n'
+    '<steptml:parameter name="text">',
+    "seed_oss": "<seed:tool_call>\n<function=say>\n<parameter=text>",
+    "qwen3_coder": "<tool_call>\n<function=say>\n<parameter=text>\n",
+    "glm": "<tool_call>say\n<arg_key>text</arg_key>\n<arg_value>",
+}
+CLOSED = {
+    "deepseek_v32": "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "deepseek_v4": "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    "minimax": "</parameter>\n</invoke>\n</minimax:tool_call>",
+    "step3": "</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+    "seed_oss": "</parameter>\n</function>\n</seed:tool_call>",
+    "qwen3_coder": "\n</parameter>\n</function>\n</tool_call>",
+    "glm": "</arg_value>\n</tool_call>",
+}
+
+
 @pytest.mark.parametrize("tools", PARSERS)
 def test_text_that_is_no_call_is_not_allowed(follower: Follower, tools: ToolFormat) -> None:
     rules = PARSERS[tools].rules(CallRules(FUNCTIONS, True, follower.lark))
@@ -162,6 +212,11 @@ MARKS: dict[ReasoningFormat, tuple[str, str]] = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "gemma": ("<|channel>thought", "<channel|>"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "think_response": ("<think>", "</think>"),
+    "hunyuan": ("<think>", "</think>"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "longcat": ("<longcat_think>", "</longcat_think>"),
     "harmony": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
 }
 OPENING = {"harmony": "<|channel|>final<|message|>"}

@@ -103,6 +103,7 @@ def dropped_marks(reasoning: ReasoningFormat, tools: ToolFormat) -> re.Pattern[s
     """Return a pattern of what readers may leave out: white space, markers, headers, and what closes calls."""
     kinds: list[Any] = [kind for kind in (FORMATS.get(reasoning), PARSERS.get(tools)) if kind is not None]
     markers = {marker for kind in kinds for marker in kind.markers} | {"</tool_call>", "```", "<|channel>thought"}
+    markers |= {kind.section_end for kind in kinds if hasattr(kind, "section_end")}
     # Of a header with which a text breaks off, there may be a part only.
     role = r"(?:<\|start\|>)?\s*(?:a[sitan]{0,8})?(?:\s*t(?:o(?:=[^<]*)?)?)?\s*"
     header = rf"{role}(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?"
@@ -135,7 +136,9 @@ WORDS = [
     "<function=get_weather>", "<parameter=city>", "</parameter>", "<parameter=days>", "</function>", "get_time",
     "get_weather", "call:get_weather", "{city:", "[get_time(", "[get_weather(", "city=", "'Rome'", ")", "]", "[", "{",
     "}", ",", ":", ";", '"', "'", "\\", "\n", " ", "functions.get_time:0", "function", "\n```json\n", "\n```", "{}",
-    '{"name": "get_time", "arguments": ', '{"city": "Rome"}', "ü", "5", "null",
+    '<invoke name="get_time">', '<parameter name="city">', "</invoke>", '<｜DSML｜invoke name="get_weather">',
+    '<｜DSML｜parameter name="days" string="false">', "</｜DSML｜parameter>", "</｜DSML｜invoke>", "functools",
+    "<response>", "</answer>", "Here is my", '{"name": "get_time", "arguments": ', '{"city": "Rome"}', "ü", "5", "null",
 ]  # fmt: skip
 _beginnings = st.sampled_from([*MARKERS, *WORDS]).flatmap(
     lambda word: st.integers(1, len(word)).map(lambda n: word[:n])
@@ -210,6 +213,19 @@ TEMPLATES: list[tuple[str, ReasoningFormat, ToolFormat]] = [
     ("<|tool_call|>{{ calls }}", "none", "granite"),
     ("<function_call> {{ call }}", "none", "granite_20b"),
     ("<|python_start|>{{ calls }}<|python_end|>", "none", "pythonic"),
+    ("<｜DSML｜function_calls>{{ message.tool_calls }}</think>", "think", "deepseek_v32"),
+    ("<｜DSML｜tool_calls>{{ message.tool_calls }}</think>", "think", "deepseek_v4"),
+    ("<minimax:tool_call>\n<invoke name={{ name }}><think>\n{{ x }}\n</think>", "think", "minimax"),
+    ("<｜tool_calls_begin｜>{{ x }}<steptml:invoke name={{ name }}>", "none", "step3"),
+    ("<seed:think></seed:think><seed:tool_call>\n<function=example>", "seed_oss", "seed_oss"),
+    ("<longcat_tool_call>{{ x }}</longcat_tool_call><longcat_think>", "longcat", "longcat"),
+    ("List of tools: <|tool_list_start|>{{ tools }}<|tool_list_end|>", "none", "lfm2"),
+    ("<|system|>{{ content }}<|tool|>{{ tools }}<|/tool|><|end|>", "none", "phi4_mini"),
+    ("<think></think><TOOLCALL>{{ calls }}</TOOLCALL><AVAILABLE_TOOLS>", "think", "nemotron"),
+    ("<function_calls>{{ calls }}</function_calls>", "none", "olmo3"),
+    ("<think>{{ x }}</think><answer>{{ y }}</answer><tool_calls>", "hunyuan", "hunyuan"),
+    ("'Here is my thought process:' 'Here is my response:' <|tool_call|>", "granite", "granite"),
+    ("between <think></think> and between <response></response> <|tool_call|>", "think_response", "granite"),
     ("{{ messages }}", "none", "none"),
 ]
 

@@ -36,12 +36,17 @@ CALLING: dict[ToolFormat, Output] = {
     tools: max((o for o in OUTPUTS.values() if o.tools == tools and o.place == "before"), key=lambda o: len(o.calls))
     for tools in PARSERS
     if tools != "deepseek"
-} | {"deepseek": OUTPUTS["deepseek-v3.1"]}
+} | {"deepseek": OUTPUTS["deepseek-v3.1"], "minimax": OUTPUTS["minimax-m2"], "step3": OUTPUTS["step-3"]}
 FINAL: dict[ReasoningFormat, str] = {
     "think": "<think>\nDone.\n</think>\n\nIt is sunny.",
     "mistral": "[THINK]Done.[/THINK]It is sunny.",
     "gemma": "<|channel>thought\nDone.<channel|>It is sunny.",
     "harmony": "<|channel|>analysis<|message|>Done.<|end|><|start|>assistant<|channel|>final<|message|>It is sunny.",
+    "granite": "Here is my thought process: Done. Here is my response: It is sunny.",
+    "think_response": "<think>\nDone.\n</think>\n\n<response>\nIt is sunny.\n</response>",
+    "hunyuan": "<think>\nDone.\n</think>\n<answer>\nIt is sunny.\n</answer>",
+    "seed_oss": "<seed:think>Done.</seed:think>It is sunny.",
+    "longcat": "<longcat_think>\nDone.\n</longcat_think>\nIt is sunny.",
     "none": "It is sunny.",
 }
 

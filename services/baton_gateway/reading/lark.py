@@ -26,6 +26,12 @@ class LarkSpelling:
         """Return the id of the control token that a text is; None if it is none."""
         return self._ids.get(text)
 
+    def cut(self, text: str) -> tuple[str, str]:
+        """Cut a text before the first control token in it. The second part is empty if there is none."""
+        found = self._pattern.search(text)
+        at = len(text) if found is None else found.start()
+        return text[:at], text[at:]
+
     def spell(self, text: str) -> str:
         """Return symbols that match exactly this text, for the body of a rule."""
         symbols, at = [], 0

@@ -18,6 +18,11 @@ class TaggedThoughts(ThoughtReader):
     # Whether thoughts can begin anywhere. Otherwise they stand only at the beginning of a text, since an answer may
     # mention the marker.
     anywhere: ClassVar[bool] = False
+    # Other spellings of `begin` and `finish`, each with the same first character.
+    other_begins: ClassVar[tuple[str, ...]] = ()
+    other_finishes: ClassVar[tuple[str, ...]] = ()
+    # Characters beside the markers that belong to them.
+    space: ClassVar[str] = "\n"
     # Markers of calls, which end thoughts even if the model forgets to do so.
     calls: ClassVar[tuple[str, ...]] = ()
 
@@ -60,15 +65,17 @@ class TaggedThoughts(ThoughtReader):
         if self._rest or not text:
             return None
         if self._in_thoughts:
-            return Thought(text) if self.finish[0] not in text and text[-1] != "\n" else None
+            return Thought(text) if self.finish[0] not in text and text[-1] not in self.space else None
         return text if self._in_answer and (not self.anywhere or self.begin[0] not in text) else None
 
     def _at_start(self) -> bool:
         text = self._rest.lstrip()
-        if text.startswith(self.begin):
-            self._drop(len(self._rest) - len(text) + len(self.begin))
-            return self._go_thinking()
-        if not self._ended and self.begin.startswith(text):
+        begins = (self.begin, *self.other_begins)
+        for begin in begins:
+            if text.startswith(begin):
+                self._drop(len(self._rest) - len(text) + len(begin))
+                return self._go_thinking()
+        if not self._ended and any(begin.startswith(text) for begin in begins):
             return False
         return self._go(self._answer)
 
@@ -78,30 +85,33 @@ class TaggedThoughts(ThoughtReader):
 
     def _begun(self) -> bool:
         """The state behind the marker that begins thoughts."""
-        self._drop(len(self._rest) - len(self._rest.lstrip("\n")))
+        self._drop_around()
         self._in_thoughts = bool(self._rest)
         return self._in_thoughts and self._go(self._thoughts)
 
     def _thoughts(self) -> bool:
-        ends = (self.finish, *self.calls)
+        ends = (self.finish, *self.other_finishes, *self.calls)
         at, end = min(((at, end) for end in ends if (at := self._rest.find(end)) >= 0), default=(-1, ""))
         if at >= 0:
-            self._add_thought(self._take(len(self._rest[:at].rstrip("\n"))))
-            newlines = len(self._rest) - len(self._rest.lstrip("\n"))
-            self._drop(newlines + (len(end) if end == self.finish else 0))
+            self._add_thought(self._take(len(self._rest[:at].rstrip(self.space))))
+            self._drop_around()
+            self._drop(0 if end in self.calls else len(end))
             self.thinking = self._in_thoughts = False
             return self._go(self._finished)
         if self._ended:
             self._add_thought(self._take(len(self._rest)))
             return False
-        shown = self._rest[: len(self._rest) - self._held(self._rest, *ends)].rstrip("\n")
+        shown = self._rest[: len(self._rest) - self._held(self._rest, *ends)].rstrip(self.space)
         self._add_thought(self._take(len(shown)))
         return False
 
     def _finished(self) -> bool:
         """The state behind the marker that ends thoughts."""
-        self._drop(len(self._rest) - len(self._rest.lstrip("\n")))
+        self._drop_around()
         return bool(self._rest) and self._go(self._answer)
+
+    def _drop_around(self) -> None:
+        self._drop(len(self._rest) - len(self._rest.lstrip(self.space)))
 
     def _answer(self) -> bool:
         self._in_answer = True

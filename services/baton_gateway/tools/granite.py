@@ -1,12 +1,16 @@
-"""Calls of IBM's Granite before version 4: <|tool_call|>[{"name": …, "arguments": {…}}, …]."""
+"""Calls of IBM's Granite before version 4: <|tool_call|>[{"name": …, "arguments": {…}}, …].
+
+From 3.1 on the models sometimes spell the marker as <tool_call>. Granite 4 writes calls as Hermes does.
+"""
 
 from .call_rules import CallRules
 from .listed import ListedParser
 
 
 class GraniteParser(ListedParser):
-    starts = ("<|tool_call|>",)
-    markers = starts
+    starts = ("<|tool_call|>", "<tool_call>")
+    finish = "</tool_call>"
+    markers = (*starts, finish)
 
     @staticmethod
     def writes(template: str) -> bool:

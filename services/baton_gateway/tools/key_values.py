@@ -1,6 +1,7 @@
 """Calls whose arguments are pairs of a key and a value in tags, with strings as they are."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ class KeyValueParser(MarkedParser):
     key_begin: ClassVar[str]
     key_end: ClassVar[str]
     before_value: ClassVar[str]  # what stands between key and value
+    before_text: ClassVar[str | None] = None  # the same before a string that is not JSON; None = there is no difference
     value_end: ClassVar[str]
     call_end: ClassVar[str]
     # Whether a value stands on lines of its own, so that it does not include the line ends beside its tags.
@@ -29,13 +31,18 @@ class KeyValueParser(MarkedParser):
         required, types = required_of(schema), ArgumentTypes(schema)
         for number, (name, argument) in enumerate(properties_of(schema).items()):
             rule = f"value{index}_{number}"
-            key, end = spell(cls.key_begin + name + cls.before_value + line), spell(line + cls.value_end + "\n")
-            if not types.is_text(name) or "const" in argument:
+            is_text = types.is_text(name) and "const" not in argument
+            before = cls.before_value if not is_text or cls.before_text is None else cls.before_text
+            key, end = spell(cls.key_begin + name + before + line), spell(line + cls.value_end + "\n")
+            until, control = calls.lark.cut(line + cls.value_end)
+            if not is_text:
                 rules.append(f"{rule}: {json_rule(with_definitions(argument, schema))}")
             elif isinstance(options := argument.get("enum"), list):
                 rules.append(f"{rule}: " + " | ".join(spell(str(option)) for option in options))
-            elif calls.lark.token(cls.value_end) is not None:
-                rules.append(f"{rule}: /(?s:.*)/")
+            elif control:
+                # A text of any characters ends where the control token comes.
+                rules.append(f"{rule}: /(?s:.*){_in_regex(until)}/")
+                end = spell(control + "\n")
             else:
                 rules.append(f"{rule}[suffix={spell(line + cls.value_end)}]: /(?s:.*)/")
                 end = spell("\n")
@@ -61,7 +68,7 @@ class KeyValueParser(MarkedParser):
             end = text.find(self.key_end)
             if end < 0:
                 return self._ended and self._break()
-            self._name = text[len(self.key_begin) : end].strip()
+            self._name, self._is_text = self._read_key(text[len(self.key_begin) : end].strip())
             self._source.append(self._take(space + end + len(self.key_end)))
             self._put(("{" if not self._members else ", ") + json.dumps(self._name, ensure_ascii=False) + ": ")
             self._members += 1
@@ -70,12 +77,19 @@ class KeyValueParser(MarkedParser):
             return False
         return self._break()
 
+    def _read_key(self, key: str) -> tuple[str, bool]:
+        """Return the name of an argument, and whether its value is a string as it is.
+
+        key: what stands between `key_begin` and `key_end`.
+        """
+        return key, self._types.is_text(key)
+
     def _before_value(self) -> bool:
         if not self._rest:
             return self._ended and self._break()
         if self.own_lines and self._rest[0] == "\n":
             self._source.append(self._take(1))
-        if not self._types.is_text(self._name):
+        if not self._is_text:
             return self._go(self._json_value)
         self._put('"')
         return self._go(self._text_value)
@@ -112,3 +126,8 @@ class KeyValueParser(MarkedParser):
         """Give up a call: what follows is no argument, or the text ends."""
         self._source.append(self._take(len(self._rest) if self._ended else 0))
         return self._break_call()
+
+
+def _in_regex(text: str) -> str:
+    """Return a text as a part of a regular expression in Lark."""
+    return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")

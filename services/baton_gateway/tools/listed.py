@@ -1,9 +1,12 @@
 """Calls in a list behind a marker: [{"name": …, "arguments": {…}}, …]."""
 
+from typing import ClassVar
+
 from .marked import MarkedParser
 
 
 class ListedParser(MarkedParser):
+    finish: ClassVar[str] = ""  # a marker that may follow the list; empty = there is none
     _in_list = False
 
     def _opened(self) -> bool:
@@ -27,11 +30,16 @@ class ListedParser(MarkedParser):
     def _after_call(self) -> bool:
         text = self._rest.lstrip()
         if not self._in_list or text[:1] not in ("", ",", "]"):
-            return self._go(self._between)
+            return self._go(self._after_list)
         if not text:
             return self._ended and self._go(self._between)
         if text[0] == "]":
             self._drop(len(self._rest) - len(text) + 1)
-            return self._go(self._between)
+            return self._go(self._after_list)
         self._opening = self._take(len(self._rest) - len(text) + 1)
         return self._go(self._listed)
+
+    def _after_list(self) -> bool:
+        if self.finish and self._drop_marker(self.finish) is None:
+            return False
+        return self._go(self._between)

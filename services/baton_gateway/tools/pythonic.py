@@ -4,7 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from .arguments import properties_of, required_of, with_definitions
 from .call_rules import CallRules, in_order, json_rule
@@ -20,7 +20,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser(ToolParser):
-    markers = ("<|python_start|>", "<|python_end|>")
+    markers: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
 
     @staticmethod
     def writes(template: str) -> bool:
@@ -29,7 +29,7 @@ class PythonicParser(ToolParser):
     @staticmethod
     def rules(calls: CallRules) -> str:
         return calls.listed(
-            head="{}(".format, tail=")", opening="[", separator=", ", closing="]", arguments=_argument_rules
+            head="{}(".format, tail=")", opening="[", separator=", ", closing="]", arguments=argument_rules
         )
 
     def _at_start(self) -> bool:
@@ -173,7 +173,7 @@ def _literal(node: ast.expr) -> Any:
     raise ValueError("no constant")
 
 
-def _argument_rules(index: int, schema: Mapping[str, Any]) -> list[str]:
+def argument_rules(index: int, schema: Mapping[str, Any]) -> list[str]:
     """Return Lark for the arguments of a function: those that it requires, then the others."""
     arguments, required = properties_of(schema), required_of(schema)
     names = sorted((name for name in arguments if name.isidentifier()), key=lambda name: name not in required)

@@ -10,6 +10,7 @@ VALUE
 """
 
 import re
+from typing import ClassVar
 
 from .call_rules import CallRules
 from .key_values import KeyValueParser
@@ -20,8 +21,9 @@ _HEAD = re.compile(rf"\s*(?:<function=)?({NAME})>")
 
 class Qwen3CoderParser(KeyValueParser):
     # These models sometimes leave out the first marker.
-    starts = ("<tool_call>", "<function=")
-    markers = ("<tool_call>", "</tool_call>")
+    starts: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
+    finish: ClassVar[str] = "</tool_call>"
+    markers: ClassVar[tuple[str, ...]] = ("<tool_call>", finish)
     key_begin, key_end, before_value, value_end = "<parameter=", ">", ">", "</parameter>"
     call_end = "</function>"
     own_lines = True
@@ -33,8 +35,8 @@ class Qwen3CoderParser(KeyValueParser):
     @classmethod
     def rules(cls, calls: CallRules) -> str:
         return calls.listed(
-            head="<tool_call>\n<function={}>\n".format,
-            tail="</function>\n</tool_call>",
+            head=(cls.starts[0] + "\n<function={}>\n").format,
+            tail=f"</function>\n{cls.finish}",
             separator="\n",
             arguments=lambda index, schema: cls.argument_rules(calls, index, schema),
         )
@@ -49,5 +51,5 @@ class Qwen3CoderParser(KeyValueParser):
         return self._go_keys(head[1], end + 1)
 
     def _after_call(self) -> bool:
-        dropped = self._drop_marker("</tool_call>")
+        dropped = self._drop_marker(self.finish)
         return dropped is not None and self._go(self._between)
