@@ -20,7 +20,7 @@ from .executor import Done, Fence, Launched
 from .kv_cache import KvCache
 from .kv_calibration import calibration_prompts, largest_kv
 from .kv_dtype import check_fp8_kv, choose_kv_dtype
-from .kv_scales import KvScales, scales_for
+from .kv_scales import KvScales, join_heads, scales_for
 from .largest_steps import forward_steps, sampling_steps
 from .load_plan import build_of, planned_ranges
 from .loading import Progress, Weights, check_tokenizer, dtype_name, weights_bytes
@@ -44,7 +44,7 @@ from .results import Choice, Results, mark_broken
 from .row_table import RowTable
 from .sampler import Draw, sample, token_logprobs
 from .sampling import TokenLogprobs
-from .shard import ALONE, Ranks
+from .shard import ALONE, Ranks, head_part
 from .step_plan import StepPlan
 from .step_times import StepTimes
 from .stored_scales import StoredScales, scales_of_checkpoint, scales_of_file
@@ -123,7 +123,7 @@ class Runner:
             weights.expect([*planned_ranges(build, weights), *(stored_scales.ranges if stored_scales else [])])
             self._model = build(weights, self._ops)
             if scales is not None:
-                self._scale_kv(scales, stored_scales)
+                self._scale_kv(scales, stored_scales, whole.num_kv_heads)
 
     def _stored_scales(self, weights: Weights) -> StoredScales | None:
         file, layers = self._config.kv_scales, self.model.num_layers
@@ -131,22 +131,22 @@ class Runner:
             return scales_of_file(Path(file), layers)
         return scales_of_checkpoint(Path(self._config.model), weights, layers)
 
-    def _scale_kv(self, scales: KvScales, stored: StoredScales | None) -> None:
+    def _scale_kv(self, scales: KvScales, stored: StoredScales | None, heads: int) -> None:
         """Set the scales of the cache, measured if none are stored, and log what FP8 gives.
 
-        Raises ConfigError when there can be no scales.
+        heads: of the whole model. Raises ConfigError when there can be no scales.
         """
         if stored is not None:
-            stored.read(scales)
-            how = stored.where
+            found, how = stored.read(heads), stored.where
         else:
             prompts = calibration_prompts(Path(self._config.model), self.model.vocab_size, self.max_model_len)
             how = f"measured on {sum(map(len, prompts))} tokens"
             size = sum(map(len, prompts)) * self.model.kv_layout(dtype_name(self.dtype)).token_bytes
             with self._explain_out_of_memory("the KV on which scales are measured", size):
-                found = largest_kv(self._model, self.model, type(self._backend), prompts, self.device, self._ops)
-            for layer, largest in enumerate(found):
-                scales.set(layer, scales_for(largest))
+                largest = largest_kv(self._model, self.model, type(self._backend), prompts, self.device, self._ops)
+            found = join_heads([scales_for(each) for each in largest], heads, self._ranks)
+        for layer, each in enumerate(found):
+            scales.set(layer, each, head_part(heads, self._ranks))
         more = self.dtype.itemsize / self.cache.planes[0].itemsize
         log.info(
             "KV cache: FP8 (e4m3), %.0f times as many tokens as in %s; scales of heads: %s (%s)",

@@ -40,11 +40,16 @@ class StoredScales:
         self.where, self.ranges = where, ranges
         self._names, self._take = names, take
 
-    def read(self, scales: KvScales) -> None:
-        """Set the scales of a cache. Raises ConfigError for a tensor that holds no scales for its heads."""
-        for layer, names in enumerate(self._names):
-            read = {name: self._heads(name, scales[layer].shape[1]) for name in dict.fromkeys(names)}
-            scales.set(layer, torch.stack([read[name] for name in names]))
+    def read(self, heads: int) -> list[torch.Tensor]:
+        """Return the scales of each layer, [2, heads]. heads: those of the whole model.
+
+        Raises ConfigError for a tensor that holds no scales for so many heads.
+        """
+        found = []
+        for names in self._names:
+            read = {name: self._heads(name, heads) for name in dict.fromkeys(names)}
+            found.append(torch.stack([read[name] for name in names]))
+        return found
 
     def _heads(self, name: str, heads: int) -> torch.Tensor:
         """Return [heads]: a scale for each head, or the one of all heads."""

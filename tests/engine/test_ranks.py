@@ -15,6 +15,7 @@ import torch
 from baton_engine.config import ConfigError, EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.executor import Executor
+from baton_engine.fingerprint import layout_fingerprint
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.ranks.executor import RanksExecutor
@@ -24,9 +25,11 @@ from baton_engine.ranks.ring import RingReader, RingWriter, create_counter, crea
 from baton_engine.runners import make_local_runner
 from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.step_plan import NewRow, StepPlan
+from baton_engine.stored_scales import save_scales
 from tests.conftest import MakeModel
 from tests.models import is_greedy
 from tests.quantized import compress
+from tests.rounded_kv import rounded_choices
 
 from .handover import Pair
 from .harness import Transcript, assert_idle, generate, make_engine, make_prompt, make_request
@@ -161,6 +164,40 @@ def test_kv_goes_between_engines_of_any_number_of_ranks(
         assert is_greedy(folder, prompt, transcript.tokens[id, 0])
     assert pair.prefill.layout() == pair.decode.layout()
     for engine in (pair.prefill, pair.decode):
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize("how", ["measured", "stored"])
+@pytest.mark.parametrize(("family", "prefill", "decode"), [("llama", 1, 2), ("gpt_oss", 2, 4), ("falcon", 2, 1)])
+def test_kv_in_8_bits(
+    tiny_model: MakeModel, divided: MakeEngine, tmp_path: Path, how: str, family: str, prefill: int, decode: int
+) -> None:
+    """Heads of keys are as many as the ranks, or several ranks have the same one."""
+    folder = tiny_model(family)
+    settings: dict[str, Any] = {"kv_cache_dtype": "fp8"}
+    alone = make_engine(folder, **settings)
+    scales = alone.runner.cache.scales
+    if how == "stored":
+        for layer in range(len(scales)):
+            # Each head has a scale that no other one has.
+            heads = scales[layer].shape[1]
+            scales.set(layer, scales[layer] * torch.linspace(1, 2, 2 * heads).view(2, heads), slice(0, heads))
+        save_scales(scales, tmp_path / "scales.safetensors")
+        settings["kv_scales"] = str(tmp_path / "scales.safetensors")
+    engines = divided(folder, prefill, max_num_batched_tokens=24, **settings), divided(folder, decode, **settings)
+    for engine in engines:
+        assert engine.runner.cache.facts == alone.runner.cache.facts
+        assert layout_fingerprint(engine.layout(), folder) == layout_fingerprint(engines[0].layout(), folder)
+    pair = Pair(*engines, seed=prefill)
+    prompts = [make_prompt(length, seed=4) for length in (1, 16, 61)]
+    for id, prompt in enumerate(prompts):
+        pair.add(make_request(id, prompt, 12))
+    transcript = pair.run()
+    each = [scales[layer].clone() for layer in range(len(scales))]
+    for id, prompt in enumerate(prompts):
+        tokens = transcript.tokens[id, 0]
+        assert tokens == rounded_choices(folder, prompt, tokens, each)
+    for engine in engines:
         assert_idle(engine)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from baton_engine.config import ConfigError, EngineConfig
 from baton_engine.executor import Fence, Launched
+from baton_engine.kv_dtype import choose_kv_dtype
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.results import Results
@@ -42,8 +43,7 @@ class RanksExecutor:
         """
         count = config.tensor_parallel
         # Raise what can be known before any process is started.
-        if config.kv_cache_dtype != "auto":
-            raise ConfigError("--tensor-parallel works with --kv-cache-dtype auto only")
+        choose_kv_dtype(config.kv_cache_dtype, model, getattr(torch, model.dtype))
         model.part(RankNumber(0, count))
         RankHeads(model.kv_layout(model.dtype), 0, count)
         own = rank_config(config, 0)
@@ -66,7 +66,7 @@ class RanksExecutor:
         self._runner = runner
         self.dtype, self.quantization, self.max_model_len = runner.dtype, runner.quantization, runner.max_model_len
         self.depth, self.times, self.threads = runner.depth, runner.times, runner.threads
-        layout = model.kv_layout(str(runner.dtype).removeprefix("torch."))
+        layout = model.kv_layout(runner.cache.layout.planes[0].dtype)
         self.cache = RanksCache(layout, runner.cache, processes)
         self.cache.warm_up()
 

@@ -46,7 +46,7 @@ class Rank:
         group = Group(start.rank, count, Path(start.folder), device, lambda: board.work(start.rank))
         model = read_model(config)
         self._runner: Runner = make_local_runner(config, model, device.type, None, group)
-        self._heads = RankHeads(model.kv_layout(str(self._runner.dtype).removeprefix("torch.")), start.rank, count)
+        self._heads = RankHeads(model.kv_layout(self._runner.cache.layout.planes[0].dtype), start.rank, count)
         self._part = KvPart(self._runner.cache)
         self._launched: Launched | None = None
         if device.type == "cuda":
