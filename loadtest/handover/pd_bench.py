@@ -8,8 +8,8 @@ caches are off, the temperature is 0.6. On a machine without GPUs both pods shar
 - lone TTFT: the TTFT of one request at a time, through each gateway.
 - exposed hand-over: the prefill pod sends the first token and the decode pod the second. This is the time between these
   two, minus the median time between later tokens.
-- beside hand-overs: the time between the tokens of 32 long answers that the decode pod has prefilled itself, alone and
-  while 8 prompts of 1,024 tokens per second are handed over.
+- beside hand-overs: the mean time between the tokens of an answer (the median of 32 long answers, which the decode pod
+  has prefilled itself), alone and while 8 prompts of 1,024 tokens per second are handed over.
 """
 
 import argparse
@@ -98,7 +98,8 @@ class Bench:
         handed = Load("handed", "", tokens, 2, max(round(8 * seconds), 1), rate=8.0)
         alone = await self._drive(self._alone, long)
         beside, _ = await asyncio.gather(self._drive(self._alone, long), self._drive(self._handing_over, handed))
-        quiet, busy = (median_ms([gap for a in answers for gap in a.gaps]) for answers in (alone, beside))
+        # Of an answer's mean time, because a client that shares its core reads several tokens at once.
+        quiet, busy = (median_ms([tpot for a in answers if (tpot := a.tpot)]) for answers in (alone, beside))
         self._note("time between tokens of 32 answers, ms", quiet)
         self._note("the same beside hand-overs, ms", busy)
         self._note("slower by, %", (busy / quiet - 1) * 100)
