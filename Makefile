@@ -24,6 +24,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 .DEFAULT_GOAL := help
+# Many processes start from these sources. Without cached bytecode each of them would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help up test clients fuzz conformance soak chaos check lint bench bench-gateway lock images kind-up e2e-k8s owners proto dashboards clean
 
 help:  ## List the targets

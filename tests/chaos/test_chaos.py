@@ -19,7 +19,7 @@ from .load import BOUND_S, Load
 from .plan import Scenario, make_plan
 
 NUM_SCENARIOS = int(os.environ.get("CHAOS_SCENARIOS") or 60)
-NUM_CASES = 200
+NUM_CASES = min(2 * NUM_SCENARIOS, 200)
 RECORDED_AT_ONCE = 8
 NUM_ROUNDS = 80  # a pod that was slow during the faults gets prompts again after some hundred requests
 FRESH_TOKENS = 200

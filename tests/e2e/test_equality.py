@@ -67,7 +67,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # The engine's own tests compare every shape on one pod and on a pair; here each stack takes seconds to start.
 AGGREGATED_SHAPES = int(os.environ.get("AGGREGATED_SHAPES") or 2)
-DISAGGREGATED_SHAPES = int(os.environ.get("DISAGGREGATED_SHAPES") or 8)
+DISAGGREGATED_SHAPES = int(os.environ.get("DISAGGREGATED_SHAPES") or 6)
 WAYS = [(shape, "disaggregated") for shape in list(SHAPES)[-DISAGGREGATED_SHAPES:]]
 WAYS += [(shape, "aggregated") for shape in list(SHAPES)[-AGGREGATED_SHAPES:]]
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, CHUNK, 2 * CHUNK + 5, 5 * CHUNK - 3]

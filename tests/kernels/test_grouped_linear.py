@@ -96,10 +96,12 @@ def test_16_bits_are_multiplied_with_the_numbers_of_the_format(
     if kind == "int4":
         weight = weight._replace(scales=weight.scales.to(scales))
     expected = dequantize_grouped_reference(weight, dtype)
-    x = torch.eye(INNER, dtype=dtype, device=device)
+    # The interpreter is slow. Every fifth number is one of each place in a packed word, and some of each group.
+    some = slice(None, None, 1 if device.type == "cuda" else 5)
+    x = torch.eye(INNER, dtype=dtype, device=device)[some].contiguous()
     for name in ("tiles", "parts"):
         ours = grouped_linear(x, weight, config=CONFIGS[name]).T
-        assert torch.equal(ours, expected)
+        assert torch.equal(ours, expected[:, some])
 
 
 def test_large_batches(device: torch.device) -> None:
