@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import torch
 
 from baton_engine.config import ConfigError
@@ -11,7 +10,6 @@ from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Product, Source
-from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.grouped_linear import (
     BLOCK,
     GroupedWeight,
@@ -19,10 +17,11 @@ from baton_kernels.reference.grouped_linear import (
     pack_four_bits,
 )
 
-from .dense import Dense, load_biases
+from .coded_method import CodedMethod
+from .dense import Dense
 from .dense_experts import DenseExperts
 from .device import check_fp8
-from .quantized_experts import CodedExperts, not_joined, read_experts
+from .quantized_experts import CodedExperts, read_experts
 from .side_by_side import SideBySide, merge, same
 
 
@@ -64,36 +63,30 @@ class Grouped:
         return x if self._columns is None else x.index_select(1, self._columns)
 
 
-class GroupedMethod(msgspec.Struct, frozen=True):
+class GroupedMethod(CodedMethod[Part], frozen=True):
     """The part of a Method that all formats of such weights share."""
 
-    def read(
-        self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool
-    ) -> Part:
-        """Return the rows and columns of a projection's weight, [outputs, inputs].
+    def dense(self, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        return part.dense(dtype)
 
-        transposed: as in Method. Formats store their codes in one way only, whichever way the family stores weights.
-        """
-        raise NotImplementedError
-
-    def load(
-        self,
-        source: Source,
-        taken: list[Outputs],
-        inputs: int,
-        columns: slice,
-        bias: bool,
-        order: Sequence[int] | None,
-        transposed: bool,
+    def product(
+        self, parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source
     ) -> Product:
-        """As in Method."""
-        parts = [self.read(source, name, size, inputs, rows, columns, transposed) for name, size, rows in taken]
-        added = load_biases(source, taken, order) if bias else None
-        return _product(parts, added, order, source)
-
-    def weight(self, source: Source, taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
-        part = self.read(source, taken.name, taken.size, inputs, taken.rows, columns, False)
-        return part.dense(source.dtype)
+        if not source.ops.keeps_codes:
+            dense = torch.cat([part.dense(source.dtype) for part in parts])
+            return Dense(dense if order is None else dense[list(order)], bias, source.ops)
+        check_kind(parts[0].weight, source)
+        products, first = [], 0
+        runs = merge(parts, lambda one, other: same(one.columns, other.columns) and _alike(one.weight, other.weight))
+        for run in runs:
+            weight = stack([part.weight for part in run])
+            outputs = len(weight.codes)
+            if order is not None:
+                weight = _reorder(weight, torch.tensor(order, device=source.device))
+            added = None if bias is None else bias[first : first + outputs]
+            products.append(Grouped(Part(weight, run[0].columns), added, source.ops))
+            first += outputs
+        return products[0] if len(products) == 1 else SideBySide(products, source.ops)
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
         """As in Method."""
@@ -103,12 +96,8 @@ class GroupedMethod(msgspec.Struct, frozen=True):
         check_kind(held.gate_up, source)
         return CodedExperts(held, source.ops)
 
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
-        """As in Method."""
-        raise not_joined(source)
-
     def _read_expert(self, source: Source, taken: list[Outputs], inputs: int, columns: slice) -> GroupedWeight:
-        parts = [self.read(source, name, size, inputs, rows, columns, False) for name, size, rows in taken]
+        parts = self.read_all(source, taken, inputs, columns)
         if any(part.columns is not None for part in parts):
             name = source.full_name(taken[0].name)
             raise ConfigError(f"{name} has inputs in order of activation (desc_act, actorder), which is not served for "
@@ -136,25 +125,6 @@ def check_group(name: str, group: int, inputs: int, columns: slice) -> int:
         raise ConfigError(f"{name} cannot be divided among ranks at inputs {columns.start} and {columns.stop}: its "
                           f"groups have {size} inputs")  # fmt: skip
     return size
-
-
-def _product(parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source) -> Product:
-    """Return the product with parts stacked along their outputs."""
-    if not source.ops.keeps_codes:
-        dense = torch.cat([part.dense(source.dtype) for part in parts])
-        return Dense(dense if order is None else dense[list(order)], bias, source.ops)
-    check_kind(parts[0].weight, source)
-    products, first = [], 0
-    runs = merge(parts, lambda one, other: same(one.columns, other.columns) and _alike(one.weight, other.weight))
-    for run in runs:
-        weight = stack([part.weight for part in run])
-        outputs = len(weight.codes)
-        if order is not None:
-            weight = _reorder(weight, torch.tensor(order, device=source.device))
-        added = None if bias is None else bias[first : first + outputs]
-        products.append(Grouped(Part(weight, run[0].columns), added, source.ops))
-        first += outputs
-    return products[0] if len(products) == 1 else SideBySide(products, source.ops)
 
 
 def check_kind(weight: object, source: Source) -> None:

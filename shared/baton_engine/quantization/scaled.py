@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
 import torch
 
 from baton_engine.config import ConfigError
@@ -11,14 +10,14 @@ from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.inputs import EightBits, InputRows, Inputs
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Product, Source
-from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.quantize import RowFormat, dequantize_rows_reference
 from baton_kernels.reference.scaled_linear import ScaledWeight, dequantize_scaled_reference
 
-from .dense import Dense, load_biases
+from .coded_method import CodedMethod
+from .dense import Dense
 from .device import check_fp8_if
 from .int8_on_cpu import Int8OnCpu, has_int8_products
-from .quantized_experts import CodedExperts, not_joined, read_experts
+from .quantized_experts import CodedExperts, read_experts
 from .scaled_part import Part
 from .side_by_side import SideBySide, merge, same
 
@@ -63,35 +62,13 @@ class Rounded:
         return dequantize_rows_reference(self.inputs.rounded(self._ops, x)).to(self._dtype)
 
 
-class ScaledMethod(msgspec.Struct, frozen=True):
+class ScaledMethod(CodedMethod[Part], frozen=True):
     """The part of a Method that all formats of such weights share. rows: how activations are rounded."""
 
     rows: RowFormat
 
-    def read(
-        self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool
-    ) -> Part:
-        """Return the rows and columns of a projection's weight, [outputs, inputs]. transposed: as in Method."""
-        raise NotImplementedError
-
-    def load(
-        self,
-        source: Source,
-        taken: list[Outputs],
-        inputs: int,
-        columns: slice,
-        bias: bool,
-        order: Sequence[int] | None,
-        transposed: bool,
-    ) -> Product:
-        """As in Method."""
-        parts = [self.read(source, name, size, inputs, rows, columns, transposed) for name, size, rows in taken]
-        added = load_biases(source, taken, order) if bias else None
-        return self._product(parts, added, order, source)
-
-    def weight(self, source: Source, taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
-        part = self.read(source, taken.name, taken.size, inputs, taken.rows, columns, False)
-        return dequantize_scaled_reference(part.weight, source.dtype)
+    def dense(self, part: Part, dtype: torch.dtype) -> torch.Tensor:
+        return dequantize_scaled_reference(part.weight, dtype)
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
         """As in Method."""
@@ -99,14 +76,10 @@ class ScaledMethod(msgspec.Struct, frozen=True):
         held = read_experts(source, names, experts, hidden, size, self._read_expert)
         return CodedExperts(replace(held, rows=self.rows), source.ops)
 
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
-        """As in Method."""
-        raise not_joined(source)
-
     def _read_expert(
         self, source: Source, taken: list[Outputs], inputs: int, columns: slice
     ) -> ScaledWeight | torch.Tensor:
-        parts = [self.read(source, name, size, inputs, rows, columns, False) for name, size, rows in taken]
+        parts = self.read_all(source, taken, inputs, columns)
         if any(part.scale is not None for part in parts) or not self.rows.symmetric:
             raise ConfigError(f"{source.full_name(taken[0].name)} is an expert of static activations or with zeros; "
                               "served are symmetric dynamic activations")  # fmt: skip
@@ -119,7 +92,7 @@ class ScaledMethod(msgspec.Struct, frozen=True):
         on_cpu = source.device.type == "cpu" and self.rows.dtype == torch.int8
         return Int8OnCpu if on_cpu and has_int8_products() else Rounded
 
-    def _product(
+    def product(
         self, parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source
     ) -> Product:
         check_fp8_if(self.rows.dtype, source.device)
