@@ -32,8 +32,12 @@ class _Attention(msgspec.Struct):
 
 
 class _Pieces(msgspec.Struct):
-    """One graph up to each attention call and one after the last, for one number of tokens."""
+    """One graph up to each attention call and one after the last, for one number of tokens.
 
+    fewest: from this number of tokens on, a step that is padded to replay these graphs is faster than without graphs.
+    """
+
+    fewest: int
     inputs: torch.Tensor  # [3, T]: Tokens
     graphs: list[torch.cuda.CUDAGraph]
     calls: list[_Attention]
@@ -97,6 +101,9 @@ class TokenGraphs:
         self._queries = torch.zeros(shape, dtype=model.dtype, device=self._device)
         self._attended = backend.outputs(self._queries).zero_()
         self._pieces: dict[int, _Pieces] = {}
+        self._eager: tuple[int, float] | None = (
+            None  # the last measured number of tokens, and its seconds without graphs
+        )
         sizes = [size for size in _SIZES if size <= most]
         for done, size in enumerate(sizes):
             if progress:
@@ -111,8 +118,9 @@ class TokenGraphs:
         return list(self._pieces)
 
     def size_for(self, tokens: int) -> int | None:
-        """Return the smallest size with graphs that holds so many tokens."""
-        return next((size for size in self._pieces if size >= tokens), None)
+        """Return the size of the graphs for a step of so many tokens; None when it is faster without graphs."""
+        size = next((size for size in self._pieces if size >= tokens), None)
+        return size if size and tokens >= self._pieces[size].fewest else None
 
     def forward(
         self, size: int, packed: torch.Tensor, written: Callable[[int], None] | None = None
@@ -141,10 +149,13 @@ class TokenGraphs:
         self._backend.prepare(AttentionBatch([0, size], [size], blocks))
         tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
         eagerly = _seconds(lambda: self._model(Context(tokens, self._cache, self._backend)))
-        self._pieces[size] = self._capture(inputs)
-        faster = _seconds(lambda: self.forward(size, packed)) < eagerly
-        # Clocks differ between ranks, but all ranks must have the same graphs.
-        if self._ranks.least(int(faster)):
+        pieces = self._pieces[size] = self._capture(inputs)
+        replayed = _seconds(lambda: self.forward(size, packed))
+        fewest = fewest_tokens(self._eager or (0, eagerly), (size, eagerly), replayed)
+        self._eager = size, eagerly
+        # Clocks differ between ranks, but all ranks must replay the same graphs. So the largest of their values counts.
+        pieces.fewest = -self._ranks.least(-fewest)
+        if pieces.fewest <= size:
             return True
         del self._pieces[size]
         return False
@@ -156,7 +167,22 @@ class TokenGraphs:
             return context, self._model(context)
 
         graphs, (context, hidden) = self._recorder.record_pieces(run)
-        return _Pieces(inputs, graphs, context.calls, context.ids, hidden)
+        return _Pieces(1, inputs, graphs, context.calls, context.ids, hidden)
+
+
+def fewest_tokens(smaller: tuple[int, float], size: tuple[int, float], replayed: float) -> int:
+    """Return from how many tokens on the graphs of a size are faster than a step without graphs.
+
+    smaller, size: tokens, and the seconds of a step with so many tokens without graphs. Between the two numbers of
+    tokens, these seconds are taken to grow evenly. replayed: the seconds of the graphs, which compute `size` tokens
+    however many are needed. The result is above these when the graphs are never faster.
+    """
+    (least, shortest), (most, longest) = smaller, size
+    if replayed >= longest:
+        return most + 1
+    if replayed < shortest:
+        return least + 1
+    return least + 1 + int((most - least) * (replayed - shortest) / (longest - shortest))
 
 
 def _seconds(run: Callable[[], object]) -> float:
