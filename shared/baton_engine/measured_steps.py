@@ -6,8 +6,10 @@ from .config import EngineConfig
 from .largest_steps import PLAIN, plan_of
 from .step_plan import StepPlan
 
-_PROMPTS = (64, 512, 2048)
-_CHUNK = 512  # of long sequences: enough to keep a device busy, and not long at the longest context
+# Shorter prompts wait for the weights. The times of steps that chunks are bounded by, and that queues consist of, follow
+# another law.
+_PROMPTS = (512, 2048)
+_CHUNK = 1024  # of long sequences: about as many tokens as chunks have in service, as few use a device less well
 _FEW, _MANY = 8, 64
 _SHORT, _MIDDLE, _LONG = 64, 4096, 32_768
 # The decodes of a step read so many tokens at most. A step that reads more takes longer than is needed to measure it.

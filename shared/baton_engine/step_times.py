@@ -8,6 +8,9 @@ from baton_common.histogram import Histogram
 from .least_squares import LeastSquares
 from .step_plan import StepPlan
 
+# A step with fewer prompt tokens mostly waits for the weights, so it tells nothing about the time of a token.
+_LEAST_LEARNED = 512
+
 
 class StepWork(msgspec.Struct, frozen=True):
     """The quantities that a step's time depends on.
@@ -39,7 +42,7 @@ class StepTimes:
     """Predicts the seconds of steps.
 
     Steps with prompts and steps of decodes alone follow two laws, as the former compute and the latter mostly wait for
-    memory.
+    memory. The prediction for a step of a short prompt is too low.
 
     ratios: by kind of step, the seconds that steps took, divided by those predicted.
     """
@@ -77,9 +80,9 @@ class StepTimes:
         if predicted <= 0 or seconds <= 0:
             return
         self.ratios["prompts" if work.prompt_tokens else "decodes"].observe(seconds / predicted)
-        if work.prompt_tokens:
+        if work.prompt_tokens >= min(_LEAST_LEARNED, max(self._typical, 1)):
             self._prompts.add(_prompt_terms(work), seconds, predicted)
-        else:
+        elif not work.prompt_tokens:
             self._decodes.add(_decode_terms(work), seconds, predicted)
 
     @property

@@ -34,6 +34,14 @@ def slower(work: StepWork) -> float:
     return 1.4 * h200(work)
 
 
+def bound_by_weights(work: StepWork) -> float:
+    """As h200, where reading the weights takes longer than computing the first tokens."""
+    if not work.prompt_tokens:
+        return h200(work)
+    tokens = work.prompt_tokens + work.decodes
+    return 1e-3 + max(4e-3, 23e-6 * tokens) + 1.1e-9 * work.pairs + 30e-9 * work.keys
+
+
 def no_attention(work: StepWork) -> float:
     return 5e-3 + 40e-6 * work.prompt_tokens + 30e-6 * work.decodes
 
@@ -72,6 +80,16 @@ def test_a_law_is_found_at_start(law: Law) -> None:
     noisy.begin(samples(law, noise=0.05))
     for work, seconds in samples(law):
         assert noisy.predict(work) == pytest.approx(seconds, rel=0.12)
+
+
+def test_short_steps_do_not_make_tokens_of_long_ones_cheap() -> None:
+    times = StepTimes()
+    times.begin(samples(bound_by_weights))
+    assert times.token_s == pytest.approx(23e-6, rel=0.03)
+    short = [StepWork(size, size * 500, 30, 30_000) for size in (20, 60, 100)]
+    for work in (short + works(11, 12)) * 60:
+        times.observe(work, times.predict(work), bound_by_weights(work))
+    assert times.token_s == pytest.approx(23e-6, rel=0.05)
 
 
 def test_a_law_is_followed_while_it_changes_and_outliers_do_not_matter() -> None:
