@@ -56,9 +56,10 @@ conformance: $(RUN) $(CONFORMANCE)/.installed  ## Send 2,000 requests made from 
 soak: $(DEV)  ## Run the tests that `make test` shortens: all seeds and shapes, ten times the requests (SOAK_SEED=N repeats these)
 	@export GRAMMAR_SEEDS=$${GRAMMAR_SEEDS:-50} SAMPLER_SEEDS=$${SAMPLER_SEEDS:-4} \
 		AGGREGATED_SHAPES=$${AGGREGATED_SHAPES:-8} DISAGGREGATED_SHAPES=$${DISAGGREGATED_SHAPES:-100} \
-		SOAK_REQUESTS=$${SOAK_REQUESTS:-10000} ALL_RANKS=$${ALL_RANKS:-1}; \
+		SOAK_REQUESTS=$${SOAK_REQUESTS:-10000} ALL_RANKS=$${ALL_RANKS:-1} \
+		SCHEDULER_EXAMPLES=$${SCHEDULER_EXAMPLES:-500}; \
 		exec $(BIN)/python -m pytest -m soak tests/engine/test_grammars.py tests/engine/test_device_sampler.py \
-		tests/engine/test_ranks.py tests/e2e/test_equality.py tests/e2e/test_soak.py $(ARGS)
+		tests/engine/test_ranks.py tests/engine/test_scheduler.py tests/e2e/test_equality.py tests/e2e/test_soak.py $(ARGS)
 
 chaos: $(DEV)  ## Two thousand faults on a fleet under load (CHAOS_SEED=N repeats a run)
 	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s -m soak tests/chaos/test_chaos.py $(ARGS)

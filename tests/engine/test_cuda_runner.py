@@ -160,7 +160,7 @@ def test_short_prompts_run_as_whole_graphs(tiny_model: MakeModel, monkeypatch: p
     monkeypatch.setattr("baton_engine.prompt_graphs._LONGEST", 40)
     folder = tiny_model("gemma3", initializer_range=0.1)
     settings = {"max_num_batched_tokens": 24, "max_model_len": 160, "block_size": 4}
-    engine = make_engine(folder, **settings)
+    engine, other = make_engine(folder, **settings), make_engine(folder, **settings)
     sizes: list[tuple[int, ...]] = []
     replay = PromptGraphs.forward
 
@@ -184,17 +184,17 @@ def test_short_prompts_run_as_whole_graphs(tiny_model: MakeModel, monkeypatch: p
         assert sizes == expected
         with monkeypatch.context() as patch:
             patch.setattr(PromptGraphs, "fits", lambda *_: False)
-            assert generate(make_engine(folder, **settings), requests).tokens == tokens
+            assert generate(other, requests).tokens == tokens
 
 
 def test_a_grammar_beside_others_may_be_aborted_before_its_mask(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
     rule = {"grammar": WORDS, "eos_token_ids": [], "temperature": 1.0}
-    expected = generate(make_engine(llama), [make_request(0, make_prompt(20), 30)]).tokens
-    engine = make_engine(llama)
+    engine = make_engine(llama, enable_prefix_caching=False)
+    expected = generate(engine, [make_request(0, make_prompt(20), 12)]).tokens
     for aborted_at in range(1, 8):
-        engine.add(make_request(0, make_prompt(20), 30))
-        engine.add(make_request(1, make_prompt(9), 30, **rule))
+        engine.add(make_request(0, make_prompt(20), 12))
+        engine.add(make_request(1, make_prompt(9), 12, **rule))
         tokens: list[int] = []
         steps = 0
 

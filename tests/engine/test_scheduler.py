@@ -1,5 +1,6 @@
 """Scheduler, block pool and engine core together, over random requests, aborts and hand-overs."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import cast
@@ -24,6 +25,7 @@ from .harness import Transcript, assert_idle, finish, make_request
 from .host_tier import HostTier
 from .ledger import LedgerRunner, expected_output, fold, make_ledger_engine
 
+EXAMPLES = int(os.environ.get("SCHEDULER_EXAMPLES") or 50)
 BLOCK_SIZE, NUM_BLOCKS, BUDGET, MAX_SEQS, CONTEXT = 4, 14, 6, 8, 48
 
 # Few tokens and few lengths, so that many prompts begin alike.
@@ -306,13 +308,14 @@ class AllWindowsMachine(AheadMachine):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 TestEngineAhead = AheadMachine.TestCase
 TestWindows = WindowMachine.TestCase
 TestWindowsAhead = WindowAheadMachine.TestCase
 TestAllWindows = AllWindowsMachine.TestCase
-for case in (TestEngineAhead, TestWindows, TestWindowsAhead, TestAllWindows):
-    case.settings = TestEngine.settings
+for case in (TestEngine, TestEngineAhead, TestWindows, TestWindowsAhead, TestAllWindows):
+    case.settings = settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None)
+    case.pytestmark = [pytest.mark.soak]
+del case  # pytest would run it once more, as a test of that name
 
 
 def make_allocator(num_blocks: int, step_tokens: int) -> BlockAllocator:
