@@ -9,7 +9,7 @@ import pytest
 import torch
 
 # Enough tokens for the share that bfloat16 changes not to be chance.
-SIZES = ["--tiny", "--prompts", "24", "--longest", "110", "--tokens", "32"]
+SIZES = ["--tiny", "--prompts", "16", "--longest", "110", "--tokens", "24"]
 
 
 @pytest.fixture
