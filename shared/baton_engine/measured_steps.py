@@ -6,8 +6,7 @@ from .config import EngineConfig
 from .largest_steps import PLAIN, plan_of
 from .step_plan import StepPlan
 
-# Shorter prompts wait for the weights. The times of steps that chunks are bounded by, and that queues consist of, follow
-# another law.
+# Shorter prompts wait for the weights, which is another law than that of the long steps by which chunks are bounded.
 _PROMPTS = (512, 2048)
 _CHUNK = 1024  # of long sequences: about as many tokens as chunks have in service, as few use a device less well
 _FEW, _MANY = 8, 64

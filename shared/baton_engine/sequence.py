@@ -2,6 +2,7 @@
 
 import enum
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -9,8 +10,11 @@ from baton_common.block_hash import ROOT_HASH, block_hashes, later_block_hashes
 from baton_common.cache_scope import MAX_SALT_BYTES, UNSALTED, CacheScope
 
 from .block_tables import BlockTable, SharedBlocks
-from .matcher import Matcher
 from .sampling import SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    # The RPC process imports this module, and has no other use for numpy and the library of grammars.
+    from .matcher import Matcher
 
 # The number of a choice is part of the random counter, which has 32-bit words.
 _MOST_CHOICE = 1 << 16
