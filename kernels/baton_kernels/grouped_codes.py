@@ -11,6 +11,8 @@ from .reference.grouped_linear import FOUR_BITS, GroupedWeight
 
 # The most columns of a unit.
 _UNIT = 128
+# Triton multiplies matrices with at least so many columns.
+_LEAST_WORDS = 16
 
 # Two words of four int4 codes ($4) become four pairs of numbers ($0 to $3). The bits of a code become the lowest ones
 # of a bfloat16 whose other bits make it 128 + code; from that 128 + zero ($5) is subtracted, which is exact.
@@ -257,9 +259,11 @@ def grouped_operands(
     fast = codes.is_cuda and dtype == torch.bfloat16
     fast &= weight.kind == "int4" or (weight.kind == "e2m1" and scales.dtype == torch.uint8)
     units = max(block_inner // unit, 1)
-    # Scales that bfloat16 has not are multiplied with sums.
+    # Scales that bfloat16 has not are multiplied with sums, or in float32 where the words of a group are too few for a
+    # product of matrices.
     if fast and weight.kind == "int4" and scales.dtype != torch.bfloat16 and group % (units * unit):
-        units = 1
+        fast = unit // 4 >= _LEAST_WORDS
+        units = 1 if fast else units
     tensors = (codes, scales, codes if weight.zeros is None else weight.zeros,
                codes if weight.table is None else weight.table)  # fmt: skip
     flags = {
