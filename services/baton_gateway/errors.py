@@ -75,6 +75,10 @@ def overloaded(message: str, retry_after_s: int = 1) -> ApiError:
     )
 
 
+def no_decode_pod() -> ApiError:
+    return overloaded("No decode pod is available now.")
+
+
 def client_gone() -> ApiError:
     """The client has gone and does not read this error. The log shows its status, 499 as in nginx."""
     return ApiError(CLIENT_CLOSED_REQUEST, "The client closed its connection.", code="client_gone")

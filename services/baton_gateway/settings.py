@@ -101,6 +101,9 @@ class GatewaySettings(PeerSettings):
     in the gateway, where tenants take turns by their weights."""
     queue_timeout_s: float = Field(default=60, gt=0)
     """Seconds that a request may wait in the gateway's queue."""
+    pod_wait_s: float = Field(default=5, ge=0)
+    """Seconds that a request may wait for a decode pod while none is live but one was within the last 30 seconds, as
+    when the last pod is replaced. 0: such a request is refused at once."""
     max_waiting_requests: int = Field(default=1024, ge=0)
     """Most requests in the gateway's queue. When it is full, the tenant with the most queued work loses its newest
     request."""

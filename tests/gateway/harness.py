@@ -110,7 +110,7 @@ async def running(
         "prefill_addresses": [pod.address for pod in prefills],
     }
     gateway_settings = GatewaySettings(
-        **({} if "models_file" in settings else served), **{"resume_timeout_s": 0.1, **settings}
+        **({} if "models_file" in settings else served), **{"resume_timeout_s": 0.1, "pod_wait_s": 0.1, **settings}
     )
     gateway = Gateway(gateway_settings, load_catalog(gateway_settings))
     listener, admin = listen("127.0.0.1", 0), listen("127.0.0.1", 0)

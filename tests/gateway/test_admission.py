@@ -26,9 +26,10 @@ class Door:
         index, costs = PrefixIndex(), CostModel()
         self.index = index
         self.pods = pods
+        self.now = 0.0
         self.router = Router([make_pod("d", RATE)], pods, KvAware(index, costs, local_prefill=False), lambda: 0.0)
-        limits = {"max_waiting": 100, "pod_queue_s": 0.1, "ttft_slo_s": 5.0, **settings}
-        self.admission = Admission(self.router, index, costs, **limits)  # type: ignore[arg-type]
+        limits = {"max_waiting": 100, "pod_queue_s": 0.1, "ttft_slo_s": 5.0, "pod_wait_s": 5.0, **settings}
+        self.admission = Admission(self.router, index, costs, lambda: self.now, **limits)  # type: ignore[arg-type]
         self.routes: dict[int, Route] = {}
         self.refused: dict[int, ApiError] = {}
         self.asks: list[AdmissionRequest] = []
@@ -52,6 +53,12 @@ class Door:
         self.asks.append(AdmissionRequest([demand], admit, refuse, tenant, weight, priority))
         self.admission.submit(self.asks[-1])
         return number
+
+    def decode_pod(self, live: bool, at: float) -> None:
+        """Let the only decode pod come or go, and the queue see it."""
+        self.now = at
+        self.router.decodes[0].reporting = live
+        self.admission.admit_waiting()
 
     def finish(self, number: int) -> None:
         self.routes[number].prefilled(disaggregated=True)
@@ -204,19 +211,65 @@ def test_who_leaves_is_forgotten() -> None:
     assert door.inside == [0, 2]
 
 
-def test_without_pods_requests_come_in_to_be_told_so() -> None:
+def test_requests_wait_for_a_decode_pod_that_is_being_replaced() -> None:
     door = Door()
-    door.come(1000)
-    door.come(1000)
-    for pod in (*door.router.decodes, *door.router.prefills):
-        pod.reporting = False
-    called = []
-    demands = door.asks[1].demands
-    # One that comes now, and the one that has waited.
-    door.admission.submit(AdmissionRequest(demands, lambda: called.append(2), lambda _error: None))
-    door.asks[1].admit = lambda: called.append(1)
-    door.admission.admit_waiting()
-    assert called == [2, 1]
+    door.decode_pod(live=True, at=0.0)
+    door.decode_pod(live=False, at=1.0)
+    waiting = [door.come(60) for _ in range(5)]
+    door.decode_pod(live=False, at=4.9)
+    assert (door.inside, door.refused, door.admission.waiting) == ([], {}, 5)
+    # The pod gets no more at once than another pod would.
+    door.decode_pod(live=True, at=5.0)
+    assert door.inside == waiting[:2]
+    for number in waiting:
+        door.finish(number)
+    assert door.inside == waiting
+
+
+def test_requests_that_have_waited_for_a_decode_pod_are_refused_in_time() -> None:
+    door = Door(ttft_slo_s=1e9)
+    inside, before = door.come(1000), door.come(1000)
+    door.decode_pod(live=True, at=10.0)
+    door.decode_pod(live=False, at=11.0)
+    first, urgent = door.come(60), door.come(60, "urgent", priority=-1)
+    door.now = 14.0
+    late = door.come(60, "late", priority=1)
+    # The request that waited when the pod was lost waits as long from then on as the requests that came after it.
+    door.decode_pod(live=False, at=14.9)
+    assert not door.refused
+    door.decode_pod(live=False, at=16.0)
+    assert set(door.refused) == {before, first, urgent}
+    assert door.admission.waiting == 1
+    door.decode_pod(live=False, at=19.0)
+    assert set(door.refused) == {before, first, urgent, late}
+    assert door.inside == [inside]
+    error = door.refused[late]
+    assert (error.status, error.code) == (503, "server_is_overloaded")
+
+
+@pytest.mark.parametrize(("seen", "pod_wait_s", "lost_for"), [(False, 5.0, 1.0), (True, 5.0, 31.0), (True, 0.0, 1.0)])
+def test_without_a_decode_pod_that_is_expected_requests_are_refused_at_once(
+    seen: bool, pod_wait_s: float, lost_for: float
+) -> None:
+    door = Door(pod_wait_s=pod_wait_s)
+    if seen:
+        door.decode_pod(live=True, at=0.0)
+    door.decode_pod(live=False, at=lost_for)
+    assert door.come(60) in door.refused
+    assert door.admission.waiting == 0
+
+
+def test_tenants_take_turns_while_they_wait_for_a_decode_pod() -> None:
+    door = Door(max_waiting=4)
+    door.decode_pod(live=True, at=0.0)
+    door.decode_pod(live=False, at=1.0)
+    flood = [door.come(300, "flood") for _ in range(5)]
+    calm = [door.come(300, "calm"), door.come(300, "calm")]
+    assert set(door.refused) == {*flood[-3:]}
+    door.admission.withdraw(door.asks[calm[1]])
+    door.decode_pod(live=True, at=2.0)
+    door.finish(door.inside[-1])
+    assert sorted(door.inside) == [flood[0], calm[0]]
 
 
 class Cluster:
@@ -232,7 +285,9 @@ class Cluster:
         self._router = Router(decodes, prefills, KvAware(index, costs), self._clock)
         speed = Speed(self._RATE, 0.004, 0.00003, chunk_tokens=1148, most_tokens=1024)
         self._sims = {pod.slot: SimPod(self._clock, speed, 10, 10**6) for pod in (*decodes, *prefills)}
-        self._admission = Admission(self._router, index, costs, max_waiting=1024, pod_queue_s=0.5, ttft_slo_s=30.0)
+        self._admission = Admission(
+            self._router, index, costs, self._clock, max_waiting=1024, pod_queue_s=0.5, ttft_slo_s=30.0, pod_wait_s=5.0
+        )
         self.ttft: dict[str, list[float]] = {tenant: [] for tenant in tenants}
         self.refused: list[str] = []
         for tenant, (share, tokens) in tenants.items():

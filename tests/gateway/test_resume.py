@@ -148,7 +148,7 @@ async def test_the_only_pod_comes_back_in_time(model_folder):
         stack.pod.script = breaking(3, "pod")
         answer = asyncio.create_task(stack.complete(TEXT, max_tokens=64, stream=True, add_special_tokens=False))
         await stack.until(lambda: not stack.fleet.ready and stack.pod.jobs)
-        # Whatever is new is refused at once; what was begun waits.
+        # A new request waits for less time than one that has begun.
         assert (await stack.complete()).status_code == 503
         stack.pod.script = echo
         await restarted(stack.pod)

@@ -16,6 +16,7 @@ from baton_proto import serving_pb2 as pb
 from .harness import Stack, error_of, pods, running
 from .test_observability import metrics
 
+POOL = (("model", "tiny"), ("pool", "default"))
 RATE = 10_000  # tokens a second, as long as the pod has told none
 
 pytestmark = pytest.mark.processes
@@ -91,11 +92,43 @@ async def test_the_newest_leaves_when_too_many_wait(model_folder: Path):
         assert (await first).status_code == 200
 
 
+async def test_a_request_waits_for_a_pod_that_is_being_replaced(model_folder: Path):
+    async with pods() as decodes, running(model_folder, decodes, pod_wait_s=10) as stack:
+        await stack.pod.stop()
+        await stack.until(lambda: not stack.fleet.ready)
+        task, left = await begin(stack), await begin(stack)
+        assert (await metrics(stack))["baton_gateway_requests_waiting", POOL] == 2
+        left.cancel()
+        await stack.until(lambda: stack.fleet.admission.waiting == 1)
+        # What no pod could take is refused while none is there.
+        assert error_of(await stack.complete([5] * 600))["code"] == "context_length_exceeded"
+        await stack.pod.start()
+        assert (await task).status_code == 200
+        assert len(stack.pod.jobs) == 1
+
+
+async def test_a_pool_that_expects_a_pod_goes_before_one_that_never_had_any(model_folder: Path, tmp_path: Path):
+    folder = {"name": "tiny", "folder": str(model_folder)}
+    async with pods() as decodes:
+        pools = [{"name": "none", "decode": ["127.0.0.1:1"]}, {"name": "some", "decode": [decodes[0].address]}]
+        file = tmp_path / "models.yaml"
+        file.write_text(yaml.safe_dump({"models": [{**folder, "pools": pools}]}))
+        async with running(None, decodes, wait=False, models_file=file, pod_wait_s=10) as stack:
+            fleet = [pool.fleet for _, pool in stack.gateway.catalog.pools][1]
+            await stack.until(lambda: fleet.ready)
+            await decodes[0].stop()
+            await stack.until(lambda: not fleet.ready)
+            task = asyncio.create_task(stack.complete())
+            await stack.until(lambda: fleet.admission.waiting == 1)
+            await decodes[0].start()
+            assert (await task).status_code == 200
+
+
 async def test_waiting_is_measured(model_folder: Path):
     async with busy(model_folder, seconds=5) as stack:
         task = await begin(stack)
         prefix = "baton_gateway_"
-        assert (await metrics(stack))[prefix + "requests_waiting", (("model", "tiny"), ("pool", "default"))] == 1
+        assert (await metrics(stack))[prefix + "requests_waiting", POOL] == 1
         await queue(stack, 50)
         refused = await stack.complete()
         await queue(stack, 0)
@@ -103,7 +136,7 @@ async def test_waiting_is_measured(model_folder: Path):
         seen = await metrics(stack)
     reason = (("reason", "server_is_overloaded"), ("tenant", "default"))
     assert seen[prefix + "refused_requests_total", reason] == 1
-    assert seen[prefix + "requests_waiting", (("model", "tiny"), ("pool", "default"))] == 0
+    assert seen[prefix + "requests_waiting", POOL] == 0
     assert seen[prefix + "queue_seconds_count", (("model", "tiny"),)] == 1
     assert 0 < seen[prefix + "queue_seconds_sum", (("model", "tiny"),)] < 10
     # Nobody computed the prompt that was refused.

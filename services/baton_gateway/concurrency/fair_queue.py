@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -67,6 +67,10 @@ class FairQueue(Generic[Item]):
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[Item]:
+        """All waiting items, in no order."""
+        return (entry.item for line in self._lines.values() for entry in line.waiting)
 
     def push(
         self, tenant: str, item: Item, cost: float, weight: float = 1.0, priority: int = 0, order: int = 0

@@ -1,12 +1,13 @@
 """The models of a gateway, and the pools of pods that serve them."""
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from ..errors import model_not_allowed, overloaded, unknown_model
+from ..errors import model_not_allowed, no_decode_pod, overloaded, unknown_model
 from ..models.model import ServedModel, load_model
 from ..models.models_file import PoolSpec
 from ..routing.canary import CanaryShare
@@ -28,10 +29,13 @@ class Pool:
     fleet: Fleet
 
     def limits(self) -> PodLimits:
-        """Return the longest request that every live pod can take. Raises ApiError 503 when no pod is live."""
-        limits = self.fleet.limits()
+        """Return the longest request that every live pod can take, or could before the last one was lost just now.
+
+        Raises ApiError 503 when no pod is live and none is expected soon.
+        """
+        limits = self.fleet.limits() or self.fleet.expected_limits()
         if limits is None:
-            raise overloaded("No decode pod is available now.")
+            raise no_decode_pod()
         return limits
 
     def is_for(self, identity: Identity | None) -> bool:
@@ -55,14 +59,17 @@ class Model:
         return self.served.name
 
     def pool(self, identity: Identity | None, prompt_tokens: int) -> Pool:
-        """Return the first pool with live pods that is meant for such a request, or else the first one.
+        """Return the first pool with live pods that is meant for such a request.
 
+        Without such a pool it is the first one that expects a pod soon, or else the first one.
         A prompt that is longer than any pool is meant for goes to the pool for the longest prompts.
         """
         mine = [pool for pool in self.pools if pool.is_for(identity)]
         longest = max(pool.prompt_limit for pool in mine)
         fitting = [pool for pool in mine if pool.prompt_limit >= min(prompt_tokens, longest)]
-        return next((pool for pool in fitting if pool.fleet.limits() is not None), fitting[0])
+        live = (pool for pool in fitting if pool.fleet.limits() is not None)
+        expecting = (pool for pool in fitting if pool.fleet.expected_limits() is not None)
+        return next(itertools.chain(live, expecting), fitting[0])
 
     def max_model_len(self, identity: Identity | None) -> int | None:
         """Return the longest context of the live pods that serve an identity, in tokens; None without such pods."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from baton_proto import serving_pb2 as pb
 
 from ..concurrency.background import keep_running
-from ..errors import overloaded
+from ..errors import no_decode_pod
 from ..routing.admission import Admission
 from ..routing.breaker import State
 from ..routing.cost import CostModel
@@ -68,6 +68,7 @@ class Fleet:
         self._checking: asyncio.Task[None] | None = None
         self._shadows: set[Shadow] = set()
         self._was_ready = False
+        self._last_limits: PodLimits | None = None  # of the pods that were live at the last change with any
         self._live: set[int] = set()  # slots of the decode pods that were live at the last change
         self._index = PrefixIndex(settings.prefix_index_entries)
         costs = CostModel(transfer_rate=settings.kv_transfer_rate)
@@ -82,9 +83,11 @@ class Fleet:
             self.router,
             self._index,
             costs,
+            time.monotonic,
             max_waiting=settings.max_waiting_requests,
             pod_queue_s=settings.pod_queue_s,
             ttft_slo_s=settings.ttft_slo_s,
+            pod_wait_s=settings.pod_wait_s,
         )
 
     def start(self) -> None:
@@ -128,6 +131,10 @@ class Fleet:
             return None
         return PodLimits(min(pod.max_model_len for pod in live), min(pod.vocab_size for pod in live))
 
+    def expected_limits(self) -> PodLimits | None:
+        """Return the last limits of the pods that were live, while one is expected to replace them; else None."""
+        return self._last_limits if self.admission.expects_pod else None
+
     def live_pods(self) -> dict[str, int]:
         """Return the number of live pods by role."""
         router = self.router
@@ -152,7 +159,7 @@ class Fleet:
         route = self.router.dispatch(demand, avoid, fingerprint)
         self._routing.decided(route, time.perf_counter() - began)
         if route is None:
-            raise overloaded("No decode pod is available now.")
+            raise no_decode_pod()
         return route, self._link(route), self._revisions.begin(self._model, route.decode.revision)
 
     def prefilled(self, route: Route, prompt: pb.PromptInfo) -> None:
@@ -200,6 +207,8 @@ class Fleet:
         if live - self._live:
             self.resumes.pods_changed()
         self._live = live
+        self._last_limits = self.limits() or self._last_limits
+        self.admission.note_pods()
         if self.router.ready and not self._was_ready:
             self._was_ready = True
             log.info("ready", extra={"event": "ready"})

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from baton_proto import serving_pb2 as pb
 
-from ..errors import ApiError, bad_request, internal_error, overloaded
+from ..errors import ApiError, bad_request, internal_error, no_decode_pod, overloaded
 from ..fleet.decode_link import DecodeLink
 from ..fleet.fleet import Fleet
 from ..routing.pods import Pod
@@ -63,7 +63,7 @@ class Leg:
         self._route: Route | None = None
         self._link: DecodeLink | None = None
         self._run: Run | None = None
-        self._resume_error = overloaded("No decode pod is available now.")
+        self._resume_error = no_decode_pod()
         self._resume_deadline = 0.0  # of the event loop's clock
         self._timers: list[asyncio.TimerHandle] = []
 

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..concurrency.fair_queue import FairQueue
-from ..errors import ApiError, overloaded
+from ..errors import ApiError, no_decode_pod, overloaded
 from .cost import CostModel
 from .demand import Demand
 from .pods import Pod
 from .prefix_index import PrefixIndex
 from .router import Router
 
+_REPLACED_WITHIN_S = 30.0  # a pod that takes longer to come back is not just being replaced
 _LONGEST_RETRY_S = 60  # OpenAI's SDK does not retry at all if Retry-After is longer than two minutes
 
 
@@ -31,6 +32,7 @@ class AdmissionRequest:
     weight: float = 1.0
     priority: int = 0
     order: int = 0
+    submitted_at: float = field(default=0.0, init=False)
 
     @property
     def num_tokens(self) -> int:
@@ -45,18 +47,24 @@ class Admission:
         router: Router,
         index: PrefixIndex,
         costs: CostModel,
+        clock: Callable[[], float],
         *,
         max_waiting: int,
         pod_queue_s: float,
         ttft_slo_s: float,
+        pod_wait_s: float,
     ) -> None:
-        """max_waiting: requests that may wait. pod_queue_s: seconds of prefill that a pod may have queued when it gets
-        another request. ttft_slo_s: a request whose predicted TTFT is longer is refused at once."""
+        """clock: returns seconds that never go back. max_waiting: requests that may wait. pod_queue_s: seconds of
+        prefill that a pod may have queued when it gets another request. ttft_slo_s: a request whose predicted TTFT is
+        longer is refused at once. pod_wait_s: seconds that a request waits for a decode pod that is being replaced."""
         self._router = router
         self._index = index
         self._costs = costs
+        self._clock = clock
         self._pod_queue_s = pod_queue_s
         self._ttft_slo_s = ttft_slo_s
+        self._pod_wait_s = pod_wait_s
+        self._live_at = -math.inf  # when a decode pod was last seen live
         self._queue: FairQueue[AdmissionRequest] = FairQueue(max_waiting)
         self._admitting = False
         router.freed = self.admit_waiting
@@ -65,11 +73,19 @@ class Admission:
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def expects_pod(self) -> bool:
+        """Whether no decode pod is live, but one was so lately that it is probably being replaced."""
+        return not self._router.prefilling() and self._clock() - self._live_at < _REPLACED_WITHIN_S
+
     def submit(self, request: AdmissionRequest) -> None:
         """Admit a request, queue it, or refuse it because its predicted wait is too long."""
         pods = self._router.prefilling()
-        # Without pods the request is admitted too: sending it then fails with the right error.
-        if not pods or (not self._queue and self._has_room(pods, request)):
+        request.submitted_at = self._clock()
+        if not pods:
+            self._wait_for_pod(request)
+            return
+        if not self._queue and self._has_room(pods, request):
             request.admit()
             return
         tokens = request.num_tokens
@@ -82,6 +98,44 @@ class Admission:
         if wait > slack:
             request.refuse(_too_busy(wait - slack))
             return
+        self._enqueue(request, missing, wait)
+
+    def note_pods(self) -> None:
+        """Note whether a decode pod is live. Call this when one may have become live."""
+        if self._router.prefilling():
+            self._live_at = self._clock()
+
+    def withdraw(self, request: AdmissionRequest) -> None:
+        """Remove a request from the queue, if it still waits there."""
+        self._queue.remove(request.tenant, request, request.priority)
+
+    def admit_waiting(self) -> None:
+        """Admit queued requests in turn while pods have room. Call this when a pod may have got room, and at intervals.
+
+        Without a live decode pod, refuse the requests that have waited long enough for one.
+        """
+        if self._admitting:
+            return
+        self._admitting = True
+        try:
+            self.note_pods()
+            if not self._router.prefilling():
+                self._refuse_late()
+            while request := self._queue.pop(lambda request: self._has_room(self._router.prefilling(), request)):
+                request.admit()
+        finally:
+            self._admitting = False
+
+    def _wait_for_pod(self, request: AdmissionRequest) -> None:
+        """Queue a request until a decode pod is live, or refuse it if none is expected."""
+        if self.expects_pod:
+            self._enqueue(request, request.num_tokens, self._pod_wait_s)
+        else:
+            request.refuse(no_decode_pod())
+
+    def _enqueue(self, request: AdmissionRequest, missing: int, wait: float) -> None:
+        """missing: the work of its prompts. wait: predicted seconds, after which a request that finds no place in the
+        queue may be retried."""
         pushed_out = self._queue.push(
             request.tenant, request, max(missing, 1), request.weight, request.priority, request.order
         )
@@ -89,25 +143,19 @@ class Admission:
             pushed_out.refuse(_too_busy(wait))
         self.admit_waiting()
 
-    def withdraw(self, request: AdmissionRequest) -> None:
-        """Remove a request from the queue, if it still waits there."""
-        self._queue.remove(request.tenant, request, request.priority)
-
-    def admit_waiting(self) -> None:
-        """Admit queued requests in turn while pods have room. Call this when a pod may have got room."""
-        if self._admitting:
+    def _refuse_late(self) -> None:
+        """Refuse the requests that came `pod_wait_s` ago, unless a decode pod was live since then."""
+        latest = self._clock() - self._pod_wait_s
+        if self._live_at > latest:
             return
-        self._admitting = True
-        try:
-            while request := self._queue.pop(lambda request: self._has_room(self._router.prefilling(), request)):
-                request.admit()
-        finally:
-            self._admitting = False
+        for request in [request for request in self._queue if request.submitted_at <= latest]:
+            self.withdraw(request)
+            request.refuse(no_decode_pod())
 
     def _has_room(self, pods: Sequence[Pod], request: AdmissionRequest) -> bool:
         """Whether a pod can prefill a request soon. Longer prompts queued there do not count, as it overtakes them."""
         tokens = request.num_tokens
-        return not pods or any(
+        return any(
             pod.prefill_tokens.ahead_of(pod.prompt_work(tokens)) <= self._pod_queue_s * self._costs.prefill_rate(pod)
             for pod in pods
         )
