@@ -1,7 +1,9 @@
 """How long a plan takes from the engine process to the other ranks, and how long ranks take to add up their results.
 
 A plan's time is measured from before it is encoded until this process learns that all ranks have decoded it, so it
-includes the way back. On GPUs, ranks add up hidden states of decode steps over NCCL, else over gloo.
+includes the way back. On GPUs, ranks add up hidden states of decode steps as they do when they serve, else over gloo.
+GPUs also add up messages of each size within a CUDA graph: over NCCL, and over symmetric memory, where the message lies
+in that memory or is copied there first. Sums over symmetric memory must be those in the order of ranks, to the bit.
 """
 
 import argparse
@@ -16,13 +18,17 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 import torch
+from torch._C._distributed_c10d import FileStore
 
 from baton_engine.ranks.group import Group
 from baton_engine.ranks.messages import Launch, decode, encode
 from baton_engine.ranks.ring import RING_BYTES, RingReader, RingWriter, create_counter, create_memory, read_counter
+from baton_engine.ranks.small_sums import SmallSums, graph_seconds
+from baton_engine.ranks.symmetric_memory import SymmetricMemory
 from baton_engine.step_plan import StepPlan
 
 _ROUNDS = 2_000
+_MESSAGES = [1 << exponent for exponent in range(13, 23)]  # bytes
 
 
 def microseconds(times: list[float]) -> str:
@@ -83,6 +89,38 @@ def time_sums(rank: int, ranks: int, folder: str, hidden: int) -> None:
             times.append(time.perf_counter() - began)
         if rank == 0:
             print(f"sum of {tokens} x {hidden} over {ranks} ranks on {device.type}: {microseconds(times[20:])}")
+    if on_gpu:
+        time_ways(rank, ranks, Path(folder), device, group)
+
+
+def time_ways(rank: int, ranks: int, folder: Path, device: torch.device, group: Group) -> None:
+    """Print how long GPUs take to add up a message in a CUDA graph over NCCL and over symmetric memory."""
+    store = FileStore(str(folder / "ways"), ranks)
+    memory = SymmetricMemory(rank, ranks, device, store, "ways")
+    memory.allocate(_MESSAGES[-1])
+    memory.connect()
+    memory.check()
+    sums = SmallSums(memory, _MESSAGES[-1])
+    for size in _MESSAGES:
+        x = torch.randn(1, size // 2, device=device, generator=torch.Generator(device).manual_seed(rank)).bfloat16()
+        parts = group.join(x).view(ranks, -1)
+        expected = parts[0]
+        for part in parts[1:]:
+            expected = expected + part
+        place = sums.place(x.shape, x.dtype)
+        assert place is not None
+        found = sums.sum(place.copy_(x))
+        if found is None or not torch.equal(found[0], expected):
+            raise SystemExit(f"rank {rank}: the sum of {size} bytes is not that in the order of ranks")
+        ways = {
+            "NCCL": lambda x=x: group.sum_large(x),
+            "in place": lambda place=place: sums.sum(place),
+            "copied": lambda x=x: sums.sum(x),
+        }
+        times = {way: graph_seconds(run) * 1e6 for way, run in ways.items()}
+        if rank == 0:
+            shown = ", ".join(f"{way} {time:.1f} us" for way, time in times.items())
+            print(f"sum of {size >> 10} KiB over {ranks} ranks in a graph: {shown}")
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Two ranks with the GPU's runner, as threads of this process: both take the same graphs and draw the same tokens."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from baton_engine.config import EngineConfig
 from baton_engine.cuda_runner import CudaRunner
@@ -15,6 +17,8 @@ from baton_engine.executor import Launched
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.ranks.messages import Launch, decode, encode
+from baton_engine.ranks.small_sums import SmallSums
+from baton_engine.ranks.symmetric_memory import SymmetricMemory
 from baton_engine.results import Results
 from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.step_plan import StepPlan
@@ -29,6 +33,20 @@ from .test_equality import SHAPES
 from .test_quantized_models import with_mxfp4_experts
 
 _WAIT_S = 30.0
+_SMALL_BYTES = 2048  # of the sums in symmetric memory: those of steps with few tokens
+
+
+class ThreadMemory(SymmetricMemory):
+    """Implements SymmetricMemory for one of two threads. exchange: as in ThreadRanks."""
+
+    def __init__(self, rank: int, exchange: Callable[[Any], list[Any]]) -> None:
+        super().__init__(rank, 2, torch.device("cpu"), HashStore(), "test")
+        self.buffer = torch.zeros(_SMALL_BYTES, dtype=torch.uint8)
+        self.exchange = exchange
+
+    def add_up(self, y: torch.Tensor, out: torch.Tensor) -> None:
+        one, other = self.exchange(y.clone())
+        out.copy_(one + other)
 
 
 class ThreadRanks:
@@ -42,8 +60,18 @@ class ThreadRanks:
     def __init__(self, rank: int, turn: threading.Lock, barrier: threading.Barrier, parts: list[Any]) -> None:
         self.rank = rank
         self._turn, self._barrier, self._parts = turn, barrier, parts
+        self.small = SmallSums(ThreadMemory(rank, self._exchange), _SMALL_BYTES)
+        self.in_place = 0  # small sums whose summand was computed in the symmetric memory
+
+    def summand(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
+        place = self.small.place((rows, columns), dtype)
+        self.in_place += place is not None
+        return place
 
     def sum(self, y: torch.Tensor) -> torch.Tensor:
+        small = self.small.sum(y)
+        if small is not None:
+            return small
         one, other = self._exchange(y.clone())
         return y.copy_(one + other)
 
@@ -95,9 +123,11 @@ class TwoThreads:
         barrier, parts = threading.Barrier(2), [None, None]
         self._second = ThreadPoolExecutor(1, "rank 1")
 
+        self.ranks = [ThreadRanks(rank, turn, barrier, parts) for rank in range(2)]
+
         def make(rank: int) -> CudaRunner:
             with turn:
-                runner = CudaRunner(config, model, None, ThreadRanks(rank, turn, barrier, parts))
+                runner = CudaRunner(config, model, None, self.ranks[rank])
                 runner.start()
             return runner
 
@@ -151,6 +181,7 @@ def test_tokens_are_those_of_transformers(tiny_model: MakeModel, monkeypatch: py
     assert_idle(engine)
     graphs = [runner._token_graphs.sizes for runner in engine.runner.runners]
     assert graphs[0] == graphs[1] == [4]
+    assert engine.runner.ranks[0].in_place == engine.runner.ranks[1].in_place > 0
 
 
 @pytest.mark.parametrize("format", ["gptq", "mxfp4"])

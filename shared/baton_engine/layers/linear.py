@@ -46,11 +46,14 @@ class Linear:
         added = bias and shard.adds_bias
         self._product = method.load(source, taken, inputs, columns, added, own_order, transposed)
 
+        self._outputs, self._dtype = sum(part.stop - part.start for part in wanted), source.dtype
         self.inputs = self._product.inputs
 
     def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
-        return self._shard.join(self._product(x, out))
+        rows = len(x if isinstance(x, torch.Tensor) else x.codes)
+        part = out if out is not None else self._shard.part(rows, self._outputs, self._dtype)
+        return self._shard.join(self._product(x, part))
 
     def gated(self, x: InputRows, activation: str, into: Inputs = NUMBERS) -> InputRows:
         """Return activation(gate) * up, [T, outputs / 2], as Product.gated does.

@@ -1,4 +1,5 @@
-"""The collective operations of ranks over torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""The collective operations of ranks over torch.distributed: gloo between CPUs, between GPUs NCCL and, for small sums,
+symmetric memory."""
 
 import os
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from torch._C._distributed_c10d import (
     ReduceOp,
 )
 
+from .small_sums import SmallSums, find_small_sums, graph_seconds
+from .symmetric_memory import SymmetricMemory
+
 # Loading a model takes minutes, and ranks may wait for the slowest of them. Ranks that hang are noticed elsewhere.
 _TIMEOUT = timedelta(hours=1)
 _CONNECT = timedelta(seconds=60)
@@ -32,7 +36,7 @@ class Group:
     which notices at once when another process ends."""
 
     def __init__(self, rank: int, count: int, folder: Path, device: torch.device, work: Callable[[], None]) -> None:
-        """Connect to the other ranks. folder: one that all ranks see, used once. work: called before each operation.
+        """Connect to the other ranks. folder: one that all ranks see, used once. work: called at each operation.
 
         Raises CollectiveError if the ranks cannot be connected.
         """
@@ -52,10 +56,24 @@ class Group:
         except RuntimeError as error:
             raise CollectiveError(f"no connection to the other ranks over gloo: {error}") from error
         self._host = self._device = host
+        self._small: SmallSums | None = None
         if device.type == "cuda":
             self._device = self._connect_gpus(PrefixStore("gpus", store), device)
+            memory = SymmetricMemory(rank, count, device, PrefixStore("memory", store), folder.name)
+            self._small = find_small_sums(memory, self.sum_large, self.least, graph_seconds)
+
+    def summand(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
+        return self._small.place((rows, columns), dtype) if self._small is not None else None
 
     def sum(self, y: torch.Tensor) -> torch.Tensor:
+        small = self._small.sum(y) if self._small is not None else None
+        if small is None:
+            return self.sum_large(y)
+        self._work()
+        return small
+
+    def sum_large(self, y: torch.Tensor) -> torch.Tensor:
+        """Do the same as `sum`, but never over symmetric memory, whatever the size of y."""
         self._run(lambda: self._device.allreduce([y], self._sum))
         return y
 
@@ -86,7 +104,7 @@ class Group:
         self._device = ProcessGroupNCCL(store, self.rank, self.count, options)
         try:
             # NCCL connects at its first operation, which must not be part of a CUDA graph.
-            self.sum(torch.ones(1, device=device))
+            self.sum_large(torch.ones(1, device=device))
             torch.cuda.synchronize()
         except RuntimeError as error:
             raise CollectiveError(
