@@ -5,6 +5,7 @@ It never waits for the network, so a busy RPC process beside it does not delay t
 
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -231,7 +232,8 @@ def main() -> None:
         log.info("the RPC process has closed the channel")
     except RankDied as error:
         log.error("%s", error, extra={"event": "rank_died"})
-        sys.exit(1)
+        # Streams resume elsewhere only when this process is gone. The interpreter's own end takes a second with torch.
+        os._exit(1)
 
 
 if __name__ == "__main__":
