@@ -4,7 +4,8 @@ A pair is a token and one of its experts. In small batches a program multiplies 
 expert, so that only experts that are used are read: first the row of a pair, then those of all pairs of a token, whose
 sum it stores. In larger batches pairs are grouped by expert into blocks of rows (pair_groups.py). Then each pair has a
 result of its own, and a last kernel adds up those of a token, in the order of its experts, so that the sum does not
-depend on which program is done first.
+depend on which program is done first. A pair whose expert is NOT_OWN has no weights here: no kernel multiplies for it
+or reads its result, which nobody has written.
 """
 
 from typing import Any
@@ -39,7 +40,10 @@ def _gate_up_row_kernel(
     real = output < outputs
     x_at = x + pair // COUNT * INNER + inner
     wait_for_inputs(OVERLAP)
-    gate = tl.load(experts + pair).to(tl.int64) * 2 * outputs + output
+    expert = tl.load(experts + pair).to(tl.int64)
+    if expert < 0:
+        return
+    gate = expert * 2 * outputs + output
     at = weight + gate[:, None] * INNER + inner[None, :]
     up_at = at + outputs.to(tl.int64) * INNER
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
@@ -73,11 +77,12 @@ def _down_row_kernel(
     inner = tl.arange(0, BLOCK_INNER)
     pair = token * COUNT + choice
     x_at = x + pair[:, None] * INNER + inner[None, :]
-    mine = choice < COUNT
-    real = (output < outputs)[:, None] & mine[None, :]
     wait_for_inputs(OVERLAP)
+    expert = tl.load(experts + pair, mask=choice < COUNT, other=-1).to(tl.int64)
+    mine = expert >= 0
+    real = (output < outputs)[:, None] & mine[None, :]
     # [BLOCK_OUTPUTS, BLOCK_COUNT]
-    row = tl.load(experts + pair, mask=mine, other=0).to(tl.int64)[None, :] * outputs + output[:, None]
+    row = expert[None, :] * outputs + output[:, None]
     share = tl.load(weights + pair, mask=mine, other=0.0)
     at = weight + row[:, :, None] * INNER + inner[None, None, :]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_COUNT, BLOCK_INNER], tl.float32)
@@ -162,8 +167,9 @@ def _blocks_kernel(
 
 @triton.jit
 def sum_kernel(
-    results, weights, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, OVERLAP: tl.constexpr
-):
+    results, weights, experts, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -171,7 +177,8 @@ def sum_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     for choice in tl.static_range(COUNT):
         pair = token * COUNT + choice
-        result = tl.load(results + pair * SIZE + column, mask=column < SIZE, other=0.0).to(tl.float32)
+        real = (column < SIZE) & (tl.load(experts + pair) >= 0)
+        result = tl.load(results + pair * SIZE + column, mask=real, other=0.0).to(tl.float32)
         total += result * tl.load(weights + pair)
     tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), mask=column < SIZE)
 
@@ -236,7 +243,7 @@ def _by_blocks(
         )  # fmt: skip
     block = min(triton.next_power_of_2(hidden), 1024)
     sum_kernel[(tokens, triton.cdiv(hidden, block))](
-        results, weights, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **options
+        results, weights, experts, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **options
     )
     return out
 
@@ -252,8 +259,8 @@ def run_experts(
     if config is None:
         tokens, count = experts.shape
         num_experts, hidden, size = held.down.shape
-        tokens = size_class(tokens)
-        config = experts_config(tokens, count, num_experts, hidden, size, x.element_size(), x.device)
+        tokens, whole_layer = size_class(tokens), held.layer_experts or num_experts
+        config = experts_config(tokens, count, whole_layer, hidden, size, x.element_size(), x.device)
     run = _by_rows if config.block_rows == 1 else _by_blocks
     return run(x, held, weights, experts, config)
 

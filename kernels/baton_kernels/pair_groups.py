@@ -1,7 +1,7 @@
 """Groups pairs by expert into blocks of rows, so that a product reads a tile of an expert's weights once for a block.
 
 A pair is a token and one of its experts, numbered token * experts of a token + choice. Pairs of an expert keep their
-order, so that the groups of a step are the same in each run.
+order, so that the groups of a step are the same in each run. Pairs whose expert is NOT_OWN are in no group.
 """
 
 from typing import NamedTuple
@@ -64,8 +64,8 @@ def _group_kernel(
             before += tl.where(other < part, tl.sum(tl.where(each == expert, count, 0), axis=0), 0)
     else:
         for first in range(0, end, CHUNK):
-            inside = first + lane < end
-            total += tl.histogram(tl.load(experts + first + lane, mask=inside, other=0), LANES, mask=inside)
+            chosen = tl.load(experts + first + lane, mask=first + lane < end, other=-1)
+            total += tl.histogram(tl.maximum(chosen, 0), LANES, mask=chosen >= 0)
     needed = tl.cdiv(total, ROWS)
     first_block = tl.sum(tl.where(each < expert, needed, 0), axis=0)
     end_block = first_block + tl.sum(tl.where(each == expert, needed, 0), axis=0)
@@ -88,7 +88,7 @@ def _group_kernel(
 
 
 def group_pairs(experts: torch.Tensor, num_experts: int, block_rows: int) -> PairGroups:
-    """Return the pairs of a step by expert. experts: [T, experts of a token] int32, contiguous."""
+    """Return the pairs of a step by expert. experts: [T, experts of a token] int32, contiguous, from NOT_OWN on."""
     pairs = experts.numel()
     blocks = pairs // block_rows + min(num_experts, pairs)
     order = torch.empty(blocks * block_rows, dtype=torch.int32, device=experts.device)

@@ -158,11 +158,12 @@ def run_quantized_experts(
     num_experts, both, _ = held.gate_up.codes.shape
     hidden = x.shape[1]
     if config is None:
-        shape = experts_format(held), count, num_experts, hidden, both // 2, x.device
+        whole_layer = held.layer_experts or num_experts
+        shape = experts_format(held), count, whole_layer, hidden, both // 2, x.device
         for each in compile_experts_first(*shape):
             run_quantized_experts(x[:1], held, weights[:1], experts[:1], each)
         config = quantized_experts_config(size_class(tokens), *shape) or _default(
-            size_class(tokens) * count, num_experts
+            size_class(tokens) * count, whole_layer
         )
     groups = group_pairs(experts, num_experts, config.block_rows)
     inner, results = x.new_empty(tokens * count, both // 2), x.new_empty(tokens * count, hidden)
@@ -172,7 +173,7 @@ def run_quantized_experts(
     out = torch.empty_like(x)
     block = min(triton.next_power_of_2(hidden), 1024)
     sum_kernel[(tokens, triton.cdiv(hidden, block))](
-        results, weights, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **overlap_options(x.device)
+        results, weights, experts, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **overlap_options(x.device)
     )
     return out
 

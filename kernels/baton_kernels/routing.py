@@ -14,10 +14,11 @@ import triton.language as tl
 from .linear import linear
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .parts import arrivals_of
-from .reference.routing import TINY, Routing
+from .reference.routing import NOT_OWN, TINY, Routing
 from .tuning import LinearConfig
 
 _TINY = tl.constexpr(TINY)
+_NOT_OWN = tl.constexpr(NOT_OWN)
 # Up to so many tokens, a separate kernel for the choice takes longer than reading the router's weight once per token.
 MOST_IN_ONE_KERNEL = 16
 _EXPERTS_OF_PROGRAM = 2
@@ -33,7 +34,7 @@ def _choose(
     logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    CORRECTED: tl.constexpr,
+    CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
 ):  # fmt: skip
     """Choose the experts of one token. logits, weights and experts point to those of the token."""
     member = tl.arange(0, BLOCK_SIZE)[None, :]
@@ -76,6 +77,7 @@ def _choose(
         left = tl.where(expert == winner, float("-inf"), left)
     if NORMALIZE:
         weight = weight / (tl.sum(weight, axis=0) + _TINY)
+    chosen = tl.where((chosen >= OWN_FIRST) & (chosen < OWN_END), chosen - OWN_FIRST, _NOT_OWN)
     tl.store(experts + choice, chosen, mask=choice < COUNT)
     tl.store(weights + choice, weight * scale, mask=choice < COUNT)
 
@@ -85,7 +87,7 @@ def _choose_experts_kernel(
     logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    CORRECTED: tl.constexpr, OVERLAP: tl.constexpr,
+    CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -93,7 +95,7 @@ def _choose_experts_kernel(
     _choose(
         logits + token * EXPERTS, correction, weights + token * COUNT, experts + token * COUNT, scale,
         EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
-        CORRECTED,
+        CORRECTED, OWN_FIRST, OWN_END,
     )  # fmt: skip
 
 
@@ -104,7 +106,7 @@ def _route_kernel(
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    CORRECTED: tl.constexpr, OVERLAP: tl.constexpr,
+    CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(1).to(tl.int64)
@@ -133,7 +135,7 @@ def _route_kernel(
         _choose(
             logits + token * EXPERTS, correction, weights + token * COUNT, experts + token * COUNT, scale,
             EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
-            CORRECTED,
+            CORRECTED, OWN_FIRST, OWN_END,
         )  # fmt: skip
 
 
@@ -143,6 +145,7 @@ def _sizes(experts: int, routing: Routing, corrected: bool) -> dict[str, Any]:
     assert routing.group_best <= 2, routing
     # Without a choice between them, groups do not matter.
     groups = routing.groups if routing.used_groups < routing.groups else 1
+    own = range(experts) if routing.own is None else routing.own
     return {
         "EXPERTS": experts,
         "GROUPS": groups,
@@ -156,6 +159,8 @@ def _sizes(experts: int, routing: Routing, corrected: bool) -> dict[str, Any]:
         "SIGMOID": routing.sigmoid,
         "NORMALIZE": routing.normalize,
         "CORRECTED": corrected,
+        "OWN_FIRST": own.start,
+        "OWN_END": own.stop,
     }
 
 

@@ -42,6 +42,9 @@ class _Tensors:
     def stored_shape(self, name: str) -> tuple[int, ...]:
         return (1,)
 
+    def leave(self, prefix: str, numbers: object) -> None:
+        pass
+
 
 class _Shapes(_Tensors):
     """Replaces Weights: records which tensors a model loads, and returns tensors without memory."""

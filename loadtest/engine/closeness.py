@@ -239,7 +239,7 @@ def make_prompts(count: int, longest: int, vocab_size: int, seed: int) -> list[T
 
 
 def answer_all(
-    folder: Path, prompts: list[Tokens], length: int, dtype: str, way: Way, ranks: int
+    folder: Path, prompts: list[Tokens], length: int, dtype: str, way: Way, division: dict[str, Any]
 ) -> Iterator[list[Tokens]]:
     """Yield the engine's answers to all prompts, a second time from the prefix cache if there is one."""
     longest = max(map(len, prompts)) + length
@@ -254,7 +254,7 @@ def answer_all(
         max_num_seqs=most,
         max_num_batched_tokens=48 if way.chunked else len(prompts) * longest,
         num_threads=torch.get_num_threads(),
-        tensor_parallel=ranks,
+        **division,
         **settings,
     )
     engine = Engine(config)
@@ -273,8 +273,8 @@ def answer_all(
 class Family:
     """One model, its prompts, and the logprobs that transformers gives to answers."""
 
-    def __init__(self, folder: Path, prompts: list[Tokens], length: int, device: str, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, folder: Path, prompts: list[Tokens], length: int, device: str, division: dict[str, Any]) -> None:
+        self._division = division
         self._folder, self._prompts, self._length, self._device = folder, prompts, length, device
         self._reference = Reference(folder, torch.float32, device)
         self._judged: dict[tuple[int, tuple[int, ...]], tuple[int, float]] = {}
@@ -283,7 +283,7 @@ class Family:
     def judge(self, dtype: str, way: Way) -> Verdict:
         """Run the engine in one configuration. Errors of the engine propagate."""
         verdict = Verdict(Noise(0.0, 0.0))
-        for answers in answer_all(self._folder, self._prompts, self._length, dtype, way, self._ranks):
+        for answers in answer_all(self._folder, self._prompts, self._length, dtype, way, self._division):
             if dtype == "bfloat16":
                 verdict.noise = self._bfloat16_noise(answers)
             for index, answer in enumerate(answers):
@@ -331,7 +331,8 @@ def compare(family: str, arguments: argparse.Namespace, device: str) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder, family, fields, arguments.seed)
-        judge = Family(folder, prompts, arguments.tokens, device, arguments.tensor_parallel)
+        division = {"tensor_parallel": arguments.tensor_parallel, "expert_parallel": arguments.expert_parallel}
+        judge = Family(folder, prompts, arguments.tokens, device, division)
         for dtype, way in itertools.product(DTYPES, ways(device == "cuda")):
             began = time.perf_counter()
             try:
@@ -356,6 +357,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs, or processes on a CPU")
+    parser.add_argument("--expert-parallel", action="store_true", help="each of them has whole experts")
     parser.add_argument("--tiny", action="store_true", help="models that a CPU answers within seconds")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()

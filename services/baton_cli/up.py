@@ -65,6 +65,9 @@ def up(
     tensor_parallel: Annotated[
         int | None, typer.Option(min=1, help="Processes among which each worker divides the model, one for each GPU.")
     ] = None,
+    expert_parallel: Annotated[
+        bool | None, typer.Option("--expert-parallel", help="Give each of these processes whole experts of the model.")
+    ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send; may be repeated.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file with the chat template. Default: the model's own.")
@@ -120,6 +123,7 @@ def up(
             enable_prefix_caching=enable_prefix_caching,
             deterministic=deterministic,
             tensor_parallel=tensor_parallel,
+            expert_parallel=expert_parallel,
             engines_sharing_cpu=None if "BATON_ENGINES_SHARING_CPU" in os.environ else workers,
         ),
         gateway_flags=level

@@ -35,6 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     export_fraction: float = EXPORT_FRACTION  # fraction of the blocks that exports may hold before others must wait
     set_aside_bytes: int = 0  # of this process's device memory, the bytes that it uses outside the engine
     tensor_parallel: int = 1  # processes that divide each layer among them, on a GPU each or on the CPU
+    expert_parallel: bool = False  # each of them has some experts as a whole, not a part of every expert
     num_threads: int | None = None  # on CPU; None = chosen from the cores and the model
     engines_sharing_cpu: int | None = None  # number of engines that divide the cores, this one included
 
@@ -63,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
         if self.tensor_parallel < 1:
             raise ConfigError("--tensor-parallel must be at least 1")
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise ConfigError("--expert-parallel divides experts among the ranks of --tensor-parallel, which is 1")
         if self.chunk_ms < 0:
             raise ConfigError("--chunk-ms must be at least 0")
         if not 0 < self.export_fraction <= 1:

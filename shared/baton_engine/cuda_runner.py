@@ -67,8 +67,9 @@ class CudaRunner(Runner):
         # A graph of decodes cuts long sequences into parts that depend on the batch, which --deterministic rules out.
         if isinstance(self._backend, GraphBackend) and not config.enforce_eager and not config.deterministic:
             self._decode_graphs = DecodeGraphs(
-                self._model, self.cache, self._backend, self._table, self._block_size, model.vocab_size, self.device
-            )
+                self._model, self.cache, self._backend, self._table, self._block_size, model.vocab_size, self.device,
+                ranks,
+            )  # fmt: skip
 
     def start(self) -> None:
         steps = warm_up_steps(self._config, self.max_model_len, self._num_groups)

@@ -8,7 +8,7 @@ import torch
 
 from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.reference.decode_inputs import BLOCKS, POSITION, ROW
-from baton_kernels.sampling import gumbel_argmax
+from baton_kernels.sampling import best_of_shards, gumbel_argmax, gumbel_best
 from baton_kernels.thresholds import thresholds
 
 from .attention.backend import GraphBackend
@@ -18,6 +18,7 @@ from .kv_cache import KvCache
 from .loading import Progress
 from .models.model import Model
 from .row_table import DeviceRowTable
+from .shard import Ranks
 from .step_plan import StepPlan
 from .transfer import host_buffer
 
@@ -33,7 +34,8 @@ class _Graph(msgspec.Struct):
 class Replayed(msgspec.Struct):
     """Device tensors of a step that was replayed, valid until the next graph runs.
 
-    tokens: [sequences] int64, sampled. inputs: [sequences] int64, their input tokens. logits: [sequences, vocab].
+    tokens: [sequences] int64, sampled. inputs: [sequences] int64, their input tokens. logits: [sequences, vocab], of
+    which other work may be left where no sequence is special (DeviceRowTable).
     """
 
     tokens: torch.Tensor
@@ -42,7 +44,12 @@ class Replayed(msgspec.Struct):
 
 
 class DecodeGraphs:
-    """The graphs by number of sequences. They read sequences' values from the table and write sampled tokens to it."""
+    """The graphs by number of sequences. They read sequences' values from the table and write sampled tokens to it.
+
+    Several ranks have each graph twice. In one of them the logits of all tokens are gathered on each rank. The other
+    one is for steps whose draws compare no logits with each other but for the greatest: each rank finds the best of its
+    own tokens, and only these are exchanged, 8 bytes of a sequence and rank.
+    """
 
     def __init__(
         self,
@@ -53,54 +60,69 @@ class DecodeGraphs:
         block_size: int,
         vocab: int,
         device: torch.device,
+        ranks: Ranks,
     ) -> None:
         self._model, self._cache, self._backend = model, cache, backend
         self._block_size = block_size
         self._table = table
-        self._device = device
+        self._device, self._ranks = device, ranks
         # All graphs share this tensor. If each had its own, they would take hundreds of megabytes.
         self._logits = torch.empty(table.spare, vocab, dtype=model.dtype, device=self._device)
-        self._graphs: dict[int, _Graph] = {}
+        # By whether logits are gathered.
+        self._graphs: dict[bool, dict[int, _Graph]] = {True: {}, False: {}}
 
     def capture(self, recorder: Recorder, progress: Progress | None) -> None:
         table = self._table
         most = table.spare
         sizes = [size for size in (1, 2, 4, *range(8, 64, 8), *range(64, 1025, 16)) if size < most] + [most]
         # The largest graph is captured first, so that the smaller ones find room in its memory.
-        for done, size in enumerate(reversed(sizes)):
+        ways = (True,) if self._ranks.count == 1 else (True, False)
+        kinds = [(size, gathers) for size in reversed(sizes) for gathers in ways]
+        for done, (size, gathers) in enumerate(kinds):
             inputs = DecodeInputs(size, self._device, table.tables.shape[1])
             inputs.packed[ROW] = table.spare
             for _ in range(2):
-                self._decode(inputs)
+                self._decode(inputs, gathers)
             torch.cuda.synchronize()
-            graph, tokens = recorder.record(partial(self._decode, inputs))
-            self._graphs[size] = _Graph(inputs, graph, tokens)
+            graph, tokens = recorder.record(partial(self._decode, inputs, gathers))
+            self._graphs[gathers][size] = _Graph(inputs, graph, tokens)
             if progress:
-                progress("CUDA graphs of decodes", done + 1, len(sizes))
-        self._graphs = dict(sorted(self._graphs.items()))
-        log.info("captured %d decode graphs", len(sizes), extra={"event": "graphs", "sizes": sizes})
+                progress("CUDA graphs of decodes", done + 1, len(kinds))
+        self._graphs = {gathers: dict(sorted(graphs.items())) for gathers, graphs in self._graphs.items()}
+        log.info("captured %d decode graphs", len(kinds), extra={"event": "graphs", "sizes": sizes})
 
-    def _decode(self, inputs: DecodeInputs) -> torch.Tensor:
+    def _decode(self, inputs: DecodeInputs, gathers: bool) -> torch.Tensor:
         table = self._table
         inputs.unpack(table.columns, table.tables, self._block_size)
         self._backend.use_rows(table.tables, inputs.rows, inputs.lengths)
         tokens = Tokens(inputs.token_ids, inputs.positions, inputs.slots)
         hidden = self._model(Context(tokens, self._cache, self._backend))
-        logits = self._model.logits(hidden, self._logits[: len(hidden)])
-        least = thresholds(logits, inputs.temperatures, inputs.top_ks, inputs.top_ps, inputs.min_ps)
-        sampled = gumbel_argmax(logits, inputs.temperatures, least, inputs.seeds, inputs.next_positions, inputs.choices)
+        sampled = self._draw(hidden, inputs) if gathers else self._draw_apart(hidden, inputs)
         table.last_tokens.index_copy_(0, inputs.rows, sampled)
         return sampled
 
+    def _draw(self, hidden: torch.Tensor, inputs: DecodeInputs) -> torch.Tensor:
+        logits = self._model.logits(hidden, self._logits[: len(hidden)])
+        least = thresholds(logits, inputs.temperatures, inputs.top_ks, inputs.top_ps, inputs.min_ps)
+        return gumbel_argmax(logits, inputs.temperatures, least, inputs.seeds, inputs.next_positions, inputs.choices)
+
+    def _draw_apart(self, hidden: torch.Tensor, inputs: DecodeInputs) -> torch.Tensor:
+        """Draw the same tokens from the best of each rank's own."""
+        head = self._model.head
+        best = gumbel_best(
+            head.own(hidden), head.first_token, inputs.temperatures, inputs.seeds, inputs.next_positions, inputs.choices
+        )
+        return best_of_shards(self._ranks.join(best))
+
     def fits(self, plan: StepPlan) -> bool:
         """Whether each chunk decodes one token, for one choice, and there is a graph for this number of chunks."""
-        return plan.decodes_only and len(plan.rows) <= len(self._logits) and bool(self._graphs)
+        return plan.decodes_only and len(plan.rows) <= len(self._logits) and bool(self._graphs[True])
 
     def replay(self, plan: StepPlan) -> Replayed:
         """Compute a plan for which `fits` holds and whose changes the table has applied."""
         count = len(plan.rows)
-        size = next(size for size in self._graphs if size >= count)
-        graph = self._graphs[size]
+        gathers = self._ranks.count == 1 or not self._table.gathered.isdisjoint(plan.rows)
+        graph = next(graph for size, graph in self._graphs[gathers].items() if size >= count)
         host = host_buffer(graph.inputs.packed.shape, torch.int64, self._device)
         packed = host.numpy()
         rows, positions = packed[ROW, :count], packed[POSITION, :count]

@@ -21,5 +21,5 @@ class ExpertsMethod(Protocol):
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the results of each token's experts, [T, hidden], as far as this rank computes it.
 
-        x: [T, hidden]. weights: [T, count] float32. experts: [T, count] int32.
+        x: [T, hidden]. weights: [T, count] float32. experts: [T, count] int32, as Router returns them.
         """

@@ -1,7 +1,7 @@
 """Finds out which tensors a model takes, and in which order, without reading any."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -61,6 +61,9 @@ class _Notes:
     def stored_shape(self, name: str) -> tuple[int, ...]:
         return (1,) if self._weights is None else self._weights.stored_shape(name)
 
+    def leave(self, prefix: str, numbers: Collection[int]) -> None:
+        pass
+
 
 def planned_takes(build: Build, dtype: torch.dtype, weights: Weights | None = None) -> list[Take]:
     """Return what a model takes, in order. dtype: of the engine. weights: None = there are all that it can use."""
@@ -69,13 +72,24 @@ def planned_takes(build: Build, dtype: torch.dtype, weights: Weights | None = No
     return notes.takes
 
 
-def build_of(model: ModelConfig, max_positions: int, policy: Policy = as_stored, ranks: Ranks = ALONE) -> Build:
+def build_of(
+    model: ModelConfig,
+    max_positions: int,
+    policy: Policy = as_stored,
+    ranks: Ranks = ALONE,
+    expert_parallel: bool = False,
+) -> Build:
     """Return what makes a model. max_positions: the most tokens of a sequence. policy: how weights are stored.
 
-    ranks: those that divide the layers; what is made is the part of one of them.
+    ranks: those that divide the layers; what is made is the part of one of them. expert_parallel: as in Source.
     """
     kind = model_class(model.architecture)
-    return lambda tensors, ops: kind(model, Source(tensors, ops, policy, ranks=ranks), max_positions)
+
+    def build(tensors: Tensors, ops: Ops) -> Model:
+        source = Source(tensors, ops, policy, ranks=ranks, expert_parallel=expert_parallel)
+        return kind(model, source, max_positions)
+
+    return build
 
 
 def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:

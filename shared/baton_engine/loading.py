@@ -1,7 +1,7 @@
 """Weights from safetensors files: taken one tensor at a time, checked by name and shape, and read ahead."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -118,6 +118,13 @@ class Weights:
         if part:
             tensor = tensor[(slice(None), *part[1:])]
         return tensor.to(dtype).contiguous()
+
+    def leave(self, prefix: str, numbers: Collection[int]) -> None:
+        """Note that nobody here will take the tensors whose names have one of these numbers after the prefix."""
+        begin, left = len(prefix), {str(number) for number in numbers}
+        self._untaken = {
+            name for name in self._untaken if not name.startswith(prefix) or name[begin:].partition(".")[0] not in left
+        }
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in its file. Raises ConfigError when the tensor is missing, or of a dtype that

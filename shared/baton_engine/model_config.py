@@ -27,6 +27,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str  # of the checkpoint
     eos_token_ids: tuple[int, ...]
     attention: tuple[AttentionSpec, ...]  # of each layer
+    num_experts: int = 0  # of a layer that has experts; 0 = no layer has any
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

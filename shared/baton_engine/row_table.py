@@ -55,6 +55,7 @@ class DeviceRowTable(RowTable):
     baton_kernels.reference.decode_inputs has them; the runner puts each token that it samples into the first.
     history: [rows, max_len] int32, the tokens of the rows that `needs_history`, but those that were sampled since the
     row began: each draw adds its input token. special: the rows whose draws take more than logits and columns.
+    gathered: those whose draws take all logits of a row together: they are special, or leave out tokens by comparing.
     """
 
     def __init__(self, max_rows: int, max_len: int, block_size: int, num_groups: int, device: torch.device) -> None:
@@ -66,10 +67,12 @@ class DeviceRowTable(RowTable):
         self.last_tokens = self.columns[LAST_TOKEN]
         self.history = torch.zeros(rows, max_len, dtype=torch.int32, device=device)
         self.special: set[int] = set()
+        self.gathered: set[int] = set()
 
     def forget(self) -> None:
         super().forget()
         self.special.clear()
+        self.gathered.clear()
 
     def take(self, plan: StepPlan) -> None:
         super().take(plan)
@@ -96,8 +99,11 @@ class DeviceRowTable(RowTable):
         by_prompt: dict[int, list[NewRow]] = {}
         for new in new_rows:
             self.special.discard(new.row)
+            self.gathered.discard(new.row)
             if is_special(new.sampling):
                 self.special.add(new.row)
+            if is_special(new.sampling) or new.sampling.filters:
+                self.gathered.add(new.row)
             if needs_history(new.sampling):
                 by_prompt.setdefault(id(new.prompt), []).append(new)
         for same in by_prompt.values():

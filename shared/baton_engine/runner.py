@@ -117,7 +117,7 @@ class Runner:
         ):
             # The other ranks do not take the biases that only the first one adds.
             weights.whole = ranks.rank == 0
-            build = build_of(whole, self.max_model_len, quantization.policy, ranks)
+            build = build_of(whole, self.max_model_len, quantization.policy, ranks, config.expert_parallel)
             scales = self.cache.scales
             stored_scales = None if scales is None else self._stored_scales(weights)
             weights.expect([*planned_ranges(build, weights), *(stored_scales.ranges if stored_scales else [])])

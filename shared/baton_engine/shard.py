@@ -83,6 +83,14 @@ def even_part(size: int, ranks: Place, what: str) -> slice:
     return slice(ranks.rank * each, (ranks.rank + 1) * each)
 
 
+def own_experts(experts: int, ranks: Place) -> range:
+    """Return the experts of a layer that this rank has if experts go to ranks as a whole. Ranks have equally many, or
+    some have one more than others. Raises ConfigError if a rank would have none."""
+    if experts < ranks.count:
+        raise ConfigError(f"--expert-parallel cannot divide the {experts} experts of a layer among {ranks.count} ranks")
+    return range(ranks.rank * experts // ranks.count, (ranks.rank + 1) * experts // ranks.count)
+
+
 def head_part(heads: int, ranks: Place, what: str = "heads") -> slice:
     """Return the heads that this rank has. Where there are fewer heads than ranks, several ranks have the same head."""
     if heads < ranks.count and ranks.count % heads == 0:

@@ -1,6 +1,6 @@
 """The source that layers are built from, and the methods by which it stores weights, which read from it in turn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from .config import ConfigError
 from .experts_method import ExpertNames, ExpertsMethod
 from .inputs import InputRows, Inputs
 from .ops import Ops
-from .shard import ALONE, Ranks
+from .shard import ALONE, Ranks, even_part, own_experts
 
 
 class Outputs(NamedTuple):
@@ -104,14 +104,26 @@ class Tensors(Protocol):
 
     def stored_shape(self, name: str) -> tuple[int, ...]: ...
 
+    def leave(self, prefix: str, numbers: Collection[int]) -> None: ...
+
 
 class Source:
     """The tensors of a checkpoint whose names begin with a prefix."""
 
-    def __init__(self, weights: Tensors, ops: Ops, policy: Policy, prefix: str = "", ranks: Ranks = ALONE) -> None:
-        """ranks: those that divide the model's layers among them."""
+    def __init__(
+        self,
+        weights: Tensors,
+        ops: Ops,
+        policy: Policy,
+        prefix: str = "",
+        ranks: Ranks = ALONE,
+        expert_parallel: bool = False,
+    ) -> None:
+        """ranks: those that divide the model's layers among them. expert_parallel: each rank has some of a layer's
+        experts as a whole; otherwise it has some hidden units of every expert."""
         self.ops = ops
         self.ranks = ranks
+        self._expert_parallel = expert_parallel
         self.dtype = weights.dtype
         self.device = weights.device
         self._weights = weights
@@ -120,7 +132,22 @@ class Source:
 
     def at(self, name: str) -> "Source":
         """Return the source of the tensors whose names go on with `name` and a dot."""
-        return Source(self._weights, self.ops, self._policy, f"{self._prefix}{name}.", self.ranks)
+        prefix = f"{self._prefix}{name}."
+        return Source(self._weights, self.ops, self._policy, prefix, self.ranks, self._expert_parallel)
+
+    def own_experts(self, experts: int) -> range:
+        """Return the numbers of the experts of which this rank has something. experts: of a layer."""
+        return own_experts(experts, self.ranks) if self._expert_parallel else range(experts)
+
+    def own_units(self, size: int) -> slice:
+        """Return which of an expert's `size` hidden units this rank has, of each of its experts."""
+        if self._expert_parallel:
+            return slice(0, size)
+        return even_part(size, self.ranks, "hidden units of an expert")
+
+    def leave(self, numbers: Collection[int]) -> None:
+        """Note that other ranks take the tensors whose names go on with one of these numbers."""
+        self._weights.leave(self._prefix, numbers)
 
     def __contains__(self, name: str) -> bool:
         return f"{self._prefix}{name}" in self._weights

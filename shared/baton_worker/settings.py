@@ -76,6 +76,9 @@ class WorkerSettings(PeerSettings):
     tensor_parallel: int = Field(default=1, ge=1)
     """Processes that divide each layer of the model among them: one for each GPU of this pod, or on the CPU. Must
     divide the model's attention heads."""
+    expert_parallel: bool = False
+    """Give each of these processes some experts of a mixture of experts as a whole, instead of a part of every expert.
+    Attention is divided as before."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default chosen from its cores and the size of the model's layers."""
     engines_sharing_cpu: int | None = Field(default=None, ge=1)

@@ -1,10 +1,14 @@
 """Fixtures of the engine's tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeModel
+
+from .harness import make_engine
+from .pools import MakeEngine, Pools
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +33,18 @@ def windowed(tiny_model: MakeModel) -> Path:
 def latent(tiny_model: MakeModel) -> Path:
     """A model with latent attention and experts in groups."""
     return tiny_model("deepseek_v3", rope="yarn of DeepSeek", n_group=2, topk_group=1)
+
+
+@pytest.fixture(scope="session")
+def pools(processes: None) -> Iterator[Pools]:
+    pools = Pools()
+    yield pools
+    pools.close()
+    assert not pools.problems
+
+
+@pytest.fixture
+def divided(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
+    """Return `divided(folder, ranks, **settings)`, an engine on so many ranks, or on one."""
+    monkeypatch.setattr("baton_engine.engine.make_runner", pools.make_runner)
+    return lambda folder, ranks, **settings: make_engine(folder, tensor_parallel=ranks, **settings)

@@ -32,7 +32,11 @@ from baton_kernels.reference.logprobs import chosen_logprobs_reference
 from baton_kernels.reference.masks import apply_masks_reference
 from baton_kernels.reference.paged_attention import AttentionVariant, paged_attention_reference
 from baton_kernels.reference.penalties import apply_penalties_reference
-from baton_kernels.reference.sampling import gumbel_argmax_reference
+from baton_kernels.reference.sampling import (
+    best_of_shards_reference,
+    gumbel_argmax_reference,
+    gumbel_best_reference,
+)
 from baton_kernels.reference.thresholds import thresholds_reference
 
 
@@ -252,6 +256,8 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
     for module in ("decode_graphs", "device_sampler"):
         patch.setattr(f"baton_engine.{module}.thresholds", thresholds_reference)
         patch.setattr(f"baton_engine.{module}.gumbel_argmax", gumbel_argmax_reference)
+    patch.setattr("baton_engine.decode_graphs.gumbel_best", gumbel_best_reference)
+    patch.setattr("baton_engine.decode_graphs.best_of_shards", best_of_shards_reference)
     patch.setattr("baton_engine.device_sampler.apply_penalties", apply_penalties_reference)
     patch.setattr("baton_engine.device_sampler.apply_masks", apply_masks_reference)
     for module in ("device_sampler", "logprobs"):

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,9 @@ class Spy:
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
         return self._weights.stored_shape(name)
+
+    def leave(self, prefix: str, numbers: Collection[int]) -> None:
+        self._weights.leave(prefix, numbers)
 
     def take(
         self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,10 @@ import pytest
 import torch
 
 from baton_engine.config import ConfigError, EngineConfig
-from baton_engine.engine import Engine
-from baton_engine.executor import Executor
 from baton_engine.fingerprint import layout_fingerprint
-from baton_engine.loading import Progress
-from baton_engine.model_config import ModelConfig
-from baton_engine.ranks.executor import RanksExecutor
 from baton_engine.ranks.messages import DrawMasked, Launch, Start, decode, encode
-from baton_engine.ranks.processes import RankDied, RankProcesses
+from baton_engine.ranks.processes import RankDied
 from baton_engine.ranks.ring import RingReader, RingWriter, create_counter, create_memory
-from baton_engine.runners import make_local_runner
 from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.step_plan import NewRow, StepPlan
 from baton_engine.stored_scales import save_scales
@@ -33,10 +26,9 @@ from tests.rounded_kv import rounded_choices
 
 from .handover import Pair
 from .harness import Transcript, assert_idle, generate, make_engine, make_prompt, make_request
+from .pools import MakeEngine, Pools
 from .test_equality import SHAPES
 from .test_quantized_models import SCHEMES, scheme
-
-MakeEngine = Callable[..., Engine]
 
 ALL_RANKS = bool(os.environ.get("ALL_RANKS"))  # each family with 2 and with 4 ranks, instead of one of these
 # Each family; with fewer key-value heads than ranks, as many and more; biases in all places; fused and tied weights.
@@ -47,57 +39,6 @@ FAMILIES = (
     "glm4-moe-dense-layers-biases", "deepseek-v2-lite", "deepseek-v3-groups", "phi3-a-part-rotated-tied", "falcon-7b",
     "falcon-40b", "falcon-in-turn", "gpt2", "gpt-neox",
 )  # fmt: skip
-
-
-class Pools:
-    """Processes for 2 and for 4 ranks, which serve the models of all tests one after another."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        self._pools: dict[int, RankProcesses] = {}
-        self._busy: set[int] = set()
-
-    def make_runner(self, config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Executor:
-        count = config.tensor_parallel
-        if count == 1:
-            return make_local_runner(config, model, device, progress)
-        if count not in (2, 4):
-            return RanksExecutor(config, model, device, progress)
-        if count not in self._pools:
-            self._pools[count] = RankProcesses(count, self.problems.append)
-        if count in self._busy:
-            self._pools[count].stop()
-        self._busy.add(count)
-        try:
-            return RanksExecutor(config, model, device, progress, self._pools[count])
-        except BaseException:
-            self._pools.pop(count).close()
-            self._busy.discard(count)
-            raise
-
-    def take(self, count: int) -> RankProcesses:
-        """Return the processes of a test that ends them."""
-        self._busy.discard(count)
-        return self._pools.pop(count)
-
-    def close(self) -> None:
-        for pool in self._pools.values():
-            pool.close()
-
-
-@pytest.fixture(scope="session")
-def pools(processes: None) -> Iterator[Pools]:
-    pools = Pools()
-    yield pools
-    pools.close()
-    assert not pools.problems
-
-
-@pytest.fixture
-def divided(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
-    """Return `divided(folder, ranks, **settings)`, an engine on so many ranks, or on one."""
-    monkeypatch.setattr("baton_engine.engine.make_runner", pools.make_runner)
-    return lambda folder, ranks, **settings: make_engine(folder, tensor_parallel=ranks, **settings)
 
 
 @pytest.mark.soak

@@ -195,3 +195,32 @@ def test_codes_of_experts(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch
     two_threads(monkeypatch)
     prompt = make_prompt(20)
     assert is_greedy(plain, prompt, generate(make_engine(folder), [make_request(0, prompt, 8)]).tokens[0, 0])
+
+
+@pytest.mark.parametrize("name", ["gemma2-tied", "granite-biases"])
+def test_decodes_exchange_the_best_tokens_alone(
+    tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Families that change logits after the product, with a vocabulary that the ranks divide unequally."""
+    family, overrides = SHAPES[name]
+    folder: Path = tiny_model(family, **overrides, vocab_size=514)
+    requests = [
+        make_request(0, make_prompt(9), 12),
+        make_request(1, make_prompt(16), 12, temperature=1.0, seed=3, n=2),
+    ]
+    filtered = make_request(2, make_prompt(20), 12, temperature=1.0, seed=4, top_k=9)
+    alone = generate(make_engine(folder), [*requests, filtered]).tokens
+    two_threads(monkeypatch)
+    widths: list[int] = []
+    join = ThreadRanks.join
+    monkeypatch.setattr(ThreadRanks, "join", lambda self, y: (widths.append(y.shape[1]), join(self, y))[1])
+    engine = make_engine(folder, max_num_batched_tokens=40, max_num_seqs=4)
+    widths.clear()
+    tokens = generate(engine, requests).tokens
+    # Steps with prompts gather 260 and 254 logits, of which the latter are padded.
+    assert set(widths) == {260, 2}
+    assert widths.count(2) >= 2 * 10
+    widths.clear()
+    tokens |= generate(engine, [filtered]).tokens
+    assert set(widths) == {260}
+    assert tokens == alone

@@ -76,6 +76,12 @@ def test_several_gpus_divide_a_model():
         assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
         assert {"name": "BATON_TENSOR_PARALLEL", "value": "4"} in container["env"]
     assert flags(container)["kv-transport"] == "tcp"
+    worker["expertParallel"] = True
+    deployment = named(render(values), "Deployment", "rel-baton-a-decode")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "BATON_EXPERT_PARALLEL", "value": "true"} in container["env"]
+    with pytest.raises(Exception, match=r"models\.a\.prefill: expertParallel divides experts"):
+        render({"models": {"a": {"prefill": {"expertParallel": True}}}})
     worker["gpus"] = 2
     with pytest.raises(Exception, match=r"models\.a\.prefill: tensorParallel is 4 and gpus is 2"):
         render(values)

@@ -1,5 +1,6 @@
 """Kernels run for real where there is a GPU, and in Triton's interpreter elsewhere."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ def fresh_inputs() -> int:
     torch.manual_seed(seed)
     print(f"torch.manual_seed({seed})")
     return seed
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Let memory that nobody has written hold NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(0).new_empty(1).isnan()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from baton_kernels.experts import FIXED, run_experts, run_experts_fixed
 from baton_kernels.pair_groups import group_pairs
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights, experts_reference
-from baton_kernels.reference.routing import Routing, choose_reference
+from baton_kernels.reference.routing import NOT_OWN, Routing, choose_reference
 from baton_kernels.tuning import ExpertsConfig, ProductConfig
 
 from .closeness import relative_error
@@ -76,12 +76,36 @@ def test_experts(
     assert relative_error(result, expected) < 1e-5
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_parts_of_the_experts_add_up(tokens: int, biased: bool, device: torch.device) -> None:
+    """Results of experts that are elsewhere are not read: their memory holds NaN."""
+    x, held = torch.randn(tokens, 48, device=device), make_weights(7, 48, 24, device, biased)
+    weights, chosen = choices(tokens, 7, 3, device)
+    # The first token has no expert in the first part.
+    chosen[0] = torch.arange(4, 7)
+    expected = experts_reference(x.double(), wide(held), weights.double(), chosen)
+    for tiles in (config(1, 8, 32), config(16, 32, 16)):
+        total = torch.zeros_like(x)
+        for first, end in ((0, 3), (3, 7)):
+            tensors = {name: value[first:end] for name, value in vars(held).items() if torch.is_tensor(value)}
+            part = dataclasses.replace(held, **tensors, layer_experts=7)
+            own = (chosen - first).masked_fill((chosen < first) | (chosen >= end), NOT_OWN)
+            result = run_experts(x, part, weights, own, tiles)
+            assert relative_error(result + 1, experts_reference(x, part, weights, own) + 1) < 1e-5
+            total += result
+        assert relative_error(total, expected) < 1e-5
+
+
 @pytest.mark.parametrize("rows", [16, 64])
-@pytest.mark.parametrize(("pairs", "experts"), [(1, 4), (40, 5), (255, 20), (300, 8)])
-def test_groups(pairs: int, experts: int, rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("pairs", "experts", "least"), [(1, 4, 0), (40, 5, NOT_OWN), (255, 20, 0), (300, 8, NOT_OWN)])
+def test_groups(
+    pairs: int, experts: int, least: int, rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pair_groups, "_PAIRS_AT_ONCE", 64)
     monkeypatch.setattr(pair_groups, "_PAIRS_OF_RANGE", 128)
-    chosen = torch.randint(0, experts, (pairs, 1), dtype=torch.int32, device=device)
+    chosen = torch.randint(least, experts, (pairs, 1), dtype=torch.int32, device=device)
     chosen[chosen == 2] = 1
     groups = group_pairs(chosen, experts, rows)
     expected: list[int] = []

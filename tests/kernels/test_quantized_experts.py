@@ -8,6 +8,7 @@ from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.grouped_linear import GroupedWeight, pack_four_bits
 from baton_kernels.reference.quantize import RowFormat
 from baton_kernels.reference.quantized_experts import QuantizedExperts, quantized_experts_reference
+from baton_kernels.reference.routing import NOT_OWN
 from baton_kernels.reference.scaled_linear import ScaledWeight
 from baton_kernels.tuning import ExpertsConfig, ProductConfig
 
@@ -63,6 +64,20 @@ def test_quantized_experts(kind: str, device: torch.device) -> None:
         ours = run_quantized_experts(x, held, weights, experts, CONFIG)
         # A number that lies between two codes can get either.
         assert relative_error(ours, exact) < (5e-3 if held.rows else 1e-5)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("kind", ["e2m1", "fp8 in tiles"])
+def test_pairs_of_experts_elsewhere_add_nothing(kind: str, device: torch.device) -> None:
+    held = make(kind, device)
+    x = torch.randn(12, HIDDEN, device=device)
+    experts = torch.rand(12, EXPERTS, device=device).argsort(dim=1)[:, :2].int()
+    experts[3] = NOT_OWN
+    experts[5, 0] = NOT_OWN
+    weights = torch.rand(12, 2, device=device)
+    ours = run_quantized_experts(x, held, weights, experts, CONFIG)
+    assert relative_error(ours, quantized_experts_reference(x, held, weights, experts)) < 5e-3
+    assert not ours[3].any()
 
 
 @pytest.mark.usefixtures("same_sum_anywhere")

@@ -10,7 +10,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 
 from baton_kernels import routing as routing_kernels
-from baton_kernels.reference.routing import Routing, choose_reference, route_reference
+from baton_kernels.reference.routing import NOT_OWN, Routing, choose_reference, route_reference
 from baton_kernels.routing import choose, route, route_fixed
 
 GROUPED = {"groups": 4, "used_groups": 2}
@@ -51,6 +51,18 @@ def test_route(tokens: int, biased: bool, device: torch.device) -> None:
         weights, chosen = route(x, weight, bias, correction, routing, config)
         assert torch.equal(chosen, expected)
         torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_experts_of_others_have_no_number(tokens: int, device: torch.device) -> None:
+    x, weight = torch.randn(tokens, 96, device=device), torch.randn(24, 96, device=device)
+    _, every = route_reference(x, weight, None, None, Routing(4))
+    for own in (range(7), range(7, 24)):
+        expected = [[expert - own.start if expert in own else NOT_OWN for expert in row] for row in every.tolist()]
+        for function in (route_reference, route):
+            weights, chosen = function(x, weight, None, None, Routing(4, own=own))
+            assert chosen.tolist() == expected
+            torch.testing.assert_close(weights, route_reference(x, weight, None, None, Routing(4))[0])
 
 
 def test_a_tokens_weights_do_not_depend_on_the_others(device: torch.device) -> None:

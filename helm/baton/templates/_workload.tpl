@@ -33,6 +33,12 @@
 {{- if gt $ranks 1 -}}
 {{- $env = append $env (dict "name" "BATON_TENSOR_PARALLEL" "value" (toString $ranks)) -}}
 {{- end -}}
+{{- if $spec.expertParallel -}}
+{{- if le $ranks 1 -}}
+{{- fail (printf "%s: expertParallel divides experts among the processes of tensorParallel, which is 1" $workload.path) -}}
+{{- end -}}
+{{- $env = append $env (dict "name" "BATON_EXPERT_PARALLEL" "value" "true") -}}
+{{- end -}}
 {{- if eq $workload.role "decode" -}}
 {{- $pool := eq $workload.pool "default" | ternary "" $workload.pool -}}
 {{- $revision := eq $workload.revision "stable" | ternary "" $workload.revision -}}

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from .activation import ClampedGate, clamped_gate_reference, gate_mul_reference
+from .routing import NOT_OWN
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class ExpertWeights:
     """The weights of a layer's experts, and the gate that they have.
 
     gate_up: [experts, 2 * size, hidden], gates first. down: [experts, hidden, size]. gate_up_bias: [experts, 2 * size],
-    and down_bias: [experts, hidden]; None = 0. clamp: None = silu(gate) * up.
+    and down_bias: [experts, hidden]; None = 0. clamp: None = silu(gate) * up. layer_experts: experts of the layer, of
+    which these may be a part; None = these are all.
     """
 
     gate_up: torch.Tensor
@@ -21,6 +23,7 @@ class ExpertWeights:
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     clamp: ClampedGate | None = None
+    layer_experts: int | None = None
 
 
 def experts_reference(
@@ -29,10 +32,10 @@ def experts_reference(
     """Return for each token the weighted sum of its experts' down(gate of gate_up(x)), [T, hidden].
 
     x: [T, hidden]. weights and experts: as choose_reference returns them. Results of the experts are added up in
-    float32 at least.
+    float32 at least; an expert that is NOT_OWN adds nothing.
     """
     out = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    for expert in experts.unique().tolist():
+    for expert in own_experts(experts):
         tokens, choices = torch.where(experts == expert)
         up_bias, down_bias = (None if bias is None else bias[expert] for bias in (held.gate_up_bias, held.down_bias))
         inner = functional.linear(x[tokens], held.gate_up[expert], up_bias)
@@ -40,3 +43,8 @@ def experts_reference(
         result = functional.linear(inner, held.down[expert], down_bias)
         out.index_add_(0, tokens, result * weights[tokens, choices, None])
     return out.to(x.dtype)
+
+
+def own_experts(experts: torch.Tensor) -> list[int]:
+    """Return the experts that some token has chosen, without NOT_OWN."""
+    return [expert for expert in experts.unique().tolist() if expert != NOT_OWN]

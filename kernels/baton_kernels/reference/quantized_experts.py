@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from .activation import ClampedGate, clamped_gate_reference, gate_mul_reference
+from .experts import own_experts
 from .grouped_linear import GroupedWeight, dequantize_grouped_reference
 from .quantize import RowFormat, dequantize_rows_reference, quantize_rows_reference
 from .scaled_linear import ScaledWeight, dequantize_scaled_reference
@@ -18,7 +19,8 @@ ExpertCodes = GroupedWeight | ScaledWeight | torch.Tensor
 class QuantizedExperts:
     """The weights of a layer's experts, and the gate that they have, as in ExpertWeights.
 
-    gate_up and down: of one kind. rows: how the inputs of both products are rounded; None = not at all.
+    gate_up and down: of one kind. rows: how the inputs of both products are rounded; None = not at all. layer_experts:
+    as in ExpertWeights.
     """
 
     gate_up: ExpertCodes
@@ -27,6 +29,7 @@ class QuantizedExperts:
     down_bias: torch.Tensor | None = None
     clamp: ClampedGate | None = None
     rows: RowFormat | None = None
+    layer_experts: int | None = None
 
 
 def quantized_experts_reference(
@@ -34,7 +37,7 @@ def quantized_experts_reference(
 ) -> torch.Tensor:
     """Compute what experts_reference does."""
     out = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    for expert in experts.unique().tolist():
+    for expert in own_experts(experts):
         tokens, choices = torch.where(experts == expert)
         inner = _product(x[tokens], held.gate_up, held.gate_up_bias, expert, held.rows)
         inner = clamped_gate_reference(inner, held.clamp) if held.clamp else gate_mul_reference(inner, "silu")

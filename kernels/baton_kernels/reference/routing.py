@@ -7,6 +7,8 @@ from torch.nn import functional
 
 # Keeps a sum of scores above zero.
 TINY = 1e-20
+# Stands for an expert whose results another process computes.
+NOT_OWN = -1
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,9 @@ class Routing:
     groups: experts form so many groups of neighbours of one size. A token gets experts of used_groups groups alone,
     those whose group_best highest scores have the greatest sum (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3
     Technical Report", 2024).
+
+    own: the experts whose results are computed here, which are numbered from 0 on; the number of any other chosen
+    expert becomes NOT_OWN. None = all experts.
     """
 
     count: int
@@ -29,6 +34,7 @@ class Routing:
     groups: int = 1
     used_groups: int = 1
     group_best: int = 1
+    own: range | None = None
 
 
 def choose_reference(
@@ -52,6 +58,9 @@ def choose_reference(
     weights = scores.gather(-1, experts)
     if routing.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
+    if routing.own is not None:
+        elsewhere = (experts < routing.own.start) | (experts >= routing.own.stop)
+        experts = (experts - routing.own.start).masked_fill_(elsewhere, NOT_OWN)
     return weights * routing.scale, experts.int()
 
 

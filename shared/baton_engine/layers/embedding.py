@@ -1,6 +1,6 @@
 """The embedding of token ids, and the output layer that turns hidden states into logits.
 
-Each rank has the same number of tokens of the vocabulary, the last ranks maybe fewer.
+Each rank has the same number of tokens of the vocabulary, a multiple of 4, the last ranks maybe fewer.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,8 @@ class _Tokens(Replicated):
 
 
 def _tokens_of_a_rank(vocab_size: int, ranks: Ranks) -> int:
-    return -(-vocab_size // ranks.count)
+    # Tokens in fours share a random number (baton_kernels/reference/philox.py), which no two ranks should compute.
+    return -(-vocab_size // (4 * ranks.count)) * 4
 
 
 def _own_tokens(vocab_size: int, ranks: Ranks) -> slice:
@@ -66,19 +67,28 @@ class Embedding:
 
 
 class Head:
-    """The layer that turns hidden states into logits. product: gives the logits of this rank's tokens."""
+    """The layer that turns hidden states into logits. product: gives the logits of this rank's tokens.
+
+    first_token: the first one of them. finish: what a family does with each logit, in place.
+    """
 
     def __init__(self, product: Callable[..., torch.Tensor], vocab_size: int, ranks: Ranks) -> None:
         self._product, self._vocab_size, self._ranks = product, vocab_size, ranks
+        self.first_token = _own_tokens(vocab_size, ranks).start
+        self.finish: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits
+
+    def own(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [R, hidden]. Returns the logits of this rank's tokens, [R, their number]."""
+        return self.finish(self._product(hidden))
 
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, vocab], in out when given."""
         if self._ranks.count == 1:
-            return self._product(hidden, out)
+            return self.finish(self._product(hidden, out))
         own = self._product(hidden)
         missing = _tokens_of_a_rank(self._vocab_size, self._ranks) - own.shape[1]
         logits = self._ranks.join(functional.pad(own, (0, missing)) if missing else own)[:, : self._vocab_size]
-        return logits.contiguous() if out is None else out.copy_(logits)
+        return self.finish(logits.contiguous() if out is None else out.copy_(logits))
 
 
 def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head") -> Head:

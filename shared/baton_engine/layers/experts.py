@@ -1,6 +1,7 @@
 """MLPs of which each token uses a few, chosen by a router (Shazeer et al., 2017)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -34,16 +35,22 @@ class Router:
         self._correction = None
         if corrected:
             self._correction = source.take("e_score_correction_bias", (experts,), dtype=torch.float32)
-        self._routing, self._ops = routing, source.ops
+        own = source.own_experts(experts)
+        self._routing = replace(routing, own=own) if len(own) < experts else routing
+        self._ops = source.ops
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [T, hidden]. Returns the weights, [T, count], and the experts, [T, count] int32."""
+        """x: [T, hidden]. Returns the weights, [T, count], and the experts, [T, count] int32, numbered as this rank has
+        them."""
         return self._ops.route(x, self._weight, self._bias, self._correction, self._routing)
 
 
 def load_experts(source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
     """Return the experts of a layer, as Method.experts does, by the method that the source has for their names."""
     parts = [f"{number}.{part}" for number in range(experts) for part in (names.gate, names.up, names.down)]
+    own = source.own_experts(experts)
+    if len(own) < experts:
+        source.leave([number for number in range(experts) if number not in own])
     return source.method(parts).experts(source, names, experts, hidden, size)
 
 

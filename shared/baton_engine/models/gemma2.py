@@ -3,8 +3,6 @@ logits."""
 
 from typing import Any
 
-import torch
-
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import read_rope
@@ -23,7 +21,8 @@ class Gemma2Config(Gemma3Config, frozen=True, kw_only=True):
 class Gemma2(Gemma3):
     def __init__(self, config: Gemma2Config, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
-        self.softcap = config.logit_softcap
+        if cap := config.logit_softcap:
+            self.head.finish = lambda logits: logits.div_(cap).tanh_().mul_(cap)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma2Config:
@@ -53,7 +52,3 @@ class Gemma2(Gemma3):
             qk_norm=False,
             logit_softcap=logits,
         )
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        logits = super().logits(hidden, out)
-        return logits.div_(self.softcap).tanh_().mul_(self.softcap) if self.softcap else logits

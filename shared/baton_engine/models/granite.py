@@ -41,7 +41,8 @@ class Granite(Llama):
 
     def __init__(self, config: GraniteConfig, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
-        self.multiplier, self.scaling = config.embedding_multiplier, config.logits_scaling
+        self.multiplier = config.embedding_multiplier
+        self.head.finish = lambda logits: logits.div_(config.logits_scaling)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> GraniteConfig:
@@ -61,6 +62,3 @@ class Granite(Llama):
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return super().embed(ids).mul_(self.multiplier)
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return super().logits(hidden, out).div_(self.scaling)

@@ -6,14 +6,17 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
+from baton_engine.layers.embedding import Head
 from baton_engine.model_config import ModelConfig
 from baton_engine.source import Source
 
 
 class Model(Protocol):
-    """Computes hidden states from token ids, and logits from hidden states. dtype: of both results."""
+    """Computes hidden states from token ids, and logits from hidden states. dtype: of both results. head: gives the
+    logits."""
 
     dtype: torch.dtype
+    head: Head
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:

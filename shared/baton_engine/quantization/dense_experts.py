@@ -6,19 +6,16 @@ import torch
 
 from baton_engine.experts_method import ExpertNames
 from baton_engine.ops import Ops
-from baton_engine.shard import even_part
 from baton_engine.source import Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
-
-UNITS = "hidden units of an expert"
 
 
 class DenseExperts:
     """The weights of experts in the dtype that the engine computes in.
 
-    Each rank has a part of every expert's hidden units, so the results of the ranks are to be added up. Experts are
-    copied into place one by one: all of them a second time may not fit into the device's memory.
+    Each rank has some of the experts, or a part of every expert's hidden units, so the results of the ranks are to be
+    added up. Experts are copied into place one by one: all of them a second time may not fit into the device's memory.
     """
 
     def __init__(self, held: ExpertWeights, ops: Ops) -> None:
@@ -27,48 +24,54 @@ class DenseExperts:
     @classmethod
     def load(cls, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> Self:
         """As in Method, from weights that are stored in any way."""
-        units = even_part(size, source.ranks, UNITS)
+        units = source.own_units(size)
         own = units.stop - units.start
         held = _empty(source, experts, hidden, own)
-        for number in range(experts):
+        for place, number in enumerate(source.own_experts(experts)):
             expert = source.at(str(number))
-            held.gate_up[number, :own] = expert.weight(names.gate, size, hidden, rows=units)
-            held.gate_up[number, own:] = expert.weight(names.up, size, hidden, rows=units)
-            held.down[number] = expert.weight(names.down, hidden, size, columns=units)
+            held.gate_up[place, :own] = expert.weight(names.gate, size, hidden, rows=units)
+            held.gate_up[place, own:] = expert.weight(names.up, size, hidden, rows=units)
+            held.down[place] = expert.weight(names.down, hidden, size, columns=units)
         return cls(held, source.ops)
 
     @classmethod
     def load_joined(cls, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> Self:
         """As in Method, from weights that are not quantized, which are stored as [inputs, outputs]."""
-        units = even_part(size, source.ranks, UNITS)
+        units = source.own_units(size)
         both, own = slice(2 * units.start, 2 * units.stop), units.stop - units.start
         biases = joined_biases(source, experts, hidden, size)
         held = _empty(source, experts, hidden, own)
-        for number in range(experts):
+        for place, number in enumerate(source.own_experts(experts)):
             one = slice(number, number + 1)
             gate_up = source.take("gate_up_proj", (experts, hidden, 2 * size), (one, slice(None), both))[0]
-            held.gate_up[number, :own], held.gate_up[number, own:] = gate_up[:, ::2].t(), gate_up[:, 1::2].t()
-            held.down[number] = source.take("down_proj", (experts, size, hidden), (one, units, slice(None)))[0].t()
-        return cls(ExpertWeights(held.gate_up, held.down, *biases, clamp), source.ops)
+            held.gate_up[place, :own], held.gate_up[place, own:] = gate_up[:, ::2].t(), gate_up[:, 1::2].t()
+            held.down[place] = source.take("down_proj", (experts, size, hidden), (one, units, slice(None)))[0].t()
+        return cls(ExpertWeights(held.gate_up, held.down, *biases, clamp, experts), source.ops)
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         return self._ops.run_experts(x, self._held, weights, experts)
 
 
 def joined_biases(source: Source, experts: int, hidden: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the biases of experts that are stored together, [experts, 2 * hidden units of this rank] and
-    [experts, hidden]. The ranks' results are added up, so only one rank has the latter, and the others have zeros."""
-    units = even_part(size, source.ranks, UNITS)
-    both = slice(2 * units.start, 2 * units.stop)
-    bias = source.take("gate_up_proj_bias", (experts, 2 * size), (slice(None), both))
-    down_bias = source.take("down_proj_bias", (experts, hidden))
-    if source.ranks.rank:
+    """Return the biases of experts that are stored together, [experts of this rank, 2 * its hidden units of each] and
+    [experts of this rank, hidden]. The ranks' results are added up, so of the ranks that have a part of an expert only
+    the first one has the latter, and the others have zeros."""
+    units, own = source.own_units(size), as_slice(source.own_experts(experts))
+    bias = source.take("gate_up_proj_bias", (experts, 2 * size), (own, slice(2 * units.start, 2 * units.stop)))
+    down_bias = source.take("down_proj_bias", (experts, hidden), (own,))
+    if units.start:
         down_bias.zero_()
     return torch.cat([bias[:, ::2], bias[:, 1::2]], dim=1), down_bias
 
 
+def as_slice(numbers: range) -> slice:
+    return slice(numbers.start, numbers.stop)
+
+
 def _empty(source: Source, experts: int, hidden: int, size: int) -> ExpertWeights:
+    own = len(source.own_experts(experts))
     return ExpertWeights(
-        torch.empty(experts, 2 * size, hidden, dtype=source.dtype, device=source.device),
-        torch.empty(experts, hidden, size, dtype=source.dtype, device=source.device),
+        torch.empty(own, 2 * size, hidden, dtype=source.dtype, device=source.device),
+        torch.empty(own, hidden, size, dtype=source.dtype, device=source.device),
+        layer_experts=experts,
     )

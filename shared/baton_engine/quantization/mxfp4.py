@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.experts_method import ExpertsMethod
-from baton_engine.shard import even_part
 from baton_engine.source import Method, Source
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
@@ -13,7 +12,7 @@ from baton_kernels.reference.grouped_linear import GroupedWeight, dequantize_gro
 from baton_kernels.reference.quantized_experts import QuantizedExperts
 
 from .dense import DENSE
-from .dense_experts import UNITS, DenseExperts, joined_biases
+from .dense_experts import DenseExperts, as_slice, joined_biases
 from .fields import QuantizationFields
 from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .names import NotConverted
@@ -33,19 +32,20 @@ class Mxfp4(GroupedMethod, frozen=True):
         return Part(read_blocks(source, name, (outputs, inputs), (rows, columns)))
 
     def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
-        units = even_part(size, source.ranks, UNITS)
-        every, all_inputs = slice(0, experts), slice(0, hidden)
-        part = every, slice(2 * units.start, 2 * units.stop), all_inputs
+        units = source.own_units(size)
+        own, all_inputs = as_slice(source.own_experts(experts)), slice(0, hidden)
+        part = own, slice(2 * units.start, 2 * units.stop), all_inputs
         both = read_blocks(source, "gate_up_proj", (experts, 2 * size, hidden), part)
         # Gates and ups are stored in turn.
         codes, scales = (torch.cat([each[:, ::2], each[:, 1::2]], dim=1) for each in (both.codes, both.scales))
         gate_up = both._replace(codes=codes, scales=scales)
-        down = read_blocks(source, "down_proj", (experts, hidden, size), (every, slice(0, hidden), units))
+        down = read_blocks(source, "down_proj", (experts, hidden, size), (own, slice(0, hidden), units))
         biases = joined_biases(source, experts, hidden, size)
         if source.ops.keeps_codes:
-            return CodedExperts(QuantizedExperts(gate_up, down, *biases, clamp), source.ops)
+            held = QuantizedExperts(gate_up, down, *biases, clamp, layer_experts=experts)
+            return CodedExperts(held, source.ops)
         gates, downs = (dequantize_stack(weight, source.dtype) for weight in (gate_up, down))
-        return DenseExperts(ExpertWeights(gates, downs, *biases, clamp), source.ops)
+        return DenseExperts(ExpertWeights(gates, downs, *biases, clamp, experts), source.ops)
 
 
 def read_blocks(

@@ -7,13 +7,10 @@ import torch
 from baton_engine.config import ConfigError
 from baton_engine.experts_method import ExpertNames
 from baton_engine.ops import Ops
-from baton_engine.shard import even_part
 from baton_engine.source import Outputs, Source
 from baton_kernels.reference.grouped_linear import GroupedWeight, exponents_to_scales
 from baton_kernels.reference.quantized_experts import QuantizedExperts
 from baton_kernels.reference.scaled_linear import ScaledWeight
-
-from .dense_experts import UNITS
 
 
 class CodedExperts:
@@ -41,18 +38,18 @@ Read = Callable[[Source, list[Outputs], int, slice], GroupedWeight | ScaledWeigh
 def read_experts(
     source: Source, names: ExpertNames, experts: int, hidden: int, size: int, read: Read
 ) -> QuantizedExperts:
-    """Return this rank's hidden units of all experts, which a checkpoint stores at the expert's number.
+    """Return what this rank has of a layer's experts, which a checkpoint stores at the expert's number.
 
     Tensors are taken in the order in which DenseExperts takes them, one expert after another.
     """
-    units, whole = even_part(size, source.ranks, UNITS), slice(0, hidden)
+    units, whole = source.own_units(size), slice(0, hidden)
     gate_up, down = [], []
-    for number in range(experts):
+    for number in source.own_experts(experts):
         expert = source.at(str(number))
         both = [Outputs(names.gate, size, units), Outputs(names.up, size, units)]
         gate_up.append(read(expert, both, hidden, whole))
         down.append(read(expert, [Outputs(names.down, hidden, whole)], size, units))
-    return QuantizedExperts(join(gate_up), join(down))
+    return QuantizedExperts(join(gate_up), join(down), layer_experts=experts)
 
 
 def join(

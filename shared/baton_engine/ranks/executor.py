@@ -12,7 +12,7 @@ from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.results import Results
 from baton_engine.runners import make_local_runner
-from baton_engine.shard import RankNumber
+from baton_engine.shard import RankNumber, own_experts
 from baton_engine.step_plan import StepPlan
 
 from .cache import RanksCache
@@ -46,6 +46,8 @@ class RanksExecutor:
         choose_kv_dtype(config.kv_cache_dtype, model, getattr(torch, model.dtype))
         model.part(RankNumber(0, count))
         RankHeads(model.kv_layout(model.dtype), 0, count)
+        if config.expert_parallel:
+            own_experts(model.num_experts, RankNumber(0, count))
         own = rank_config(config, 0)
         self._processes = processes or RankProcesses(count)
         try:
