@@ -11,11 +11,22 @@ from .reference.quantize import QuantizedRows, RowFormat
 
 
 @triton.jit
+def gated(gate, up, dtype: tl.constexpr, GELU: tl.constexpr):
+    """Return silu(gate) * up, or with GELU gelu_tanh(gate) * up, as float32 values."""
+    # Values are rounded where the unfused computation rounds them: after the linear layer and after the activation.
+    gate = gate.to(dtype).to(tl.float32)
+    # Both activations are x * sigmoid(f(x)). GELU's tanh form is x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u), where
+    # 2 * u = 2 * sqrt(2 / pi) * (x + 0.044715 * x^3).
+    inner = gate
+    if GELU:
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return (gate / (1 + tl.exp(-inner))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def silu_mul(gate, up, dtype: tl.constexpr):
     """Return silu(gate) * up of float32 values."""
-    # Values are rounded where the unfused computation rounds them: after the linear layer and after silu.
-    gate = gate.to(dtype).to(tl.float32)
-    return (gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    return gated(gate, up, dtype, False)
 
 
 @triton.jit
@@ -32,18 +43,6 @@ def gate_of_expert(gate, up, dtype: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: 
 
 
 @triton.jit
-def _gated(gate, up, GELU: tl.constexpr):
-    """Return activation(gate) * up, rounded as gate_mul_reference rounds it."""
-    wide = gate.to(tl.float32)
-    # Both activations are x * sigmoid(f(x)). GELU's tanh form is x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u), where
-    # 2 * u = 2 * sqrt(2 / pi) * (x + 0.044715 * x^3).
-    inner = wide
-    if GELU:
-        inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
-    return (wide / (1 + tl.exp(-inner))).to(gate.dtype) * up
-
-
-@triton.jit
 def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, OVERLAP: tl.constexpr):
     let_next_start(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -52,7 +51,7 @@ def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU
     wait_for_inputs(OVERLAP)
     gate = tl.load(gate_up + row * 2 * SIZE + columns, mask=inside)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + columns, mask=inside)
-    tl.store(out + row * SIZE + columns, _gated(gate, up, GELU), mask=inside)
+    tl.store(out + row * SIZE + columns, gated(gate, up, gate.dtype, GELU).to(gate.dtype), mask=inside)
 
 
 @triton.jit
@@ -69,9 +68,10 @@ def _quantize_gate_kernel(
     wait_for_inputs(OVERLAP)
     gate = tl.load(gate_up + row * 2 * columns + column, mask=known, other=0.0)
     up = tl.load(gate_up + row * 2 * columns + columns + column, mask=known, other=0.0)
+    values = gated(gate, up, gate.dtype, GELU).to(gate.dtype).to(tl.float32)
     store_rounded(
-        _gated(gate, up, GELU).to(tl.float32), codes, scales, zeros, static_scale, static_zero, row, columns, groups,
-        most, zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
+        values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, most, zero_scale, limit, GROUPS,
+        GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
     )  # fmt: skip
 
 

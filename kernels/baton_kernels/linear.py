@@ -1,16 +1,20 @@
 """Matrix products of a few rows with a large weight, which take as long as reading the weight once.
 
-There are two kernels. For one row, each program multiplies the weights of a few outputs elementwise and sums. For more
-rows, tiles go through the tensor cores; the inner dimension is cut into parts where there would be too few programs.
+There are two kernels. For one row, each program multiplies the weights of a few outputs elementwise and sums. It may
+compute the RMSNorm of the row, too. For more rows, tiles go through the tensor cores; the inner dimension is cut into
+parts where there would be too few programs.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from .activation import gate_mul, silu_mul
+from .activation import gate_mul, gated
+from .norm import computed
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import arrivals_of
+from .reference.activation import GATES
+from .reference.norm import PendingNorm
 from .tuning import LinearConfig, linear_config
 
 # Elements of each output's weights that are prefetched while the preceding kernel still runs.
@@ -18,41 +22,67 @@ _AHEAD = 512
 
 
 @triton.jit
+def _values(x, residual, total, at, known, ADD: tl.constexpr):
+    """Return a part of a row in float32. ADD: it is the sum of x and the residual, which one program stores."""
+    values = tl.load(x + at, mask=known, other=0.0)
+    if ADD:
+        added = values.to(tl.float32) + tl.load(residual + at, mask=known, other=0.0)
+        values = added.to(values.dtype)
+        tl.store(total + at, values, mask=known & (tl.program_id(0) == 0))
+    return values.to(tl.float32)
+
+
+@triton.jit
 def _one_row_kernel(
-    x, weight, bias, out, outputs, INNER: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, OVERLAP: tl.constexpr,
+    x, residual, total, norm, weight, bias, out, eps, outputs, INNER: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
+    BIAS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64) * INNER
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
+    known = inner < INNER
     real = (output < outputs)[:, None]
     at = weight + output.to(tl.int64)[:, None] * INNER + inner[None, :]
     up_at = at + outputs.to(tl.int64) * INNER
-    w = tl.load(at, mask=real & (inner < INNER)[None, :], other=0.0)
+    w = tl.load(at, mask=real & known[None, :], other=0.0)
     if GATED:
-        w_up = tl.load(up_at, mask=real & (inner < INNER)[None, :], other=0.0)
+        w_up = tl.load(up_at, mask=real & known[None, :], other=0.0)
+    if NORM:
+        scales = tl.load(norm + inner, mask=known, other=0.0)
     wait_for_inputs(OVERLAP)
-    values = tl.load(x + row * INNER + inner, mask=inner < INNER, other=0.0).to(tl.float32)[None, :]
-    acc = w.to(tl.float32) * values
+    values = _values(x, residual, total, row + inner, known, ADD)
+    if NORM:
+        squares = values * values
+        values *= scales.to(tl.float32)
+    acc = w.to(tl.float32) * values[None, :]
     if GATED:
-        acc_up = w_up.to(tl.float32) * values
+        acc_up = w_up.to(tl.float32) * values[None, :]
     for first in tl.static_range(BLOCK_INNER, INNER, BLOCK_INNER):
         known = first + inner < INNER
         w = tl.load(at + first, mask=real & known[None, :], other=0.0)
-        values = tl.load(x + row * INNER + first + inner, mask=known, other=0.0).to(tl.float32)[None, :]
-        acc += w.to(tl.float32) * values
+        values = _values(x, residual, total, row + first + inner, known, ADD)
+        if NORM:
+            squares += values * values
+            values *= tl.load(norm + first + inner, mask=known, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * values[None, :]
         if GATED:
-            acc_up += tl.load(up_at + first, mask=real & known[None, :], other=0.0).to(tl.float32) * values
-    result = tl.sum(acc, axis=1)
+            acc_up += tl.load(up_at + first, mask=real & known[None, :], other=0.0).to(tl.float32) * values[None, :]
+    # A norm's scale is one factor of all results, so that no product waits for the sum of squares.
+    scale = 1.0
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares) / INNER + eps)
+    result = tl.sum(acc, axis=1) * scale
     if BIAS:
         result += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)
     if GATED:
-        result_up = tl.sum(acc_up, axis=1)
+        result_up = tl.sum(acc_up, axis=1) * scale
         if BIAS:
             result_up += tl.load(bias + outputs + output, mask=output < outputs, other=0.0).to(tl.float32)
-        result = silu_mul(result, result_up, out.dtype.element_ty)
-    tl.store(out + row * outputs + output, result.to(out.dtype.element_ty), mask=output < outputs)
+        result = gated(result, result_up, out.dtype.element_ty, GELU)
+    at = out + tl.program_id(1).to(tl.int64) * outputs + output
+    tl.store(at, result.to(out.dtype.element_ty), mask=output < outputs)
 
 
 # One compiled kernel serves every number of rows.
@@ -60,7 +90,8 @@ def _one_row_kernel(
 def _tiles_kernel(
     x, weight, bias, out, partial, arrivals, rows, outputs, inner_size,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, SPLITS: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    GATED: tl.constexpr, GELU: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row_tiles = tl.cdiv(rows, BLOCK_ROWS)
@@ -133,48 +164,44 @@ def _tiles_kernel(
         if GATED:
             if BIAS:
                 acc_up += tl.load(bias + outputs + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
-            acc = silu_mul(acc, acc_up, out.dtype.element_ty)
+            acc = gated(acc, acc_up, out.dtype.element_ty, GELU)
         real = (output < outputs)[:, None] & (row < rows)[None, :]
         at = out + row.to(tl.int64)[None, :] * outputs + output[:, None]
         tl.store(at, acc.to(out.dtype.element_ty), mask=real)
 
 
 def linear(
-    x: torch.Tensor,
+    x: torch.Tensor | PendingNorm,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    gated: bool = False,
+    gate: str | None = None,
     out: torch.Tensor | None = None,
     config: LinearConfig | None = None,
 ) -> torch.Tensor:
     """Compute linear_reference. x, weight and out are contiguous and of one dtype. config: None = the fastest known."""
-    rows, inner = x.shape
-    if config is None and x.element_size() == 2:
-        config = linear_config(rows, weight.shape[0], inner, gated, x.device)
+    before = x.x if isinstance(x, PendingNorm) else x
+    rows, inner = before.shape
+    if config is None and before.element_size() == 2:
+        config = linear_config(rows, weight.shape[0], inner, gate is not None, before.device)
+    outputs = weight.shape[0] if gate is None else weight.shape[0] // 2
+    if config is not None and config.block_rows == 1:
+        out = before.new_empty(rows, outputs) if out is None else out
+        _one_row(x, weight, bias, gate, out, config)
+        return out
+    x = computed(x)
     if config is None:
-        if gated:
-            result = gate_mul(torch.nn.functional.linear(x, weight, bias), "silu")
+        if gate is not None:
+            result = gate_mul(torch.nn.functional.linear(x, weight, bias), gate)
             return result if out is None else out.copy_(result)
         if out is None:
             return torch.nn.functional.linear(x, weight, bias)
         return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
-    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     if out is None:
         out = x.new_empty(rows, outputs)
-    options = overlap_options(x.device)
-    flags = {"GATED": gated, "BIAS": bias is not None}
-    output_tiles = triton.cdiv(outputs, config.block_outputs)
-    if config.block_rows == 1:
-        _one_row_kernel[(output_tiles, rows)](
-            x, weight, weight if bias is None else bias, out, outputs, INNER=inner,
-            BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=config.block_inner,
-            num_warps=config.num_warps, **flags, **options,
-        )  # fmt: skip
-        return out
-    tiles = output_tiles * triton.cdiv(rows, config.block_rows)
+    tiles = triton.cdiv(outputs, config.block_outputs) * triton.cdiv(rows, config.block_rows)
     partial, arrivals = out, out
     if config.splits > 1:
-        cells = tiles * config.splits * config.block_outputs * config.block_rows * (2 if gated else 1)
+        cells = tiles * config.splits * config.block_outputs * config.block_rows * (1 if gate is None else 2)
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
         arrivals = arrivals_of(x.device)
         if tiles > len(arrivals):
@@ -183,9 +210,29 @@ def linear(
         x, weight, weight if bias is None else bias, out, partial, arrivals, rows, outputs, inner,
         BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=config.block_inner,
         SPLITS=config.splits, AHEAD=_AHEAD, EVEN=inner % (config.block_inner * config.splits) == 0,
-        num_warps=config.num_warps, num_stages=config.num_stages, **flags, **options,
+        num_warps=config.num_warps, num_stages=config.num_stages, **_flags(bias, gate), **overlap_options(x.device),
     )  # fmt: skip
     return out
+
+
+def _one_row(
+    x: torch.Tensor | PendingNorm, weight: torch.Tensor, bias: torch.Tensor | None, gate: str | None,
+    out: torch.Tensor, config: LinearConfig,
+) -> None:  # fmt: skip
+    """Compute linear_reference into out, each row on its own."""
+    norm = x if isinstance(x, PendingNorm) else PendingNorm(x, None, x, 0.0, x)
+    rows, inner = norm.x.shape
+    _one_row_kernel[(triton.cdiv(out.shape[1], config.block_outputs), rows)](
+        norm.x, norm.x if norm.residual is None else norm.residual, norm.total, norm.weight, weight,
+        weight if bias is None else bias, out, norm.eps, out.shape[1], INNER=inner, BLOCK_OUTPUTS=config.block_outputs,
+        BLOCK_INNER=config.block_inner, NORM=norm is x, ADD=norm.residual is not None, num_warps=config.num_warps,
+        **_flags(bias, gate), **overlap_options(out.device),
+    )  # fmt: skip
+
+
+def _flags(bias: torch.Tensor | None, gate: str | None) -> dict[str, bool]:
+    assert gate is None or gate in GATES, gate
+    return {"GATED": gate is not None, "GELU": gate == "gelu_tanh", "BIAS": bias is not None}
 
 
 # Full tiles for large batches, and enough programs for the narrow outputs of small models.
@@ -196,8 +243,8 @@ def fixed_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    gated: bool = False,
+    gate: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute linear_reference such that the bits of a row's result do not depend on the other rows."""
-    return linear(x, weight, bias, gated, out, _FIXED)
+    return linear(x, weight, bias, gate, out, _FIXED)

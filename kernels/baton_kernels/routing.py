@@ -1,7 +1,8 @@
 """The choice of each token's experts.
 
 For few tokens, one kernel multiplies with a router's weight, and the program that finishes the last logit of a token
-chooses its experts. For more, the product is a kernel of its own, and another has one program per token.
+chooses its experts. That kernel may also compute the RMSNorm before the router. For more tokens, the product is a
+kernel of its own, and another has one program per token.
 """
 
 import functools
@@ -12,13 +13,17 @@ import triton
 import triton.language as tl
 
 from .linear import linear
+from .norm import computed, normed_row
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .parts import arrivals_of
+from .reference.norm import PendingNorm
 from .reference.routing import NOT_OWN, TINY, Routing
 from .tuning import LinearConfig
 
 _TINY = tl.constexpr(TINY)
 _NOT_OWN = tl.constexpr(NOT_OWN)
+_LOW = tl.constexpr((1 << 31) - 1)
+_NONE = tl.constexpr(-1 << 63)  # below all keys
 # Up to so many tokens, a separate kernel for the choice takes longer than reading the router's weight once per token.
 MOST_IN_ONE_KERNEL = 16
 _EXPERTS_OF_PROGRAM = 2
@@ -27,6 +32,12 @@ _INNER_AT_ONCE = 2048
 # there are few tokens.
 BY_TOKENS = {256: LinearConfig(16, 16, 128, 4, 4, 2), 1024: LinearConfig(32, 32, 128, 2, 4, 3)}
 FIXED = LinearConfig(64, 64, 64, 1, 4, 4)
+
+
+@triton.jit
+def _flipped(bits):
+    """Return int32 with the lower bits of negative numbers flipped."""
+    return bits ^ ((bits >> 31) & _LOW)
 
 
 @triton.jit
@@ -44,8 +55,10 @@ def _choose(
     if SIGMOID:
         scores = 1 / (1 + tl.exp(-scores))
     else:
-        scores = tl.exp(scores - tl.max(tl.max(scores, axis=1), axis=0))
-        scores = scores / tl.sum(tl.sum(scores, axis=1), axis=0)
+        most = tl.max(tl.max(scores, axis=1), axis=0)
+        scores = tl.exp(scores - most)
+        total = tl.sum(tl.sum(scores, axis=1), axis=0)
+        scores = scores / total
     left = scores
     if CORRECTED:
         left += tl.load(correction + expert, mask=real, other=0.0)
@@ -62,19 +75,25 @@ def _choose(
             used = used | (group == winner)
             best = tl.where(group == winner, float("-inf"), best)
         left = tl.where(used[:, None], left, float("-inf"))
+    # Bits of floats, those of negative numbers flipped, are integers of the same order; NaN comes first. Scores in the
+    # upper half and experts in the lower one let a single maximum find both. Of equal scores the first expert wins.
+    bits = tl.where(left == left, left.to(tl.int32, bitcast=True), 0x7FC00000)
+    keys = (_flipped(bits).to(tl.int64) << 32) | (expert ^ _LOW).to(tl.int64)
+    keys = tl.where(real, keys, _NONE)
     choice = tl.arange(0, BLOCK_COUNT)
-    chosen = tl.zeros([BLOCK_COUNT], tl.int32)
-    weight = tl.zeros([BLOCK_COUNT], tl.float32)
+    found = tl.zeros([BLOCK_COUNT], tl.int64)
     for number in tl.static_range(COUNT):
-        score = tl.max(tl.max(left, axis=1), axis=0)
-        # Where a score is NaN no lane equals the maximum. Any expert will do then, if only there is such an expert.
-        winner = tl.min(tl.min(tl.where(left == score, expert, EXPERTS), axis=1), axis=0)
-        winner = tl.minimum(winner, EXPERTS - 1)
-        if CORRECTED:
-            score = tl.sum(tl.sum(tl.where(expert == winner, scores, 0.0), axis=1), axis=0)
-        chosen = tl.where(choice == number, winner, chosen)
-        weight = tl.where(choice == number, score, weight)
-        left = tl.where(expert == winner, float("-inf"), left)
+        key = tl.max(tl.max(keys, axis=1), axis=0)
+        found = tl.where(choice == number, key, found)
+        keys = tl.where(keys == key, _NONE, keys)
+    chosen = (found & _LOW).to(tl.int32) ^ _LOW
+    weight = _flipped((found >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+    if CORRECTED:
+        weight = tl.load(logits + chosen, mask=choice < COUNT, other=float("-inf"), cache_modifier=".cg")
+        if SIGMOID:
+            weight = 1 / (1 + tl.exp(-weight))
+        else:
+            weight = tl.exp(weight - most) / total
     if NORMALIZE:
         weight = weight / (tl.sum(weight, axis=0) + _TINY)
     chosen = tl.where((chosen >= OWN_FIRST) & (chosen < OWN_END), chosen - OWN_FIRST, _NOT_OWN)
@@ -101,9 +120,9 @@ def _choose_experts_kernel(
 
 @triton.jit
 def _route_kernel(
-    x, router, bias, logits, arrivals, correction, weights, experts, scale, INNER: tl.constexpr,
-    BLOCK_INNER: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BIAS: tl.constexpr,
-    EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
+    x, residual, total, norm, normed, router, bias, logits, arrivals, correction, weights, experts, scale, eps,
+    INNER: tl.constexpr, BLOCK_INNER: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr, ADD: tl.constexpr, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
     CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
@@ -115,9 +134,21 @@ def _route_kernel(
     real = expert < EXPERTS
     at = router + expert[:, None] * INNER + inner[None, :]
     w = tl.load(at, mask=real[:, None] & (inner < INNER)[None, :], other=0.0)
+    if NORM:
+        scales = tl.load(norm + inner, mask=inner < INNER, other=0.0)
     wait_for_inputs(OVERLAP)
-    values = tl.load(x + token * INNER + inner, mask=inner < INNER, other=0.0).to(tl.float32)[None, :]
-    acc = w.to(tl.float32) * values
+    cell = token * INNER + inner
+    values = tl.load(x + cell, mask=inner < INNER, other=0.0)
+    if NORM:
+        if ADD:
+            added = values.to(tl.float32) + tl.load(residual + cell, mask=inner < INNER, other=0.0)
+            values = added.to(values.dtype)
+        # Every program computes the norm, and the first one stores it for the experts.
+        mine = (inner < INNER) & (tl.program_id(0) == 0)
+        tl.store(total + cell, values, mask=mine)
+        values = normed_row(values, scales, eps, INNER)
+        tl.store(normed + cell, values, mask=mine)
+    acc = w.to(tl.float32) * values.to(tl.float32)[None, :]
     for first in tl.static_range(BLOCK_INNER, INNER, BLOCK_INNER):
         known = first + inner < INNER
         w = tl.load(at + first, mask=real[:, None] & known[None, :], other=0.0)
@@ -186,31 +217,37 @@ def choose(
 
 
 def route(
-    x: torch.Tensor,
+    x: torch.Tensor | PendingNorm,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     routing: Routing,
     config: LinearConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute route_reference. x and weight are contiguous. config: of a product in a kernel of its own; None = as is
     fastest for the number of tokens."""
-    tokens, (experts, inner) = len(x), weight.shape
-    logits = torch.empty(tokens, experts, dtype=torch.float32, device=x.device)
+    norm = x if isinstance(x, PendingNorm) else PendingNorm(x, None, x, 0.0, x)
+    tokens, (experts, inner) = len(norm.x), weight.shape
+    logits = torch.empty(tokens, experts, dtype=torch.float32, device=weight.device)
     if config is None and tokens <= MOST_IN_ONE_KERNEL:
+        rows = torch.empty_like(norm.x) if norm is x else norm.x
         weights, chosen = _choices(logits, routing.count)
+        # The sum of squares is that of one block.
+        block = triton.next_power_of_2(inner)
         _route_kernel[(triton.cdiv(experts, _EXPERTS_OF_PROGRAM), tokens)](
-            x, weight, weight if bias is None else bias, logits, arrivals_of(x.device),
-            logits if correction is None else correction, weights, chosen, routing.scale, INNER=inner,
-            BLOCK_INNER=min(triton.next_power_of_2(inner), _INNER_AT_ONCE), BLOCK_EXPERTS=_EXPERTS_OF_PROGRAM,
-            BIAS=bias is not None, num_warps=4, **_sizes(experts, routing, correction is not None),
-            **overlap_options(x.device),
+            norm.x, norm.x if norm.residual is None else norm.residual, norm.total, norm.weight, rows, weight,
+            weight if bias is None else bias, logits, arrivals_of(weight.device),
+            logits if correction is None else correction, weights, chosen, routing.scale, norm.eps, INNER=inner,
+            BLOCK_INNER=block if norm is x else min(block, _INNER_AT_ONCE), BLOCK_EXPERTS=_EXPERTS_OF_PROGRAM,
+            BIAS=bias is not None, NORM=norm is x, ADD=norm.residual is not None, num_warps=4,
+            **_sizes(experts, routing, correction is not None), **overlap_options(weight.device),
         )  # fmt: skip
-        return weights, chosen
+        return rows, weights, chosen
     if config is None:
         config = next((found for most, found in BY_TOKENS.items() if tokens <= most), FIXED)
-    linear(x, weight, bias, out=logits, config=config)
-    return choose(logits, correction, routing)
+    rows = computed(x)
+    linear(rows, weight, bias, out=logits, config=config)
+    return rows, *choose(logits, correction, routing)
 
 
 def route_fixed(
@@ -219,6 +256,6 @@ def route_fixed(
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     routing: Routing,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute route_reference such that the bits of a token's weights do not depend on the other tokens."""
     return route(x, weight, bias, correction, routing, FIXED)

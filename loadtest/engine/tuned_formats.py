@@ -93,7 +93,7 @@ class Bfloat16(Format):
 
     def run(self, x: Any, weight: Any, gated: bool, config: LinearConfig | None) -> torch.Tensor:
         if config is not None:
-            return linear(x, weight, None, gated, config=config)
+            return linear(x, weight, None, "silu" if gated else None, config=config)
         result = torch.nn.functional.linear(x, weight)
         return gate_mul(result, "silu") if gated else result
 

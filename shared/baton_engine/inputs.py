@@ -4,21 +4,30 @@ from typing import Protocol
 
 import torch
 
+from baton_kernels.reference.norm import PendingNorm, sum_of
 from baton_kernels.reference.quantize import QuantizedRows, RowFormat
 
 from .ops import Ops
 
 # Inputs of a product, [T, inputs].
-InputRows = torch.Tensor | QuantizedRows
+InputRows = torch.Tensor | QuantizedRows | PendingNorm
+# The output of a layer, or of a part of it, [T, hidden]: the norm after it may be left to the norm that follows.
+OutputRows = torch.Tensor | PendingNorm
+
+
+def num_rows(x: InputRows) -> int:
+    if isinstance(x, QuantizedRows):
+        return len(x.codes)
+    return len(x.x if isinstance(x, PendingNorm) else x)
 
 
 class Inputs(Protocol):
     """The form in which a product takes its inputs. A product also takes them as numbers."""
 
     def norm(
-        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-    ) -> InputRows:
-        """Compute what add_rms_norm_reference does."""
+        self, ops: Ops, x: OutputRows, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[InputRows, torch.Tensor]:
+        """Compute what pending_norm_reference does."""
 
     def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
         """Compute what gate_mul_reference does."""
@@ -28,15 +37,27 @@ class Numbers:
     """Numbers in the dtype that the engine computes in."""
 
     def norm(
-        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-    ) -> InputRows:
-        return ops.add_rms_norm(x, residual, weight, eps)
+        self, ops: Ops, x: OutputRows, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[InputRows, torch.Tensor]:
+        return ops.add_rms_norm(x, residual, weight, eps), sum_of(x, residual)
 
     def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
         return ops.gate_mul(gate_up, activation)
 
 
 NUMBERS = Numbers()
+
+
+class NormedNumbers(Numbers):
+    """Numbers, or a norm that the product computes itself. most: elements of the longest row for which it does."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def norm(
+        self, ops: Ops, x: OutputRows, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[InputRows, torch.Tensor]:
+        return ops.pending_norm(x, residual, weight, eps, self._most)
 
 
 class EightBits:
@@ -50,9 +71,10 @@ class EightBits:
         return x if isinstance(x, QuantizedRows) else ops.quantize_rows(x, self._form, self._scale, self._zero)
 
     def norm(
-        self, ops: Ops, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-    ) -> InputRows:
-        return ops.quantize_norm(x, residual, weight, eps, self._form, self._scale, self._zero)
+        self, ops: Ops, x: OutputRows, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[InputRows, torch.Tensor]:
+        rows = ops.quantize_norm(x, residual, weight, eps, self._form, self._scale, self._zero)
+        return rows, sum_of(x, residual)
 
     def gate(self, ops: Ops, gate_up: torch.Tensor, activation: str) -> InputRows:
         return ops.quantize_gate(gate_up, activation, self._form, self._scale, self._zero)

@@ -11,7 +11,12 @@ from baton_kernels.reference.experts import experts_reference
 from baton_kernels.reference.grouped_linear import grouped_linear_reference
 from baton_kernels.reference.latent import latent_rope_and_cache_reference
 from baton_kernels.reference.linear import linear_reference
-from baton_kernels.reference.norm import add_rms_norm_reference, quantize_norm_reference
+from baton_kernels.reference.norm import (
+    PendingNorm,
+    add_rms_norm_reference,
+    pending_norm_reference,
+    quantize_norm_reference,
+)
 from baton_kernels.reference.quantize import QuantizedRows, quantize_rows_reference
 from baton_kernels.reference.quantized_experts import quantized_experts_reference
 from baton_kernels.reference.rope import rope_and_cache_reference
@@ -31,13 +36,14 @@ class Ops(msgspec.Struct, frozen=True, kw_only=True):
     grouped_linear: Callable[..., torch.Tensor]
     scaled_linear: Callable[..., torch.Tensor]
     quantize_rows: Callable[..., QuantizedRows]
-    add_rms_norm: Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
+    add_rms_norm: Callable[[torch.Tensor | PendingNorm, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
+    pending_norm: Callable[..., tuple[torch.Tensor | PendingNorm, torch.Tensor]]
     gate_mul: Callable[[torch.Tensor, str], torch.Tensor]
     quantize_norm: Callable[..., QuantizedRows]
     quantize_gate: Callable[..., QuantizedRows]
     rope_and_cache: Callable[..., torch.Tensor]
     latent_rope_and_cache: Callable[..., torch.Tensor]
-    route: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    route: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     run_experts: Callable[..., torch.Tensor]
     run_quantized_experts: Callable[..., torch.Tensor]
     gather_kv: Callable[..., torch.Tensor]
@@ -52,6 +58,7 @@ TORCH = Ops(
     scaled_linear=scaled_linear_reference,
     quantize_rows=quantize_rows_reference,
     add_rms_norm=add_rms_norm_reference,
+    pending_norm=pending_norm_reference,
     gate_mul=gate_mul_reference,
     quantize_norm=quantize_norm_reference,
     quantize_gate=quantize_gate_reference,

@@ -8,7 +8,7 @@ from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.grouped_linear import grouped_linear, grouped_linear_fixed
 from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.linear import fixed_linear, linear
-from baton_kernels.norm import add_rms_norm, quantize_norm
+from baton_kernels.norm import add_rms_norm, norm_at_once, pending_norm, quantize_norm
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
 from baton_kernels.rope import rope_and_cache
@@ -24,6 +24,7 @@ TRITON = Ops(
     scaled_linear=scaled_linear,
     quantize_rows=quantize_rows,
     add_rms_norm=add_rms_norm,
+    pending_norm=pending_norm,
     gate_mul=gate_mul,
     quantize_norm=quantize_norm,
     quantize_gate=quantize_gate,
@@ -38,6 +39,7 @@ TRITON = Ops(
 )
 # Each row's result depends on that row alone, so a token does not depend on the batch around it.
 DETERMINISTIC = msgspec.structs.replace(
-    TRITON, linear=fixed_linear, grouped_linear=grouped_linear_fixed, scaled_linear=scaled_linear_fixed,
-    route=route_fixed, run_experts=run_experts_fixed, run_quantized_experts=run_quantized_experts_fixed,
+    TRITON, pending_norm=norm_at_once, linear=fixed_linear, grouped_linear=grouped_linear_fixed,
+    scaled_linear=scaled_linear_fixed, route=route_fixed, run_experts=run_experts_fixed,
+    run_quantized_experts=run_quantized_experts_fixed,
 )  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton_kernels.linear import fixed_linear, linear
+from baton_kernels.reference.activation import GATES
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.tuning import LinearConfig
 
@@ -18,21 +19,21 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("gate", [None, *GATES])
 @pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(("rows", "outputs", "inner"), [(1, 48, 256), (5, 50, 100), (40, 16, 96)])
 def test_linear(
-    rows: int, outputs: int, inner: int, name: str, biased: bool, gated: bool, device: torch.device
+    rows: int, outputs: int, inner: int, name: str, biased: bool, gate: str | None, device: torch.device
 ) -> None:
-    total = outputs * (2 if gated else 1)
+    total = outputs * (2 if gate else 1)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     x = torch.randn(rows, inner, dtype=dtype, device=device)
     weight = torch.randn(total, inner, dtype=dtype, device=device) * inner**-0.5
     bias = torch.randn(total, dtype=dtype, device=device) if biased else None
-    expected = linear_reference(x.double(), weight.double(), None if bias is None else bias.double(), gated)
+    expected = linear_reference(x.double(), weight.double(), None if bias is None else bias.double(), gate)
     for _ in range(2):  # the second time shows whether the first has left its counters at zero
-        out = linear(x, weight, bias, gated, config=CONFIGS[name])
+        out = linear(x, weight, bias, gate, config=CONFIGS[name])
         assert out.shape == (rows, outputs)
         assert relative_error(out, expected) < (1e-2 if dtype == torch.bfloat16 else 1e-5)
 

@@ -98,17 +98,17 @@ def test_inputs_of_a_product(device: torch.device) -> None:
     assert relative_error(fixed_linear(x, weight)[-LAST:], linear_reference(x[-LAST:].double(), weight.double())) < 0.02
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_weight_of_a_product(device: torch.device, name: str, gated: bool) -> None:
+def test_weight_of_a_product(device: torch.device, name: str, gate: str | None) -> None:
     inner = 16_384
     x = (torch.randn(1, inner, device=device) * inner**-0.5).to(HALF)
     weight = untouched(rows_beyond(inner) // 2 * 2, inner, dtype=HALF, device=device)
     last_gates = slice(len(weight) // 2 - LAST, len(weight) // 2)
     weight[last_gates] = torch.randn(LAST, inner, device=device)
-    out = linear(x, weight, gated=gated, config=CONFIGS[name])
-    kept = torch.cat([weight[last_gates], weight[-LAST:]]) if gated else weight[-LAST:]
-    assert relative_error(out[:, -LAST:], linear_reference(x.double(), kept.double(), gated=gated)) < 0.02
+    out = linear(x, weight, gate=gate, config=CONFIGS[name])
+    kept = torch.cat([weight[last_gates], weight[-LAST:]]) if gate else weight[-LAST:]
+    assert relative_error(out[:, -LAST:], linear_reference(x.double(), kept.double(), gate=gate)) < 0.02
 
 
 def test_outputs_of_a_product(device: torch.device) -> None:

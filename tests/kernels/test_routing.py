@@ -46,9 +46,10 @@ def test_route(tokens: int, biased: bool, device: torch.device) -> None:
     bias = torch.randn(24, device=device).half() if biased else None
     correction = torch.randn(24, device=device)
     routing = Routing(3, sigmoid=True, normalize=True)
-    expected_weights, expected = route_reference(x.double(), weight, bias, correction, routing)
+    _, expected_weights, expected = route_reference(x.double(), weight, bias, correction, routing)
     for config in (None, *routing_kernels.BY_TOKENS.values(), routing_kernels.FIXED):
-        weights, chosen = route(x, weight, bias, correction, routing, config)
+        same, weights, chosen = route(x, weight, bias, correction, routing, config)
+        assert same is x
         assert torch.equal(chosen, expected)
         torch.testing.assert_close(weights.double(), expected_weights, rtol=1e-4, atol=1e-5)
 
@@ -56,20 +57,20 @@ def test_route(tokens: int, biased: bool, device: torch.device) -> None:
 @pytest.mark.parametrize("tokens", [3, 20])
 def test_experts_of_others_have_no_number(tokens: int, device: torch.device) -> None:
     x, weight = torch.randn(tokens, 96, device=device), torch.randn(24, 96, device=device)
-    _, every = route_reference(x, weight, None, None, Routing(4))
+    _, all_weights, every = route_reference(x, weight, None, None, Routing(4))
     for own in (range(7), range(7, 24)):
         expected = [[expert - own.start if expert in own else NOT_OWN for expert in row] for row in every.tolist()]
         for function in (route_reference, route):
-            weights, chosen = function(x, weight, None, None, Routing(4, own=own))
+            _, weights, chosen = function(x, weight, None, None, Routing(4, own=own))
             assert chosen.tolist() == expected
-            torch.testing.assert_close(weights, route_reference(x, weight, None, None, Routing(4))[0])
+            torch.testing.assert_close(weights, all_weights)
 
 
 def test_a_tokens_weights_do_not_depend_on_the_others(device: torch.device) -> None:
     x, weight = torch.randn(70, 96, device=device), torch.randn(24, 96, device=device)
-    together, _ = route_fixed(x, weight, None, None, Routing(4))
+    _, together, _ = route_fixed(x, weight, None, None, Routing(4))
     for token in (0, 69):
-        assert torch.equal(route_fixed(x[token : token + 1], weight, None, None, Routing(4))[0][0], together[token])
+        assert torch.equal(route_fixed(x[token : token + 1], weight, None, None, Routing(4))[1][0], together[token])
 
 
 def test_equal_logits_choose_different_experts(device: torch.device) -> None:
@@ -126,7 +127,7 @@ def test_the_reference_is_transformers_router(family: str) -> None:
         _, their_weights, theirs = router(x)
         bias = getattr(router, "bias", None)
         correction = getattr(router, "e_score_correction_bias", None)
-        weights, chosen = route_reference(x, router.weight, bias, correction, routing)
+        _, weights, chosen = route_reference(x, router.weight, bias, correction, routing)
     theirs, order = theirs.sort(dim=1)
     ours, our_order = chosen.long().sort(dim=1)
     assert torch.equal(ours, theirs)

@@ -70,12 +70,13 @@ def route_reference(
     bias: torch.Tensor | None,
     correction: torch.Tensor | None,
     routing: Routing,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights and experts that choose_reference gives for the logits x weightᵀ + bias, which are not rounded
-    below float32: a rounded logit may choose another expert.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return x, and the weights and experts that choose_reference gives for the logits x weightᵀ + bias, which are not
+    rounded below float32: a rounded logit may choose another expert.
 
-    x: [T, hidden]. weight: [experts, hidden]. bias: [experts] or None.
+    x: [T, hidden]; on a GPU also a PendingNorm, which is returned as numbers. weight: [experts, hidden]. bias:
+    [experts] or None.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     logits = functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
-    return choose_reference(logits, correction, routing)
+    return x, *choose_reference(logits, correction, routing)

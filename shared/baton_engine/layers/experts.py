@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from baton_engine.experts_method import ExpertNames, ExpertsMethod
+from baton_engine.inputs import InputRows, Inputs, NormedNumbers
 from baton_engine.shard import Ranks
 from baton_engine.source import Source
 from baton_kernels.reference.activation import ClampedGate
@@ -13,12 +14,17 @@ from baton_kernels.reference.routing import Routing
 
 from .linear import Linear
 
+# Programs of a router's kernel are few, so that it computes the norm of longer rows than a product does.
+_MOST_NORMED = 4096
+
 
 class Router:
     """Chooses the experts of each token, as baton_kernels.reference.routing.route_reference does.
 
     corrected: the checkpoint has the tensor e_score_correction_bias, which is added to the scores for the choice.
     """
+
+    inputs: Inputs = NormedNumbers(_MOST_NORMED)
 
     def __init__(
         self,
@@ -39,9 +45,9 @@ class Router:
         self._routing = replace(routing, own=own) if len(own) < experts else routing
         self._ops = source.ops
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: [T, hidden]. Returns the weights, [T, count], and the experts, [T, count] int32, numbered as this rank has
-        them."""
+    def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x: [T, hidden]. Returns x as numbers, the weights, [T, count], and the experts, [T, count] int32, numbered as
+        this rank has them."""
         return self._ops.route(x, self._weight, self._bias, self._correction, self._routing)
 
 
@@ -64,14 +70,16 @@ class ExpertMlp:
 
     def __init__(self, router: Router, experts: ExpertsMethod, ranks: Ranks) -> None:
         self._router, self._experts, self._ranks = router, experts, ranks
+        self.inputs = router.inputs
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: InputRows) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
-        return self._ranks.sum(self.part(x))
+        return self._ranks.sum(self.part(x)[1])
 
-    def part(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what this rank contributes to the sum, [T, hidden]."""
-        return self._experts(x, *self._router(x))
+    def part(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x as numbers, and what this rank contributes to the sum, [T, hidden] each."""
+        x, weights, experts = self._router(x)
+        return x, self._experts(x, weights, experts)
 
 
 class WithSharedExpert:
@@ -86,9 +94,11 @@ class WithSharedExpert:
         gate: Linear | None = None,
     ) -> None:  # fmt: skip
         self._experts, self._shared, self._ranks, self._gate = experts, shared, ranks, gate
+        self.inputs = experts.inputs
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: InputRows) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""
+        x, part = self._experts.part(x)
         shared = self._shared(x)
         shared = shared if self._gate is None else torch.sigmoid(self._gate(x)) * shared
-        return self._ranks.sum(self._experts.part(x).add_(shared))
+        return self._ranks.sum(part.add_(shared))

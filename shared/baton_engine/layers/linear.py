@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from baton_engine.config import ConfigError
-from baton_engine.inputs import NUMBERS, InputRows, Inputs
+from baton_engine.inputs import NUMBERS, InputRows, Inputs, num_rows
 from baton_engine.shard import REPLICATED, Shard
 from baton_engine.source import Outputs, Source
 
@@ -51,8 +51,7 @@ class Linear:
 
     def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
-        rows = len(x if isinstance(x, torch.Tensor) else x.codes)
-        part = out if out is not None else self._shard.part(rows, self._outputs, self._dtype)
+        part = out if out is not None else self._shard.part(num_rows(x), self._outputs, self._dtype)
         return self._shard.join(self._product(x, part))
 
     def gated(self, x: InputRows, activation: str, into: Inputs = NUMBERS) -> InputRows:

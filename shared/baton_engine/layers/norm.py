@@ -3,9 +3,10 @@
 import torch
 from torch.nn import functional
 
-from baton_engine.inputs import InputRows, Inputs, inputs_of
+from baton_engine.inputs import InputRows, Inputs, OutputRows, inputs_of
 from baton_engine.ops import Ops
 from baton_engine.source import Source
+from baton_kernels.reference.norm import PendingNorm, sum_of
 
 
 class RmsNorm:
@@ -32,11 +33,14 @@ class RmsNorm:
         scale = torch.rsqrt(mean_square + self.eps)[:, None]
         return ((x * scale).to(self.weight.dtype) * self.weight).to(x.dtype)
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x to the residual, in place, and return the norm of the sum and the sum. None stands for zeros."""
-        if residual is None:
-            return self(x), x
-        return self._ops.add_rms_norm(x, residual, self.weight, self.eps), residual
+    def later(self, x: torch.Tensor) -> PendingNorm:
+        """Return the norm of x in a form in which `add` of another norm computes both norms at once."""
+        return PendingNorm(x, None, self.weight, self.eps, x)
+
+    def add(self, x: OutputRows, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x to the residual, which may be overwritten, and return the norm of the sum and the sum. None stands for
+        zeros."""
+        return self._ops.add_rms_norm(x, residual, self.weight, self.eps), sum_of(x, residual)
 
     def before(self, part: object) -> "InputNorm":
         """Return this norm in the form that a part of a layer takes."""
@@ -51,13 +55,11 @@ class InputNorm:
 
     def __call__(self, x: torch.Tensor) -> InputRows:
         """As RmsNorm does."""
-        return self._into.norm(self._ops, x, None, self._weight, self._eps)
+        return self._into.norm(self._ops, x, None, self._weight, self._eps)[0]
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[InputRows, torch.Tensor]:
-        """As RmsNorm.add does."""
-        if residual is None:
-            return self(x), x
-        return self._into.norm(self._ops, x, residual, self._weight, self._eps), residual
+    def add(self, x: OutputRows, residual: torch.Tensor | None) -> tuple[InputRows, torch.Tensor]:
+        """As RmsNorm.add does. The sum may be there only once the product after the norm has been computed."""
+        return self._into.norm(self._ops, x, residual, self._weight, self._eps)
 
 
 class LayerNorm:

@@ -8,6 +8,7 @@ import torch
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
+from baton_engine.inputs import OutputRows
 from baton_engine.layers.attention import Attention
 from baton_engine.layers.embedding import Embedding, head
 from baton_engine.layers.linear import Linear
@@ -86,13 +87,11 @@ class Gemma3Layer:
         self.pre_mlp_norm = RmsNorm(source.at("pre_feedforward_layernorm"), hidden, eps, _OFFSET).before(self.mlp)
         self.post_mlp_norm = RmsNorm(source.at("post_feedforward_layernorm"), hidden, eps, _OFFSET)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: OutputRows, residual: torch.Tensor | None, ctx: Context) -> tuple[OutputRows, torch.Tensor]:
         normed, residual = self.input_norm.add(x, residual)
-        x = self.post_attention_norm(self.attention(normed, ctx))
+        x = self.post_attention_norm.later(self.attention(normed, ctx))
         normed, residual = self.pre_mlp_norm.add(x, residual)
-        return self.post_mlp_norm(self.mlp(normed)), residual
+        return self.post_mlp_norm.later(self.mlp(normed)), residual
 
 
 class Gemma3:
@@ -134,7 +133,8 @@ class Gemma3:
         )
 
     def __call__(self, ctx: Context) -> torch.Tensor:
-        x, residual = self.embedding(ctx.ids), None
+        x: OutputRows = self.embedding(ctx.ids)
+        residual = None
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)
         return self.norm.add(x, residual)[0]

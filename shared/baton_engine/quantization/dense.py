@@ -6,35 +6,39 @@ import msgspec
 import torch
 
 from baton_engine.experts_method import ExpertNames
-from baton_engine.inputs import NUMBERS, InputRows, Inputs
+from baton_engine.inputs import NUMBERS, InputRows, Inputs, NormedNumbers
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Source
-from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.activation import GATES, ClampedGate
+from baton_kernels.reference.norm import PendingNorm
 
 from .dense_experts import DenseExperts
+
+# Each program of a product reads the row and the norm's weight again, beside the weights of only a few outputs.
+_MOST_NORMED = 2048
+_NORMED = NormedNumbers(_MOST_NORMED)
 
 
 class Dense:
     """A weight [outputs, inputs] in the dtype that the engine computes in."""
-
-    inputs: Inputs = NUMBERS
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, ops: Ops) -> None:
         self._bias = bias
         self._ops = ops
         self._packed = _pack(weight)
         self._weight = weight if self._packed is None else None
+        self.inputs: Inputs = _NORMED if self._packed is None else NUMBERS
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | PendingNorm, out: torch.Tensor | None = None) -> torch.Tensor:
         if self._weight is None:
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
             return result if out is None else out.copy_(result)
-        return self._ops.linear(x, self._weight, self._bias, False, out)
+        return self._ops.linear(x, self._weight, self._bias, None, out)
 
-    def gated(self, x: torch.Tensor, activation: str, into: Inputs) -> InputRows:
-        if self._weight is None or activation != "silu":
+    def gated(self, x: torch.Tensor | PendingNorm, activation: str, into: Inputs) -> InputRows:
+        if self._weight is None or activation not in GATES:
             return into.gate(self._ops, self(x), activation)
-        return self._ops.linear(x, self._weight, self._bias, True)
+        return self._ops.linear(x, self._weight, self._bias, activation)
 
 
 class DenseMethod(msgspec.Struct, frozen=True):
