@@ -18,6 +18,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "eager": ("llama", {}, {"enforce_eager": True}),
     "deterministic": ("llama", {}, {"deterministic": True}),
     "few sequences, odd sizes": ("llama", {}, {"max_num_seqs": 3, "max_num_batched_tokens": 77, "block_size": 5}),
+    "long sequences": ("gemma3", {"sliding_window": 700, "max_position_embeddings": 1500}, {"max_model_len": 1500}),
     "windows": ("gemma3", {}, {}),
     "softcap": ("gemma2", {}, {}),
     "ALiBi": ("bloom", {}, {}),
