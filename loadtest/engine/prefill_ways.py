@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from triton.runtime import driver
 
+from baton_kernels.hopper_prefill import BLOCK_QUERIES, hopper_prefill
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 from baton_kernels.prefill_cuts import PROGRAMS, TileCuts, cut_tiles
 from baton_kernels.reference.paged_attention import AttentionVariant
@@ -91,6 +92,13 @@ def ours(chunks: Chunks, cut: bool = True) -> Run:
     return lambda: prefill_attention(
         chunks.q, chunks.keys, chunks.values, *facts, tiles, chunks.variant, block_queries=queries, cuts=cuts
     )
+
+
+def hopper(chunks: Chunks) -> Run:
+    """Compute through Baton's kernel for Hopper."""
+    tiles = [chunks.ints(column) for column in prefill_tiles(chunks.starts, BLOCK_QUERIES)]
+    facts = chunks.tables, chunks.ints([chunks.length] * chunks.sequences), chunks.ints(chunks.starts)
+    return lambda: hopper_prefill(chunks.q, chunks.keys, chunks.values, *facts, (tiles[0], tiles[1]), chunks.variant)
 
 
 def torch_cudnn(chunks: Chunks) -> Run:
@@ -196,6 +204,7 @@ def flash_attention_3(chunks: Chunks) -> Run:
 WAYS: dict[str, Callable[[Chunks], Run]] = {
     "ours": ours,
     "uncut": partial(ours, cut=False),
+    "hopper": hopper,
     "torch-cudnn": torch_cudnn,
     "cudnn": cudnn_paged,
     "fa4": flash_attention_4,

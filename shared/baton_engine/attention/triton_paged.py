@@ -22,7 +22,7 @@ from .backend import AttentionBatch, StepLimits
 # The number of programs of the decode kernel that fills a device.
 _PROGRAMS = 512
 
-_Tiles = tuple[torch.Tensor, torch.Tensor]
+Tiles = tuple[torch.Tensor, torch.Tensor]
 
 
 class TritonPaged:
@@ -50,7 +50,7 @@ class TritonPaged:
         self._windows = {variant.window for variant in self._variants}
         self._tile_capacity = max(PROGRAMS // num_heads, 1)
         # By window, which decides how many keys a tile has.
-        self._tiles: dict[int, tuple[_Tiles, TileCuts | None]] = {}
+        self._tiles: dict[int, tuple[Tiles, TileCuts | None]] = {}
         # [sequences, most blocks] for each group of layers. Views made anew for each layer would slow down short steps.
         self._tables: tuple[torch.Tensor, ...] = ()
         self._rows = self._in_order = torch.empty(0, dtype=torch.int64, device=cache.device)
@@ -96,7 +96,7 @@ class TritonPaged:
         tables: torch.Tensor,
         lengths: torch.Tensor,
         starts: torch.Tensor,
-        tiles: _Tiles,
+        tiles: Tiles,
     ) -> None:
         """Prepare for chunks of several tokens alone, whose facts are on the device; for capture in a graph.
 
@@ -126,11 +126,26 @@ class TritonPaged:
             decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n], scales=scales)
         if self._tiles:
             tiles, cuts = self._tiles[variant.window]
-            prefill_attention(
-                q, keys, values, tables, self._lengths, self._starts, tiles, variant,
-                out=out, block_queries=self.queries_per_tile, uniform=self._deterministic,
-                scales=scales, cuts=cuts,
-            )  # fmt: skip
+            self._attend_tiles(q, keys, values, tables, tiles, variant, out, scales, cuts)
+
+    def _attend_tiles(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        tables: torch.Tensor,
+        tiles: Tiles,
+        variant: AttentionVariant,
+        out: torch.Tensor,
+        scales: torch.Tensor | None,
+        cuts: TileCuts | None,
+    ) -> None:
+        """Compute the queries of tiles, as prefill_attention has them."""
+        prefill_attention(
+            q, keys, values, tables, self._lengths, self._starts, tiles, variant,
+            out=out, block_queries=self.queries_per_tile, uniform=self._deterministic,
+            scales=scales, cuts=cuts,
+        )  # fmt: skip
 
 
 def _shared_memory(device: torch.device) -> int:
