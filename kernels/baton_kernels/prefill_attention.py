@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .prefill_cuts import TileCuts, join_parts
 from .reference.paged_attention import AttentionVariant
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -25,9 +26,10 @@ def _attend(
     slope, scale, softcap, kv_head,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr, WHOLE: tl.constexpr,
-    MASKED: tl.constexpr,
+    MASKED: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     """Attend with one tile of queries over keys [begin, end). Without MASKED, every query must see all of these keys.
+    With WINDOW or CUT, a query may see none.
 
     oldest: position of the first key that any of the queries sees. gap_begin, gap: the first key that is left out, and
     how many are; multiples of BLOCK_KEYS. These three are read with MASKED and WINDOW only.
@@ -72,7 +74,7 @@ def _attend(
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         # A tile without a visible key leaves the peak at -inf, and -inf - -inf is NaN.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if WINDOW > 0 and MASKED else new_peak
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if (WINDOW > 0 or CUT) and MASKED else new_peak
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
@@ -99,15 +101,16 @@ def _attend(
 @triton.jit(do_not_specialize=["table_stride"])
 def _prefill_kernel(
     q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, sinks, scales, out,
-    scale, softcap, table_stride,
+    cuts, partial, logsums, scale, softcap, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, CODES: tl.constexpr,
-    WHOLE: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    WHOLE: tl.constexpr, UNIFORM: tl.constexpr, CUT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
-    head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    tiles = tl.num_programs(1)
+    head, tile = tl.program_id(0), tiles - 1 - tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)
     sequence = tl.load(tile_sequences + tile)
     first_row = tl.load(tile_starts + tile)
@@ -137,6 +140,13 @@ def _prefill_kernel(
         # The softmax begins with the sink, whose value is 0.
         peak = tl.zeros([BLOCK_QUERIES], tl.float32) + tl.load(sinks + head) * _LOG2E
         total += 1.0
+    if CUT:
+        part = tl.load(cuts + tile)
+        parts = tl.load(cuts + tiles + tile)
+        slot = tl.load(cuts + 2 * tiles + tile)
+        # The sink counts once, in the first part.
+        peak = tl.where(part == 0, peak, float("-inf"))
+        total = tl.where(part == 0, total, 0.0)
     acc = tl.zeros([BLOCK_QUERIES, BLOCK_DIM], tl.float32)
     # All queries of the tile see the keys [inner, middle), which need no mask: none is newer than the first query, and
     # all are inside the window of the last one.
@@ -147,22 +157,39 @@ def _prefill_kernel(
         begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_KEYS * BLOCK_KEYS
         inner = tl.maximum(highest - WINDOW + BLOCK_KEYS - 1, 0) // BLOCK_KEYS * BLOCK_KEYS
         middle = tl.maximum(middle, inner)
+    end = highest
+    if CUT:
+        # A part has whole tiles of keys, and of each of the ranges above what lies among them.
+        count = tl.cdiv(highest - begin, BLOCK_KEYS)
+        low = begin + part * count // parts * BLOCK_KEYS
+        end = tl.minimum(begin + (part + 1) * count // parts * BLOCK_KEYS, highest)
+        begin = low
+        inner = tl.minimum(tl.maximum(inner, low), end)
+        middle = tl.minimum(tl.maximum(middle, low), end)
     if not UNIFORM:
         acc, peak, total = _attend(
             acc, peak, total, query, position, 0, inner, middle, 0, 0, keys, values, table,
             slope, scale, softcap, kv_head,
-            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, False,
+            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, False, CUT,
         )  # fmt: skip
     gap = middle - inner if WINDOW > 0 else 0
     acc, peak, total = _attend(
-        acc, peak, total, query, position, lowest - WINDOW + 1, begin if WINDOW > 0 else middle, highest, inner, gap,
+        acc, peak, total, query, position, lowest - WINDOW + 1, begin if WINDOW > 0 else middle, end, inner, gap,
         keys, values, table, slope, scale, softcap, kv_head,
-        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, True,
+        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, True, CUT,
     )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)
+    blind = total == 0.0
+    total = tl.where(blind, 1.0, total)
     if CODES:
         acc *= value_scale
-    tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    result = acc / total[:, None]
+    if CUT:
+        at = (slot.to(tl.int64) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)) * HEADS + head
+        logsum = tl.where(blind, float("-inf"), peak + tl.log2(total))
+        tl.store(logsums + at, logsum, mask=real & (parts > 1))
+        tl.store(partial + at[:, None] * DIM + column[None, :], result, mask=inside & (parts > 1))
+        inside = inside & (parts == 1)
+    tl.store(out + q_at, result.to(out.dtype.element_ty), mask=inside)
 
 
 def queries_per_tile(head_dim: int, element_size: int, shared_memory: int) -> int:
@@ -206,11 +233,13 @@ def prefill_attention(
     num_stages: int = 2,
     uniform: bool = False,
     scales: torch.Tensor | None = None,
+    cuts: TileCuts | None = None,
 ) -> torch.Tensor:
     """Compute paged_attention_reference for the sequences that have tiles; rows of other sequences are not written.
 
     tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q, keys, values and
-    scales are contiguous; tables, lengths and starts are int32.
+    scales are contiguous; tables, lengths and starts are int32. cuts: of the result of `cut_tiles`, whose sequences and
+    rows are `tiles` then; None = no tile is cut.
 
     uniform: the bits of a query's result do not depend on its tile, which is slower. Otherwise keys that a whole tile
     sees take a path without a mask, in which the compiler rounds differently.
@@ -226,14 +255,20 @@ def prefill_attention(
         keys, values = (
             TensorDescriptor(cache, [rows, width], [width, 1], [page, block_dim]) for cache in (keys, values)
         )
+    partial = logsums = q
+    if cuts is not None:
+        partial = q.new_empty((cuts.slots, block_queries, heads, dim), dtype=torch.float32)
+        logsums = q.new_empty((cuts.slots, block_queries, heads), dtype=torch.float32)
     _prefill_kernel[(heads, len(tiles[0]))](
         q, keys, values, tables, lengths, starts, *tiles, q if variant.alibi is None else variant.alibi,
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out,
-        variant.scale, variant.softcap, tables.stride(0),
+        q if cuts is None else cuts.tiles, partial, logsums, variant.scale, variant.softcap, tables.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole, UNIFORM=uniform,
+        BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole, UNIFORM=uniform, CUT=cuts is not None,
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         SINKS=variant.sinks is not None, CODES=scales is not None,
         num_warps=8 if block_queries * block_dim > 128 * 128 else 4, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip
+    if cuts is not None:
+        join_parts(partial, logsums, cuts, tiles, starts, out)
     return out

@@ -7,14 +7,21 @@ cache. Times are medians of replays of one CUDA graph, which hides the launches 
     python loadtest/engine/attention_bench.py --heads 32 --kv-heads 8 --head-dim 128 --kv-cache-dtype fp8
     python loadtest/engine/attention_bench.py --heads 16 --latent 512,64 --programs 256,512 --tiles 32x4x3,64x4x2
 
+    python loadtest/engine/attention_bench.py --heads 32 --kv-heads 8 --head-dim 128 --prefill ours,cudnn,fa3,fa4
+
 With --kv-cache-dtype fp8, keys and values in FP8 are measured beside those in bf16, and the bytes bound is that of FP8.
 A second table has chunks of prompts; with --latent: expanded, absorbed in groups, and what LatentSpec chooses.
+With --prefill, chunks alone are measured in several ways (prefill_ways.py), each beside its error against float32.
 """
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
 
 import numpy as np
 import torch
@@ -33,6 +40,7 @@ from baton_kernels.latent_decode import TILE_KEYS, latent_decode, programs_per_p
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 from baton_kernels.reference.kv_codes import KV_CODES
 from baton_kernels.reference.paged_attention import AttentionVariant
+from loadtest.engine.prefill_ways import WAYS, Chunks
 
 _BLOCK = 64
 _LAYERS = 8
@@ -52,6 +60,22 @@ BATCHES = {
 }
 # New tokens and all tokens of one sequence, as in prompts whole, in chunks, and behind a cached prefix.
 CHUNKS = [(512, 512), (2048, 2048), (8192, 8192), (8192, 32_768), (16, 8192), (64, 8192), (160, 8192), (512, 8192)]
+# Sequences, new tokens and all tokens of each, window, softcap, and whether there are sinks.
+PREFILLS = [
+    (1, 8192, 8192, 0, 0.0, False),
+    (1, 8192, 16_384, 0, 0.0, False),
+    (1, 8192, 32_768, 0, 0.0, False),
+    (1, 8192, 131_072, 0, 0.0, False),
+    (64, 2048, 2048, 0, 0.0, False),
+    (1, 8192, 32_768, 128, 0.0, False),
+    (1, 8192, 32_768, 4096, 0.0, False),
+    (1, 8192, 8192, 0, 50.0, False),
+    (1, 8192, 8192, 0, 0.0, True),
+    (1, 16, 131_072, 0, 0.0, False),
+    (1, 128, 131_072, 0, 0.0, False),
+    (1, 500, 131_072, 0, 0.0, False),
+    (1, 1000, 131_072, 0, 0.0, False),
+]
 
 
 def copy_rate(device: torch.device) -> float:
@@ -252,6 +276,33 @@ def print_chunks(heads: int, spec: LatentSpec, device: torch.device) -> None:
         print(f"| {tokens} of {length} | {times[0] * 1e6:.1f} | {times[1] * 1e6:.1f} | {chosen} |", flush=True)
 
 
+def print_prefills(heads: int, kv_heads: int, dim: int, names: list[str], device: torch.device) -> None:
+    """Print a line for each of PREFILLS and each way, with the reason where a way fails."""
+    print("| sequences x new of all tokens | window | softcap | sinks | way | ms | TFLOP/s | error |")
+    print("|---|---|---|---|---|---|---|---|")
+    for sequences, tokens, length, window, softcap, sinks in PREFILLS:
+        tables = make_tables([length] * sequences, device)
+        keys, values = (random(tables.numel(), _BLOCK, kv_heads, dim, device=device) for _ in range(2))
+        sink = torch.randn(heads, device=device) if sinks else None
+        how = AttentionVariant(dim**-0.5, window, softcap, sinks=sink)
+        q = random(sequences * tokens, heads, dim, device=device)
+        chunks = Chunks(q, keys, values, tables, tokens, length, how)
+        row = f"| {sequences} x {tokens} of {length} | {window} | {softcap} | {sinks}"
+        for name in names:
+            try:
+                run = WAYS[name](chunks)
+                error = chunks.error(run())
+                seconds = seconds_of(run, repeats=7)
+            # Libraries raise exceptions of any kind, and the other ways are measured nevertheless.
+            except Exception as failure:
+                print(
+                    f"{row} | {name} | - | - | {type(failure).__name__}: {str(failure).strip()[:160]!r} |", flush=True
+                )
+                continue
+            rate = chunks.operations / seconds / 1e12
+            print(f"{row} | {name} | {seconds * 1e3:.3f} | {rate:.0f} | {error:.1e} |", flush=True)
+
+
 def parse_tile(text: str) -> tuple[int, int, int]:
     keys, warps, stages = map(int, text.split("x"))
     return keys, warps, stages
@@ -268,8 +319,15 @@ def main() -> None:
     parser.add_argument(
         "--programs", default="512", help="numbers of programs that count as a full device, separated by commas"
     )
+    parser.add_argument(
+        "--prefill", default="", help=f"measure these ways instead, separated by commas: {', '.join(WAYS)}"
+    )
     arguments = parser.parse_args()
     device, heads, dim = torch.device("cuda"), arguments.heads, arguments.head_dim
+    if arguments.prefill:
+        print(f"{torch.cuda.get_device_name()}, {heads} query heads, {arguments.kv_heads} KV heads of {dim}, bf16")
+        print_prefills(heads, arguments.kv_heads, dim, arguments.prefill.split(","), device)
+        return
     rate = copy_rate(device)
     programs = [int(part) for part in arguments.programs.split(",")]
     tiles = {text: parse_tile(text) for text in arguments.tiles.split(",")}

@@ -34,10 +34,11 @@ def warm_up_steps(config: EngineConfig, max_model_len: int, num_groups: int = 1)
     # The last chunk of a long sequence: the largest and the smallest of each class.
     for size in classes(min(longest, _LARGEST_OF_TWO_WAYS)):
         steps += [[(count, max_model_len)] for count in {size, size // 2 + 1}]
-    # Decodes, beside a chunk where there is room for one: then no graph holds the whole step.
+    # Decodes, beside a chunk where there is room for one: then no graph holds the whole step. The chunk belongs to a
+    # long sequence, whose keys attention divides among programs.
     for size in classes(min(sequences, tokens)):
         chunk = min(2, tokens - size, max_model_len) if size < sequences else 0
-        steps.append([(1, min(_DECODED, max_model_len))] * size + [(chunk, chunk)] * (chunk > 1))
+        steps.append([(1, min(_DECODED, max_model_len))] * size + [(chunk, max_model_len)] * (chunk > 1))
     plans = [plan_of(config, num_groups, parts, [PLAIN] * len(parts)) for parts in steps]
     scored = [[(size + 1, size + 1)] for size in classes(min(longest - 1, _MOST_LOGPROBS))]
     return plans + [plan_of(config, num_groups, parts, [_SCORED]) for parts in scored]

@@ -43,7 +43,7 @@ class WorkerSettings(PeerSettings):
     """File of the scales of KV in FP8, as `baton model kv-scales` writes it, for pods that would not measure the same:
     on GPUs of several kinds, for example. By default the checkpoint's own, or measured ones."""
     attention_backend: str = "auto"
-    """auto, triton or torch_sdpa."""
+    """auto, hopper, triton or torch_sdpa."""
     block_size: int = Field(default=0, ge=0)
     """Tokens per KV block; 0 = 64 on GPU, 16 on CPU."""
     num_blocks: int | None = Field(default=None, ge=1)

@@ -21,6 +21,7 @@ from baton_engine.model_config import ModelConfig
 from baton_engine.ops import TORCH
 from baton_engine.step_plan import StepPlan
 from baton_kernels.decode_parts import LENGTH, PART, PARTS, ROW, DecodeParts
+from baton_kernels.prefill_cuts import TileCuts
 from baton_kernels.reference.decode_parts import parts_reference
 from baton_kernels.reference.latent import (
     absorb_queries_reference,
@@ -163,7 +164,9 @@ def prefill_attention(
     block_queries: int,
     uniform: bool,
     scales: torch.Tensor | None,
+    cuts: TileCuts | None,
 ) -> None:
+    assert cuts is None or cuts.tiles.shape == (3, len(tiles[0]))
     for sequence in tiles[0].unique().tolist():
         one, rows = slice(sequence, sequence + 1), slice(int(starts[sequence]), int(starts[sequence + 1]))
         alone = torch.tensor([0, rows.stop - rows.start], dtype=torch.int32)

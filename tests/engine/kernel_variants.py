@@ -99,6 +99,7 @@ def pretend() -> None:
     torch.cuda.get_device_name = lambda *_: "NVIDIA H200"
     tuning._table = lambda _: MeasuredProducts()
     select._why_not_triton = lambda *_: None
+    select._is_hopper = lambda _: True
     cuda_runner.Recorder = fake_cuda.Recorder
     token_graphs._seconds = lambda run: (run(), 1.0)[1]  # graphs of tokens are not faster: most steps have none
     sys.modules["baton_engine.engine"].make_runner = fake_cuda.make_runner

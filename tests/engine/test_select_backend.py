@@ -43,3 +43,25 @@ def test_a_backend_that_cannot_run_a_model_is_refused_with_those_that_can(monkey
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is unknown; use auto or torch_sdpa"):
         select_backend(name, load_model_config(MODEL_DIR), CPU)
+
+
+def test_hopper_has_its_own_kernel_and_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, gpu = load_model_config(MODEL_DIR), torch.device("cuda")
+    sloped = with_attention(AttentionSpec(scale=1.0, alibi=(0.5, 0.25)))
+    wide = msgspec.structs.replace(model, head_dim=512)
+    capability = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability[0])
+    assert select_backend("hopper", model, gpu, False, torch.bfloat16, 64) == "hopper"
+    assert select_backend("auto", model, gpu, False, torch.bfloat16, 64) == "triton"
+    for config, deterministic, dtype, block_size, reason in (
+        (sloped, False, torch.bfloat16, 64, "no ALiBi"),
+        (wide, False, torch.bfloat16, 64, "heads of 512"),
+        (model, True, torch.bfloat16, 64, "--deterministic"),
+        (model, False, torch.float8_e4m3fn, 64, "this is float8_e4m3fn"),
+        (model, False, torch.bfloat16, 16, "--block-size 64, this is 16"),
+    ):
+        with pytest.raises(ConfigError, match=f"'hopper' cannot run this model here: .*{reason}"):
+            select_backend("hopper", config, gpu, deterministic, dtype, block_size)
+    capability[0] = (10, 0)
+    with pytest.raises(ConfigError, match="'hopper' cannot run this model here: it needs a Hopper GPU"):
+        select_backend("hopper", model, gpu, False, torch.bfloat16, 64)

@@ -18,21 +18,36 @@ log = logging.getLogger(__name__)
 # For each kind of attention, the module in this package and the class in it, by the names of the backends. A module is
 # imported when its backend is made, as a CPU has no Triton.
 _BACKENDS: dict[type[AttentionSpec], dict[str, tuple[str, str]]] = {
-    AttentionSpec: {"triton": ("triton_paged", "TritonPaged"), "torch_sdpa": ("torch_sdpa", "TorchSdpa")},
+    AttentionSpec: {
+        "hopper": ("hopper_paged", "HopperPaged"),
+        "triton": ("triton_paged", "TritonPaged"),
+        "torch_sdpa": ("torch_sdpa", "TorchSdpa"),
+    },
     LatentSpec: {"triton": ("triton_latent", "TritonLatent"), "torch_sdpa": ("torch_latent", "TorchLatent")},
 }
 _LARGEST_HEAD = 256  # the largest head_dim for which tiles of keys and values fit into shared memory
 _LEAST_CAPABILITY = (8, 0)  # needed for bf16 products
+_HOPPER_BLOCK = 64  # tokens of a block, one or two of which are a tile of keys
 
 
-def select_backend(name: str, config: ModelConfig, device: torch.device, deterministic: bool = False) -> str:
+def select_backend(
+    name: str,
+    config: ModelConfig,
+    device: torch.device,
+    deterministic: bool = False,
+    kv_dtype: torch.dtype = torch.float32,
+    block_size: int = 16,
+) -> str:
     """Return `name`, or with "auto" that of the best backend for this model and device, and log the reason.
 
-    deterministic: a sequence's result must not depend on the others of its step. Raises ConfigError, which names the
-    backends that can run the model, for a backend that cannot.
+    deterministic: a sequence's result must not depend on the others of its step. kv_dtype: of the numbers or codes in
+    the cache. block_size: in tokens. Raises ConfigError, which names the backends that can run the model, for a backend
+    that cannot.
     """
+    # In the order in which "auto" takes them. It takes none that has not been measured to be faster than those after it.
     refusals = {
         "triton": _why_not_triton(config, device),
+        "hopper": _why_not_hopper(config, device, deterministic, kv_dtype, block_size),
         "torch_sdpa": "--deterministic rules it out, as its results depend on the batch" if deterministic else None,
     }
     usable = [backend for backend, refusal in refusals.items() if refusal is None]
@@ -47,6 +62,7 @@ def select_backend(name: str, config: ModelConfig, device: torch.device, determi
             f"attention backend {name!r} cannot run this model here: {refusals[chosen]}; use {' or '.join(usable)}"
         )
     reasons = {
+        "hopper": "reads the paged cache in place, with chunks through a kernel written for this GPU",
         "triton": f"reads the paged cache in place, for heads of up to {_LARGEST_HEAD}",
         "torch_sdpa": f"runs everywhere ({'triton: ' + refusals['triton'] if refusals['triton'] else 'slower'})",
     }
@@ -59,6 +75,28 @@ def backend_class(name: str, config: ModelConfig) -> type[AttentionBackend]:
     """Return the class of a backend that `select_backend` has returned for the model."""
     module, kind = _BACKENDS[type(config.attention[0])][name]
     return cast(type[AttentionBackend], getattr(import_module(f".{module}", __package__), kind))
+
+
+def _why_not_hopper(
+    config: ModelConfig, device: torch.device, deterministic: bool, kv_dtype: torch.dtype, block_size: int
+) -> str | None:
+    if not _is_hopper(device):
+        return "it needs a Hopper GPU"
+    if any(isinstance(spec, LatentSpec) or spec.alibi is not None for spec in config.attention):
+        return "it has no latent attention and no ALiBi"
+    if deterministic:
+        return "--deterministic rules it out, as tiles with a mask and without are rounded in different ways"
+    if kv_dtype not in (torch.bfloat16, torch.float16):
+        return f"it needs KV of 16 bits, this is {str(kv_dtype).removeprefix('torch.')}"
+    if block_size != _HOPPER_BLOCK:
+        return f"it needs --block-size {_HOPPER_BLOCK}, this is {block_size}"
+    if config.head_dim > _LARGEST_HEAD or config.head_dim % 8:
+        return f"heads of {config.head_dim} do not fit its tiles"
+    return None
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _why_not_triton(config: ModelConfig, device: torch.device) -> str | None:

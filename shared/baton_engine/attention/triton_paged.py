@@ -14,6 +14,7 @@ from baton_engine.transfer import pack_to_device
 from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
+from baton_kernels.prefill_cuts import PROGRAMS, CutPlan, TileCuts, cut_tiles
 from baton_kernels.reference.paged_attention import AttentionVariant
 
 from .backend import AttentionBatch, StepLimits
@@ -21,12 +22,14 @@ from .backend import AttentionBatch, StepLimits
 # The number of programs of the decode kernel that fills a device.
 _PROGRAMS = 512
 
+Tiles = tuple[torch.Tensor, torch.Tensor]
+
 
 class TritonPaged:
     """Single new tokens go through the split-KV kernel, longer chunks through the flash kernel.
 
     With `deterministic` all tokens go through the flash kernel, which adds up a query's keys in the same order in any
-    batch.
+    batch: no tile is cut.
     """
 
     name = "triton"
@@ -44,7 +47,10 @@ class TritonPaged:
         self._capacity = max(_PROGRAMS // kv_heads, 1)
         # Graphs keep its address, so it is never replaced.
         self._arrivals = torch.zeros(limits.sequences * kv_heads, dtype=torch.int32, device=cache.device)
-        self._tiles: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._windows = {variant.window for variant in self._variants}
+        self._tile_capacity = max(PROGRAMS // num_heads, 1)
+        # By window, which decides how many keys a tile has.
+        self._tiles: dict[int, tuple[Tiles, TileCuts | None]] = {}
         # [sequences, most blocks] for each group of layers. Views made anew for each layer would slow down short steps.
         self._tables: tuple[torch.Tensor, ...] = ()
         self._rows = self._in_order = torch.empty(0, dtype=torch.int64, device=cache.device)
@@ -56,17 +62,32 @@ class TritonPaged:
         if self._deterministic:
             self._decodes = 0
         tiles = prefill_tiles(batch.starts, self.queries_per_tile, range(self._decodes, sequences))
+        cuts = {} if self._deterministic else self._cuts(batch, tiles)
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts, *tiles]
-        flat, self._lengths, self._starts, *on_device = pack_to_device(parts, self._cache.device)
+        for plan in cuts.values():
+            parts += plan.columns
+        flat, self._lengths, self._starts, sequence_of, row_of, *columns = pack_to_device(parts, self._cache.device)
         self._tables = flat.view(batch.tables.shape).unbind(1)
-        self._tiles = (on_device[0], on_device[1]) if tiles[0] else None
+        self._tiles = dict.fromkeys(self._windows, ((sequence_of, row_of), None)) if tiles[0] else {}
+        uploaded = iter(columns)
+        for window, plan in cuts.items():
+            cut = next(uploaded), next(uploaded)
+            self._tiles[window] = cut, TileCuts(next(uploaded).view(3, -1), next(uploaded), plan.slots)
         if len(self._in_order) < self._decodes:
             self._in_order = torch.arange(max(self._decodes, 1024), device=self._cache.device)
         self._rows = self._in_order
         self._plan()
 
+    def _cuts(self, batch: AttentionBatch, tiles: tuple[list[int], list[int]]) -> dict[int, CutPlan]:
+        """Return the plans of the windows for which tiles are cut."""
+        plans = {
+            window: cut_tiles(tiles, batch.starts, batch.lengths, self.queries_per_tile, window, self._tile_capacity)
+            for window in self._windows
+        }
+        return {window: plan for window, plan in plans.items() if plan is not None}
+
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
-        self._decodes, self._tiles = len(rows), None
+        self._decodes, self._tiles = len(rows), {}
         self._tables, self._rows, self._lengths = tables.unbind(1), rows, lengths
         self._plan()
 
@@ -75,14 +96,14 @@ class TritonPaged:
         tables: torch.Tensor,
         lengths: torch.Tensor,
         starts: torch.Tensor,
-        tiles: tuple[torch.Tensor, torch.Tensor],
+        tiles: Tiles,
     ) -> None:
         """Prepare for chunks of several tokens alone, whose facts are on the device; for capture in a graph.
 
         tables, lengths, starts: as AttentionBatch has them. tiles: of queries_per_tile rows, as prefill_attention has
         them.
         """
-        self._decodes, self._tiles = 0, tiles
+        self._decodes, self._tiles = 0, dict.fromkeys(self._windows, (tiles, None))
         self._tables, self._lengths, self._starts = tables.unbind(1), lengths, starts
 
     def _plan(self) -> None:
@@ -103,12 +124,28 @@ class TritonPaged:
         scales = None if self._cache.scales is None else self._cache.scales[layer]
         if n:
             decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n], scales=scales)
-        if self._tiles is not None:
-            prefill_attention(
-                q, keys, values, tables, self._lengths, self._starts, self._tiles, variant,
-                out=out, block_queries=self.queries_per_tile, uniform=self._deterministic,
-                scales=scales,
-            )  # fmt: skip
+        if self._tiles:
+            tiles, cuts = self._tiles[variant.window]
+            self._attend_tiles(q, keys, values, tables, tiles, variant, out, scales, cuts)
+
+    def _attend_tiles(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        tables: torch.Tensor,
+        tiles: Tiles,
+        variant: AttentionVariant,
+        out: torch.Tensor,
+        scales: torch.Tensor | None,
+        cuts: TileCuts | None,
+    ) -> None:
+        """Compute the queries of tiles, as prefill_attention has them."""
+        prefill_attention(
+            q, keys, values, tables, self._lengths, self._starts, tiles, variant,
+            out=out, block_queries=self.queries_per_tile, uniform=self._deterministic,
+            scales=scales, cuts=cuts,
+        )  # fmt: skip
 
 
 def _shared_memory(device: torch.device) -> int:
