@@ -1,19 +1,23 @@
 """KV from one GPU's cache into another's, beside plain NCCL send and receive of as many bytes in the same run.
 
-Usage: pair_bench.py [--repeats N] [--out FILE], on a machine with two GPUs. Each GPU has a process with a KV cache
-of the Llama-3.1-8B shape. KV moves with the code of an engine process: gather, checksum, announcement, NCCL,
+Usage: pair_bench.py [--ranks SENDING RECEIVING] [--repeats N] [--out FILE], on a machine with two GPUs. Each GPU has a
+process with a KV cache of the Llama-3.1-8B shape. With --ranks the cache is divided among so many ranks, as the caches
+of pods with several GPUs are. All ranks of a pod then share its GPU, so there are as many NCCL connections as between
+such pods, over one cable. KV moves with the code of an engine process: gather, checksum, announcement, NCCL,
 checksum, scatter. The same is measured without checksums. Plain NCCL is torch.distributed's, one message of this size
 at a time. The script prints a table of medians and writes JSON.
 """
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import socket
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,13 +29,18 @@ import torch
 
 from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout, Plane
+from baton_common.rank_parts import rank_heads
+from baton_engine.executor import Fence
 from baton_engine.exports import Export
 from baton_engine.kv_cache import KvCache
+from baton_engine.pairs.ends import PairEnds
+from baton_engine.pairs.messages import PairCommand, Report
+from baton_engine.pairs.nccl import warm_up
+from baton_engine.pairs.rank_end import RankEnd
 from baton_engine.triton_ops import TRITON
-from baton_kv.nccl import warm_up
 from baton_kv.staging import StagingArena
 from baton_worker.kv_mover import KvMover
-from baton_worker.messages import Output, ReceivePiece, SendPiece
+from baton_worker.messages import JoinPair, OpenPair, Output, ReceivePiece, SendPiece
 from baton_worker.pair_memory import PairMemory
 from loadtest.common.bench_table import aligned, figure
 
@@ -42,39 +51,76 @@ PAIR = 1
 MEMORY = {"slots, once": "slot_bytes", "the pair": "pair_bytes"}
 
 
-class CacheOnly:
-    """The parts of an engine that the transfer of KV needs."""
+class CachesOnly:
+    """The parts of an engine that the transfer of KV needs: a cache for each rank."""
 
-    def __init__(self, device: torch.device) -> None:
-        planes = (Plane(name, HEADS, HEAD_DIM, "bfloat16") for name in ("key", "value"))
-        cache = KvCache(KvLayout(LAYERS, tuple(planes)), BLOCK_SIZE, device, TRITON)
-        cache.allocate(2 * max(LENGTHS) // BLOCK_SIZE)
-        for plane in cache.planes:
-            plane.normal_()
-        self.runner = SimpleNamespace(cache=cache)
+    def __init__(self, device: torch.device, ranks: int) -> None:
+        layouts = [
+            KvLayout(LAYERS, tuple(Plane(name, heads, HEAD_DIM, "bfloat16") for name in ("key", "value")))
+            for heads in (HEADS, len(rank_heads(HEADS, 0, ranks)))
+        ]
+        self.caches = [KvCache(layouts[1], BLOCK_SIZE, device, TRITON) for _ in range(ranks)]
+        for cache in self.caches:
+            cache.allocate(2 * max(LENGTHS) // BLOCK_SIZE)
+            for plane in cache.planes:
+                plane.normal_()
+        # What goes through the host is not measured here.
+        self.runner = SimpleNamespace(cache=SimpleNamespace(layout=layouts[0], device=torch.device("cpu")))
         self.config = SimpleNamespace(block_size=BLOCK_SIZE)
         # The blocks are shuffled, so that their order differs from that in memory.
-        self.blocks: list[int] = torch.randperm(cache.num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+        count = self.caches[0].num_blocks
+        self.blocks: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
         self.missing = 0
 
-    def import_kv(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> bool:
-        self.runner.cache.scatter([self.blocks], extent, values)
+    def import_by(
+        self, id: int, generation: int, extent: Extent, write: Callable[[list[list[int]], Fence | None], None]
+    ) -> bool:
+        write([self.blocks], None)
         self.missing -= extent.num_tokens
         return not self.missing
 
+    def ends(self) -> PairEnds:
+        layout, ranks = self.runner.cache.layout, len(self.caches)
+        own, *others = [RankEnd(cache, layout, rank, ranks) for rank, cache in enumerate(self.caches)]
+        return PairEnds(own, layout, OthersHere(others))
 
-def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
-    """Run one end; rank 0 sends. Orders are ("plain", bytes, repeats), ("pair", tokens, repeats) and
-    ("unchecked", tokens, repeats), answers seconds."""
+    def sums(self) -> list[float]:
+        """Return a sum over the KV of all ranks for each plane."""
+        blocks = self.blocks[: 4000 // BLOCK_SIZE]
+        sums = [[float(plane[:, blocks].double().sum()) for plane in cache.planes] for cache in self.caches]
+        return [round(math.fsum(planes), 3) for planes in zip(*sums, strict=True)]
+
+
+class OthersHere:
+    """Implements OtherRanks with ranks of this process."""
+
+    def __init__(self, ends: list[RankEnd]) -> None:
+        self.count = 1 + len(ends)
+        self._ends = ends
+
+    def send(self, command: PairCommand) -> None:
+        for end in self._ends:
+            end.execute(command)
+
+    def take_reports(self) -> list[tuple[int, Report]]:
+        return [(rank, report) for rank, end in enumerate(self._ends, start=1) for report in end.settle()]
+
+
+def run_end(rank: int, ranks: list[int], peer: Connection, orders: Connection, port: int) -> None:
+    """Run one end; rank 0 sends. ranks: of the cache of each end.
+
+    Orders are ("plain", bytes, repeats), ("pair", tokens, repeats) and ("unchecked", tokens, repeats), and answers
+    are seconds."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    engine = CacheOnly(device)
-    mover = KvMover(engine, *(StagingArena.create_file("bench") for _ in range(2)), PairMemory(most=2))  # type: ignore[arg-type]
+    engine = CachesOnly(device, ranks[rank])
+    fds = [StagingArena.create_file("bench") for _ in range(2)]
+    mover = KvMover(engine, engine.ends(), *fds, PairMemory(most=max(ranks)))  # type: ignore[arg-type]
     warm_up(device)
     meet(peer)
     used = memory(device)
     began = time.perf_counter()
-    connect(rank, mover, peer)
+    connect(rank, ranks[1 - rank], mover, peer)
     seconds = time.perf_counter() - began
     slots, pair = (after - before for before, after in zip(used, memory(device), strict=True))
     orders.send({"setup_s": seconds, "slot_bytes": slots, "pair_bytes": pair})
@@ -86,12 +132,10 @@ def run_end(rank: int, peer: Connection, orders: Connection, port: int) -> None:
         move = plain if kind == "plain" else through_pair
         orders.send([move(rank, size, engine, mover, peer) for _ in range(repeats)])
     torch.distributed.destroy_process_group()
-    blocks = engine.blocks[: 4000 // BLOCK_SIZE]
-    ours = [float(plane[:, blocks].double().sum()) for plane in engine.runner.cache.planes]
     if rank == 0:
-        peer.send(ours)
+        peer.send(engine.sums())
     else:
-        orders.send(ours == peer.recv())
+        orders.send(engine.sums() == peer.recv())
 
 
 def memory(device: torch.device) -> tuple[int, int]:
@@ -101,12 +145,12 @@ def memory(device: torch.device) -> tuple[int, int]:
     return held, total - free - held
 
 
-def connect(rank: int, mover: KvMover, peer: Connection) -> None:
+def connect(rank: int, peer_ranks: int, mover: KvMover, peer: Connection) -> None:
     if rank == 0:
-        mover.open_pair(PAIR)
-        peer.send(mover.output.pair_ids[0].unique_id)
+        mover.begin_pair(OpenPair(PAIR, peer_ranks))
+        peer.send(mover.output.pair_ids[0].unique_ids)
     else:
-        mover.join_pair(PAIR, peer.recv())
+        mover.begin_pair(JoinPair(PAIR, peer_ranks, peer.recv()))
     while not mover.output.pairs_up:
         mover.settle()
         if mover.output.pairs_lost:
@@ -114,7 +158,7 @@ def connect(rank: int, mover: KvMover, peer: Connection) -> None:
     mover.output = Output()
 
 
-def plain(rank: int, size: int, engine: CacheOnly, mover: KvMover, peer: Connection) -> float:
+def plain(rank: int, size: int, engine: CachesOnly, mover: KvMover, peer: Connection) -> float:
     values = torch.empty(size, dtype=torch.uint8, device=f"cuda:{rank}")
     torch.cuda.synchronize()
     meet(peer)
@@ -127,7 +171,7 @@ def plain(rank: int, size: int, engine: CacheOnly, mover: KvMover, peer: Connect
     return time.perf_counter() - began
 
 
-def through_pair(rank: int, tokens: int, engine: CacheOnly, mover: KvMover, peer: Connection) -> float:
+def through_pair(rank: int, tokens: int, engine: CachesOnly, mover: KvMover, peer: Connection) -> float:
     engine.missing = tokens
     torch.cuda.synchronize()
     meet(peer)
@@ -140,15 +184,14 @@ def through_pair(rank: int, tokens: int, engine: CacheOnly, mover: KvMover, peer
             mover.settle()
             pieces, mover.output = mover.output.pieces, Output()
             for piece in pieces:
-                size = piece.extent.num_tokens * TOKEN_BYTES
-                peer.send((size, piece.checksum, piece.extent))
-                mover.send(SendPiece(PAIR, piece.slot, size))
+                peer.send((piece.checksum, piece.extent))
+                mover.send(SendPiece(PAIR, piece.slot))
         peer.recv()
     else:
         while not mover.output.imported:
             while peer.poll():
-                size, checksum, extent = peer.recv()
-                mover.receive(ReceivePiece(PAIR, size, checksum, 1, 1, extent))
+                checksum, extent = peer.recv()
+                mover.receive(ReceivePiece(PAIR, extent, checksum, 1, 1))
             mover.settle()
             if mover.output.damaged:
                 raise RuntimeError("a piece was damaged")
@@ -165,6 +208,7 @@ def meet(peer: Connection) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs=2, default=[1, 1], metavar=("SENDING", "RECEIVING"))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/pair_bench.json"))
     return parser.parse_args()
@@ -177,12 +221,20 @@ def main() -> None:
         port = probe.getsockname()[1]
     peers = context.Pipe()
     orders = [context.Pipe() for _ in range(2)]
-    ends = [context.Process(target=run_end, args=(rank, peers[rank], orders[rank][1], port)) for rank in range(2)]
+    ends = [
+        context.Process(target=run_end, args=(rank, arguments.ranks, peers[rank], orders[rank][1], port))
+        for rank in range(2)
+    ]
     for end in ends:
         end.start()
     ours = [pipe[0] for pipe in orders]
     setup = [pipe.recv() for pipe in ours]
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "setup": setup, "rows": []}
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "ranks": arguments.ranks,
+        "setup": setup,
+        "rows": [],
+    }
     slowest = max(end["setup_s"] for end in setup)
     print(f"pair set up in {slowest:.2f} s, NCCL's first message included; MiB of memory at sender and receiver:")
     print(", ".join(f"{what} {[end[key] >> 20 for end in setup]}" for what, key in MEMORY.items()))

@@ -6,8 +6,9 @@ from collections import Counter
 
 import msgspec
 
+from baton_common.rank_parts import UNIQUE_ID_BYTES, divides, most_links, rank_parts
 from baton_kv.link import PrefillLink
-from baton_kv.pieces import UNIQUE_ID_BYTES, Piece
+from baton_kv.pieces import Piece
 from baton_kv.tickets import OpenTicket
 from baton_proto import handover_pb2 as kv
 from baton_worker.engine_client import EngineClient
@@ -26,9 +27,13 @@ _MOST_REASON = 200
 
 
 class _Pair(msgspec.Struct):
-    """up: whether pieces may be announced. credit: how many more. It counts even if the prefill pod knows no credit."""
+    """up: whether pieces may be announced. credit: how many more. It counts even if the prefill pod knows no credit.
+
+    links: the most connections that a rank of this pod has for the pair.
+    """
 
     credit: int
+    links: int
     up: bool = False
 
 
@@ -51,33 +56,37 @@ class GpuPairs:
     def link(self, number: int) -> PrefillLink | None:
         return next((link for link in self._links if link.pair == number), None)
 
-    def offered(self, link: PrefillLink, unique_id: bytes) -> str | None:
+    def offered(self, link: PrefillLink, offer: kv.GpuPair) -> str | None:
         """Join a pair that a prefill pod has opened. Returns why the offer is not valid; None when it is."""
-        ready = self._engine.ready
+        ready, ranks = self._engine.ready, offer.ranks or 1
+        heads, ours = ready.layout.num_heads, len(ready.gpus)
         link.pairs_offered += 1
         if link.pairs_offered > _MOST_OFFERED:
             return self._refuse(link, "too many pairs of GPUs were opened")
         if not ready.gpu_pairs:
             return self._refuse(link, "this pod has no pairs of GPUs")
-        if len(unique_id) != UNIQUE_ID_BYTES:
-            return self._refuse(link, "the id of a pair of GPUs has the wrong length")
+        if not divides(heads, ranks) or len(offer.id) != UNIQUE_ID_BYTES * len(rank_parts(heads, ranks, ours)):
+            return self._refuse(link, f"the ids of a pair of GPUs are not those for the {ours} ranks of the decode pod")
         if link.pair is not None:
             return self._refuse(link, "a second pair of GPUs was opened")
-        if len(self._pairs) >= ready.gpu_pairs:
+        _, links = most_links(heads, ranks, ours)
+        if sum(pair.links for pair in self._pairs.values()) + links > ready.gpu_pairs:
             self._events["pair_refused"] += 1
-            reason = f"the decode pod has room for only {ready.gpu_pairs} pairs of GPUs"
+            most = ready.gpu_pairs // links
+            reason = f"the decode pod has room for only {most} pairs of GPUs"
             level = logging.DEBUG if link in self._waiting else logging.WARNING
             log.log(
                 level, "KV from prefill pod %s cannot come from GPU to GPU: there is room for only %d pairs",
-                link.address, ready.gpu_pairs, extra={"event": "pair_refused"},
+                link.address, most, extra={"event": "pair_refused"},
             )  # fmt: skip
             self._waiting[link] = None
             link.send(kv.DecodeToPrefill(gpu_pair=kv.GpuPair(lost=reason)))
             return None
         self._waiting.pop(link, None)
         link.pair = next(self._numbers)
-        self._pairs[link.pair] = _Pair(ready.gpu_landing_slots if link.gpu_credit else MOST_ANNOUNCED)
-        self._engine.send(JoinPair(link.pair, unique_id))
+        credit = ready.gpu_landing_slots if link.gpu_credit else MOST_ANNOUNCED
+        self._pairs[link.pair] = _Pair(credit, links)
+        self._engine.send(JoinPair(link.pair, ranks, offer.id))
         return None
 
     def up(self, number: int) -> None:
@@ -96,12 +105,15 @@ class GpuPairs:
             return self._refuse(link, "a piece was announced before the pair of GPUs was up")
         if not 0 < header.gpu_bytes <= self._engine.ready.gpu_slot_bytes:
             return self._refuse(link, "the announced size of a piece is zero or larger than a slot")
+        layout, extent = self._engine.ready.layout, piece.extent
+        if not layout.holds(extent) or extent.num_heads != layout.num_heads or header.gpu_bytes != layout.size(extent):
+            return self._refuse(link, "the announced size of a piece is not that of all heads of its tokens and layers")
         if not pair.credit:
             return self._refuse(link, "more pieces were announced than there are slots for")
         pair.credit -= 1
         checksum = header.gpu_checksum if self._checked else None
-        target = (ticket.request, ticket.generation, piece.extent) if ticket is not None else (0, 0, None)
-        self._engine.send(ReceivePiece(link.pair, header.gpu_bytes, checksum, *target))
+        target = (ticket.request, ticket.generation) if ticket is not None else (None, 0)
+        self._engine.send(ReceivePiece(link.pair, extent, checksum, *target))
         return None
 
     def landed(self, numbers: list[int]) -> None:

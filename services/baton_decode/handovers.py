@@ -262,7 +262,7 @@ class Handovers:
     def pair_changed(self, link: PrefillLink, pair: kv.GpuPair) -> None:
         match pair.WhichOneof("state"):
             case "id":
-                problem = self._pairs.offered(link, pair.id)
+                problem = self._pairs.offered(link, pair)
             case "lost":
                 problem = pair.lost
             case _:

@@ -28,6 +28,7 @@ class PrefillLinks:
             gpu_unchecked=not settings.kv_gpu_checksum,
             gpu_credit=ready.gpu_landing_slots,
             kv_format=ready.kv_format,
+            gpus=ready.gpus,
         )
         self._links: dict[str, PrefillLink] = {}
         entries = map(parse_entry, settings.prefill_networks.split(","))

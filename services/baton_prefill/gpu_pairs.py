@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 
+from baton_common.rank_parts import divides, most_links, rank_parts
 from baton_proto import handover_pb2 as kv
 from baton_worker.engine_client import EngineClient
 from baton_worker.messages import ClosePair, GrantPair, OpenPair, Output, UsePair
@@ -34,20 +35,43 @@ class GpuPairs:
         ready = self._engine.ready
         if not 0 < ready.gpu_slot_bytes <= hello.gpu_piece_bytes:
             return
+        problem = self._unsuitable(hello)
+        if problem is not None:
+            extra = {"event": "pair_refused", "epoch": session.epoch}
+            log.warning(
+                "KV for the decode pod of epoch %d cannot go from GPU to GPU: %s", session.epoch, problem, extra=extra
+            )
+            return
         session.gpu_checked = not hello.gpu_unchecked
         session.gpu_credit = min(hello.gpu_credit, _MOST_CREDIT) or None
+        session.gpu_ranks = len(hello.gpus) or 1
+        session.pair_links, _ = most_links(ready.layout.num_heads, len(ready.gpus), session.gpu_ranks)
         session.pair_wanted = True
         self._open_wanted()
         if not session.pair_opened:
             self._events["pair_refused"] += 1
             log.warning(
                 "KV for the decode pod of epoch %d cannot go from GPU to GPU: there is room for only %d pairs",
-                session.epoch, ready.gpu_pairs, extra={"event": "pair_refused"},
+                session.epoch, ready.gpu_pairs // session.pair_links, extra={"event": "pair_refused"},
             )  # fmt: skip
+
+    def _unsuitable(self, hello: kv.Hello) -> str | None:
+        """Return why no pair with a decode pod is possible; None if one is."""
+        ready, ranks = self._engine.ready, len(hello.gpus) or 1
+        ours, heads = ready.gpus, ready.layout.num_heads
+        if not hello.gpus and len(ours) > 1:
+            return "its version pairs only with pods of one rank"
+        if not divides(heads, ranks):
+            return f"it has {ranks} ranks, among which {heads} KV heads cannot be divided"
+        if hello.gpus and any(
+            ours[part.sender] == hello.gpus[part.receiver] for part in rank_parts(heads, len(ours), ranks)
+        ):
+            return "a rank of each pod is on the same GPU, which NCCL does not connect with itself"
+        return None
 
     def take(self, output: Output) -> None:
         for pair in output.pair_ids:
-            self._notify(pair.pair, kv.GpuPair(id=pair.unique_id))
+            self._notify(pair.pair, kv.GpuPair(id=pair.unique_ids, ranks=len(self._engine.ready.gpus)))
         for number in output.pairs_up:
             session = self._sessions.get(number)
             if session is not None and session.pair_opened:
@@ -94,11 +118,13 @@ class GpuPairs:
 
     def _open_wanted(self) -> None:
         sessions: Iterable[Session] = self._sessions.values()
-        room = self._engine.ready.gpu_pairs - sum(session.pair_opened for session in sessions)
-        for session in [session for session in sessions if session.pair_wanted][: max(room, 0)]:
-            session.pair_wanted, session.pair_opened = False, True
-            session.pairs_opened += 1
-            self._engine.send(OpenPair(session.id))
+        room = self._engine.ready.gpu_pairs - sum(session.pair_links for session in sessions if session.pair_opened)
+        for session in [session for session in sessions if session.pair_wanted]:
+            if session.pair_links <= room:
+                room -= session.pair_links
+                session.pair_wanted, session.pair_opened = False, True
+                session.pairs_opened += 1
+                self._engine.send(OpenPair(session.id, session.gpu_ranks))
 
     def _use_if_up(self, session: Session) -> None:
         """Send KV over a session's pair once both ends are up."""

@@ -83,7 +83,7 @@ class PieceSender:
     def _pass_on(self, session: Session, packed: PackedPiece, announced: bool) -> None:
         """Let the engine send a piece from its GPU slot once its header was sent. Free the slot of any other piece."""
         if packed.on_gpu and announced:
-            self._engine.send(SendPiece(session.id, packed.slot, self._size(packed)))
+            self._engine.send(SendPiece(session.id, packed.slot))
         else:
             self.free([packed])
 

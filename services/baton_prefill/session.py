@@ -35,6 +35,8 @@ class Session:
         self.pair_wanted = False  # whether a pair of GPUs waits for room
         self.pair_opened = False
         self.pairs_opened = 0  # how many so far
+        self.gpu_ranks = 1  # of the decode pod
+        self.pair_links = 1  # the most connections that a rank of this pod has for the pair
         self.pair_up_here = self.pair_up_there = False  # whether this end is up, and the decode pod's
         self.gpu_checked = True  # whether pieces over the pair have a checksum
         self.gpu_credit: int | None = None  # pieces that may be announced before more are allowed; None = any number

@@ -17,10 +17,10 @@ from .compiling import Compiling
 from .config import EngineConfig
 from .delta import Delta, Load, Reservation, delta_of
 from .device import find_device
-from .executor import Executor
+from .executor import Executor, Fence
 from .exports import Export, Exports
 from .grammars import Grammars
-from .imports import Import, Imports
+from .imports import Import, Imports, Write
 from .integrity import check_integrity
 from .kv_source import KvSource
 from .loading import Progress
@@ -212,13 +212,20 @@ class Engine:
         values: bytes of the extent, as KvCache.gather writes them. Returns whether the request's KV is complete now.
         Returns None, and writes nothing, when the request does not wait for this extent (any more).
         """
+
+        def write(tables: list[list[int]], fence: Fence | None) -> None:
+            if fence is not None:
+                fence.wait()
+            self.runner.cache.scatter(tables, extent, values)
+
+        return self.import_by(id, generation, extent, write)
+
+    def import_by(self, id: int, generation: int, extent: Extent, write: Write) -> bool | None:
+        """As import_kv, but `write` puts the KV into the blocks of these tables, after the fence."""
         entry = self._imports.awaiting(id, generation, extent)
         if entry is None:
             return None
-        if entry.fence is not None:
-            entry.fence.wait()
-        tables = [table.blocks for table in entry.sequence.tables]
-        self.runner.cache.scatter(tables, extent, values)
+        write([table.blocks for table in entry.sequence.tables], entry.fence)
         entry.missing.remove(extent)
         self._start_import(entry)
         return not entry.missing

@@ -41,6 +41,17 @@ class Fence(Protocol):
         """Make work that is launched into the current stream from now on begin after the fence."""
 
 
+class RanksFence(msgspec.Struct):
+    """Implements Fence on several ranks. launched: how many steps had been launched on each. own: that of rank 0."""
+
+    launched: int
+    own: Fence | None
+
+    def wait(self) -> None:
+        if self.own is not None:
+            self.own.wait()
+
+
 class Done(msgspec.Struct):
     """A step whose results were complete when `launch` returned."""
 

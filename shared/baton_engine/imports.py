@@ -12,6 +12,9 @@ from .executor import Fence
 from .kv_source import KvSource
 from .sequence import Sequence
 
+# Writes KV into the blocks of the block tables, one for each group of layers, after the fence.
+Write = Callable[[list[list[int]], Fence | None], None]
+
 
 class Import(msgspec.Struct):
     """The KV that a source is to bring into a sequence's blocks.

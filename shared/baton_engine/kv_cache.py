@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from baton_common.extent import Extent
@@ -106,13 +107,15 @@ class KvCache:
 
     def warm_up(self) -> None:
         """Use all kernels that move KV once, as each is compiled and loaded at its first use. KV stays as it is."""
-        one = self.layout.extent(0, 1)
-        blocks = [[0]] * len(self.layout.groups)
-        values = torch.zeros(self.layout.size(one), dtype=torch.uint8, device=self.device)
-        for check in (True, False):
-            self.gather(blocks, one, values, check)
+        blocks, most = [[0]] * len(self.layout.groups), self.layout.num_heads
+        # The width of a kernel's tiles depends on the number of heads, by powers of two.
+        for heads in {most, *(1 << bit for bit in range(most.bit_length()))}:
+            one = msgspec.structs.replace(self.layout.extent(0, 1), num_heads=heads)
+            values = torch.zeros(self.layout.size(one), dtype=torch.uint8, device=self.device)
+            for check in (True, False):
+                self.gather(blocks, one, values, check)
+            self.scatter(blocks, one, values)
         self.checksum(values)
-        self.scatter(blocks, one, values)
 
     def checksum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the checksum of bytes written by `gather`, as baton_kernels.reference.blocks defines it, [1] int64."""

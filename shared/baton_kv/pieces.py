@@ -17,8 +17,6 @@ from baton_proto.handover_pb2 import PieceHeader
 # The most bytes of a message beside its payload; a piece needs some dozens. gRPC's default limit of 4 MiB is made for
 # smaller messages.
 MESSAGE_OVERHEAD = 1 << 16
-# The length of the id by which NCCL connects a pair of GPUs.
-UNIQUE_ID_BYTES = 128
 
 _CHECKSUM, _HEADER, _PAYLOAD = b"\x09", b"\x12", b"\x1a"  # tags: number and wire type of KvPiece's fields
 _FIXED64 = struct.Struct("<Q")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton_proto import serving_pb2 as baton__proto_dot_serving__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton_proto/handover.proto\x12\x08\x62\x61ton.v1\x1a\x19\x62\x61ton_proto/serving.proto\"\x9e\x02\n\x0f\x44\x65\x63odeToPrefill\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12\"\n\x06ticket\x18\x02 \x01(\x0b\x32\x10.baton.v1.TicketH\x00\x12%\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x13.baton.v1.TicketRefH\x00\x12\"\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x13.baton.v1.TicketRefH\x00\x12 \n\x05renew\x18\x05 \x01(\x0b\x32\x0f.baton.v1.RenewH\x00\x12%\n\x08gpu_pair\x18\x06 \x01(\x0b\x32\x11.baton.v1.GpuPairH\x00\x12)\n\ngpu_credit\x18\x07 \x01(\x0b\x32\x13.baton.v1.GpuCreditH\x00\x42\x06\n\x04kind\"\x82\x01\n\x05Hello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x17\n\x0fgpu_piece_bytes\x18\x03 \x01(\x04\x12\x15\n\rgpu_unchecked\x18\x04 \x01(\x08\x12\x12\n\ngpu_credit\x18\x05 \x01(\r\x12\x11\n\tkv_format\x18\x06 \x01(\t\"d\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x11\n\tbulk_port\x18\x03 \x01(\r\x12\x12\n\nbulk_token\x18\x04 \x01(\x0c\x12\x12\n\ngpu_credit\x18\x05 \x01(\x08\"\xb0\x02\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\r\x12\x12\n\ngeneration\x18\x07 \x01(\r\x12\x10\n\x08lease_ms\x18\x08 \x01(\r\x12,\n\x0c\x63ontinuation\x18\t \x01(\x0b\x32\x16.baton.v1.Continuation\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12)\n\x0b\x63\x61\x63he_scope\x18\x0b \x01(\x0b\x32\x14.baton.v1.CacheScope\"\x1e\n\tTicketRef\x12\x11\n\tticket_id\x18\x01 \x01(\x04\"-\n\x05Renew\x12\x12\n\nticket_ids\x18\x01 \x03(\x04\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"\xe1\x01\n\x0fPrefillToDecode\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.baton.v1.WelcomeH\x00\x12-\n\x0c\x66irst_tokens\x18\x02 \x01(\x0b\x32\x15.baton.v1.FirstTokensH\x00\x12(\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x16.baton.v1.TicketFailedH\x00\x12 \n\x05\x61live\x18\x04 \x01(\x0b\x32\x0f.baton.v1.AliveH\x00\x12%\n\x08gpu_pair\x18\x05 \x01(\x0b\x32\x11.baton.v1.GpuPairH\x00\x42\x06\n\x04kind\"N\n\x07GpuPair\x12\x0c\n\x02id\x18\x01 \x01(\x0cH\x00\x12\x0c\n\x02up\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04lost\x18\x03 \x01(\tH\x00\x12\x0e\n\x04room\x18\x04 \x01(\x08H\x00\x42\x07\n\x05state\"\x1b\n\tGpuCredit\x12\x0e\n\x06pieces\x18\x01 \x01(\r\"\x07\n\x05\x41live\"A\n\x0b\x46irstTokens\x12\x11\n\tticket_id\x18\x01 \x01(\x04\x12\x1f\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x0f.baton.v1.Delta\"E\n\x0cTicketFailed\x12\x11\n\tticket_id\x18\x01 \x01(\x04\x12\"\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x11.baton.v1.Failure\" \n\rPiecesRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\"<\n\x07KvPiece\x12\x10\n\x08\x63hecksum\x18\x01 \x01(\x06\x12\x0e\n\x06header\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\xfb\x01\n\x0bPieceHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tticket_id\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x12\n\nfirst_head\x18\x08 \x01(\r\x12\x11\n\tnum_heads\x18\t \x01(\r\x12\x11\n\tgpu_bytes\x18\n \x01(\x04\x12\x19\n\x0cgpu_checksum\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_gpu_checksum2\x87\x01\n\x07Prefill\x12\x44\n\x08Handover\x12\x19.baton.v1.DecodeToPrefill\x1a\x19.baton.v1.PrefillToDecode(\x01\x30\x01\x12\x36\n\x06Pieces\x12\x17.baton.v1.PiecesRequest\x1a\x11.baton.v1.KvPiece0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton_proto/handover.proto\x12\x08\x62\x61ton.v1\x1a\x19\x62\x61ton_proto/serving.proto\"\x9e\x02\n\x0f\x44\x65\x63odeToPrefill\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12\"\n\x06ticket\x18\x02 \x01(\x0b\x32\x10.baton.v1.TicketH\x00\x12%\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x13.baton.v1.TicketRefH\x00\x12\"\n\x03\x61\x63k\x18\x04 \x01(\x0b\x32\x13.baton.v1.TicketRefH\x00\x12 \n\x05renew\x18\x05 \x01(\x0b\x32\x0f.baton.v1.RenewH\x00\x12%\n\x08gpu_pair\x18\x06 \x01(\x0b\x32\x11.baton.v1.GpuPairH\x00\x12)\n\ngpu_credit\x18\x07 \x01(\x0b\x32\x13.baton.v1.GpuCreditH\x00\x42\x06\n\x04kind\"\x90\x01\n\x05Hello\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x17\n\x0fgpu_piece_bytes\x18\x03 \x01(\x04\x12\x15\n\rgpu_unchecked\x18\x04 \x01(\x08\x12\x12\n\ngpu_credit\x18\x05 \x01(\r\x12\x11\n\tkv_format\x18\x06 \x01(\t\x12\x0c\n\x04gpus\x18\x07 \x03(\t\"d\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07session\x18\x02 \x01(\x04\x12\x11\n\tbulk_port\x18\x03 \x01(\r\x12\x12\n\nbulk_token\x18\x04 \x01(\x0c\x12\x12\n\ngpu_credit\x18\x05 \x01(\x08\"\xb0\x02\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\r\x12\x12\n\ngeneration\x18\x07 \x01(\r\x12\x10\n\x08lease_ms\x18\x08 \x01(\r\x12,\n\x0c\x63ontinuation\x18\t \x01(\x0b\x32\x16.baton.v1.Continuation\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12)\n\x0b\x63\x61\x63he_scope\x18\x0b \x01(\x0b\x32\x14.baton.v1.CacheScope\"\x1e\n\tTicketRef\x12\x11\n\tticket_id\x18\x01 \x01(\x04\"-\n\x05Renew\x12\x12\n\nticket_ids\x18\x01 \x03(\x04\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\"\xe1\x01\n\x0fPrefillToDecode\x12$\n\x07welcome\x18\x01 \x01(\x0b\x32\x11.baton.v1.WelcomeH\x00\x12-\n\x0c\x66irst_tokens\x18\x02 \x01(\x0b\x32\x15.baton.v1.FirstTokensH\x00\x12(\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x16.baton.v1.TicketFailedH\x00\x12 \n\x05\x61live\x18\x04 \x01(\x0b\x32\x0f.baton.v1.AliveH\x00\x12%\n\x08gpu_pair\x18\x05 \x01(\x0b\x32\x11.baton.v1.GpuPairH\x00\x42\x06\n\x04kind\"]\n\x07GpuPair\x12\x0c\n\x02id\x18\x01 \x01(\x0cH\x00\x12\x0c\n\x02up\x18\x02 \x01(\x08H\x00\x12\x0e\n\x04lost\x18\x03 \x01(\tH\x00\x12\x0e\n\x04room\x18\x04 \x01(\x08H\x00\x12\r\n\x05ranks\x18\x05 \x01(\rB\x07\n\x05state\"\x1b\n\tGpuCredit\x12\x0e\n\x06pieces\x18\x01 \x01(\r\"\x07\n\x05\x41live\"A\n\x0b\x46irstTokens\x12\x11\n\tticket_id\x18\x01 \x01(\x04\x12\x1f\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x0f.baton.v1.Delta\"E\n\x0cTicketFailed\x12\x11\n\tticket_id\x18\x01 \x01(\x04\x12\"\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x11.baton.v1.Failure\" \n\rPiecesRequest\x12\x0f\n\x07session\x18\x01 \x01(\x04\"<\n\x07KvPiece\x12\x10\n\x08\x63hecksum\x18\x01 \x01(\x06\x12\x0e\n\x06header\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\xfb\x01\n\x0bPieceHeader\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tticket_id\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x12\n\nfirst_head\x18\x08 \x01(\r\x12\x11\n\tnum_heads\x18\t \x01(\r\x12\x11\n\tgpu_bytes\x18\n \x01(\x04\x12\x19\n\x0cgpu_checksum\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_gpu_checksum2\x87\x01\n\x07Prefill\x12\x44\n\x08Handover\x12\x19.baton.v1.DecodeToPrefill\x1a\x19.baton.v1.PrefillToDecode(\x01\x30\x01\x12\x36\n\x06Pieces\x12\x17.baton.v1.PiecesRequest\x1a\x11.baton.v1.KvPiece0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,33 +35,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODETOPREFILL']._serialized_start=68
   _globals['_DECODETOPREFILL']._serialized_end=354
   _globals['_HELLO']._serialized_start=357
-  _globals['_HELLO']._serialized_end=487
-  _globals['_WELCOME']._serialized_start=489
-  _globals['_WELCOME']._serialized_end=589
-  _globals['_TICKET']._serialized_start=592
-  _globals['_TICKET']._serialized_end=896
-  _globals['_TICKETREF']._serialized_start=898
-  _globals['_TICKETREF']._serialized_end=928
-  _globals['_RENEW']._serialized_start=930
-  _globals['_RENEW']._serialized_end=975
-  _globals['_PREFILLTODECODE']._serialized_start=978
-  _globals['_PREFILLTODECODE']._serialized_end=1203
-  _globals['_GPUPAIR']._serialized_start=1205
-  _globals['_GPUPAIR']._serialized_end=1283
-  _globals['_GPUCREDIT']._serialized_start=1285
-  _globals['_GPUCREDIT']._serialized_end=1312
-  _globals['_ALIVE']._serialized_start=1314
-  _globals['_ALIVE']._serialized_end=1321
-  _globals['_FIRSTTOKENS']._serialized_start=1323
-  _globals['_FIRSTTOKENS']._serialized_end=1388
-  _globals['_TICKETFAILED']._serialized_start=1390
-  _globals['_TICKETFAILED']._serialized_end=1459
-  _globals['_PIECESREQUEST']._serialized_start=1461
-  _globals['_PIECESREQUEST']._serialized_end=1493
-  _globals['_KVPIECE']._serialized_start=1495
-  _globals['_KVPIECE']._serialized_end=1555
-  _globals['_PIECEHEADER']._serialized_start=1558
-  _globals['_PIECEHEADER']._serialized_end=1809
-  _globals['_PREFILL']._serialized_start=1812
-  _globals['_PREFILL']._serialized_end=1947
+  _globals['_HELLO']._serialized_end=501
+  _globals['_WELCOME']._serialized_start=503
+  _globals['_WELCOME']._serialized_end=603
+  _globals['_TICKET']._serialized_start=606
+  _globals['_TICKET']._serialized_end=910
+  _globals['_TICKETREF']._serialized_start=912
+  _globals['_TICKETREF']._serialized_end=942
+  _globals['_RENEW']._serialized_start=944
+  _globals['_RENEW']._serialized_end=989
+  _globals['_PREFILLTODECODE']._serialized_start=992
+  _globals['_PREFILLTODECODE']._serialized_end=1217
+  _globals['_GPUPAIR']._serialized_start=1219
+  _globals['_GPUPAIR']._serialized_end=1312
+  _globals['_GPUCREDIT']._serialized_start=1314
+  _globals['_GPUCREDIT']._serialized_end=1341
+  _globals['_ALIVE']._serialized_start=1343
+  _globals['_ALIVE']._serialized_end=1350
+  _globals['_FIRSTTOKENS']._serialized_start=1352
+  _globals['_FIRSTTOKENS']._serialized_end=1417
+  _globals['_TICKETFAILED']._serialized_start=1419
+  _globals['_TICKETFAILED']._serialized_end=1488
+  _globals['_PIECESREQUEST']._serialized_start=1490
+  _globals['_PIECESREQUEST']._serialized_end=1522
+  _globals['_KVPIECE']._serialized_start=1524
+  _globals['_KVPIECE']._serialized_end=1584
+  _globals['_PIECEHEADER']._serialized_start=1587
+  _globals['_PIECEHEADER']._serialized_end=1838
+  _globals['_PREFILL']._serialized_start=1841
+  _globals['_PREFILL']._serialized_end=1976
 # @@protoc_insertion_point(module_scope)

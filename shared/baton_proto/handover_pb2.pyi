@@ -26,20 +26,22 @@ class DecodeToPrefill(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., cancel: _Optional[_Union[TicketRef, _Mapping]] = ..., ack: _Optional[_Union[TicketRef, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ..., gpu_credit: _Optional[_Union[GpuCredit, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes", "gpu_unchecked", "gpu_credit", "kv_format")
+    __slots__ = ("epoch", "fingerprint", "gpu_piece_bytes", "gpu_unchecked", "gpu_credit", "kv_format", "gpus")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     GPU_PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_UNCHECKED_FIELD_NUMBER: _ClassVar[int]
     GPU_CREDIT_FIELD_NUMBER: _ClassVar[int]
     KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     fingerprint: str
     gpu_piece_bytes: int
     gpu_unchecked: bool
     gpu_credit: int
     kv_format: str
-    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ..., gpu_unchecked: _Optional[bool] = ..., gpu_credit: _Optional[int] = ..., kv_format: _Optional[str] = ...) -> None: ...
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., fingerprint: _Optional[str] = ..., gpu_piece_bytes: _Optional[int] = ..., gpu_unchecked: _Optional[bool] = ..., gpu_credit: _Optional[int] = ..., kv_format: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "session", "bulk_port", "bulk_token", "gpu_credit")
@@ -110,16 +112,18 @@ class PrefillToDecode(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., failed: _Optional[_Union[TicketFailed, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., gpu_pair: _Optional[_Union[GpuPair, _Mapping]] = ...) -> None: ...
 
 class GpuPair(_message.Message):
-    __slots__ = ("id", "up", "lost", "room")
+    __slots__ = ("id", "up", "lost", "room", "ranks")
     ID_FIELD_NUMBER: _ClassVar[int]
     UP_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     up: bool
     lost: str
     room: bool
-    def __init__(self, id: _Optional[bytes] = ..., up: _Optional[bool] = ..., lost: _Optional[str] = ..., room: _Optional[bool] = ...) -> None: ...
+    ranks: int
+    def __init__(self, id: _Optional[bytes] = ..., up: _Optional[bool] = ..., lost: _Optional[str] = ..., room: _Optional[bool] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class GpuCredit(_message.Message):
     __slots__ = ("pieces",)

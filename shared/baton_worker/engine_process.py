@@ -20,6 +20,8 @@ from baton_engine.config import ConfigError
 from baton_engine.device import find_device
 from baton_engine.engine import Engine
 from baton_engine.fingerprint import layout_fingerprint
+from baton_engine.pair_ends import make_pair_ends
+from baton_engine.pairs.nccl import gpu_ids
 from baton_engine.ranks.processes import RankDied
 
 from . import pair_memory
@@ -65,12 +67,13 @@ class EngineLoop:
     def __init__(self, channel: EngineEnd, engine: Engine, start: Start, pairs: PairMemory) -> None:
         self._channel = channel
         self._engine = engine
-        self._mover = KvMover(engine, start.export_fd, start.import_fd, pairs)
+        self._mover = KvMover(engine, make_pair_ends(engine.runner), start.export_fd, start.import_fd, pairs)
         self._load_due = 0.0
         self._last_load = b""  # the last load that was sent, encoded
 
     def ready(self) -> Ready:
         engine, cache, threads = self._engine, self._engine.runner.cache, self._engine.runner.threads
+        pairs = self._mover.most_pairs
         return Ready(
             fingerprint=layout_fingerprint(engine.layout(), Path(engine.config.model)),
             max_model_len=engine.max_model_len,
@@ -82,8 +85,9 @@ class EngineLoop:
             slot_bytes=self._mover.exports.slot_bytes,
             num_slots=self._mover.exports.num_slots,
             gpu_slot_bytes=self._mover.gpu_slot_bytes,
-            gpu_pairs=self._mover.most_pairs,
+            gpu_pairs=pairs,
             gpu_landing_slots=LANDING_SLOTS,
+            gpus=gpu_ids(find_device(engine.config.device), engine.config.tensor_parallel) if pairs else [],
             prefill_rate=engine.runner.times.prefill_rate,
             step_tokens=engine.config.max_num_batched_tokens,
             num_threads=threads.count if threads is not None else 0,
@@ -167,10 +171,8 @@ class EngineLoop:
                 mover.send(command)
             case ReceivePiece():
                 mover.receive(command)
-            case OpenPair(pair):
-                mover.open_pair(pair)
-            case JoinPair(pair, unique_id):
-                mover.join_pair(pair, unique_id)
+            case OpenPair() | JoinPair():
+                mover.begin_pair(command)
             case UsePair(pair, check, credit):
                 mover.use_pair(pair, check, credit)
             case GrantPair(pair, pieces):
@@ -208,11 +210,7 @@ def main() -> None:
     configure_logging(start.service, start.log_level)
     try:
         config = start.config
-        part = start.gpu_pair_memory
-        if part and config.tensor_parallel > 1:
-            log.info("no GPU pairs: KV of several ranks goes through the host", extra={"event": "gpu_pairs", "most": 0})
-            part = 0.0
-        pairs = pair_memory.set_aside(find_device(config.device), part, sends=config.prefill_only)
+        pairs = pair_memory.set_aside(find_device(config.device), start.gpu_pair_memory, sends=config.prefill_only)
         config = msgspec.structs.replace(config, set_aside_bytes=pairs.set_aside)
         engine = Engine(config, lambda what, done, total: channel.send(Progress(what, done, total)))
     except ConfigError as error:

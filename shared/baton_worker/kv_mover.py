@@ -7,18 +7,29 @@ from functools import partial
 import torch
 
 from baton_common.extent import Extent
+from baton_common.rank_parts import split_ids
 from baton_engine.engine import Engine
+from baton_engine.executor import Fence
 from baton_engine.exports import Export
-from baton_engine.transfer import to_host
+from baton_engine.pairs.copy_stream import CopyStream
+from baton_engine.pairs.ends import PairEnds
 from baton_kv.staging import StagingArena
 
-from .copy_stream import CopyStream
 from .export_queue import ExportQueue
-from .gpu_slots import GpuSlots
 from .landing import Landing
-from .messages import Imported, ImportPiece, Output, PairId, PairLost, Piece, ReceivePiece, SendPiece
+from .messages import (
+    Imported,
+    ImportPiece,
+    JoinPair,
+    OpenPair,
+    Output,
+    PairId,
+    PairLost,
+    Piece,
+    ReceivePiece,
+    SendPiece,
+)
 from .pair_memory import LANDING_SLOTS, SEND_SLOTS, SLOT_BYTES, PairMemory
-from .pairs import Pairs
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +40,7 @@ _NUM_SLOTS = 8
 class KvMover:
     """Exports KV from the engine's cache and imports KV into it. It puts its messages into `output`."""
 
-    def __init__(self, engine: Engine, export_fd: int, import_fd: int, pairs: PairMemory) -> None:
+    def __init__(self, engine: Engine, ends: PairEnds, export_fd: int, import_fd: int, pairs: PairMemory) -> None:
         self.output = Output()
         self._engine = engine
         cache, layout = engine.runner.cache, engine.runner.cache.layout
@@ -40,34 +51,26 @@ class KvMover:
         self.exports = StagingArena.sized(export_fd, slot_bytes, _NUM_SLOTS)
         self._imports = StagingArena.sized(import_fd, slot_bytes, _NUM_SLOTS)
         self._copies = CopyStream(device)
-        # Not in the stream of the steps, where received KV would keep its slot until all queued steps are over.
-        self._scatters = CopyStream(device, before_steps=True)
-        self._pairs = Pairs(device, pairs.most)
-        self._outgoing = GpuSlots(SEND_SLOTS, gpu_slot_bytes, device)
-        self._landing = Landing(pairs.most, LANDING_SLOTS, gpu_slot_bytes, device)
+        self._ends = ends
+        self.most_pairs = pairs.most
+        self._gpu_slot_bytes = gpu_slot_bytes
+        self._landing = Landing(pairs.most, LANDING_SLOTS)
         size = engine.config.block_size
         self._queue = ExportQueue(_NUM_SLOTS, slot_bytes // layout.layer_bytes, size)
         self._gpu_queue = ExportQueue(SEND_SLOTS, gpu_slot_bytes // layout.layer_bytes, size)
         self._lanes: dict[int, int] = {}  # by the id of the exporting request
         self._gpu_lanes: dict[int, bool] = {}  # lanes that use a pair of GPUs: whether pieces get a checksum
-        # Pairs that begin once closed pairs have freed their memory. The id is None for a pair that this end opens.
-        self._beginning: deque[tuple[int, bytes | None]] = deque()
+        self._on_gpu: dict[int, Extent] = {}  # what was packed, by GPU slot
+        self._links: dict[int, int] = {}  # by pair, open or beginning: the connections that each rank has for it
+        self._beginning: deque[OpenPair | JoinPair] = deque()  # until closed pairs have freed their memory
         if device.type == "cuda":
             _pin(self.exports)
             _pin(self._imports)
-            # A kernel is loaded at its first use, which waits for an idle device.
-            engine.runner.cache.warm_up()
-            torch.cuda.synchronize()
 
     @property
     def gpu_slot_bytes(self) -> int:
-        """The most bytes of a piece from GPU to GPU; 0 when there can be no such pieces."""
-        return self._outgoing.slot_bytes if self.most_pairs else 0
-
-    @property
-    def most_pairs(self) -> int:
-        """The most pairs that can be open at a time."""
-        return self._pairs.most
+        """The most bytes of a piece from GPU to GPU, on all ranks; 0 when there can be no such pieces."""
+        return self._gpu_slot_bytes if self.most_pairs else 0
 
     @property
     def ready(self) -> bool:
@@ -77,7 +80,7 @@ class KvMover:
     @property
     def busy(self) -> bool:
         """Whether `settle` may have something to do without a command."""
-        return self._copies.busy or self._scatters.busy or self._pairs.busy
+        return self._copies.busy or self._ends.busy
 
     # Exports
 
@@ -114,24 +117,18 @@ class KvMover:
             self._pack_on_gpu(*taken)
 
     def _pack_on_gpu(self, export: Export, slot: int) -> None:
-        cache, extent = self._engine.runner.cache, export.extent
-        check = self._gpu_lanes.get(self._lanes.get(export.id, 0), True)
-        view = self._outgoing.bytes(slot, cache.layout.size(extent))
-        sums: list[torch.Tensor] = []
+        pair = self._lanes.get(export.id, 0)
+        check = self._gpu_lanes.get(pair, True)
+        self._on_gpu[slot] = export.extent
 
-        def gather() -> None:
-            total = cache.gather(export.tables, extent, view, check)
-            if check:
-                sums.append(to_host(total))
+        def then(packed: bool, checksum: int) -> None:
+            self._packed(Piece(export.id, export.extent, slot, on_gpu=True, checksum=checksum if check else None))
 
-        def then() -> None:
-            self._packed(Piece(export.id, extent, slot, on_gpu=True, checksum=int(sums[0]) if check else None))
-
-        self._copies.run(gather, then)
+        self._ends.pack(pair, slot, export.tables, export.extent, check, then)
 
     def send(self, command: SendPiece) -> None:
-        view = self._outgoing.bytes(command.slot, command.size)
-        self._pairs.send(command.pair, view, lambda sent: self._gpu_queue.free(command.slot))
+        slot = command.slot
+        self._ends.send(command.pair, slot, self._on_gpu[slot], lambda sent, _: self._gpu_queue.free(slot))
 
     def _gather(self, tables: list[list[int]], extent: Extent, view: torch.Tensor) -> None:
         cache = self._engine.runner.cache
@@ -166,43 +163,42 @@ class KvMover:
 
     def receive(self, piece: ReceivePiece) -> None:
         """Receive a piece that was announced. If that is impossible, end the pair, as later pieces would not fit."""
-        problem = self._landing.put(piece) or self._misfit(piece)
+        problem = self._misfit(piece) or self._landing.put(piece)
         if problem is not None:
             self._lose_pair(piece.pair, problem)
         self._land()
 
     def _misfit(self, piece: ReceivePiece) -> str | None:
-        """Return why a piece cannot be KV of this model; None when it can."""
-        if piece.extent is None:
-            return None
-        size = self._engine.runner.cache.layout.size(piece.extent)
-        return None if size == piece.size else "the announced size of a piece is not that of its extent"
+        """Return why a piece cannot be KV of this model that fits into a slot; None when it can."""
+        layout, extent = self._engine.runner.cache.layout, piece.extent
+        whole = layout.holds(extent) and extent.num_heads == layout.num_heads
+        fits = whole and 0 < layout.size(extent) <= self._gpu_slot_bytes
+        return None if fits else "the announced piece is empty, larger than a slot or not all heads of this model"
 
     def _land(self) -> None:
         for piece, slot in self._landing.take():
-            view = self._landing.memory.bytes(slot, piece.size)
-            self._pairs.receive(piece.pair, view, partial(self._landed, piece, slot))
+            check = piece.id is not None and piece.checksum is not None
+            self._ends.receive(piece.pair, slot, piece.extent, check, partial(self._landed, piece, slot))
 
-    def _landed(self, piece: ReceivePiece, slot: int, received: bool) -> None:
-        free = partial(self._free_landing, slot)
-        if not received or piece.extent is None:
-            free()
+    def _landed(self, piece: ReceivePiece, slot: int, received: bool, checksum: int) -> None:
+        # KV of a pair that was lost in the meantime is ordered again.
+        if not received or piece.id is None or not self._ends.up(piece.pair):
+            self._free_landing(slot)
             return
-        view = self._landing.memory.bytes(slot, piece.size)
-        scatter = partial(self._import, piece.id, piece.generation, piece.extent, view)
-        if piece.checksum is None:
-            self._scatters.run(scatter, free)
+        if piece.checksum is not None and piece.checksum != checksum:
+            self.output.damaged.append(Imported(piece.id, piece.generation))
+            self._free_landing(slot)
             return
-        sums: list[torch.Tensor] = []
 
-        def then() -> None:
-            if int(sums[0]) == piece.checksum:
-                self._scatters.run(scatter, free)
-            else:
-                self.output.damaged.append(Imported(piece.id, piece.generation))
-                free()
+        def write(tables: list[list[int]], fence: Fence | None) -> None:
+            self._ends.unpack(
+                piece.pair, slot, tables, piece.extent, fence, lambda written, _: self._free_landing(slot)
+            )
 
-        self._copies.run(lambda: sums.append(to_host(self._engine.runner.cache.checksum(view))), then)
+        complete = self._engine.import_by(piece.id, piece.generation, piece.extent, write)
+        if complete is None:
+            self._free_landing(slot)
+        self._note_import(piece.id, piece.generation, complete)
 
     def _free_landing(self, slot: int) -> None:
         pair = self._landing.free(slot)
@@ -210,7 +206,10 @@ class KvMover:
             self.output.landed.append(pair)
 
     def _import(self, id: int, generation: int, extent: Extent, values: torch.Tensor) -> None:
-        complete = self._engine.import_kv(id, generation, extent, values)
+        self._note_import(id, generation, self._engine.import_kv(id, generation, extent, values))
+
+    def _note_import(self, id: int, generation: int, complete: bool | None) -> None:
+        """complete: as Engine.import_kv returns it."""
         if complete is None:
             self.output.stale.append(id)
         elif complete:
@@ -218,37 +217,38 @@ class KvMover:
 
     # Pairs
 
-    def open_pair(self, pair: int) -> None:
-        """Begin a pair as its sender."""
-        self._begin(pair, None)
-
-    def join_pair(self, pair: int, unique_id: bytes) -> None:
-        """Begin a pair as its receiver."""
-        self._begin(pair, unique_id)
-
-    def _begin(self, pair: int, unique_id: bytes | None) -> None:
-        if self._pairs.num_open + len(self._beginning) < self._pairs.most:
-            self._beginning.append((pair, unique_id))
-            self._begin_pairs()
-        else:
-            self.output.pairs_lost.append(PairLost(pair, "the memory is not enough for one more pair"))
+    def begin_pair(self, command: OpenPair | JoinPair) -> None:
+        """Begin a pair as its sender or its receiver."""
+        links = self._ends.links_of(isinstance(command, OpenPair), command.ranks)
+        if sum(self._links.values()) + links > self.most_pairs:
+            self.output.pairs_lost.append(PairLost(command.pair, "the memory is not enough for one more pair"))
+            return
+        self._links[command.pair] = links
+        self._beginning.append(command)
+        self._begin_pairs()
 
     def _begin_pairs(self) -> None:
-        while self._beginning and self._pairs.room and (self._beginning[0][1] is None or self._landing.room):
-            pair, unique_id = self._beginning.popleft()
+        while self._beginning and self._has_room(self._beginning[0]):
+            command = self._beginning.popleft()
+            pair, ranks = command.pair, command.ranks
             try:
-                if unique_id is None:
-                    self._outgoing.allocate(range(SEND_SLOTS))
-                    self.output.pair_ids.append(PairId(pair, self._pairs.open(pair)))
+                if isinstance(command, OpenPair):
+                    ids = self._ends.open(pair, ranks, list(range(SEND_SLOTS)), self._gpu_slot_bytes)
+                    self.output.pair_ids.append(PairId(pair, b"".join(ids)))
                 else:
-                    self._landing.open(pair)
-                    self._pairs.join(pair, unique_id)
-            except (RuntimeError, OSError, ValueError) as error:  # no memory for the pair, or an error of NCCL
+                    ids = split_ids(command.unique_ids)
+                    self._ends.join(pair, ranks, ids, self._landing.open(pair), self._gpu_slot_bytes)
+            except (RuntimeError, OSError) as error:  # of NCCL
                 self._lose_pair(pair, str(error))
+
+    def _has_room(self, command: OpenPair | JoinPair) -> bool:
+        """Whether a pair can begin. A closed pair holds its memory until its transfers have ended."""
+        room = self._ends.links + self._links[command.pair] <= self.most_pairs
+        return room and (isinstance(command, OpenPair) or self._landing.room)
 
     def use_pair(self, pair: int, check: bool, credit: int | None) -> None:
         """From now on send the exports of the pair's lane over the pair, if it is up. check, credit: as in UsePair."""
-        if self._pairs.up(pair):
+        if self._ends.up(pair):
             self._gpu_lanes[pair] = check
             if credit is not None:
                 self._gpu_queue.limit(pair, credit)
@@ -261,12 +261,13 @@ class KvMover:
 
         An unknown pair is ignored.
         """
-        self._beginning = deque(entry for entry in self._beginning if entry[0] != pair)
+        self._beginning = deque(command for command in self._beginning if command.pair != pair)
+        self._links.pop(pair, None)
         self._gpu_lanes.pop(pair, None)
         for export in self._gpu_queue.take_lane(pair):
             self._queue.put(pair, export)
         self._landing.close(pair)
-        self._pairs.close(pair)
+        self._ends.close(pair)
 
     def _lose_pair(self, pair: int, reason: str) -> None:
         self.close_pair(pair)
@@ -275,8 +276,7 @@ class KvMover:
     def settle(self) -> None:
         """Do the work that follows copies and transfers that are over."""
         self._copies.settle()
-        self._scatters.settle()
-        up, lost = self._pairs.settle()
+        up, lost = self._ends.settle()
         self.output.pairs_up += up
         for pair, reason in lost.items():
             self._lose_pair(pair, reason)

@@ -4,9 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import msgspec
-import torch
 
-from .gpu_slots import GpuSlots
 from .messages import MOST_ANNOUNCED, ReceivePiece
 
 
@@ -26,9 +24,8 @@ class _PairSlots(msgspec.Struct):
 class Landing:
     """Gives a pair's slots to its pieces in the order of their announcements, as NCCL delivers them."""
 
-    def __init__(self, most_pairs: int, slots_per_pair: int, slot_bytes: int, device: torch.device) -> None:
+    def __init__(self, most_pairs: int, slots_per_pair: int) -> None:
         self.slots_per_pair = slots_per_pair
-        self.memory = GpuSlots(most_pairs * slots_per_pair, slot_bytes, device)
         self._groups = []
         for number in range(most_pairs):
             slots = range(number * slots_per_pair, (number + 1) * slots_per_pair)
@@ -40,12 +37,12 @@ class Landing:
         """Whether one more pair can be opened. The slots of a closed pair count as used until all of them are freed."""
         return any(group.idle for group in self._groups)
 
-    def open(self, pair: int) -> None:
-        """Give slots to a new pair. There must be `room`. Raises torch.OutOfMemoryError."""
+    def open(self, pair: int) -> list[int]:
+        """Give slots to a new pair and return them. There must be `room`."""
         group = next(group for group in self._groups if group.idle)
-        self.memory.allocate(group.slots)
         group.pair = pair
         self._by_pair[pair] = group
+        return list(group.slots)
 
     def close(self, pair: int) -> None:
         """Remove a pair and its waiting pieces. A piece that has a slot keeps it until the slot is freed."""
@@ -59,8 +56,6 @@ class Landing:
         group = self._by_pair.get(piece.pair)
         if group is None:
             return "a piece was announced for a pair that does not exist"
-        if not 0 < piece.size <= self.memory.slot_bytes:
-            return "the announced size of a piece is zero or larger than a slot"
         if len(group.waiting) >= MOST_ANNOUNCED:
             return "too many pieces were announced"
         group.waiting.append(piece)

@@ -52,31 +52,34 @@ class SendPiece(msgspec.Struct, tag=True):
 
     pair: int
     slot: int
-    size: int
 
 
 class ReceivePiece(msgspec.Struct, tag=True):
-    """Receive a piece that the other end of a pair has announced. size: bytes. extent: its KV; None = discard it."""
+    """Receive a piece that the other end of a pair has announced. id: of the request; None = discard the piece."""
 
     pair: int
-    size: int
+    extent: Extent
     checksum: int | None = None  # None = unknown, so the piece is not checked
-    id: int = 0
+    id: int | None = None
     generation: int = 0
-    extent: Extent | None = None
 
 
 class OpenPair(msgspec.Struct, tag=True):
-    """Connect to another engine's GPU in order to send. pair: also the number of the lane whose exports use it."""
+    """Connect to another engine's GPUs in order to send. pair: also the number of the lane whose exports use it.
+
+    ranks: of the other engine.
+    """
 
     pair: int
+    ranks: int
 
 
 class JoinPair(msgspec.Struct, tag=True):
-    """Connect to the GPU of the engine that opened a pair, in order to receive."""
+    """Connect to the GPUs of the engine that opened a pair, in order to receive. unique_ids: as in GpuPair.id."""
 
     pair: int
-    unique_id: bytes
+    ranks: int
+    unique_ids: bytes
 
 
 class UsePair(msgspec.Struct, tag=True):
@@ -157,8 +160,9 @@ class Ready(msgspec.Struct, tag=True):
     slot_bytes: int
     num_slots: int
     gpu_slot_bytes: int = 0  # 0: KV cannot go from GPU to GPU
-    gpu_pairs: int = 0  # the most that can be open at a time
+    gpu_pairs: int = 0  # the most that can be open at a time, where each rank has one connection for each pair
     gpu_landing_slots: int = 0  # of each pair
+    gpus: list[str] = []  # what identifies the GPU of each rank; empty: KV cannot go from GPU to GPU
     prefill_rate: float = 0.0  # tokens a second; 0 = not measured
     step_tokens: int = 0  # the most tokens that a step computes; 0 = unknown
     num_threads: int = 0  # threads that compute on CPU; 0 = a GPU computes
@@ -199,10 +203,10 @@ class Imported(msgspec.Struct, array_like=True):
 
 
 class PairId(msgspec.Struct, array_like=True):
-    """The id by which the other end joins a pair that this engine has opened."""
+    """The ids by which the other end joins a pair that this engine has opened, as in GpuPair.id."""
 
     pair: int
-    unique_id: bytes
+    unique_ids: bytes
 
 
 class PairLost(msgspec.Struct, array_like=True):

@@ -6,7 +6,7 @@ import msgspec
 import torch
 
 from baton_engine.memory import gib, memory_of
-from baton_kv.nccl import available, warm_up
+from baton_engine.pairs.nccl import available, warm_up
 
 log = logging.getLogger(__name__)
 

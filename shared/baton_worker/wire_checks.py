@@ -7,6 +7,7 @@ far beyond what correct peers send.
 import math
 
 from baton_common.peer_refusals import MessageRefused
+from baton_common.rank_parts import MOST_RANKS
 from baton_engine.sequence import Request
 from baton_proto import handover_pb2 as kv
 from baton_proto import serving_pb2 as pb
@@ -65,6 +66,8 @@ def check_hello(hello: kv.Hello) -> None:
     for field in ("fingerprint", "kv_format"):
         if len(getattr(hello, field)) > _MOST_FINGERPRINT_CHARS:
             raise _field(field, f"longer than {_MOST_FINGERPRINT_CHARS} characters")
+    if len(hello.gpus) > MOST_RANKS or any(len(gpu) > _MOST_FINGERPRINT_CHARS for gpu in hello.gpus):
+        raise _field("gpus", f"more than {MOST_RANKS}, or longer than {_MOST_FINGERPRINT_CHARS} characters")
 
 
 def check_ticket(ticket: kv.Ticket, ready: Ready) -> None:

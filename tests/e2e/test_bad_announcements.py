@@ -4,6 +4,7 @@ goes on, the pod reports what it refused, and it answers as before."""
 import asyncio
 import os
 import random
+import secrets
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -58,14 +59,18 @@ class Hostile(PrefillServicer):
         if self.bulk is not None:
             welcome.bulk_port, welcome.bulk_token = self.bulk.port, TOKEN
         yield kv.PrefillToDecode(welcome=welcome)
-        gpu = socket.create_server(("127.0.0.1", 0))
+        gpu = socket.socket(socket.AF_UNIX)
         self._gpu.append(gpu)
-        name = str(gpu.getsockname()[1]).encode().ljust(128, b"\0")
+        name = secrets.token_hex(32).encode()
+        gpu.bind(b"\0" + name)
+        gpu.listen()
+        name = name.ljust(128, b"\0")
         if not self._up:
             # Before a pair is there, and with an id that is none.
             self._ready.set()
-            name = self.dice.choice([b"", b"short", bytes(4096), b"no number".ljust(128, b"\0"), name])
-        yield kv.PrefillToDecode(gpu_pair=kv.GpuPair(id=name))
+            name = self.dice.choice([b"", b"short", bytes(4096), b"nobody".ljust(128, b"\0"), name])
+        ranks = self.dice.choice([0, 0, 0, 1, 2, 3, 64, (1 << 32) - 1])
+        yield kv.PrefillToDecode(gpu_pair=kv.GpuPair(id=name, ranks=ranks if not self._up else 1))
         async for message in request_iterator:
             match message.WhichOneof("kind"):
                 case "ticket":

@@ -5,16 +5,17 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from baton_common.extent import Extent
 from baton_engine.engine import Engine
 from baton_engine.exports import Export
+from baton_engine.pair_ends import make_pair_ends
 from baton_kv.staging import StagingArena
-from baton_worker import pairs
 from baton_worker.kv_mover import KvMover
-from baton_worker.messages import ReceivePiece, SendPiece
+from baton_worker.messages import JoinPair, OpenPair, ReceivePiece, SendPiece
 from baton_worker.pair_memory import LANDING_SLOTS, PairMemory
 from tests.conftest import MakeModel
 from tests.engine.harness import make_engine, make_prompt, make_request
@@ -66,12 +67,12 @@ class Mover:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, most: int) -> None:
         self.links: list[FakeLink] = []
-        patch.setattr(pairs, "Communicator", self._connect)
-        patch.setattr(pairs, "make_unique_id", lambda: ID)
+        patch.setattr("baton_engine.pairs.links.Communicator", self._connect)
+        patch.setattr("baton_engine.pairs.ends.make_unique_id", lambda: ID)
         patch.setattr("baton_worker.kv_mover.SLOT_BYTES", 1 << 16)
         self.engine: Engine = make_engine(folder)
         fds = [StagingArena.create_file("test") for _ in range(2)]
-        self.mover = KvMover(self.engine, *fds, PairMemory(most))
+        self.mover = KvMover(self.engine, make_pair_ends(self.engine.runner), *fds, PairMemory(most))
         for fd in fds:
             os.close(fd)
 
@@ -89,12 +90,17 @@ class Mover:
         self.engine.add(make_request(id, make_prompt(tokens, seed=id), 4, imports_kv=True))
         return next(r for r in self.engine.reserve() if r.id == id).generation
 
+    def join(self, pair: int) -> None:
+        self.mover.begin_pair(JoinPair(pair, 1, ID))
+
+    def open(self, pair: int) -> None:
+        self.mover.begin_pair(OpenPair(pair, 1))
+
     def extent(self, first: int, count: int) -> Extent:
         return self.engine.runner.cache.layout.extent(first, count)
 
     def announce(self, pair: int, id: int, generation: int, first: int, count: int) -> None:
-        size = count * self.engine.runner.cache.layout.token_bytes
-        self.mover.receive(ReceivePiece(pair, size, None, id, generation, self.extent(first, count)))
+        self.mover.receive(ReceivePiece(pair, self.extent(first, count), None, id, generation))
 
     @property
     def lost(self) -> list[int]:
@@ -109,7 +115,7 @@ def llama(tiny_model: MakeModel) -> Path:
 def test_a_stalled_peer_holds_nobody_up(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it = Mover(llama, monkeypatch, most=2)
     for pair in (1, 2):
-        it.mover.join_pair(pair, ID)
+        it.join(pair)
     it.turns()
     assert it.mover.output.pairs_up == [1, 2]
     stalled, other = it.links
@@ -128,7 +134,7 @@ def test_a_stalled_peer_holds_nobody_up(llama: Path, monkeypatch: pytest.MonkeyP
     assert it.mover.output.landed == [2] * 4
     # It goes on, or it ends: either way nothing is held.
     it.mover.close_pair(1)
-    it.mover.join_pair(3, ID)
+    it.join(3)
     it.turns()
     assert len(it.links) == 2
     stalled.gone = True
@@ -137,15 +143,17 @@ def test_a_stalled_peer_holds_nobody_up(llama: Path, monkeypatch: pytest.MonkeyP
     assert it.mover.output.pairs_up == [1, 2, 3]
 
 
-@pytest.mark.parametrize("size", [0, -1, 1 << 40, (1 << 64) - 1])
+@pytest.mark.parametrize(
+    "changes", [{"num_tokens": 0}, {"num_tokens": 1 << 31}, {"first_layer": 1}, {"num_heads": 1}, {"first_head": 1}]
+)
 def test_an_announcement_that_cannot_be_ends_its_pair_alone(
-    llama: Path, monkeypatch: pytest.MonkeyPatch, size: int
+    llama: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
 ) -> None:
     it = Mover(llama, monkeypatch, most=2)
     for pair in (1, 2):
-        it.mover.join_pair(pair, ID)
+        it.join(pair)
     it.turns()
-    it.mover.receive(ReceivePiece(1, size))
+    it.mover.receive(ReceivePiece(1, msgspec.structs.replace(it.extent(0, 16), **changes)))
     it.turns()
     assert it.lost == [1]
     generation = it.order(5, 32)
@@ -158,19 +166,20 @@ def test_an_announcement_that_cannot_be_ends_its_pair_alone(
 def test_any_announcements(llama: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Random, repeated, reordered, too large, of pairs that are not there: the mover lives and holds nothing after."""
     dice, it, pair = random.Random(seed), Mover(llama, monkeypatch, most=2), 0
-    token_bytes = it.engine.runner.cache.layout.token_bytes
     generation = it.order(1, 64)
     past: list[ReceivePiece] = []
-    it.mover.join_pair(100, ID)
+    it.join(100)
     for number in range(300):
         if number % 40 == 0:
             pair += 1
-            it.mover.join_pair(pair, ID)
+            it.join(pair)
         first, count = dice.choice([0, 16, 63, 1 << 31]), dice.choice([0, 1, 16, 64, 1 << 31])
-        extent = dice.choice([None, it.extent(first, count)])
-        size = dice.choice([count * token_bytes, 0, -5, 1, 1 << 16, (1 << 16) + 1, (1 << 64) - 1])
-        target = dice.choice([1, 7]), dice.choice([generation, 0])
-        past.append(ReceivePiece(dice.choice([pair, 0, 99]), size, dice.choice([None, 5]), *target, extent))
+        extent = it.extent(first, count)
+        if dice.random() < 0.2:
+            field = dice.choice(["first_layer", "num_layers", "first_head", "num_heads"])
+            extent = msgspec.structs.replace(extent, **{field: dice.choice([0, 1, 2, 1 << 31])})
+        target = dice.choice([1, 7, None]), dice.choice([generation, 0])
+        past.append(ReceivePiece(dice.choice([pair, 0, 99]), extent, dice.choice([None, 5]), *target))
         it.mover.receive(dice.choice(past))
         it.turns(1)
         for link in it.links[1:]:
@@ -186,7 +195,7 @@ def test_any_announcements(llama: Path, monkeypatch: pytest.MonkeyPatch, seed: i
     it.mover.output.imported.clear()
     generation = it.order(9, 48)
     it.announce(100, 9, generation, 0, 48)
-    it.mover.join_pair(500, ID)
+    it.join(500)
     it.turns()
     assert [imported.id for imported in it.mover.output.imported] == [9]
     assert 500 not in it.lost
@@ -196,7 +205,7 @@ def test_any_announcements(llama: Path, monkeypatch: pytest.MonkeyPatch, seed: i
 def test_a_further_pair_than_the_memory_is_enough_for(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it = Mover(llama, monkeypatch, most=2)
     for pair in (1, 2, 3):
-        it.mover.open_pair(pair)
+        it.open(pair)
     it.turns()
     assert it.lost == [3]
     assert it.mover.output.pairs_up == [1, 2]
@@ -206,7 +215,7 @@ def test_a_further_pair_than_the_memory_is_enough_for(llama: Path, monkeypatch: 
 def test_a_sender_without_credit_waits_and_takes_nobodys_slots(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it = Mover(llama, monkeypatch, most=2)
     for pair in (1, 2):
-        it.mover.open_pair(pair)
+        it.open(pair)
     it.turns()
     for pair in (1, 2):
         it.mover.use_pair(pair, check=False, credit=1)
@@ -219,8 +228,7 @@ def test_a_sender_without_credit_waits_and_takes_nobodys_slots(llama: Path, monk
         it.turns()
         pieces, it.mover.output.pieces = it.mover.output.pieces, []
         for piece in pieces:
-            size = piece.extent.num_tokens * it.engine.runner.cache.layout.token_bytes
-            it.mover.send(SendPiece(piece.id, piece.slot, size))
+            it.mover.send(SendPiece(piece.id, piece.slot))
         return [piece.id for piece in pieces]
 
     assert sorted(packed()) == [1, 2]

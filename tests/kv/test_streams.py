@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_worker.copy_stream import CopyStream
+from baton_engine.pairs.copy_stream import CopyStream
 from tests.engine.harness import make_request
 from tests.engine.ledger import make_ledger_engine
 

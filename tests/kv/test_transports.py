@@ -76,7 +76,9 @@ class PrefillEngine:
     """
 
     def __init__(self, wire: Wire | None) -> None:
-        self.ready = msgspec.structs.replace(READY, gpu_slot_bytes=SLOT_BYTES if wire is not None else 0, gpu_pairs=2)
+        self.ready = msgspec.structs.replace(
+            READY, gpu_slot_bytes=SLOT_BYTES if wire is not None else 0, gpu_pairs=2, gpus=["gpu 0"]
+        )
         self.wire = wire
         self.opened: asyncio.Queue[int] = asyncio.Queue()
         self.paired = asyncio.Event()
@@ -101,11 +103,9 @@ class PrefillEngine:
                 assert slot not in self.free_slots
                 assert on_gpu == (self.gpu_slots.pop(slot, None) is not None)
                 self.free_slots.append(slot)
-            case SendPiece(_, slot, size):
+            case SendPiece(_, slot):
                 assert self.wire is not None
-                data = self.gpu_slots.pop(slot)
-                assert len(data) == size
-                self.wire.append(data)
+                self.wire.append(self.gpu_slots.pop(slot))
                 self.free_slots.append(slot)
             case OpenPair(pair):
                 self.opened.put_nowait(pair)

@@ -3,17 +3,20 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton_common.extent import Extent
 from baton_common.kv_layout import KvLayout, Plane
+from baton_common.rank_parts import UNIQUE_ID_BYTES
 from baton_decode.handovers import Handovers
 from baton_decode.live_requests import LiveRequests
 from baton_decode.settings import DecodeSettings
-from baton_kv.pieces import UNIQUE_ID_BYTES, Piece, make_header
+from baton_kv.pieces import Piece, make_header
 from baton_prefill.gpu_pairs import GpuPairs
 from baton_prefill.session import Session
 from baton_proto import handover_pb2 as kv
@@ -34,12 +37,17 @@ from baton_worker.request_metrics import RequestMetrics
 ID = bytes(UNIQUE_ID_BYTES)
 SLOT_BYTES, CREDIT, MOST = 1 << 16, 2, 2
 LAYOUT = KvLayout(1, (Plane("key", 1, 16, "float32"),))
-READY = Ready("f", 1024, 512, 16, 64, LAYOUT, 1 << 16, 4, SLOT_BYTES, MOST, CREDIT)
+READY = Ready("f", 1024, 512, 16, 64, LAYOUT, 1 << 16, 4, SLOT_BYTES, MOST, CREDIT, ["gpu 0"])
+
+
+# Of pods with two ranks, which have two heads each of this layout.
+HEADS = KvLayout(1, (Plane("key", 4, 4, "float32"),))
+WIDE = msgspec.structs.replace(READY, layout=HEADS, gpus=["gpu 1", "gpu 2"])
 
 
 class Engine:
-    def __init__(self) -> None:
-        self.ready = READY
+    def __init__(self, ready: Ready = READY) -> None:
+        self.ready = ready
         self.heard: list[Any] = []
         self.send = self.heard.append
         self.import_slots: asyncio.Queue[int] = asyncio.Queue()
@@ -66,8 +74,8 @@ class Link:
 
 
 class Decode:
-    def __init__(self) -> None:
-        self.engine: Any = Engine()
+    def __init__(self, ready: Ready = READY) -> None:
+        self.engine: Any = Engine(ready)
         settings = DecodeSettings(model=Path())
         self.handovers = Handovers(settings, self.engine, 1, RequestMetrics(), LiveRequests())
 
@@ -105,7 +113,7 @@ async def test_a_size_that_no_piece_has_does_not_reach_the_engine(size: int) -> 
     assert (link.pair, decode.events["refused_announcement"]) == (None, 1)
     assert link.said() == ["up", "lost"]
     decode.announce(other, 64)
-    assert [command.size for command in decode.engine.of(ReceivePiece)] == [64]
+    assert [LAYOUT.size(command.extent) for command in decode.engine.of(ReceivePiece)] == [64]
     await decode.handovers.stop()
 
 
@@ -196,28 +204,61 @@ async def test_anything_that_a_prefill_pod_may_say() -> None:
     opened: set[int] = set()
     for command in decode.engine.heard:
         match command:
-            case JoinPair(pair, unique_id):
-                assert len(unique_id) == UNIQUE_ID_BYTES
+            case JoinPair(pair, _, unique_ids):
+                assert len(unique_ids) == UNIQUE_ID_BYTES
                 opened.add(pair)
             case ClosePair(pair):
                 opened.remove(pair)
-            case ReceivePiece(pair, size):
+            case ReceivePiece(pair, extent):
                 assert pair in opened
-                assert 0 < size <= SLOT_BYTES
+                assert LAYOUT.holds(extent)
+                assert 0 < LAYOUT.size(extent) <= SLOT_BYTES
         assert len(opened) <= MOST
     await decode.handovers.stop()
 
 
+@pytest.mark.parametrize(
+    ("ready", "ranks", "ids", "joined"),
+    [
+        (WIDE, 1, 2, True), (WIDE, 2, 2, True), (WIDE, 4, 4, True), (WIDE, 0, 2, True),
+        (WIDE, 0, 1, False),  # of a version that knows only pods of one rank
+        (WIDE, 1, 1, False), (WIDE, 2, 3, False), (WIDE, 3, 4, False), (WIDE, 1 << 31, 2, False), (READY, 2, 2, False),
+        (READY, 2, 1, True),
+    ],
+)  # fmt: skip
+async def test_an_offer_has_an_id_for_each_part(ready: Ready, ranks: int, ids: int, joined: bool) -> None:
+    decode = Decode(ready)
+    link = decode.link("a")
+    offer = kv.GpuPair(id=bytes(ids * UNIQUE_ID_BYTES), ranks=ranks)
+    decode.handovers.pair_changed(link, offer)
+    assert decode.engine.of(JoinPair) == ([JoinPair(1, ranks or 1, offer.id)] if joined else [])
+    assert (link.said(), decode.events["refused_announcement"]) == (([], 0) if joined else (["lost"], 1))
+    await decode.handovers.stop()
+
+
+async def test_a_pair_counts_by_its_connections() -> None:
+    """This pod has room for two connections for each rank, which are all those of a prefill pod with four ranks."""
+    decode = Decode(WIDE)
+    links = [decode.link(name) for name in "ab"]
+    for link in links:
+        decode.handovers.pair_changed(link, kv.GpuPair(id=bytes(4 * UNIQUE_ID_BYTES), ranks=4))
+    assert len(decode.engine.of(JoinPair)) == 1
+    assert (links[1].said(), decode.events["pair_refused"]) == (["lost"], 1)
+    decode.handovers.link_lost(links[0])
+    assert links[1].said() == ["lost", "room"]
+    await decode.handovers.stop()
+
+
 class Prefill:
-    def __init__(self) -> None:
-        self.engine: Any = Engine()
+    def __init__(self, ready: Ready = READY) -> None:
+        self.engine: Any = Engine(ready)
         self.sessions: dict[int, Session] = {}
         self.events: Counter[str] = Counter()
         self.pairs = GpuPairs(self.engine, self.sessions, self.events)
 
-    def session(self, id: int, credit: int = CREDIT) -> Session:
+    def session(self, id: int, credit: int = CREDIT, gpus: Iterable[str] = ()) -> Session:
         session = self.sessions[id] = Session(id, epoch=id)
-        self.pairs.offer(session, kv.Hello(gpu_piece_bytes=SLOT_BYTES, gpu_credit=credit))
+        self.pairs.offer(session, kv.Hello(gpu_piece_bytes=SLOT_BYTES, gpu_credit=credit, gpus=gpus))
         return session
 
     def up(self, session: Session) -> None:
@@ -251,11 +292,48 @@ async def test_a_decode_pod_that_says_twice_that_its_end_is_up() -> None:
 async def test_too_many_decode_pods() -> None:
     prefill = Prefill()
     sessions = [prefill.session(number) for number in (1, 2, 3)]
-    assert prefill.engine.of(OpenPair) == [OpenPair(1), OpenPair(2)]
+    assert prefill.engine.of(OpenPair) == [OpenPair(1, 1), OpenPair(2, 1)]
     assert prefill.events["pair_refused"] == 1
     del prefill.sessions[1]
     prefill.pairs.close(sessions[0])
-    assert prefill.engine.of(OpenPair)[2:] == [OpenPair(3)]
+    assert prefill.engine.of(OpenPair)[2:] == [OpenPair(3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("ready", "gpus", "reason"),
+    [
+        (WIDE, [], "its version pairs only with pods of one rank"),
+        (WIDE, ["gpu 3", "gpu 4", "gpu 5"], "it has 3 ranks, among which 4 KV heads cannot be divided"),
+        (WIDE, ["gpu 2"], "a rank of each pod is on the same GPU"),
+        (WIDE, ["gpu 0", "gpu 2"], "a rank of each pod is on the same GPU"),
+        (READY, ["gpu 0"], "a rank of each pod is on the same GPU"),
+    ],
+)
+async def test_a_decode_pod_with_which_no_pair_is_possible(
+    ready: Ready, gpus: list[str], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = Prefill(ready)
+    session = prefill.session(1, gpus=gpus)
+    assert reason in caplog.text
+    assert not prefill.engine.heard
+    # Nor later, whatever it says.
+    prefill.pairs.changed(session, kv.GpuPair(room=True))
+    prefill.pairs.changed(session, kv.GpuPair(up=True))
+    assert not prefill.engine.heard
+
+
+async def test_pods_with_several_ranks() -> None:
+    prefill = Prefill(WIDE)
+    # The ranks of both pods are on the same two GPUs, but none sends to itself.
+    swapped, four = prefill.session(1, gpus=["gpu 2", "gpu 1"]), prefill.session(2, gpus=["a", "b", "c", "d"])
+    assert prefill.engine.of(OpenPair) == [OpenPair(1, 2)]
+    assert prefill.events["pair_refused"] == 1  # one of its ranks would have two connections more
+    del prefill.sessions[1]
+    prefill.pairs.close(swapped)
+    assert prefill.engine.of(OpenPair)[1:] == [OpenPair(2, 4)]
+    ids = bytes(4 * UNIQUE_ID_BYTES)
+    prefill.pairs.take(Output(pair_ids=[PairId(2, ids)]))
+    assert four.control.get_nowait().gpu_pair == kv.GpuPair(id=ids, ranks=2)
 
 
 async def test_a_decode_pod_without_room_has_some_later() -> None:

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 
 from baton_engine.config import ConfigError, EngineConfig
-from baton_engine.executor import Fence, Launched
+from baton_engine.executor import Fence, Launched, RanksFence
 from baton_engine.kv_dtype import choose_kv_dtype
 from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
+from baton_engine.pairs.ends import PairEnds
+from baton_engine.pairs.rank_end import RankEnd
 from baton_engine.results import Results
 from baton_engine.runners import make_local_runner
 from baton_engine.shard import RankNumber, own_experts
@@ -69,6 +71,7 @@ class RanksExecutor:
         self.dtype, self.quantization, self.max_model_len = runner.dtype, runner.quantization, runner.max_model_len
         self.depth, self.times, self.threads = runner.depth, runner.times, runner.threads
         layout = model.kv_layout(runner.cache.layout.planes[0].dtype)
+        self._launches = 0
         self.cache = RanksCache(layout, runner.cache, processes)
         self.cache.warm_up()
 
@@ -84,12 +87,19 @@ class RanksExecutor:
     def launch(self, plan: StepPlan) -> Launched:
         self._processes.check()
         self._processes.send(Launch(plan))
+        self._launches += 1
         with self._processes.explained(RankDied):
             return _Launched(self._runner.launch(plan), self._processes)
 
     def fence(self) -> Fence | None:
-        """Return None: KV is written in the stream of the steps, and so after those that were launched before."""
-        return None
+        """As in Executor. Pieces that come over the host need no fence: their KV is written in the stream of the
+        steps."""
+        return RanksFence(self._launches, self._runner.fence())
+
+    def pair_ends(self) -> PairEnds:
+        """Return the ends of pairs with other pods' GPUs. To be called once."""
+        own = RankEnd(self._runner.cache, self.cache.layout, 0, self._processes.count)
+        return PairEnds(own, self.cache.layout, self._processes)
 
     def close(self) -> None:
         """As in Executor."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from baton_common.extent import Extent
 from baton_engine.config import EngineConfig
+from baton_engine.pairs.messages import PairCommand, Report
 from baton_engine.step_plan import StepPlan
 
 
@@ -37,7 +38,13 @@ class Failed(msgspec.Struct, tag=True):
     of_others: bool = False
 
 
-Reply = Alive | Loaded | Failed
+class Reports(msgspec.Struct, tag=True):
+    """What has happened to the rank's ends of pairs with other pods' GPUs."""
+
+    reports: list[Report]
+
+
+Reply = Alive | Loaded | Failed | Reports
 
 
 class Launch(msgspec.Struct, tag=True):
@@ -68,7 +75,8 @@ class Stop(msgspec.Struct, tag=True):
     """Free the model, and wait for the next Start."""
 
 
-Command = Launch | DrawMasked | Gather | Scatter | Stop
+Work = Launch | DrawMasked | Gather | Scatter | PairCommand
+Command = Work | Stop
 
 
 def _encode(array: Any) -> Any:

@@ -1,5 +1,6 @@
 """The process of one rank: it does what the engine process commands, and does not decide anything."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -8,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -15,7 +17,9 @@ import torch
 
 from baton_common.logging import configure_logging
 from baton_engine.config import ConfigError
-from baton_engine.executor import Launched
+from baton_engine.executor import Fence, Launched
+from baton_engine.pairs.messages import Report, UnpackParts
+from baton_engine.pairs.rank_end import RankEnd
 from baton_engine.runner import Runner
 from baton_engine.runners import make_local_runner, read_model
 
@@ -23,7 +27,21 @@ from .board import Board
 from .device import rank_config
 from .group import CollectiveError, Group
 from .kv_part import KvPart, RankHeads, pin
-from .messages import Alive, DrawMasked, Failed, Gather, Launch, Loaded, Reply, Scatter, Start, Stop, decode
+from .messages import (
+    Alive,
+    DrawMasked,
+    Failed,
+    Gather,
+    Launch,
+    Loaded,
+    Reply,
+    Reports,
+    Scatter,
+    Start,
+    Stop,
+    Work,
+    decode,
+)
 from .ring import RingReader, map_memory
 
 log = logging.getLogger(__name__)
@@ -31,24 +49,41 @@ log = logging.getLogger(__name__)
 _BEAT_S = 0.2
 # A GPU's next plan comes within one step, in less time than it takes to wake a sleeping process at each step.
 _SPIN_S = 0.002
+# How often a rank looks whether transfers are over, while there are some.
+_POLL_S = 0.0002
+# The steps behind which there are fences. Older ones are over, as fewer than this are in flight.
+_FENCES = 8
 
 
 class Rank:
     """Serves one model, until the engine process is gone or wants another one."""
 
-    def __init__(self, start: Start, ring: RingReader, board: Board, confirmed: int, exchange: torch.Tensor) -> None:
-        """confirmed: the counter of confirmations. exchange: memory shared with the engine process."""
+    def __init__(
+        self,
+        start: Start,
+        ring: RingReader,
+        board: Board,
+        sock: socket.socket,
+        confirmed: int,
+        exchange: torch.Tensor,
+    ) -> None:
+        """sock: for replies. confirmed: the counter of confirmations. exchange: memory that the engine process sees."""
         config = rank_config(start.config, start.rank)
         device = torch.device(config.device)
         self._number, self._ring, self._board = start.rank, ring, board
-        self._confirmed, self._exchange = confirmed, exchange
+        self._socket, self._confirmed, self._exchange = sock, confirmed, exchange
         count = config.tensor_parallel
         group = Group(start.rank, count, Path(start.folder), device, lambda: board.work(start.rank))
         model = read_model(config)
         self._runner: Runner = make_local_runner(config, model, device.type, None, group)
-        self._heads = RankHeads(model.kv_layout(self._runner.cache.layout.planes[0].dtype), start.rank, count)
+        layout = model.kv_layout(self._runner.cache.layout.planes[0].dtype)
+        self._heads = RankHeads(layout, start.rank, count)
         self._part = KvPart(self._runner.cache)
+        self._end = RankEnd(self._runner.cache, layout, start.rank, count)
+        self._reports: list[Report] = []
         self._launched: Launched | None = None
+        self._launches = 0
+        self._fences: deque[tuple[int, Fence | None]] = deque(maxlen=_FENCES)
         if device.type == "cuda":
             pin(exchange)
             ring.spin_s = _SPIN_S
@@ -56,26 +91,48 @@ class Rank:
     def run(self) -> None:
         """Execute commands until Stop. Raises EOFError when the engine process is gone."""
         while True:
+            if self._end.busy or self._reports:
+                self._report()
+                if not self._ring.arrived(_POLL_S):
+                    continue
             command = decode(self._ring.receive())
             self._board.work(self._number)
-            match command:
-                case Launch(plan):
-                    self._launched = self._runner.launch(plan)
-                case DrawMasked(masks):
-                    assert self._launched is not None
-                    self._launched.draw_masked(masks)
-                case Gather(tables, extent):
-                    found = self._heads.within(extent)
-                    if found is not None and self._heads.owns:
-                        self._part.gather(tables, found[0], self._exchange[: self._part.size(found[0])])
-                    os.eventfd_write(self._confirmed, 1)
-                case Scatter(tables, extent):
-                    found = self._heads.within(extent)
-                    if found is not None:
-                        self._part.scatter(tables, found[0], self._exchange[: self._part.size(found[0])])
-                    os.eventfd_write(self._confirmed, 1)
-                case Stop():
-                    return
+            if isinstance(command, Stop):
+                return
+            self._execute(command)
+
+    def _execute(self, command: Work) -> None:
+        match command:
+            case Launch(plan):
+                self._launched = self._runner.launch(plan)
+                self._launches += 1
+                self._fences.append((self._launches, self._runner.fence()))
+            case DrawMasked(masks):
+                assert self._launched is not None
+                self._launched.draw_masked(masks)
+            case Gather(tables, extent):
+                found = self._heads.within(extent)
+                if found is not None and self._heads.owns:
+                    self._part.gather(tables, found[0], self._exchange[: self._part.size(found[0])])
+                os.eventfd_write(self._confirmed, 1)
+            case Scatter(tables, extent):
+                found = self._heads.within(extent)
+                if found is not None:
+                    self._part.scatter(tables, found[0], self._exchange[: self._part.size(found[0])])
+                os.eventfd_write(self._confirmed, 1)
+            case UnpackParts(fence=launched):
+                fence = next((fence for number, fence in self._fences if number >= launched), None)
+                self._end.execute(command, fence)
+            case _:
+                self._end.execute(command)
+
+    def _report(self) -> None:
+        """Send what has happened to the pairs. What does not fit into the socket's buffer is sent later."""
+        self._reports += self._end.settle()
+        if self._reports:
+            with contextlib.suppress(BlockingIOError):
+                self._socket.send(msgspec.json.encode(Reports(self._reports)), socket.MSG_DONTWAIT)
+                self._reports = []
 
 
 def _beat(board: Board, rank: int, parent: int) -> None:
@@ -111,7 +168,7 @@ def main() -> None:
         start = msgspec.json.decode(data, type=Start)
         configure_logging(f"rank-{start.rank}", logging.getLevelName(start.log_level).lower())
         try:
-            rank = Rank(start, reader, board, confirmed, memory)
+            rank = Rank(start, reader, board, sock, confirmed, memory)
             reply(Loaded())
             rank.run()
         except EOFError:

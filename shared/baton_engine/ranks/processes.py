@@ -18,10 +18,11 @@ import msgspec
 import torch
 
 from baton_engine.config import ConfigError, EngineConfig
+from baton_engine.pairs.messages import Report
 
 from .board import Board
 from .group import CollectiveError, Group
-from .messages import Alive, Command, Failed, Loaded, Reply, Start, Stop, encode
+from .messages import Alive, Command, Failed, Loaded, Reply, Reports, Start, Stop, encode
 from .ring import RING_BYTES, RingWriter, create_counter, create_memory, map_memory, read_counter
 
 log = logging.getLogger(__name__)
@@ -63,9 +64,10 @@ class _Rank:
 
     def receive(self, timeout: float) -> Reply | None:
         """Return the next reply; None if none comes in time, or none can come any more."""
-        with contextlib.suppress(ConnectionError):
+        # The thread that watches may take a message that this thread has seen.
+        with contextlib.suppress(ConnectionError, BlockingIOError):
             readable, _, _ = select.select([self.socket], [], [], timeout)
-            if readable and (data := self.socket.recv(_MESSAGE_BYTES)):
+            if readable and (data := self.socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)):
                 reply: Reply = msgspec.json.decode(data, type=Reply)
                 if isinstance(reply, Failed):
                     self.failed = reply
@@ -145,6 +147,14 @@ class RankProcesses:
         """Send a command to all ranks."""
         self._ring.send(encode(command))
         self._board.work(0)
+
+    def take_reports(self) -> list[tuple[int, Report]]:
+        """As in OtherRanks."""
+        taken: list[tuple[int, Report]] = []
+        for rank in self.ranks:
+            while isinstance(reply := rank.receive(0), Reports):
+                taken += [(rank.number, report) for report in reply.reports]
+        return taken
 
     def await_confirmations(self) -> None:
         """Wait until each rank has confirmed one command."""

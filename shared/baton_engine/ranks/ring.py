@@ -89,6 +89,14 @@ class RingReader:
         self._new, self._taken, self._closed = new, taken, closed
         self._at = self._ready = 0
 
+    def arrived(self, timeout: float = 0.0) -> bool:
+        """Whether a message has come, or has begun to, within so many seconds."""
+        if not self._ready:
+            if timeout:
+                select.select([self._new], [], [], timeout)
+            self._ready = read_counter(self._new)
+        return self._ready > 0
+
     def receive(self) -> bytes:
         """Wait for the next message. Raises EOFError when the writer is gone."""
         [size] = _LENGTH.unpack(self._take(_LENGTH.size))

@@ -10,14 +10,28 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import socket
 import struct
 import sys
 import threading
+import time
 from typing import Any
 
 _SIZE = struct.Struct("<Q")
-_listeners: dict[int, socket.socket] = {}
+_CONNECT_S = 5.0
+_RANKS = "baton_engine.ranks.process"
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return int(sys.orig_argv[sys.orig_argv.index(_RANKS) + 1]) if _RANKS in sys.orig_argv else 0
+
+
+def fault() -> tuple[str, int]:
+    """Return the fault of this process's links, and the number of the message at which it happens."""
+    kind, _, number = os.environ.get("PAIR_FAULT", "").partition(":")
+    return kind, int(number or 0)
 
 
 class Event:
@@ -29,19 +43,18 @@ class Event:
 
 
 class SocketLink:
-    """In place of baton_kv.nccl.Communicator."""
+    """In place of baton_engine.pairs.nccl.Communicator. The id is the name of an abstract socket."""
 
     def __init__(self, rank: int, unique_id: bytes, device: Any) -> None:
         self.failure: str | None = None
         self.up = False
         self.gone = False
         self._rank = rank
-        self._port = int(unique_id.rstrip(b"\0"))
+        self._name = b"\0" + unique_id.rstrip(b"\0")
         self._socket: socket.socket | None = None
         self._queue: queue.Queue[tuple[Any, Event] | None] = queue.Queue()
         self._closed = threading.Event()
-        self._fault, _, number = os.environ.get("PAIR_FAULT", "").partition(":")
-        self._left = int(number or 0)
+        self._fault, self._left = fault()
         threading.Thread(target=self._run, daemon=True).start()
 
     def send(self, values: Any) -> Event:
@@ -83,15 +96,31 @@ class SocketLink:
             self.gone = True
 
     def _connect(self) -> socket.socket:
+        if self._fault == "refuse":
+            raise OSError("refused for a test")
         if self._rank:
-            return socket.create_connection(("127.0.0.1", self._port), timeout=5)
-        with _listeners.pop(self._port) as listener:
-            if self._fault == "refuse":
-                raise OSError("refused for a test")
-            listener.settimeout(5)
+            return self._reach()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._name)
+            listener.listen()
+            listener.settimeout(_CONNECT_S)
             connection, _ = listener.accept()
             connection.settimeout(None)
             return connection
+
+    def _reach(self) -> socket.socket:
+        """Connect to the other end, which may begin later."""
+        until = time.monotonic() + _CONNECT_S
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(self._name)
+            except ConnectionRefusedError:
+                connection.close()
+                if time.monotonic() > until or self._closed.wait(0.02):
+                    raise
+            else:
+                return connection
 
     def _send(self, view: memoryview) -> None:
         assert self._socket is not None
@@ -105,7 +134,7 @@ class SocketLink:
         if self._left == 0 and self._fault == "damage":
             data[len(data) // 3] ^= 4
         self._socket.sendall(_SIZE.pack(len(data)) + data)
-        print(json.dumps({"event": "sent_to_pair", "bytes": len(data)}), flush=True)
+        print(json.dumps({"event": "sent_to_pair", "bytes": len(data), "rank": rank()}), flush=True)
 
     def _receive(self, view: memoryview) -> None:
         assert self._socket is not None
@@ -127,22 +156,22 @@ class SocketLink:
 
 
 def make_unique_id() -> bytes:
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    _listeners[port] = listener
-    return str(port).encode().ljust(128, b"\0")
+    return secrets.token_hex(32).encode().ljust(128, b"\0")
+
+
+def gpu_ids(device: Any, count: int) -> list[str]:
+    return [f"{os.getpid()} {rank}" for rank in range(count)]
 
 
 def faulty_nccl() -> Any:
     """Return NCCL's Communicator with the fault, and a word on each message sent."""
     import torch
 
-    from baton_kv.nccl import Communicator, NcclError
+    from baton_engine.pairs.nccl import Communicator, NcclError
 
     class Faulty(Communicator):
         def __init__(self, rank: int, unique_id: bytes, device: Any) -> None:
-            self._fault, _, number = os.environ.get("PAIR_FAULT", "").partition(":")
-            self._left = int(number or 0)
+            self._fault, self._left = fault()
             super().__init__(rank, unique_id, device)
 
         def send(self, values: Any) -> Any:
@@ -159,26 +188,27 @@ def faulty_nccl() -> Any:
                 values[len(values) // 3] ^= 4
                 torch.cuda.synchronize()
             transfer = super().send(values)
-            print(json.dumps({"event": "sent_to_pair", "bytes": len(values)}), flush=True)
+            print(json.dumps({"event": "sent_to_pair", "bytes": len(values), "rank": rank()}), flush=True)
             return transfer
 
     return Faulty
 
 
-if "baton_worker.engine_process" in sys.orig_argv:
+if {"baton_worker.engine_process", _RANKS} & set(sys.orig_argv):
     import torch
 
-    from baton_kernels.reference.blocks import checksum_reference
-    from baton_worker import kv_mover, pair_memory, pairs
-    from baton_worker.pair_memory import PairMemory
+    # Each module takes these names from here when it is imported.
+    from baton_engine.pairs import nccl
 
-    replacements: Any = [
-        (pair_memory, "set_aside", lambda *_, **__: PairMemory(int(os.environ.get("PAIR_MOST", "8")), 0)),
-        (pairs, "make_unique_id", make_unique_id),
-        (pairs, "Communicator", SocketLink),
-        (kv_mover, "checksum", checksum_reference),
-    ]
     if torch.cuda.is_available():
-        replacements = [(pairs, "Communicator", faulty_nccl())]
-    for module, name, value in replacements:
-        setattr(module, name, value)
+        replacements = {"Communicator": faulty_nccl()}
+    else:
+        replacements = {"Communicator": SocketLink, "make_unique_id": make_unique_id, "gpu_ids": gpu_ids}
+    for name, value in replacements.items():
+        setattr(nccl, name, value)
+    if "baton_worker.engine_process" in sys.orig_argv and not torch.cuda.is_available():
+        from baton_worker import pair_memory
+        from baton_worker.pair_memory import PairMemory
+
+        most = int(os.environ.get("PAIR_MOST", "8"))
+        pair_memory.set_aside = lambda *_, **__: PairMemory(most, 0)  # type: ignore[assignment]

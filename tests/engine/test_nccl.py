@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from baton_kv import nccl
+from baton_engine.pairs import nccl
 
 
 def test_a_cpu_is_no_end_of_a_communicator() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .pieces import UNIQUE_ID_BYTES
+from baton_common.rank_parts import UNIQUE_ID_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,14 @@ def available(device: torch.device) -> bool:
     return True
 
 
+def gpu_ids(device: torch.device, count: int) -> list[str]:
+    """Return what identifies so many GPUs, the given one first, among all GPUs of all machines."""
+    first = device.index or 0
+    return [str(torch.cuda.get_device_properties(first + number).uuid) for number in range(count)]
+
+
 def make_unique_id() -> bytes:
-    """Return the id by which two ranks find each other. This process must be one of the two."""
+    """Return the id by which two ranks find each other. This process must run until they have done so."""
     unique_id = _UniqueId()
     _check(_library().ncclGetUniqueId(ctypes.byref(unique_id)))
     return ctypes.string_at(ctypes.byref(unique_id), UNIQUE_ID_BYTES)
