@@ -44,7 +44,7 @@ def select_backend(
     the cache. block_size: in tokens. Raises ConfigError, which names the backends that can run the model, for a backend
     that cannot.
     """
-    # In the order in which "auto" takes them. It takes none that has not been measured to be faster than those after it.
+    # In the order in which "auto" takes them: "hopper" has not been measured to be faster than "triton".
     refusals = {
         "triton": _why_not_triton(config, device),
         "hopper": _why_not_hopper(config, device, deterministic, kv_dtype, block_size),
