@@ -79,6 +79,9 @@ class WorkerSettings(PeerSettings):
     expert_parallel: bool = False
     """Give each of these processes some experts of a mixture of experts as a whole, instead of a part of every expert.
     Attention is divided as before."""
+    symmetric_memory: bool = False
+    """Let these processes add up the small messages of decode steps in the memory of each other's GPUs, where that is
+    faster than NCCL. Which messages are small is measured at start."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default chosen from its cores and the size of the model's layers."""
     engines_sharing_cpu: int | None = Field(default=None, ge=1)

@@ -35,8 +35,17 @@ class Group:
     """Implements Ranks. Tensors of the device go through NCCL if it is a GPU, and decisions of the host through gloo,
     which notices at once when another process ends."""
 
-    def __init__(self, rank: int, count: int, folder: Path, device: torch.device, work: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        count: int,
+        folder: Path,
+        device: torch.device,
+        work: Callable[[], None],
+        symmetric_memory: bool = False,
+    ) -> None:
         """Connect to the other ranks. folder: one that all ranks see, used once. work: called at each operation.
+        symmetric_memory: as in EngineConfig.
 
         Raises CollectiveError if the ranks cannot be connected.
         """
@@ -59,6 +68,7 @@ class Group:
         self._small: SmallSums | None = None
         if device.type == "cuda":
             self._device = self._connect_gpus(PrefixStore("gpus", store), device)
+        if device.type == "cuda" and symmetric_memory:
             memory = SymmetricMemory(rank, count, device, PrefixStore("memory", store), folder.name)
             self._small = find_small_sums(memory, self.sum_large, self.least, graph_seconds)
 

@@ -73,7 +73,9 @@ class Rank:
         self._number, self._ring, self._board = start.rank, ring, board
         self._socket, self._confirmed, self._exchange = sock, confirmed, exchange
         count = config.tensor_parallel
-        group = Group(start.rank, count, Path(start.folder), device, lambda: board.work(start.rank))
+        group = Group(
+            start.rank, count, Path(start.folder), device, lambda: board.work(start.rank), config.symmetric_memory
+        )
         model = read_model(config)
         self._runner: Runner = make_local_runner(config, model, device.type, None, group)
         layout = model.kv_layout(self._runner.cache.layout.planes[0].dtype)

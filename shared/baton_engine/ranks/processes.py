@@ -133,7 +133,8 @@ class RankProcesses:
         level = logging.getLogger().getEffectiveLevel()
         for rank in self.ranks:
             rank.socket.send(msgspec.json.encode(Start(config, rank.number, self._folder.name, level)))
-        return Group(0, self.count, Path(self._folder.name), device, lambda: self._board.work(0))
+        folder, work = Path(self._folder.name), lambda: self._board.work(0)
+        return Group(0, self.count, folder, device, work, config.symmetric_memory)
 
     def await_loaded(self) -> None:
         """Wait until all ranks can run plans. From then on a rank that hangs is noticed."""
