@@ -37,7 +37,8 @@ def poison(engine: Engine) -> None:
                 for at in range(table.gone * size, sequence.computed):
                     free[table.blocks[at // size], at % size] = False
     for plane in planes:
-        plane[:, free] = float("nan")
+        # torch cannot assign to some of the codes of 8 bits.
+        plane.copy_(plane.float().masked_fill(free[:, :, None, None], float("nan")))
 
 
 def break_embedding(engine: Engine) -> None:
