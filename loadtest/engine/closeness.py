@@ -331,7 +331,11 @@ def compare(family: str, arguments: argparse.Namespace, device: str) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder, family, fields, arguments.seed)
-        division = {"tensor_parallel": arguments.tensor_parallel, "expert_parallel": arguments.expert_parallel}
+        division = {
+            "tensor_parallel": arguments.tensor_parallel,
+            "expert_parallel": arguments.expert_parallel,
+            "pipeline_parallel": arguments.pipeline_parallel,
+        }
         judge = Family(folder, prompts, arguments.tokens, device, division)
         for dtype, way in itertools.product(DTYPES, ways(device == "cuda")):
             began = time.perf_counter()
@@ -358,6 +362,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs, or processes on a CPU")
     parser.add_argument("--expert-parallel", action="store_true", help="each of them has whole experts")
+    parser.add_argument("--pipeline-parallel", type=int, default=1, help="stages of so many GPUs or processes each")
     parser.add_argument("--tiny", action="store_true", help="models that a CPU answers within seconds")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()

@@ -63,7 +63,7 @@ class _Runner:
     """Returns the same token in every step, one step late."""
 
     depth = 1
-    compilations = 0
+    compilations, stages = 0, 1
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.num_blocks is not None

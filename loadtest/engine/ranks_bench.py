@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import FileStore
 from baton_engine.ranks.group import Group
 from baton_engine.ranks.messages import Launch, decode, encode
 from baton_engine.ranks.ring import RING_BYTES, RingReader, RingWriter, create_counter, create_memory, read_counter
+from baton_engine.ranks.seat import Seat
 from baton_engine.ranks.small_sums import SmallSums, graph_seconds
 from baton_engine.ranks.symmetric_memory import SymmetricMemory
 from baton_engine.step_plan import StepPlan
@@ -77,7 +78,7 @@ def time_sums(rank: int, ranks: int, folder: str, hidden: int) -> None:
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    group = Group(rank, ranks, Path(folder), device, lambda: None)
+    group = Group(Seat(rank, ranks, 1), Path(folder), device, lambda: None)
     for tokens in (1, 32, 256, 2048):
         x = torch.ones(tokens, hidden, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32)
         times = []

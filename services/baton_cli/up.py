@@ -68,6 +68,9 @@ def up(
     expert_parallel: Annotated[
         bool | None, typer.Option("--expert-parallel", help="Give each of these processes whole experts of the model.")
     ] = None,
+    pipeline_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Stages that have some of the layers each, with as many processes each.")
+    ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send; may be repeated.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file with the chat template. Default: the model's own.")
@@ -124,6 +127,7 @@ def up(
             deterministic=deterministic,
             tensor_parallel=tensor_parallel,
             expert_parallel=expert_parallel,
+            pipeline_parallel=pipeline_parallel,
             engines_sharing_cpu=None if "BATON_ENGINES_SHARING_CPU" in os.environ else workers,
         ),
         gateway_flags=level

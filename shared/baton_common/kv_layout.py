@@ -75,6 +75,11 @@ class Run(msgspec.Struct, frozen=True):
     first_layer: int
     num_layers: int
 
+    @property
+    def end_layer(self) -> int:
+        """The number after that of the last layer."""
+        return self.first_layer + self.num_layers
+
 
 class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     """The planes that each layer of a model has, and how many tokens each layer sees.

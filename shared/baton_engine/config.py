@@ -37,6 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1  # processes that divide each layer among them, on a GPU each or on the CPU
     expert_parallel: bool = False  # each of them has some experts as a whole, not a part of every expert
     symmetric_memory: bool = False  # each of them reads small messages in the memory of the other GPUs, without NCCL
+    pipeline_parallel: int = 1  # stages that compute the layers one after another, of tensor_parallel processes each
     num_threads: int | None = None  # on CPU; None = chosen from the cores and the model
     engines_sharing_cpu: int | None = None  # number of engines that divide the cores, this one included
 
@@ -56,6 +57,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         config._check()
         return config
 
+    @property
+    def processes(self) -> int:
+        """The number of processes that compute, each on a GPU of its own or on the CPU."""
+        return self.tensor_parallel * self.pipeline_parallel
+
     def _check(self) -> None:
         if self.kv_scales is not None and self.kv_cache_dtype == "auto":
             raise ConfigError("--kv-scales is for --kv-cache-dtype fp8")
@@ -63,8 +69,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--block-size must be at least 1")
         if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1:
             raise ConfigError("--max-num-batched-tokens and --max-num-seqs must be at least 1")
-        if self.tensor_parallel < 1:
-            raise ConfigError("--tensor-parallel must be at least 1")
+        if self.tensor_parallel < 1 or self.pipeline_parallel < 1:
+            raise ConfigError("--tensor-parallel and --pipeline-parallel must be at least 1")
         if self.expert_parallel and self.tensor_parallel == 1:
             raise ConfigError("--expert-parallel divides experts among the ranks of --tensor-parallel, which is 1")
         if self.chunk_ms < 0:

@@ -32,10 +32,11 @@ from .prompt_graphs import PromptGraphs
 from .row_table import DeviceRowTable
 from .runner import FLOAT_ROWS, Runner, row_sums
 from .shard import ALONE, Ranks
+from .stage import WHOLE, Stage
 from .step_in_flight import PromptLogprobs, StepInFlight
 from .step_plan import StepPlan
 from .step_times import StepWork
-from .token_graphs import TokenGraphs
+from .token_graphs import SIZES, TokenGraphs
 from .transfer import host_buffer, to_device, to_host
 from .triton_ops import DETERMINISTIC, TRITON
 from .warm_up import warm_up_steps
@@ -55,21 +56,34 @@ class CudaRunner(Runner):
     _table: DeviceRowTable
 
     def __init__(
-        self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None, ranks: Ranks = ALONE
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        progress: Progress | None = None,
+        ranks: Ranks = ALONE,
+        stage: Stage = WHOLE,
     ) -> None:
-        super().__init__(config, model, progress, ranks)
+        super().__init__(config, model, progress, ranks, stage)
         self._progress = progress
         self._compilations = Compilations()
         self._sampler = DeviceSampler(self._table, model.vocab_size, self.device)
         self._decode_graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
+        # What the previous stage has sent, for graphs, which read it at a fixed address.
+        rows = max(config.max_num_seqs, min(config.max_num_batched_tokens, SIZES[-1]))
+        self._graph_input = None
+        if not stage.is_first:
+            self._graph_input = torch.zeros(rows, model.hidden_size, dtype=self.dtype, device=self.device)
         # A graph of decodes cuts long sequences into parts that depend on the batch, which --deterministic rules out.
         if isinstance(self._backend, GraphBackend) and not config.enforce_eager and not config.deterministic:
-            self._decode_graphs = DecodeGraphs(
-                self._model, self.cache, self._backend, self._table, self._block_size, model.vocab_size, self.device,
-                ranks,
-            )  # fmt: skip
+            self._decode_graphs = self._make_decode_graphs(self._backend)
+
+    def _make_decode_graphs(self, backend: GraphBackend) -> DecodeGraphs:
+        return DecodeGraphs(
+            self._model, self.cache, backend, self._table, self._block_size, self.model.vocab_size, self.device,
+            self._ranks, self._graph_input,
+        )  # fmt: skip
 
     def start(self) -> None:
         steps = warm_up_steps(self._config, self.max_model_len, self._num_groups)
@@ -143,12 +157,12 @@ class CudaRunner(Runner):
         self._token_graphs = TokenGraphs(
             self._model, self.cache, self._backend, self._resolve, recorder, self._block_size,
             min(config.max_num_batched_tokens, self.max_model_len),
-            (self.model.num_heads, self.model.head_dim), self._progress, self._ranks,
+            (self.model.num_heads, self.model.head_dim), self._progress, self._ranks, self._graph_input,
         )  # fmt: skip
         if isinstance(self._backend, TritonPaged):
             self._prompt_graphs = PromptGraphs(
                 self._model, self.cache, self._backend, self._resolve, recorder, self._block_size,
-                self._token_graphs.sizes,
+                self._token_graphs.sizes, self._graph_input,
             )  # fmt: skip
 
     def _resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -172,9 +186,15 @@ class CudaRunner(Runner):
         event.record()
         return event
 
+    def _receive(self, tokens: int) -> None:
+        """Let a graph read what the previous stage has computed for a step of so many tokens."""
+        if self._graph_input is not None:
+            self._stage.receive(self._graph_input[:tokens])
+
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> Launched:
+        self._receive(len(plan.rows))
         done = graphs.replay(plan)
-        launched = StepInFlight(done.tokens, plan.draws)
+        launched = StepInFlight(done.result, plan.draws)
         special = self._table.special
         if not special.isdisjoint(plan.rows):
             draws = [
@@ -182,7 +202,7 @@ class CudaRunner(Runner):
                 for index, (row, end) in enumerate(zip(plan.rows, plan.ends, strict=True))
                 if row in special
             ]
-            self._draw(launched, plan, draws, done.logits, done.inputs, done.tokens)
+            self._draw(launched, plan, draws, done.logits, done.inputs, done.result)
         return launched.send()
 
     def _run(self, plan: StepPlan) -> Launched:
@@ -197,6 +217,13 @@ class CudaRunner(Runner):
         batch = self._pack(plan, packed)
         marks = self._marks(plan)
         hidden, ids = self._forward(size, host, batch, marks.written if marks else None)
+        return self._draw_all(plan, batch, hidden, ids, marks)
+
+    def _draw_all(
+        self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor, ids: torch.Tensor, marks: LayerMarks | None
+    ) -> Launched:
+        """Launch the draws of a plan. hidden, ids: of at least the step's tokens."""
+        count = plan.num_tokens
         tokens = torch.empty(sum(plan.draws), dtype=torch.int64, device=self.device)
         launched = StepInFlight(tokens, plan.draws)
         launched.layers = marks
@@ -230,9 +257,11 @@ class CudaRunner(Runner):
         packed: as TokenGraphs.forward has it. written: as Context has it.
         """
         if self._prompt_graphs and size and not written and self._prompt_graphs.fits(size, batch):
+            self._receive(batch.starts[-1])
             return self._prompt_graphs.forward(size, packed, batch)
         self._backend.prepare(batch)
         if self._token_graphs and size:
+            self._receive(batch.starts[-1])
             return self._token_graphs.forward(size, packed, written)
         inputs = packed.to(self.device, non_blocking=True)
         ids = inputs[0]

@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 class _Graph(msgspec.Struct):
     inputs: DecodeInputs
     graph: torch.cuda.CUDAGraph
-    tokens: torch.Tensor  # [size] int64, sampled
+    result: torch.Tensor  # what `_finish` has returned
 
 
 class Replayed(msgspec.Struct):
     """Device tensors of a step that was replayed, valid until the next graph runs.
 
-    tokens: [sequences] int64, sampled. inputs: [sequences] int64, their input tokens. logits: [sequences, vocab], of
-    which other work may be left where no sequence is special (DeviceRowTable).
+    result: [sequences] int64, the sampled tokens. inputs: [sequences] int64, their input tokens. logits: [sequences,
+    vocab], of which other work may be left where no sequence is special (DeviceRowTable).
     """
 
-    tokens: torch.Tensor
+    result: torch.Tensor
     inputs: torch.Tensor
     logits: torch.Tensor
 
@@ -61,7 +61,11 @@ class DecodeGraphs:
         vocab: int,
         device: torch.device,
         ranks: Ranks,
+        received: torch.Tensor | None,
     ) -> None:
+        """received: what a pass begins with instead of the embedding, [at least the most sequences, hidden]; None = the
+        embedding."""
+        self._received = received
         self._model, self._cache, self._backend = model, cache, backend
         self._block_size = block_size
         self._table = table
@@ -84,8 +88,8 @@ class DecodeGraphs:
             for _ in range(2):
                 self._decode(inputs, gathers)
             torch.cuda.synchronize()
-            graph, tokens = recorder.record(partial(self._decode, inputs, gathers))
-            self._graphs[gathers][size] = _Graph(inputs, graph, tokens)
+            graph, result = recorder.record(partial(self._decode, inputs, gathers))
+            self._graphs[gathers][size] = _Graph(inputs, graph, result)
             if progress:
                 progress("CUDA graphs of decodes", done + 1, len(kinds))
         self._graphs = {gathers: dict(sorted(graphs.items())) for gathers, graphs in self._graphs.items()}
@@ -96,7 +100,13 @@ class DecodeGraphs:
         inputs.unpack(table.columns, table.tables, self._block_size)
         self._backend.use_rows(table.tables, inputs.rows, inputs.lengths)
         tokens = Tokens(inputs.token_ids, inputs.positions, inputs.slots)
-        hidden = self._model(Context(tokens, self._cache, self._backend))
+        received = None if self._received is None else self._received[: len(inputs.rows)].clone()
+        hidden = self._model(Context(tokens, self._cache, self._backend, received=received))
+        return self._finish(inputs, hidden, gathers)
+
+    def _finish(self, inputs: DecodeInputs, hidden: torch.Tensor, gathers: bool) -> torch.Tensor:
+        """Return what a graph computes from the hidden states [size, hidden]: the sampled tokens, [size] int64."""
+        table = self._table
         sampled = self._draw(hidden, inputs) if gathers else self._draw_apart(hidden, inputs)
         table.last_tokens.index_copy_(0, inputs.rows, sampled)
         return sampled
@@ -135,4 +145,4 @@ class DecodeGraphs:
         packed[POSITION:, count:] = 0
         graph.inputs.packed.copy_(host, non_blocking=True)
         graph.graph.replay()
-        return Replayed(graph.tokens[:count], graph.inputs.token_ids[:count], self._logits[:count])
+        return Replayed(graph.result[:count], graph.inputs.token_ids[:count], self._logits[:count])

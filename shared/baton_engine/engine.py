@@ -17,7 +17,8 @@ from .compiling import Compiling
 from .config import EngineConfig
 from .delta import Delta, Load, Reservation, delta_of
 from .device import find_device
-from .executor import Executor, Fence
+from .executor import Fence
+from .executors import make_runner
 from .exports import Export, Exports
 from .grammars import Grammars
 from .imports import Import, Imports, Write
@@ -25,24 +26,15 @@ from .integrity import check_integrity
 from .kv_source import KvSource
 from .loading import Progress
 from .masks import Masks
-from .model_config import ModelConfig
 from .pipeline import Pipeline
 from .prefill_pods import PrefillPods
-from .ranks.executor import RanksExecutor
 from .results import Choice
-from .runners import make_local_runner, read_model
+from .runners import read_model
 from .sampling import TokenLogprobs
 from .scheduler import Scheduler
 from .sequence import FinishReason, Request, Sequence, State
 from .step import Step
 from .step_result import StepResult
-
-
-def make_runner(config: EngineConfig, model: ModelConfig, device: str, progress: Progress | None) -> Executor:
-    """Return what runs the model on "cpu" or "cuda" devices: in this process, or in as many as --tensor-parallel."""
-    if config.tensor_parallel == 1:
-        return make_local_runner(config, model, device, progress)
-    return RanksExecutor(config, model, device, progress)
 
 
 class Engine:
@@ -68,12 +60,13 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_export_blocks=int(self.pool.num_blocks * config.export_fraction),
             reach=self._imports.reach,
+            stages=self.runner.stages,
         )
         self._arrivals = 0
         self._sequences: dict[int, list[Sequence]] = {}
         self._compiling = Compiling(Grammars(Path(config.model), model.vocab_size))
         self._masks = Masks(model.vocab_size)
-        self._in_flight = Pipeline(self.runner.times)
+        self._in_flight = Pipeline(self.runner.times, self.runner.stages)
         self._bound_chunks()
         self._step_tokens = Histogram(STEP_TOKENS_BUCKETS)
         self._exports = Exports(layout, config.block_size)
@@ -143,14 +136,15 @@ class Engine:
         return result
 
     def _draw_masked(self) -> None:
-        """Launch the draws of the oldest step that grammars restrict, as all tokens before them are known now.
+        """Launch the draws that grammars restrict: those of the oldest step, as all tokens before them are known now,
+        and those of all steps if none depends on another one.
 
-        As a rule the device still computes that step while its masks are computed here.
+        As a rule the device still computes these steps while their masks are computed here.
         """
-        step, launched = self._in_flight.oldest
-        if step.masked:
-            launched.draw_masked(self._masks.compute(step.masked))
-            step.masked = []
+        for step, launched in self._in_flight.independent():
+            if step.masked:
+                launched.draw_masked(self._masks.compute(step.masked))
+                step.masked = []
 
     def add_source(self, source: KvSource) -> None:
         """Let a further source bring KV. It is asked after all others."""

@@ -101,9 +101,10 @@ class KvStore(Protocol):
 class Executor(Protocol):
     """Runs plans in the order in which they are launched.
 
-    depth: number of steps that may be in flight when another one is launched. times: of steps, measured at start.
-    threads: those that compute; None on a GPU. dtype: of activations, and of weights that are not quantized.
-    quantization: the name of the weights' Quantization.
+    depth: number of steps that may be in flight when another one is launched. stages: number of processes that compute
+    a step one after another; if there are several, a step must not depend on draws of those in flight. times: of steps,
+    measured at start. threads: those that compute; None on a GPU. dtype: of activations, and of weights that are not
+    quantized. quantization: the name of the weights' Quantization.
     """
 
     @property
@@ -113,6 +114,7 @@ class Executor(Protocol):
     quantization: str
     max_model_len: int
     depth: int
+    stages: int
     times: StepTimes
     threads: Threads | None
 

@@ -6,7 +6,7 @@ import msgspec
 import torch
 
 from baton_common.extent import Extent
-from baton_common.kv_layout import KvLayout
+from baton_common.kv_layout import KvLayout, Run
 
 from .kv_scales import KvScales
 from .ops import Ops
@@ -21,12 +21,19 @@ class KvCache:
 
     depth: layers of a block. Each block belongs to the sequences of one group of layers at a time. dtype: of the
     numbers that attention computes with. scales: those of the codes in planes of 8 bits; None = planes hold numbers.
+    layers: those whose KV is here. They keep the numbers that they have in the layout.
     """
 
     def __init__(
-        self, layout: KvLayout, block_size: int, device: torch.device, ops: Ops, dtype: torch.dtype | None = None
+        self,
+        layout: KvLayout,
+        block_size: int,
+        device: torch.device,
+        ops: Ops,
+        dtype: torch.dtype | None = None,
+        layers: range | None = None,
     ) -> None:
-        """dtype: None = that of the first plane."""
+        """dtype: None = that of the first plane. layers: None = all of the layout."""
         first = layout.planes[0]
         self.layout = layout
         self.dtype = dtype or getattr(torch, first.dtype)
@@ -34,6 +41,12 @@ class KvCache:
         self.device = device
         self._block_size = block_size
         self._ops = ops
+        self.layers = range(layout.num_layers) if layers is None else layers
+        self._runs = runs = layout.runs(slice(self.layers.start, self.layers.stop))
+        self._group_of = {layer: run.group for run in runs for layer in range(run.first_layer, run.end_layer)}
+        # The layers of a group that are here follow one another in its blocks. The first of them comes first here.
+        self._first_places = {run.group: run.place for run in reversed(runs)}
+        self.depth = max(run.place + run.num_layers - self._first_places[run.group] for run in runs)
         self.allocate(0)
 
     def allocate(self, num_blocks: int) -> None:
@@ -42,20 +55,20 @@ class KvCache:
         # The old tensors are freed first, as there may be no room for both.
         self.planes: list[torch.Tensor] = []
         self._stored: list[torch.Tensor] = []
-        self._layers: list[tuple[torch.Tensor, ...]] = []
+        self._layers: dict[int, tuple[torch.Tensor, ...]] = {}
         for plane in self.layout.planes:
-            shape = self.layout.depth, num_blocks, self._block_size, plane.heads, plane.dim
+            shape = self.depth, num_blocks, self._block_size, plane.heads, plane.dim
             self.planes.append(torch.zeros(shape, dtype=getattr(torch, plane.dtype), device=self.device))
         # Not every operation that copies by index knows every dtype of 8 bits.
         self._stored = [plane.view(torch.uint8) if plane.itemsize == 1 else plane for plane in self.planes]
         places = list(zip(*self.planes, strict=True))
-        runs = self.layout.runs(slice(0, self.layout.num_layers))
-        self._layers = [places[run.place + at] for run in runs for at in range(run.num_layers)]
-        self._group_of = [run.group for run in runs for _ in range(run.num_layers)]
+        self._layers = {
+            run.first_layer + at: places[self._place(run) + at] for run in self._runs for at in range(run.num_layers)
+        }
 
     @property
     def block_bytes(self) -> int:
-        return self.layout.slot_bytes * self._block_size
+        return self.depth * self.layout.layer_bytes * self._block_size
 
     @property
     def facts(self) -> dict[str, str]:
@@ -108,9 +121,10 @@ class KvCache:
     def warm_up(self) -> None:
         """Use all kernels that move KV once, as each is compiled and loaded at its first use. KV stays as it is."""
         blocks, most = [[0]] * len(self.layout.groups), self.layout.num_heads
+        whole = self.layout.extent(0, 1, self.layers.start, len(self.layers))
         # The width of a kernel's tiles depends on the number of heads, by powers of two.
         for heads in {most, *(1 << bit for bit in range(most.bit_length()))}:
-            one = msgspec.structs.replace(self.layout.extent(0, 1), num_heads=heads)
+            one = msgspec.structs.replace(whole, num_heads=heads)
             values = torch.zeros(self.layout.size(one), dtype=torch.uint8, device=self.device)
             for check in (True, False):
                 self.gather(blocks, one, values, check)
@@ -137,8 +151,12 @@ class KvCache:
         for run in runs:
             part = values[at : at + run.num_layers * layer_bytes]
             at += len(part)
-            places = slice(run.place, run.place + run.num_layers)
+            places = slice(self._place(run), self._place(run) + run.num_layers)
             # Several calls have one checksum, which none of them can tell.
             checked = check and len(runs) == 1
             total = move(self._stored, on_device[run.group], tokens, places, extent.heads, part, checked)
         return self.checksum(values) if check and len(runs) > 1 else total
+
+    def _place(self, run: Run) -> int:
+        """Return where the first layer of a run lies in each block of this cache."""
+        return run.place - self._first_places[run.group]

@@ -17,6 +17,7 @@ from .kv_cache import KvCache
 from .model_config import ModelConfig
 from .models.model import Model
 from .ops import Ops
+from .stage import WHOLE, Stage
 from .transfer import to_device
 
 # Pods must measure the same, whatever their settings are, so none of this depends on settings.
@@ -42,13 +43,15 @@ def largest_kv(
     prompts: list[list[int]],
     device: torch.device,
     ops: Ops,
+    stage: Stage = WHOLE,
 ) -> list[torch.Tensor]:
-    """Return for each layer the largest magnitudes of each head's keys, then of its values, [2, kv_heads] float32.
+    """Return for each layer of a stage the largest magnitudes of each head's keys, then of its values, [2, kv_heads]
+    float32.
 
     backend: attends while the KV is not quantized. Raises ConfigError when a key or a value is not finite.
     """
     layout = config.kv_layout(str(model.dtype).removeprefix("torch."))
-    cache = KvCache(layout, _BLOCK_SIZE, device, ops)
+    cache = KvCache(layout, _BLOCK_SIZE, device, ops, layers=stage.layers(config.num_layers))
     longest, groups = max(map(len, prompts)), len(layout.groups)
     # The tables of each group begin where 16 bytes do, as those of the row table.
     width = -(-longest // (4 * _BLOCK_SIZE)) * 4
@@ -61,9 +64,15 @@ def largest_kv(
         slots = table[:, positions // _BLOCK_SIZE].astype(np.int64) * _BLOCK_SIZE + positions % _BLOCK_SIZE
         attention.prepare(AttentionBatch([0, count], [count], table[None]))
         inputs = to_device(np.stack([np.array(prompt), positions, *slots]), device)
-        model(Context(Tokens(inputs[0], inputs[1], inputs[2:]), cache, attention))
+        received = None
+        if not stage.is_first:
+            received = torch.empty(count, config.hidden_size, dtype=model.dtype, device=device)
+            stage.receive(received)
+        hidden = model(Context(Tokens(inputs[0], inputs[1], inputs[2:]), cache, attention, received=received))
+        if not stage.is_last:
+            stage.send(hidden)
     found = []
-    for layer in range(layout.num_layers):
+    for layer in cache.layers:
         # Slots without a token are 0.
         blocks = to_device(tables[:, cache.group_of(layer)].ravel(), device)
         largest = torch.stack([plane[blocks].abs().amax(dim=(0, 1, 3)).float() for plane in cache.layer(layer)])

@@ -16,6 +16,7 @@ from .quantization.dense import as_stored
 from .read_ahead import Range
 from .shard import ALONE, Ranks
 from .source import Policy, Source, Tensors
+from .stage import WHOLE, Stage
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +79,17 @@ def build_of(
     policy: Policy = as_stored,
     ranks: Ranks = ALONE,
     expert_parallel: bool = False,
+    stage: Stage = WHOLE,
 ) -> Build:
     """Return what makes a model. max_positions: the most tokens of a sequence. policy: how weights are stored.
 
-    ranks: those that divide the layers; what is made is the part of one of them. expert_parallel: as in Source.
+    ranks: those that divide the layers; what is made is the part of one of them. expert_parallel: as in Source. stage:
+    which layers are made.
     """
     kind = model_class(model.architecture)
 
     def build(tensors: Tensors, ops: Ops) -> Model:
-        source = Source(tensors, ops, policy, ranks=ranks, expert_parallel=expert_parallel)
+        source = Source(tensors, ops, policy, ranks=ranks, expert_parallel=expert_parallel, stage=stage)
         return kind(model, source, max_positions)
 
     return build

@@ -1,8 +1,9 @@
 """The steps in flight on a device."""
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from .executor import Launched
 from .results import Results
@@ -21,9 +22,10 @@ _ON_TIME_S = 0.002
 class Pipeline:
     """Steps that were launched and whose results have not been read, oldest first."""
 
-    def __init__(self, times: StepTimes) -> None:
-        """times: measured at start. They learn from the steps."""
+    def __init__(self, times: StepTimes, stages: int = 1) -> None:
+        """times: measured at start. They learn from the steps. stages: as in Executor."""
         self.times = times
+        self._stages = stages
         self._steps: deque[tuple[Step, Launched]] = deque()
         self._predicted: deque[tuple[StepWork, float]] = deque()  # the seconds of each of these steps
         self._began_at = 0.0  # when the device began the oldest step, or an earlier moment
@@ -36,6 +38,10 @@ class Pipeline:
     @property
     def oldest(self) -> tuple[Step, Launched]:
         return self._steps[0]
+
+    def independent(self) -> Iterator[tuple[Step, Launched]]:
+        """Return the steps that depend on no draw of a step in flight."""
+        return itertools.islice(self._steps, len(self._steps) if self._stages > 1 else 1)
 
     def put(self, step: Step, launch: Callable[[StepPlan], Launched]) -> None:
         """Launch a step behind the others."""
@@ -68,9 +74,9 @@ class Pipeline:
         return step, results
 
     def is_full(self) -> bool:
-        """Whether the launch of the next step can wait without leaving the device idle. That is only known while one
-        step is in flight that computes nothing but prompts. Others end too soon to wait with the launch."""
-        if len(self._steps) != 1 or not _is_prompts(self._steps[0][0]):
+        """Whether the launch of the next step can wait without leaving a device idle. That is only known while each
+        stage has a step and the oldest computes nothing but prompts. Others end too soon to wait with the launch."""
+        if len(self._steps) != self._stages or not _is_prompts(self._steps[0][0]):
             return False
         _, seconds = self._predicted[0]
         if not seconds or self.done():

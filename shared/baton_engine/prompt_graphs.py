@@ -60,7 +60,7 @@ class _Graph(msgspec.Struct):
 class PromptGraphs:
     """The graphs by number of tokens, for steps of chunks with several tokens each.
 
-    resolve: replaces the placeholders of tokens that only the device knows.
+    resolve: replaces the placeholders of tokens that only the device knows. received: as in TokenGraphs.
     """
 
     def __init__(
@@ -72,8 +72,10 @@ class PromptGraphs:
         recorder: Recorder,
         block_size: int,
         sizes: Iterable[int],
+        received: torch.Tensor | None = None,
     ) -> None:
         self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
+        self._received = received
         self._groups, self._block_size = len(cache.layout.groups), block_size
         self._blocks = _LONGEST // block_size
         self._graphs = {size: self._capture(recorder, size) for size in sizes}
@@ -127,9 +129,10 @@ class PromptGraphs:
         facts.tile_sequences.fill_(_MOST_SEQUENCES)
 
         def run() -> tuple[torch.Tensor, torch.Tensor]:
+            received = None if self._received is None else self._received[:size].clone()
             tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
             self._backend.use_chunks(facts.tables, facts.lengths, facts.starts, (facts.tile_sequences, facts.tile_rows))
-            return self._model(Context(tokens, self._cache, self._backend)), tokens.ids
+            return self._model(Context(tokens, self._cache, self._backend, received=received)), tokens.ids
 
         # A capture allows no compilation.
         run()

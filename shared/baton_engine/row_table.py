@@ -34,6 +34,11 @@ class RowTable:
             raise KeyError(row)
         return found
 
+    def extend(self, drawn: list[tuple[int, int]]) -> None:
+        """Add to each of these rows the token that was drawn for it elsewhere."""
+        for row, token in drawn:
+            self[row].output.append(token)
+
     def forget(self) -> None:
         """Forget all rows. They belong to no sequence until a plan assigns them."""
         self.rows = [None] * len(self.rows)
@@ -68,6 +73,12 @@ class DeviceRowTable(RowTable):
         self.history = torch.zeros(rows, max_len, dtype=torch.int32, device=device)
         self.special: set[int] = set()
         self.gathered: set[int] = set()
+
+    def extend(self, drawn: list[tuple[int, int]]) -> None:
+        super().extend(drawn)
+        if drawn:
+            packed = to_device(np.array(drawn, dtype=np.int64).T.copy(), self._device)
+            self.last_tokens.index_copy_(0, packed[0], packed[1])
 
     def forget(self) -> None:
         super().forget()

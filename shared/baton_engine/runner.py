@@ -42,11 +42,13 @@ from .ops import TORCH, Ops
 from .quantization.registry import read_quantization
 from .results import Choice, Results, mark_broken
 from .row_table import RowTable
-from .sampler import Draw, sample, token_logprobs
+from .sampler import Draw, choose, token_logprobs
 from .sampling import TokenLogprobs
 from .shard import ALONE, Ranks, head_part
+from .stage import WHOLE, Stage
 from .step_plan import StepPlan
 from .step_times import StepTimes
+from .step_without_draws import StepWithoutDraws
 from .stored_scales import StoredScales, scales_of_checkpoint, scales_of_file
 from .threads import Threads, choose_threads
 from .transfer import to_device
@@ -61,12 +63,21 @@ class Runner:
     """The model, its KV cache and its attention backend on one device."""
 
     depth = 0  # number of steps that may be in flight when another one is launched
+    stages = 1
     threads: Threads | None = None  # those that compute; None on a GPU
 
     def __init__(
-        self, config: EngineConfig, model: ModelConfig, progress: Progress | None = None, ranks: Ranks = ALONE
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        progress: Progress | None = None,
+        ranks: Ranks = ALONE,
+        stage: Stage = WHOLE,
     ) -> None:
-        """model: the whole model. ranks: those that divide it; this runner has the part of one of them."""
+        """model: the whole model. ranks: those that divide each layer; this runner has the part of one of them.
+
+        stage: which of the layers it computes.
+        """
         self.times = StepTimes()  # without measurements; a CPU's steps are not predicted
         device = find_device(config.device)
         dtype = choose_dtype(config.dtype, model.dtype, device)
@@ -74,7 +85,7 @@ class Runner:
             self.threads = choose_threads(config, model.layer_weights, available_cores(), os.environ)
             torch.set_num_threads(self.threads.count)
             log.info("threads: %s", self.threads)
-        self._ranks = ranks
+        self._ranks, self._stage = ranks, stage
         whole, model = model, model.part(ranks)
         self.model = model
         self.device = device
@@ -90,7 +101,7 @@ class Runner:
         self._config = config
         self._block_size = config.block_size
         layout = model.kv_layout(dtype_name(choose_kv_dtype(config.kv_cache_dtype, model, dtype)))
-        self.cache = KvCache(layout, config.block_size, device, self._ops, dtype)
+        self.cache = KvCache(layout, config.block_size, device, self._ops, dtype, stage.layers(model.num_layers))
         if self.cache.scales is not None:
             check_fp8_kv(device)
         self._table = self._make_table()
@@ -98,7 +109,8 @@ class Runner:
             self.cache.block_bytes, config.block_size, self.max_model_len, layout.groups, config.max_num_batched_tokens
         )
         check_num_blocks(config.num_blocks, self._shape)
-        self._memory = shared_by(memory_of(device), ranks.count)
+        processes = ranks.count * stage.count
+        self._memory = shared_by(memory_of(device), processes)
         self._share = int(self._memory.total() * (config.gpu_memory_utilization if self._memory.measured else 1))
         backend = select_backend(
             config.attention_backend, model, device, config.deterministic, self.cache.planes[0].dtype, config.block_size
@@ -109,7 +121,7 @@ class Runner:
         unused = frozenset({"lm_head.weight"}) if model.tie_word_embeddings else frozenset[str]()
         quantization = read_quantization(folder, config.quantization)
         self.quantization = quantization.name
-        self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused) // ranks.count
+        self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused) // processes
         stored = quantization.describe(dtype, self._ops)
         log.info("weights: %s", stored, extra={"event": "weights", "quantization": quantization.name})
         check_weights(self._weights_bytes, self._memory, self._share, stored)
@@ -118,8 +130,8 @@ class Runner:
             self._explain_out_of_memory("the weights", self._weights_bytes),
         ):
             # The other ranks do not take the biases that only the first one adds.
-            weights.whole = ranks.rank == 0
-            build = build_of(whole, self.max_model_len, quantization.policy, ranks, config.expert_parallel)
+            weights.whole = ranks.rank == 0 and stage.count == 1
+            build = build_of(whole, self.max_model_len, quantization.policy, ranks, config.expert_parallel, stage)
             scales = self.cache.scales
             stored_scales = None if scales is None else self._stored_scales(weights)
             weights.expect([*planned_ranges(build, weights), *(stored_scales.ranges if stored_scales else [])])
@@ -145,8 +157,13 @@ class Runner:
             how = f"measured on {sum(map(len, prompts))} tokens"
             size = sum(map(len, prompts)) * self.model.kv_layout(dtype_name(self.dtype)).token_bytes
             with self._explain_out_of_memory("the KV on which scales are measured", size):
-                largest = largest_kv(self._model, self.model, type(self._backend), prompts, self.device, self._ops)
-            found = join_heads([scales_for(each) for each in largest], heads, self._ranks)
+                largest = largest_kv(
+                    self._model, self.model, type(self._backend), prompts, self.device, self._ops, self._stage
+                )
+            own = join_heads([scales_for(each) for each in largest], heads, self._ranks)
+            every = torch.zeros(self.model.num_layers, 2, heads)
+            every[self.cache.layers.start : self.cache.layers.stop] = torch.stack(own).cpu()
+            found = list(self._stage.join(every))
         for layer, each in enumerate(found):
             scales.set(layer, each, head_part(heads, self._ranks))
         more = self.dtype.itemsize / self.cache.planes[0].itemsize
@@ -251,6 +268,13 @@ class Runner:
         self._backend.prepare(batch)
         inputs = to_device(packed, self.device)
         hidden = self._model(self._context(Tokens(inputs[0], inputs[1], inputs[2:])))
+        return self._finish(plan, batch, hidden)
+
+    def learn(self, drawn: list[tuple[int, int]]) -> None:
+        """Note rows and the tokens that another stage has drawn for them. This runner draws them itself."""
+
+    def _finish(self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor) -> Launched:
+        """Draw the tokens of a plan. hidden: [T, hidden] of the batch's tokens."""
         results = Results([], self._all_prompt_logprobs(plan, batch, hidden))
         last = [end - 1 for end, draws in zip(batch.starts[1:], plan.draws, strict=True) if draws]
         logits = self._model.logits(hidden[last]) if last else hidden[:0]
@@ -261,10 +285,19 @@ class Runner:
                 mark_broken(results.choices, batch.starts, row_sums(hidden).tolist())
             return results
 
-        return _StepWithoutDraws(draw) if plan.masked else Done(draw(None))
+        return StepWithoutDraws(draw) if plan.masked else Done(draw(None))
 
     def _context(self, tokens: Tokens, written: Callable[[int], None] | None = None) -> Context:
-        return Context(tokens, self.cache, self._backend, written)
+        return Context(tokens, self.cache, self._backend, written, self._received(tokens))
+
+    def _received(self, tokens: Tokens) -> torch.Tensor | None:
+        """Return the hidden states that the previous stage has computed for a step; None = there is none."""
+        if self._stage.is_first:
+            return None
+        shape = len(tokens.positions), self.model.hidden_size
+        received = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self._stage.receive(received)
+        return received
 
     @property
     def compilations(self) -> int:
@@ -326,7 +359,7 @@ class Runner:
         choices: list[list[Choice]] = [[] for _ in plan.rows]
         for first in range(0, len(draws), FLOAT_ROWS):
             part = slice(first, first + FLOAT_ROWS)
-            for chunk, choice in zip(owners[part], _choose(logits, draws[part]), strict=True):
+            for chunk, choice in zip(owners[part], choose(logits, draws[part]), strict=True):
                 choices[chunk].append(choice)
         for row, drawn in zip(plan.rows, choices, strict=True):
             if drawn:
@@ -352,50 +385,6 @@ class Runner:
         return found
 
 
-class _StepWithoutDraws:
-    """A step whose draws wait for masks."""
-
-    def __init__(self, draw: Callable[[np.ndarray], Results]) -> None:
-        self._draw = draw
-        self._results: Results | None = None
-
-    @torch.inference_mode()
-    def draw_masked(self, masks: np.ndarray) -> None:
-        self._results = self._draw(masks)
-
-    def done(self) -> bool:
-        return self._results is not None
-
-    def layers_done(self) -> int:
-        return 0
-
-    def wait(self) -> Results:
-        if self._results is None:
-            raise RuntimeError("draws of this step still wait for masks")
-        return self._results
-
-
 def row_sums(hidden: torch.Tensor) -> torch.Tensor:
     """Return [T] float32: a number for each token that is finite only if its whole hidden state [T, hidden] is."""
     return hidden.sum(dim=-1, dtype=torch.float32)
-
-
-def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[Choice]:
-    """Return the choice of each draw. logits: [R, vocab]. draws: in the order of their rows of logits."""
-    first = draws[0].row
-    rows = logits[first : draws[-1].row + 1].float()
-    for draw in draws:
-        draw.row -= first
-    tokens = sample(rows, draws)
-    wanted = [(draw, token) for draw, token in zip(draws, tokens, strict=True) if draw.params.logprobs is not None]
-    logprobs = iter(
-        token_logprobs(
-            rows[[draw.row for draw, _ in wanted]],
-            [token for _, token in wanted],
-            [draw.params.logprobs or 0 for draw, _ in wanted],
-        )
-    )
-    return [
-        Choice(token, next(logprobs) if draw.params.logprobs is not None else None)
-        for draw, token in zip(draws, tokens, strict=True)
-    ]

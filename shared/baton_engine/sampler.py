@@ -13,6 +13,7 @@ from baton_kernels.not_finite import NOT_FINITE
 from baton_kernels.reference.philox import gumbel_noise
 from baton_kernels.reference.thresholds import thresholds_reference
 
+from .results import Choice
 from .sampling import SamplingParams, TokenLogprobs
 
 _OFF = float("-inf")
@@ -27,6 +28,27 @@ class Draw(msgspec.Struct):
     row: int
     choice: int
     mask: np.ndarray | None = None  # [words] int32, as baton_kernels.reference.masks has them
+
+
+def choose(logits: torch.Tensor, draws: list[Draw]) -> list[Choice]:
+    """Return the choice of each draw. logits: [R, vocab]. draws: in the order of their rows of logits."""
+    first = draws[0].row
+    rows = logits[first : draws[-1].row + 1].float()
+    for draw in draws:
+        draw.row -= first
+    tokens = sample(rows, draws)
+    wanted = [(draw, token) for draw, token in zip(draws, tokens, strict=True) if draw.params.logprobs is not None]
+    logprobs = iter(
+        token_logprobs(
+            rows[[draw.row for draw, _ in wanted]],
+            [token for _, token in wanted],
+            [draw.params.logprobs or 0 for draw, _ in wanted],
+        )
+    )
+    return [
+        Choice(token, next(logprobs) if draw.params.logprobs is not None else None)
+        for draw, token in zip(draws, tokens, strict=True)
+    ]
 
 
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:

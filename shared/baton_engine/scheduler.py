@@ -50,11 +50,12 @@ class Scheduler:
         max_export_blocks: int,
         chunk_tokens: int = 0,
         reach: Callable[[Sequence, Callable[[], int]], int] = lambda sequence, cached: 0,
+        stages: int = 1,
     ) -> None:
         """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
         chunk_tokens: prompt tokens without context of a step that also decodes, while few are queued; 0 = as many as
-        fit in. reach: as Imports.reach.
+        fit in. reach: as Imports.reach. stages: as in Executor; each step decodes this part of the sequences.
         """
         self.allocator = allocator
         self.pool = allocator.pool
@@ -71,6 +72,7 @@ class Scheduler:
         # Chunks are bounded in time. Each token of context makes a prompt token take longer by this part.
         self.context_cost = 0.0
         self._reach = reach
+        self._stages = stages
         self._growth = 1.0  # of the chunk, for the prompts that are queued now
         self._admitted_tokens = 0  # tokens of the prompts admitted since the start
         self._free_rows = list(reversed(range(max_num_seqs)))
@@ -134,6 +136,8 @@ class Scheduler:
         copies: list[tuple[int, int]] = []
         new_blocks: list[NewBlock] = []
         running, size, budget = State.RUNNING, self._block_size, StepBudget(self._max_num_batched_tokens)
+        # Each stage of a pipeline works on another step, and so on other sequences.
+        most_decodes = min(budget.tokens, -(-len(self.running) // self._stages))
         for sequence in self.running.copy():
             computed = sequence.computed
             # A chunk of a prompt's last token is no decode, since all choices of the request are drawn after it.
@@ -141,8 +145,9 @@ class Scheduler:
                 chunks.append(sequence)
             elif (
                 sequence.state is running
-                and len(decodes) < budget.tokens
+                and len(decodes) < most_decodes
                 and not sequence.ends_here
+                and not (self._stages > 1 and sequence.pending)
                 # A block can only be missing at a block's first token, and only be shared after a fork.
                 and ((computed % size and sequence.shared is None) or self._grow(sequence, copies, new_blocks))
             ):

@@ -12,6 +12,7 @@ from .experts_method import ExpertNames, ExpertsMethod
 from .inputs import InputRows, Inputs
 from .ops import Ops
 from .shard import ALONE, Ranks, even_part, own_experts
+from .stage import WHOLE, Stage
 
 
 class Outputs(NamedTuple):
@@ -118,11 +119,14 @@ class Source:
         prefix: str = "",
         ranks: Ranks = ALONE,
         expert_parallel: bool = False,
+        stage: Stage = WHOLE,
     ) -> None:
-        """ranks: those that divide the model's layers among them. expert_parallel: each rank has some of a layer's
-        experts as a whole; otherwise it has some hidden units of every expert."""
+        """ranks: those that divide each of the model's layers among them. expert_parallel: each rank has some of a
+        layer's experts as a whole; otherwise it has some hidden units of every expert. stage: which layers are
+        built."""
         self.ops = ops
         self.ranks = ranks
+        self.stage = stage
         self._expert_parallel = expert_parallel
         self.dtype = weights.dtype
         self.device = weights.device
@@ -133,7 +137,7 @@ class Source:
     def at(self, name: str) -> "Source":
         """Return the source of the tensors whose names go on with `name` and a dot."""
         prefix = f"{self._prefix}{name}."
-        return Source(self._weights, self.ops, self._policy, prefix, self.ranks, self._expert_parallel)
+        return Source(self._weights, self.ops, self._policy, prefix, self.ranks, self._expert_parallel, self.stage)
 
     def own_experts(self, experts: int) -> range:
         """Return the numbers of the experts of which this rank has something. experts: of a layer."""

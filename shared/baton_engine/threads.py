@@ -39,7 +39,7 @@ def choose_threads(config: EngineConfig, layer_weights: int, cores: float, envir
     spin = _spins(environ)
     if config.num_threads is not None:
         return _threads(config.num_threads, spin, "as --num-threads says")
-    engines = (config.engines_sharing_cpu or 1) * config.tensor_parallel
+    engines = (config.engines_sharing_cpu or 1) * config.processes
     least = _WEIGHTS_PER_SPINNING_THREAD if spin else _WEIGHTS_PER_SLEEPING_THREAD
     # Rounded down: the kernel stops a process that has used up its quota until the next period begins.
     most = math.floor(cores / engines)

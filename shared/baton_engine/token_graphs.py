@@ -19,7 +19,7 @@ from .transfer import host_buffer
 
 log = logging.getLogger(__name__)
 
-_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 
 class _Attention(msgspec.Struct):
@@ -59,8 +59,9 @@ class _Recording(Context):
         cut: Callable[[], None],
         queries: torch.Tensor,
         attended: torch.Tensor,
+        received: torch.Tensor | None,
     ) -> None:
-        super().__init__(tokens, cache, backend)
+        super().__init__(tokens, cache, backend, received=received)
         self.calls: list[_Attention] = []
         self._cut, self._queries, self._attended = cut, queries, attended
 
@@ -78,7 +79,8 @@ class TokenGraphs:
     """Graphs by number of tokens, up to the size from which on launching kernel by kernel is as fast.
 
     resolve: replaces the placeholders of tokens that only the device knows. query_shape: heads and head_dim. ranks: all
-    of them replay a graph, or none does.
+    of them replay a graph, or none does. received: what passes begin with instead of the embedding, [at least the
+    most tokens, hidden]; the caller fills it before each pass. None = the embedding.
     """
 
     def __init__(
@@ -93,18 +95,18 @@ class TokenGraphs:
         query_shape: tuple[int, int],
         progress: Progress | None,
         ranks: Ranks,
+        received: torch.Tensor | None = None,
     ) -> None:
         self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
         self._recorder, self._block_size, self._device = recorder, block_size, cache.device
-        self._ranks = ranks
-        shape = (min(most, _SIZES[-1]), *query_shape)
+        self._ranks, self._received = ranks, received
+        shape = (min(most, SIZES[-1]), *query_shape)
         self._queries = torch.zeros(shape, dtype=model.dtype, device=self._device)
         self._attended = backend.outputs(self._queries).zero_()
         self._pieces: dict[int, _Pieces] = {}
-        self._eager: tuple[int, float] | None = (
-            None  # the last measured number of tokens, and its seconds without graphs
-        )
-        sizes = [size for size in _SIZES if size <= most]
+        # The last measured number of tokens, and its seconds without graphs.
+        self._eager: tuple[int, float] | None = None
+        sizes = [size for size in SIZES if size <= most]
         for done, size in enumerate(sizes):
             if progress:
                 progress("CUDA graphs of prompts", done + 1, len(sizes))
@@ -148,7 +150,8 @@ class TokenGraphs:
         blocks = np.zeros((1, groups, -(-size // (4 * self._block_size)) * 4), dtype=np.int32)
         self._backend.prepare(AttentionBatch([0, size], [size], blocks))
         tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
-        eagerly = _seconds(lambda: self._model(Context(tokens, self._cache, self._backend)))
+        received = None if self._received is None else self._received[:size].clone()
+        eagerly = _seconds(lambda: self._model(Context(tokens, self._cache, self._backend, received=received)))
         pieces = self._pieces[size] = self._capture(inputs)
         replayed = _seconds(lambda: self.forward(size, packed))
         fewest = fewest_tokens(self._eager or (0, eagerly), (size, eagerly), replayed)
@@ -162,8 +165,10 @@ class TokenGraphs:
 
     def _capture(self, inputs: torch.Tensor) -> _Pieces:
         def run(cut: Callable[[], None]) -> tuple[_Recording, torch.Tensor]:
+            # The pass changes what it gets, and the next step may fill only a part of it anew.
+            received = None if self._received is None else self._received[: inputs.shape[1]].clone()
             tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
-            context = _Recording(tokens, self._cache, self._backend, cut, self._queries, self._attended)
+            context = _Recording(tokens, self._cache, self._backend, cut, self._queries, self._attended, received)
             return context, self._model(context)
 
         graphs, (context, hidden) = self._recorder.record_pieces(run)

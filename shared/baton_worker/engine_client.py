@@ -62,7 +62,7 @@ class EngineClient:
         ours, theirs = channel_pair()
         fds = [StagingArena.create_file("baton-exports"), StagingArena.create_file("baton-imports")]
         # The ranks of an engine share the cores, too.
-        sharing = config.engines_sharing_cpu if config.tensor_parallel == 1 else None
+        sharing = config.engines_sharing_cpu if config.processes == 1 else None
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "baton_worker.engine_process", str(theirs.fileno())),
             env={**_KERNEL_CACHES, **os.environ, **waiting_environment(sharing, os.environ)},

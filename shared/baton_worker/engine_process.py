@@ -210,7 +210,11 @@ def main() -> None:
     configure_logging(start.service, start.log_level)
     try:
         config = start.config
-        pairs = pair_memory.set_aside(find_device(config.device), start.gpu_pair_memory, sends=config.prefill_only)
+        part = start.gpu_pair_memory
+        if part and config.pipeline_parallel > 1:
+            log.info("no GPU pairs: KV of stages goes through the host", extra={"event": "gpu_pairs", "most": 0})
+            part = 0.0
+        pairs = pair_memory.set_aside(find_device(config.device), part, sends=config.prefill_only)
         config = msgspec.structs.replace(config, set_aside_bytes=pairs.set_aside)
         engine = Engine(config, lambda what, done, total: channel.send(Progress(what, done, total)))
     except ConfigError as error:

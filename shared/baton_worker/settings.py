@@ -82,6 +82,9 @@ class WorkerSettings(PeerSettings):
     symmetric_memory: bool = False
     """Let these processes add up the small messages of decode steps in the memory of each other's GPUs, where that is
     faster than NCCL. Which messages are small is measured at start."""
+    pipeline_parallel: int = Field(default=1, ge=1)
+    """Stages that compute the model's layers one after another, of --tensor-parallel processes each. Stages send only
+    hidden states to each other, which suits GPUs with slow connections."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default chosen from its cores and the size of the model's layers."""
     engines_sharing_cpu: int | None = Field(default=None, ge=1)

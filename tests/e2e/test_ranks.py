@@ -1,4 +1,4 @@
-"""Pods with different numbers of ranks hand KV over to each other, and a pod that loses a rank ends."""
+"""Pods that are divided in different ways hand KV over to each other, and a pod that loses a process ends."""
 
 import asyncio
 from pathlib import Path
@@ -13,11 +13,12 @@ from .prompts import make_prompt
 from .workers import Worker
 
 
-async def test_pods_with_one_rank_and_with_two(
+async def test_pods_of_one_process_and_of_two(
     llama: Path, prefill: Worker, decode: Worker, start_worker: StartWorker
 ) -> None:
     wide_prefill, wide_decode = await asyncio.gather(
-        *(start_worker(role, max_num_batched_tokens=48, tensor_parallel=2) for role in ("prefill", "decode"))
+        start_worker("prefill", max_num_batched_tokens=48, pipeline_parallel=2),
+        start_worker("decode", max_num_batched_tokens=48, tensor_parallel=2),
     )
     for seed, (source, target) in enumerate([(prefill, wide_decode), (wide_prefill, decode)]):
         prompts = [make_prompt(length, seed=200 + seed) for length in (16, 130)]

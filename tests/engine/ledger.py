@@ -84,10 +84,15 @@ class LedgerCache:
 
 
 class LedgerStep:
-    """A Done that also holds the slots that the step writes."""
+    """A Done that also holds the slots that the step writes.
 
-    def __init__(self, choices: list[list[Choice]], writes: set[tuple[int, int]]) -> None:
-        self._choices = choices
+    drawn: texts, each with a token that it gets when the engine has read the step.
+    """
+
+    def __init__(
+        self, choices: list[list[Choice]], writes: set[tuple[int, int]], drawn: list[tuple[list[int], int]]
+    ) -> None:
+        self._choices, self._drawn = choices, drawn
         self.writes = writes
         self.over = False
 
@@ -101,6 +106,8 @@ class LedgerStep:
 
     def wait(self) -> Results:
         self.over = True
+        for text, token in self._drawn:
+            text.append(token)
         return Results(self._choices)
 
 
@@ -114,15 +121,16 @@ class LedgerRunner:
     """Stands in for Runner: writes the ledger, then checks every slot that attention would read.
 
     depth: as Runner.depth. The work of a device is done at launch; the engine gets the results when it waits.
+    stages: if there are several, nobody knows a token that was drawn before the engine does.
     """
 
     compilations = 0
 
-    def __init__(self, config: EngineConfig, depth: int, windows: tuple[int | None, ...]) -> None:
+    def __init__(self, config: EngineConfig, depth: int, windows: tuple[int | None, ...], stages: int) -> None:
         assert config.num_blocks is not None
         self.cache = LedgerCache(config.num_blocks, config.block_size, windows)
         self.max_model_len = config.max_model_len or 4096
-        self.depth = depth
+        self.depth, self.stages = depth, stages
         # 250 tokens a second give a step 7 prompt tokens beside decodes.
         self.times = FixedTimes.of_rate(250.0)
         self._groups = self.cache.layout.groups
@@ -150,7 +158,13 @@ class LedgerRunner:
                     self.cache.slot(table, position)[:] = fold(self._texts[row][: position + 1])
                     writes.add((int(table[position // size]), position % size))
         chunks = zip(plan.rows, plan.counts, plan.ends, plan.draws, strict=True)
-        done = LedgerStep([self._choices(*chunk) for chunk in chunks], writes)
+        choices = [self._choices(*chunk) for chunk in chunks]
+        drawn = [(self._texts[row], each[0].token) for row, each in zip(plan.rows, choices, strict=True) if each]
+        if self.stages == 1:
+            for text, token in drawn:
+                text.append(token)
+            drawn = []
+        done = LedgerStep(choices, writes, drawn)
         self._steps = [*(step for step in self._steps if not step.over), done]
         return done
 
@@ -166,16 +180,19 @@ class LedgerRunner:
         assert len(text) == end, f"row {row} draws a token that it has"
         first = self._table[row].choice
         tokens = [next_token(text, choice) for choice in range(first, first + draws)]
-        text.append(tokens[0])
         return [Choice(token, None) for token in tokens]
 
 
-def make_ledger_engine(folder: Path, depth: int = 0, windows: tuple[int | None, ...] = (), **settings: Any) -> Engine:
+def make_ledger_engine(
+    folder: Path, depth: int = 0, windows: tuple[int | None, ...] = (), stages: int = 1, **settings: Any
+) -> Engine:
     """Return an engine over a ledger; folder is where its config.json is put.
 
-    depth: steps launched ahead. windows: of each layer; empty = one layer that sees all tokens.
+    depth: steps launched ahead. windows: of each layer; empty = one layer that sees all tokens. stages: as in Executor.
     """
     (folder / "config.json").write_text(json.dumps({**_CONFIG, "num_hidden_layers": max(len(windows), 1)}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baton_engine.engine.make_runner", lambda config, *_: LedgerRunner(config, depth, windows))
+        patch.setattr(
+            "baton_engine.engine.make_runner", lambda config, *_: LedgerRunner(config, depth, windows, stages)
+        )
         return Engine(EngineConfig(model=str(folder), **settings))

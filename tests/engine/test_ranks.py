@@ -200,7 +200,7 @@ def test_a_rank_that_cannot_load_its_part_is_named(
 
 def test_a_rank_that_others_wait_for_is_named(llama: Path, pools: Pools, divided: MakeEngine) -> None:
     engine = divided(llama, 2)
-    ranks = pools.take(2)
+    ranks = pools.take(2, 1)
     # Rank 0 seems to have begun an operation of all ranks, which the other one never reaches.
     ranks._board.work(0)
     until = time.monotonic() + 10

@@ -133,7 +133,7 @@ class TwoThreads:
 
         second = self._second.submit(make, 1)
         self.runners = [make(0), second.result(_WAIT_S)]
-        for name in ("cache", "dtype", "quantization", "max_model_len", "depth", "times", "threads"):
+        for name in ("cache", "dtype", "quantization", "max_model_len", "depth", "stages", "times", "threads"):
             setattr(self, name, getattr(self.runners[0], name))
 
     def launch(self, plan: StepPlan) -> Both:

@@ -38,6 +38,7 @@ class EngineMachine(RuleBasedStateMachine):
     depth = 0
     num_blocks = NUM_BLOCKS
     windows: tuple[int | None, ...] = ()
+    stages = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,6 +47,7 @@ class EngineMachine(RuleBasedStateMachine):
             Path(self.folder.name),
             self.depth,
             self.windows,
+            self.stages,
             block_size=BLOCK_SIZE,
             num_blocks=self.num_blocks,
             max_num_batched_tokens=BUDGET,
@@ -65,7 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
         """When no more requests arrive, all requests end and nothing is left."""
         for id in list(self.reservations):
             self.engine.cancel_import(id)
-        for _ in range(500):
+        for _ in range(500 * self.stages):  # with several stages, each step decodes a part of the sequences
             for id in [sequence.request.id for sequence in self.engine.scheduler.importing]:
                 self.engine.cancel_import(id)
             for id in list(self.exported):
@@ -189,7 +191,9 @@ class EngineMachine(RuleBasedStateMachine):
         decodes = [
             s for s in running
             if s.num_tokens - s.computed == 1 and not s.ends_here and not (s.splits and s.num_tokens == s.given_len)
+            and not (self.stages > 1 and s.pending)
         ]  # fmt: skip
+        most = min(BUDGET, -(-len(running) // self.stages))
         preemptions = self.engine.scheduler.num_preemptions
         steps: list[Step] = []
         schedule = self.engine.scheduler.schedule
@@ -197,7 +201,7 @@ class EngineMachine(RuleBasedStateMachine):
         def observed() -> Step:
             step = schedule()
             steps.append(step)
-            self.check_step(step, decodes)
+            self.check_step(step, decodes, most)
             preempted = [s for s in running if s.state is State.WAITING]
             assert len(preempted) <= self.engine.scheduler.num_preemptions - preemptions
             for victim in preempted:
@@ -217,14 +221,15 @@ class EngineMachine(RuleBasedStateMachine):
             self.check_export(export)
         self.transcript.take(result.deltas)
 
-    def check_step(self, step: Step, decodes: list[Sequence]) -> None:
+    def check_step(self, step: Step, decodes: list[Sequence], most: int) -> None:
+        """most: decodes that a step has."""
         assert step.plan.num_tokens <= BUDGET
         assert all(count >= 1 for count in step.plan.counts)
         assert len({id(sequence) for sequence in step.sequences}) == len(step.sequences)
         scheduled = {id(sequence) for sequence in step.sequences}
         left_out = [s for s in decodes if s.state is State.RUNNING and id(s) not in scheduled]
-        # Only a budget spent on more urgent decodes may leave one out.
-        assert not left_out or step.plan.counts == [1] * BUDGET
+        # Only a budget spent on more urgent decodes may leave one out, or a share of a pipeline's steps.
+        assert not left_out or step.plan.counts[:most] == [1] * most
         width = sum(s.sampling.n if s.output_len == 0 and not s.exports else 1 for s in self.engine.scheduler.running)
         assert width <= MAX_SEQS
         written: set[int] = set()
@@ -289,6 +294,12 @@ class AheadMachine(EngineMachine):
     depth = 1
 
 
+class PipelineMachine(EngineMachine):
+    """The same checks with three steps in flight, none of which knows what another one draws."""
+
+    depth, stages = 2, 3
+
+
 class WindowMachine(EngineMachine):
     """The same with layers that see all tokens beside layers with a window."""
 
@@ -309,10 +320,11 @@ class AllWindowsMachine(AheadMachine):
 
 TestEngine = EngineMachine.TestCase
 TestEngineAhead = AheadMachine.TestCase
+TestPipeline = PipelineMachine.TestCase
 TestWindows = WindowMachine.TestCase
 TestWindowsAhead = WindowAheadMachine.TestCase
 TestAllWindows = AllWindowsMachine.TestCase
-for case in (TestEngine, TestEngineAhead, TestWindows, TestWindowsAhead, TestAllWindows):
+for case in (TestEngine, TestEngineAhead, TestPipeline, TestWindows, TestWindowsAhead, TestAllWindows):
     case.settings = settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None)
     case.pytestmark = [pytest.mark.soak]
 del case  # pytest would run it once more, as a test of that name

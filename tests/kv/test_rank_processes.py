@@ -1,4 +1,4 @@
-"""An engine process with two ranks: its KV leaves and comes in whole, and a rank that ends or hangs ends it."""
+"""An engine that two processes divide: its KV leaves and comes in whole, and a rank that ends or hangs ends it."""
 
 import asyncio
 import os
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.processes
 
 
 @asynccontextmanager
-async def two_ranks(folder: Path) -> AsyncIterator[Listener]:
-    """An engine of two ranks, which computes anew what it has computed before.
+async def two_processes(folder: Path, **settings: int) -> AsyncIterator[Listener]:
+    """An engine that two processes divide as the settings say, which computes anew what it has computed before.
 
     It is no fixture, because capfd gets only the output of processes that a test itself has started.
     """
-    listener = Listener(await start_engine(folder, tensor_parallel=2, enable_prefix_caching=False))
+    listener = Listener(await start_engine(folder, **settings, enable_prefix_caching=False))
     try:
         yield listener
     finally:
@@ -51,11 +51,14 @@ async def end_of(listener: Listener, sent: signal.Signals) -> float:
     return seconds
 
 
+@pytest.mark.parametrize(
+    ("settings", "name"), [({"tensor_parallel": 2}, "rank 1 of 2"), ({"pipeline_parallel": 2}, "stage 1 of 2")]
+)
 async def test_kv_leaves_and_comes_in_whole_until_a_rank_is_killed(
-    tiny_model: MakeModel, capfd: pytest.CaptureFixture[str]
+    tiny_model: MakeModel, capfd: pytest.CaptureFixture[str], settings: dict[str, int], name: str
 ) -> None:
     folder = tiny_model("llama")
-    async with two_ranks(folder) as listener:
+    async with two_processes(folder, **settings) as listener:
         client, prompt = listener.client, make_prompt(90)
         # The same KV layout as an engine of one rank has.
         assert (client.ready.layout.num_heads, client.ready.layout.layer_bytes) == (2, 2 * 2 * 16 * 4)
@@ -78,10 +81,10 @@ async def test_kv_leaves_and_comes_in_whole_until_a_rank_is_killed(
         assert is_greedy(folder, prompt, listener.transcript.tokens[3, 0])
         await listener.idle()
         assert await end_of(listener, signal.SIGKILL) < 5
-    assert "rank 1 of 2 was ended by SIGKILL" in capfd.readouterr().err
+    assert f"{name} was ended by SIGKILL" in capfd.readouterr().err
 
 
 async def test_a_rank_that_hangs_is_named(tiny_model: MakeModel, capfd: pytest.CaptureFixture[str]) -> None:
-    async with two_ranks(tiny_model("llama")) as listener:
+    async with two_processes(tiny_model("llama"), tensor_parallel=2) as listener:
         assert await end_of(listener, signal.SIGSTOP) < 5
     assert "rank 1 of 2 hangs: it gives no sign of life" in capfd.readouterr().err

@@ -41,7 +41,13 @@ class Embedding:
     def __init__(self, source: Source, vocab_size: int, hidden_size: int, scale: float | None = None) -> None:
         self.shape = vocab_size, hidden_size
         self._own = _own_tokens(vocab_size, source.ranks)
-        self.weight = source.take("weight", self.shape, (self._own,))
+        self._source = source
+        # No other stage embeds tokens.
+        self.weight = (
+            self._take()
+            if source.stage.is_first
+            else torch.empty(0, hidden_size, dtype=source.dtype, device=source.device)
+        )
         self._ops, self._ranks = source.ops, source.ranks
         self._scale = None if scale is None else torch.tensor(scale, dtype=source.dtype, device=source.device)
 
@@ -52,7 +58,10 @@ class Embedding:
 
     def as_head(self) -> Dense:
         """Return the output layer that has the same weights as this embedding, and gives the logits of its tokens."""
-        return Dense(self.weight, None, self._ops)
+        return Dense(self.weight if self._source.stage.is_first else self._take(), None, self._ops)
+
+    def _take(self) -> torch.Tensor:
+        return self._source.take("weight", self.shape, (self._own,))
 
     def _sum(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks, of which one has the vector of a token and the others have zeros."""
@@ -91,12 +100,18 @@ class Head:
         return self.finish(logits.contiguous() if out is None else out.copy_(logits))
 
 
+def _no_logits(hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    raise RuntimeError("the last stage of a pipeline alone computes logits")
+
+
 def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head") -> Head:
     """Return the layer that turns hidden states [R, hidden] into logits [R, vocab].
 
     tied: the layer shares the weights of the embedding; otherwise it has those that the source has by this name.
     """
     vocab_size, hidden_size = embedding.shape
+    if not source.stage.is_last:
+        return Head(_no_logits, vocab_size, source.ranks)
     if tied:
         return Head(embedding.as_head(), vocab_size, source.ranks)
     linear = Linear(source, [name], [vocab_size], hidden_size, shard=_Tokens(source.ranks), sensitive=True)

@@ -18,6 +18,8 @@ from baton_engine.model_config import ModelConfig
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
+from .decoder import Decoder
+
 
 class BloomConfig(ModelConfig, frozen=True, kw_only=True):
     layer_norm_epsilon: float
@@ -68,15 +70,17 @@ class BloomLayer:
         return self.mlp(normed) + residual
 
 
-class Bloom:
+class Bloom(Decoder):
     def __init__(self, config: BloomConfig, source: Source, max_positions: int) -> None:
-        self.dtype = source.dtype
+        super().__init__(source)
         # Tensor names begin with the outer module's name only in the checkpoints that transformers writes.
         inside = source.at("transformer") if "transformer.word_embeddings.weight" in source else source
         hidden, eps = config.hidden_size, config.layer_norm_epsilon
         self.embedding = Embedding(inside.at("word_embeddings"), config.vocab_size, hidden)
         self.embedding_norm = LayerNorm(inside.at("word_embeddings_layernorm"), hidden, eps)
-        self.layers = [BloomLayer(config, inside.at(f"h.{layer}"), layer) for layer in range(config.num_layers)]
+        self.layers = [
+            BloomLayer(config, inside.at(f"h.{layer}"), layer) for layer in source.stage.layers(config.num_layers)
+        ]
         self.norm = LayerNorm(inside.at("ln_f"), hidden, eps)
         self.head = head(source, self.embedding, config.tie_word_embeddings)
 
@@ -113,11 +117,5 @@ class Bloom:
             residual_after_norm=file.flag("apply_residual_connection_post_layernorm"),
         )
 
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        x = self.embedding_norm(self.embedding(ctx.ids))
-        for layer in self.layers:
-            x = layer(x, ctx)
-        return self.norm(x)
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.head(hidden, out)
+    def embed(self, ctx: Context) -> torch.Tensor:
+        return self.embedding_norm(self.embedding(ctx.ids))

@@ -16,6 +16,7 @@ from baton_engine.layers.rope import read_rope, rotary_tables
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
+from .decoder import Decoder
 from .rotary_config import RotaryConfig
 
 
@@ -58,15 +59,16 @@ class FalconLayer:
         return self.mlp(normed) + summed
 
 
-class Falcon:
+class Falcon(Decoder):
     def __init__(self, config: FalconConfig, source: Source, max_positions: int) -> None:
-        self.dtype = source.dtype
+        super().__init__(source)
         inside = source.at("transformer")
         hidden = config.hidden_size
         rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
         self.embedding = Embedding(inside.at("word_embeddings"), config.vocab_size, hidden)
         self.layers = [
-            FalconLayer(config, inside.at(f"h.{layer}"), layer, rotary) for layer in range(config.num_layers)
+            FalconLayer(config, inside.at(f"h.{layer}"), layer, rotary)
+            for layer in source.stage.layers(config.num_layers)
         ]
         self.norm = LayerNorm(inside.at("ln_f"), hidden, config.layer_norm_epsilon)
         self.head = head(source, self.embedding, config.tie_word_embeddings)
@@ -101,12 +103,3 @@ class Falcon:
             two_norms=newer and parallel and file.count("num_ln_in_parallel_attn", 2) == 2,
             rope=read_rope(file, context),
         )
-
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        x = self.embedding(ctx.ids)
-        for layer in self.layers:
-            x = layer(x, ctx)
-        return self.norm(x)
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.head(hidden, out)

@@ -19,6 +19,8 @@ from baton_engine.model_config import ModelConfig
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
+from .decoder import ResidualDecoder
+
 _OFFSET = 1.0  # the checkpoint stores a norm's weight minus this
 
 
@@ -94,9 +96,9 @@ class Gemma3Layer:
         return self.post_mlp_norm.later(self.mlp(normed)), residual
 
 
-class Gemma3:
+class Gemma3(ResidualDecoder):
     def __init__(self, config: Gemma3Config, source: Source, max_positions: int) -> None:
-        self.dtype = source.dtype
+        super().__init__(source)
         inside = source.at("model")
         hidden = config.hidden_size
         full, window = (
@@ -105,8 +107,10 @@ class Gemma3:
         )
         self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, hidden, scale=hidden**0.5)
         self.layers = [
-            Gemma3Layer(config, inside.at(f"layers.{layer}"), layer, full if spec.window is None else window)
-            for layer, spec in enumerate(config.attention)
+            Gemma3Layer(
+                config, inside.at(f"layers.{layer}"), layer, full if config.attention[layer].window is None else window
+            )
+            for layer in source.stage.layers(config.num_layers)
         ]
         self.norm = RmsNorm(inside.at("norm"), hidden, config.rms_norm_eps, _OFFSET)
         self.head = head(source, self.embedding, config.tie_word_embeddings)
@@ -131,16 +135,6 @@ class Gemma3:
             window_rope=window_rope,
             qk_norm=True,
         )
-
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        x: OutputRows = self.embedding(ctx.ids)
-        residual = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, ctx)
-        return self.norm.add(x, residual)[0]
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.head(hidden, out)
 
 
 def _layer_types(file: ConfigFile, layers: int) -> list[str]:

@@ -16,6 +16,8 @@ from baton_engine.model_config import ModelConfig
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
+from .decoder import Decoder
+
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
 
@@ -45,15 +47,17 @@ class Gpt2Layer:
         return self.mlp(self.post_attention_norm(x)) + x
 
 
-class Gpt2:
+class Gpt2(Decoder):
     def __init__(self, config: Gpt2Config, source: Source, max_positions: int) -> None:
-        self.dtype = source.dtype
+        super().__init__(source)
         # Tensor names begin with the outer module's name only in the checkpoints that transformers writes.
         inside = source.at("transformer") if "transformer.wte.weight" in source else source
         hidden, eps = config.hidden_size, config.layer_norm_epsilon
         self.embedding = Embedding(inside.at("wte"), config.vocab_size, hidden)
         self.positions = inside.take("wpe.weight", (config.max_position_embeddings, hidden))
-        self.layers = [Gpt2Layer(config, inside.at(f"h.{layer}"), layer) for layer in range(config.num_layers)]
+        self.layers = [
+            Gpt2Layer(config, inside.at(f"h.{layer}"), layer) for layer in source.stage.layers(config.num_layers)
+        ]
         self.norm = LayerNorm(inside.at("ln_f"), hidden, eps)
         self.head = head(source, self.embedding, config.tie_word_embeddings)
 
@@ -83,11 +87,5 @@ class Gpt2:
             activation=_ACTIVATIONS[file.choice("activation_function", "gelu_new", tuple(_ACTIVATIONS))],
         )
 
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        x = self.embedding(ctx.ids) + functional.embedding(ctx.positions, self.positions)
-        for layer in self.layers:
-            x = layer(x, ctx)
-        return self.norm(x)
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.head(hidden, out)
+    def embed(self, ctx: Context) -> torch.Tensor:
+        return self.embedding(ctx.ids) + functional.embedding(ctx.positions, self.positions)

@@ -16,6 +16,7 @@ from baton_engine.layers.rope import read_rope, rotary_tables
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
+from .decoder import Decoder
 from .rotary_config import RotaryConfig
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu": "relu"}
@@ -59,15 +60,16 @@ class GptNeoXLayer:
         return self.mlp(self.post_attention_norm(x)) + x
 
 
-class GptNeoX:
+class GptNeoX(Decoder):
     def __init__(self, config: GptNeoXConfig, source: Source, max_positions: int) -> None:
-        self.dtype = source.dtype
+        super().__init__(source)
         inside = source.at("gpt_neox")
         hidden = config.hidden_size
         rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
         self.embedding = Embedding(inside.at("embed_in"), config.vocab_size, hidden)
         self.layers = [
-            GptNeoXLayer(config, inside.at(f"layers.{layer}"), layer, rotary) for layer in range(config.num_layers)
+            GptNeoXLayer(config, inside.at(f"layers.{layer}"), layer, rotary)
+            for layer in source.stage.layers(config.num_layers)
         ]
         self.norm = LayerNorm(inside.at("final_layer_norm"), hidden, config.layer_norm_eps)
         self.head = head(source, self.embedding, config.tie_word_embeddings, "embed_out")
@@ -102,12 +104,3 @@ class GptNeoX:
             parallel=file.flag("use_parallel_residual", True),
             rope=rope,
         )
-
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        x = self.embedding(ctx.ids)
-        for layer in self.layers:
-            x = layer(x, ctx)
-        return self.norm(x)
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.head(hidden, out)

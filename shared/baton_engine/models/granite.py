@@ -60,5 +60,5 @@ class Granite(Llama):
             logits_scaling=file.number("logits_scaling", 1.0),
         )
 
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return super().embed(ids).mul_(self.multiplier)
+    def embed(self, ctx: Context) -> torch.Tensor:
+        return super().embed(ctx).mul_(self.multiplier)

@@ -18,6 +18,7 @@ from baton_engine.layers.rope import Rope, read_rope, rotary_tables
 from baton_engine.shard import Columns, Heads, Rows, head_part
 from baton_engine.source import Source
 
+from .decoder import ResidualDecoder
 from .rotary_config import RotaryConfig
 
 _QK_NORMS = ("q_norm", "k_norm")
@@ -171,19 +172,19 @@ class Layer(Protocol):
         """
 
 
-class Llama:
+class Llama(ResidualDecoder):
     """A decoder of Llama layers."""
 
     layer: Callable[..., Layer] = LlamaLayer
 
     def __init__(self, config: LlamaConfig, source: Source, max_positions: int) -> None:
-        self.dtype = source.dtype
+        super().__init__(source)
         inside = source.at("model")
         self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, config.hidden_size)
         rotary = rotary_tables(config.rope, config.rotary_dim, max_positions, source.device)
         self.layers = [
             self.layer(config, inside.at(f"layers.{layer}"), layer, rotary if config.rotates(layer) else None)
-            for layer in range(config.num_layers)
+            for layer in source.stage.layers(config.num_layers)
         ]
         self.norm = RmsNorm(inside.at("norm"), config.hidden_size, config.rms_norm_eps)
         self.head = head(source, self.embedding, config.tie_word_embeddings)
@@ -192,15 +193,3 @@ class Llama:
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         bias, mlp_bias = file.flag("attention_bias"), file.flag("mlp_bias")
         return read_llama_config(LlamaConfig, file, Defaults(2048), qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding(ids)
-
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        x, residual = self.embed(ctx.ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, ctx)
-        return self.norm.add(x, residual)[0]
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.head(hidden, out)

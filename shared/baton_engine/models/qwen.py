@@ -27,6 +27,7 @@ from baton_engine.layers.rope import Rope, rotary_tables
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
+from .decoder import ResidualDecoder
 from .rotary_config import RotaryConfig
 
 
@@ -90,9 +91,9 @@ class QwenLayer:
         return self.mlp(normed), residual
 
 
-class Qwen:
+class Qwen(ResidualDecoder):
     def __init__(self, config: QwenConfig, source: Source, max_positions: int) -> None:
-        self.dtype = source.dtype
+        super().__init__(source)
         inside = source.at("transformer")
         self.embedding = Embedding(inside.at("wte"), config.vocab_size, config.hidden_size)
         rotary = rotary_tables(config.rope, config.head_dim, max_positions, source.device)
@@ -100,7 +101,8 @@ class Qwen:
         if config.logn and max_positions > config.trained_positions:
             scales = log_scales(config.trained_positions, max_positions, source.dtype, source.device)
         self.layers = [
-            QwenLayer(config, inside.at(f"h.{layer}"), layer, rotary, scales) for layer in range(config.num_layers)
+            QwenLayer(config, inside.at(f"h.{layer}"), layer, rotary, scales)
+            for layer in source.stage.layers(config.num_layers)
         ]
         self.norm = RmsNorm(inside.at("ln_f"), config.hidden_size, config.layer_norm_epsilon)
         self.head = head(source, self.embedding, config.tie_word_embeddings)
@@ -147,15 +149,6 @@ class Qwen:
             dynamic_ntk=file.flag("use_dynamic_ntk", True),
             logn=file.flag("use_logn_attn", True),
         )
-
-    def __call__(self, ctx: Context) -> torch.Tensor:
-        x, residual = self.embedding(ctx.ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, ctx)
-        return self.norm.add(x, residual)[0]
-
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self.head(hidden, out)
 
 
 def _dtype(file: ConfigFile) -> str:

@@ -9,7 +9,7 @@ _BEATS, _WORK = range(_FIELDS)
 class Board:
     """For each rank, the signs of life that it has given, and the pieces of work that it has reached.
 
-    All ranks do the same work in the same order: commands and collective operations.
+    All ranks of a stage do the same work in the same order: commands and collective operations.
     """
 
     def __init__(self, memory: int) -> None:

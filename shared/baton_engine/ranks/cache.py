@@ -1,4 +1,4 @@
-"""The KV caches of all ranks as one: what comes in and goes out are pieces of KV with all heads."""
+"""The KV caches of all ranks and stages as one: what comes in and goes out are pieces of KV with all heads."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from baton_common.kv_layout import KvLayout
 from baton_engine.kv_cache import KvCache
 from baton_kernels.reference.blocks import checksum_reference
 
-from .kv_part import KvPart, RankHeads, plane_views
+from .kv_part import Found, KvPart, SeatKv, plane_views
 from .messages import Gather, Scatter
 from .processes import EXCHANGE_BYTES, RankProcesses
 
@@ -28,7 +28,7 @@ class RanksCache:
         self.layout = layout
         self.num_blocks, self.scales, self.facts, self.format = own.num_blocks, own.scales, own.facts, own.format
         self._own, self._part, self._processes = own, KvPart(own), processes
-        self._heads = [RankHeads(layout, number, processes.count) for number in range(processes.count)]
+        self._seats = [SeatKv(layout, seat) for seat in processes.seats]
 
     def warm_up(self) -> None:
         """Use the kernels of all ranks once: each is compiled at its first use, which would delay requests."""
@@ -43,29 +43,29 @@ class RanksCache:
         """As in KvCache."""
         for chunk, views in self._chunks(extent, out):
             self._processes.send(Gather(list(tables), chunk))
-            for number, part, place in self._parts(chunk):
+            for number, found in self._parts(chunk):
                 if number == 0:
-                    values = torch.empty(self._part.size(part), dtype=torch.uint8)
-                    self._part.gather(tables, part, values)
-                    self._copy(values, part, views, place, back=False)
+                    values = torch.empty(self._part.size(found.extent), dtype=torch.uint8)
+                    self._part.gather(tables, found.extent, values)
+                    self._copy(values, found, views, back=False)
             self._processes.await_confirmations()
-            for number, part, place in self._parts(chunk):
-                if number and self._heads[number].owns:
-                    self._copy(self._exchange(number, part), part, views, place, back=False)
+            for number, found in self._parts(chunk):
+                if number and self._seats[number].owns:
+                    self._copy(self._exchange(number, found), found, views, back=False)
         return checksum_reference(out.view(-1)) if check else torch.zeros(1, dtype=torch.int64)
 
     def scatter(self, tables: Sequence[list[int]], extent: Extent, values: torch.Tensor) -> None:
         """As in KvCache."""
         for chunk, views in self._chunks(extent, values.to(self.device)):
-            for number, part, place in self._parts(chunk):
+            for number, found in self._parts(chunk):
                 if number:
-                    self._copy(self._exchange(number, part), part, views, place, back=True)
+                    self._copy(self._exchange(number, found), found, views, back=True)
             self._processes.send(Scatter(list(tables), chunk))
-            for number, part, place in self._parts(chunk):
+            for number, found in self._parts(chunk):
                 if number == 0:
-                    own = torch.empty(self._part.size(part), dtype=torch.uint8)
-                    self._copy(own, part, views, place, back=True)
-                    self._part.scatter(tables, part, own)
+                    own = torch.empty(self._part.size(found.extent), dtype=torch.uint8)
+                    self._copy(own, found, views, back=True)
+                    self._part.scatter(tables, found.extent, own)
             self._processes.await_confirmations()
 
     def checksum(self, values: torch.Tensor) -> torch.Tensor:
@@ -89,18 +89,19 @@ class RanksCache:
                 )
                 yield chunk, [view[layer : layer + layers, token : token + tokens] for view in views]
 
-    def _parts(self, chunk: Extent) -> Iterator[tuple[int, Extent, slice]]:
-        """Yield for each rank that has some of a chunk's heads its number and what RankHeads.within returns."""
-        for number, heads in enumerate(self._heads):
-            found = heads.within(chunk)
+    def _parts(self, chunk: Extent) -> Iterator[tuple[int, Found]]:
+        """Yield the number of each process that has a part of a chunk, and that part."""
+        for number, seat in enumerate(self._seats):
+            found = seat.within(chunk)
             if found is not None:
-                yield number, *found
+                yield number, found
 
-    def _exchange(self, number: int, part: Extent) -> torch.Tensor:
-        return self._processes.ranks[number - 1].exchange[: self._part.size(part)]
+    def _exchange(self, number: int, found: Found) -> torch.Tensor:
+        return self._processes.ranks[number - 1].exchange[: self._part.size(found.extent)]
 
-    def _copy(self, values: torch.Tensor, part: Extent, views: list[torch.Tensor], place: slice, *, back: bool) -> None:
-        """Copy a rank's part to its place in a piece, or back from there."""
-        for whole, own in zip(views, plane_views(self._own.layout, part, values), strict=True):
-            target, source = (own, whole[:, :, place]) if back else (whole[:, :, place], own)
+    def _copy(self, values: torch.Tensor, found: Found, views: list[torch.Tensor], *, back: bool) -> None:
+        """Copy a process's part to its place in a piece, or back from there."""
+        for whole, own in zip(views, plane_views(self._own.layout, found.extent, values), strict=True):
+            place = whole[found.layers, :, found.heads]
+            target, source = (own, place) if back else (place, own)
             target.copy_(source)

@@ -6,23 +6,25 @@ import torch
 from baton_engine.config import ConfigError, EngineConfig
 from baton_engine.device import find_device
 
-# What NCCL takes of a GPU's memory for its connections to the other ranks.
+# What NCCL takes of a GPU's memory for its connections to the other ranks, and as much for those to other stages.
 _NCCL_BYTES = 512 << 20
 
 
-def rank_config(config: EngineConfig, rank: int) -> EngineConfig:
-    """Return the settings of a rank, which name its device, and make the device the current one of this thread.
+def rank_config(config: EngineConfig, number: int) -> EngineConfig:
+    """Return the settings of a process, which name its device, and make the device the current one of this thread.
 
     GPUs are taken in their order, from the configured one on. Raises ConfigError if there are too few.
     """
     device = find_device(config.device)
     if device.type == "cuda":
         first, found = device.index or 0, torch.cuda.device_count()
-        if first + config.tensor_parallel > found:
-            raise ConfigError(
-                f"--tensor-parallel {config.tensor_parallel} needs as many GPUs, but this process sees {found - first}"
-            )
-        device = torch.device("cuda", first + rank)
+        if first + config.processes > found:
+            asked = f"--tensor-parallel {config.tensor_parallel}"
+            if config.pipeline_parallel > 1:
+                asked += f" with --pipeline-parallel {config.pipeline_parallel}"
+            raise ConfigError(f"{asked} needs {config.processes} GPUs, but this process sees {found - first}")
+        device = torch.device("cuda", first + number)
         torch.cuda.set_device(device)
-    aside = config.set_aside_bytes + (_NCCL_BYTES if device.type == "cuda" else 0)
+    connections = (config.tensor_parallel > 1) + (config.pipeline_parallel > 1)
+    aside = config.set_aside_bytes + (connections * _NCCL_BYTES if device.type == "cuda" else 0)
     return msgspec.structs.replace(config, device=str(device), set_aside_bytes=aside)

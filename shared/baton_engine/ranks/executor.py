@@ -19,17 +19,20 @@ from baton_engine.step_plan import StepPlan
 
 from .cache import RanksCache
 from .device import rank_config
-from .kv_part import RankHeads
+from .kv_part import SeatKv
 from .messages import DrawMasked, Launch
 from .processes import RankDied, RankProcesses
+from .seat import Seat
 
 # Of a GPU, two such steps being in flight. Processes that hang are noticed earlier, and by themselves.
-_LONGEST_STEP_S = 20.0
+LONGEST_STEP_S = 20.0
 
 
 class RanksExecutor:
     """Implements Executor. Every rank gets every plan, and draws all tokens itself: noise is a function of seed and
     position, and the logits are the same on all ranks. The results are those of rank 0."""
+
+    stages = 1
 
     def __init__(
         self,
@@ -43,15 +46,14 @@ class RanksExecutor:
 
         Raises ConfigError, which names the rank, when the model or the settings cannot be served.
         """
-        count = config.tensor_parallel
         # Raise what can be known before any process is started.
         choose_kv_dtype(config.kv_cache_dtype, model, getattr(torch, model.dtype))
-        model.part(RankNumber(0, count))
-        RankHeads(model.kv_layout(model.dtype), 0, count)
+        model.part(RankNumber(0, config.tensor_parallel))
+        SeatKv(model.kv_layout(model.dtype), Seat.of(config, 0))
         if config.expert_parallel:
-            own_experts(model.num_experts, RankNumber(0, count))
+            own_experts(model.num_experts, RankNumber(0, config.tensor_parallel))
         own = rank_config(config, 0)
-        self._processes = processes or RankProcesses(count)
+        self._processes = processes or RankProcesses(config.tensor_parallel, config.pipeline_parallel)
         try:
             self._start(config, own, model, device, progress)
         except BaseException:
@@ -65,7 +67,7 @@ class RanksExecutor:
         processes = self._processes
         with processes.explained(ConfigError):
             group = processes.begin(config, torch.device(own.device))
-            runner = make_local_runner(own, model, device, progress, group)
+            runner = make_local_runner(own, model, device, progress, group, group.stage)
         processes.await_loaded()
         self._runner = runner
         self.dtype, self.quantization, self.max_model_len = runner.dtype, runner.quantization, runner.max_model_len
@@ -77,7 +79,7 @@ class RanksExecutor:
 
     @property
     def compilations(self) -> int:
-        """As in Executor, on rank 0: all ranks compile the same kernels at the same steps."""
+        """As in Executor, in this process: all ranks of a stage compile the same kernels at the same steps."""
         return self._runner.compilations
 
     def begin_service(self) -> None:
@@ -98,7 +100,7 @@ class RanksExecutor:
 
     def pair_ends(self) -> PairEnds:
         """Return the ends of pairs with other pods' GPUs. To be called once."""
-        own = RankEnd(self._runner.cache, self.cache.layout, 0, self._processes.count)
+        own = RankEnd(self._runner.cache, self.cache.layout, 0, self._processes.seats[0].ranks)
         return PairEnds(own, self.cache.layout, self._processes)
 
     def close(self) -> None:
@@ -111,7 +113,7 @@ class _Launched:
 
     def __init__(self, launched: Launched, processes: RankProcesses) -> None:
         self._launched, self._processes = launched, processes
-        self._ends_by = time.monotonic() + _LONGEST_STEP_S
+        self._ends_by = time.monotonic() + LONGEST_STEP_S
 
     def draw_masked(self, masks: np.ndarray) -> None:
         self._processes.send(DrawMasked(masks))
@@ -124,7 +126,7 @@ class _Launched:
     def done(self) -> bool:
         done = self._launched.done()
         if not done and time.monotonic() > self._ends_by:
-            raise RankDied(f"a step has not ended for {_LONGEST_STEP_S:g} s: GPUs of the ranks wait for each other")
+            raise RankDied(f"a step has not ended for {LONGEST_STEP_S:g} s: GPUs of the ranks wait for each other")
         return done
 
     def layers_done(self) -> int:

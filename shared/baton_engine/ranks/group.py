@@ -17,6 +17,11 @@ from torch._C._distributed_c10d import (
     ReduceOp,
 )
 
+from baton_engine.stage import Stage
+
+from .errors import CollectiveError
+from .linked_stage import LinkedStage
+from .seat import Seat
 from .small_sums import SmallSums, find_small_sums, graph_seconds
 from .symmetric_memory import SymmetricMemory
 
@@ -27,18 +32,16 @@ _CONNECT = timedelta(seconds=60)
 _GPU_TIMEOUT = timedelta(minutes=5)
 
 
-class CollectiveError(RuntimeError):
-    """Another rank is gone, or cannot be reached."""
-
-
 class Group:
-    """Implements Ranks. Tensors of the device go through NCCL if it is a GPU, and decisions of the host through gloo,
-    which notices at once when another process ends."""
+    """Implements Ranks for the ranks of a stage. Tensors of the device go through NCCL if it is a GPU, and decisions of
+    the host through gloo, which notices at once when another process ends.
+
+    stage: the stage of these ranks, connected to its neighbours.
+    """
 
     def __init__(
         self,
-        rank: int,
-        count: int,
+        seat: Seat,
         folder: Path,
         device: torch.device,
         work: Callable[[], None],
@@ -49,28 +52,34 @@ class Group:
 
         Raises CollectiveError if the ranks cannot be connected.
         """
-        self.rank, self.count = rank, count
+        self.rank, self.count = seat.rank, seat.ranks
         self._work = work
         # All ranks are on one machine, whose name may have no address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = FileStore(str(folder / "store"), count)
+        store = FileStore(str(folder / "store"), seat.count)
         store.set_timeout(_CONNECT)
         # On a GPU, work in the current stream, which takes less time than another stream that waits for it.
         self._sum, self._join = AllreduceOptions(), AllgatherOptions()
         self._sum.asyncOp = self._join.asyncOp = False
         self._least = AllreduceOptions()
         self._least.reduceOp = ReduceOp.MIN  # type: ignore[assignment]
-        try:
-            host: Any = ProcessGroupGloo(PrefixStore("host", store), rank, count, _TIMEOUT)
-        except RuntimeError as error:
-            raise CollectiveError(f"no connection to the other ranks over gloo: {error}") from error
-        self._host = self._device = host
+        self._largest = AllreduceOptions()
+        self._largest.reduceOp = ReduceOp.MAX  # type: ignore[assignment]
+        self._host: Any = _connect_hosts(PrefixStore("host", store), seat.number, seat.count)
         self._small: SmallSums | None = None
+        stage = seat.stage
+        ranks = PrefixStore(f"stage {stage.number}", store)
         if device.type == "cuda":
-            self._device = self._connect_gpus(PrefixStore("gpus", store), device)
-        if device.type == "cuda" and symmetric_memory:
-            memory = SymmetricMemory(rank, count, device, PrefixStore("memory", store), folder.name)
+            self._device = self._connect_gpus(ranks, device)
+        elif stage.count > 1:
+            self._device = _connect_hosts(ranks, self.rank, self.count)
+        else:
+            self._device = self._host
+        if device.type == "cuda" and symmetric_memory and self.count > 1:
+            name = f"{folder.name}-{stage.number}"
+            memory = SymmetricMemory(self.rank, self.count, device, PrefixStore("memory", ranks), name)
             self._small = find_small_sums(memory, self.sum_large, self.least, graph_seconds)
+        self.stage = stage if stage.count == 1 else self._link(stage, store, device)
 
     def summand(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
         return self._small.place((rows, columns), dtype) if self._small is not None else None
@@ -98,6 +107,17 @@ class Group:
         self._run(lambda: self._host.allreduce([found], self._least))
         return int(found)
 
+    def _link(self, stage: Stage, store: FileStore, device: torch.device) -> Stage:
+        def connect(neighbours: str, number: int) -> Any:
+            name = PrefixStore(f"rank {self.rank} of stages {neighbours}", store)
+            return _connect_hosts(name, number, 2) if device.type == "cpu" else _nccl(name, number, 2)
+
+        def join(values: torch.Tensor) -> torch.Tensor:
+            self._run(lambda: self._host.allreduce([values], self._largest))
+            return values
+
+        return LinkedStage(stage, connect, join, device)
+
     def _run(self, begin: Callable[[], Any]) -> None:
         """Begin an operation and let the current stream, or on a CPU this thread, wait for its end."""
         self._work()
@@ -107,11 +127,7 @@ class Group:
             raise CollectiveError(f"an operation of all ranks failed: {error}") from error
 
     def _connect_gpus(self, store: PrefixStore, device: torch.device) -> Any:
-        from torch._C._distributed_c10d import ProcessGroupNCCL
-
-        options = ProcessGroupNCCL.Options()
-        options._timeout = _GPU_TIMEOUT
-        self._device = ProcessGroupNCCL(store, self.rank, self.count, options)
+        self._device = _nccl(store, self.rank, self.count)
         try:
             # NCCL connects at its first operation, which must not be part of a CUDA graph.
             self.sum_large(torch.ones(1, device=device))
@@ -122,3 +138,20 @@ class Group:
                 "/dev/shm may be too small"
             ) from error
         return self._device
+
+
+def _connect_hosts(store: PrefixStore, number: int, count: int) -> Any:
+    """Return a group over gloo. Raises CollectiveError if its processes cannot be connected."""
+    try:
+        return ProcessGroupGloo(store, number, count, _TIMEOUT)
+    except RuntimeError as error:
+        raise CollectiveError(f"no connection to the other ranks over gloo: {error}") from error
+
+
+def _nccl(store: PrefixStore, number: int, count: int) -> Any:
+    """Return a group over NCCL, which connects at its first operation."""
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = _GPU_TIMEOUT
+    return ProcessGroupNCCL(store, number, count, options)

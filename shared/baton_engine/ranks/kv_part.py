@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -12,30 +13,53 @@ from baton_engine.config import ConfigError
 from baton_engine.kv_cache import KvCache
 from baton_engine.shard import RankNumber, head_part
 
+from .seat import Seat
+
 log = logging.getLogger(__name__)
 
 
-class RankHeads:
-    """Which of the layout's heads a rank has. All planes of a layout have the same heads.
+class Found(NamedTuple):
+    """The part of an extent that a process has. extent: its heads count from the first one of the process. layers,
+    heads: the place of the part in the piece."""
 
-    owns: whether the rank provides them, where several ranks have the same head.
+    extent: Extent
+    layers: slice
+    heads: slice
+
+
+class SeatKv:
+    """Which of the layout's layers and heads a process has. All planes of a layout have the same heads.
+
+    owns: whether the process provides them, where several ranks have the same head.
     """
 
-    def __init__(self, layout: KvLayout, rank: int, count: int) -> None:
+    def __init__(self, layout: KvLayout, seat: Seat) -> None:
+        rank, count = seat.rank, seat.ranks
         if any(plane.heads != layout.num_heads for plane in layout.planes):
-            raise ConfigError("--tensor-parallel cannot divide a KV cache whose planes have different heads")
+            raise ConfigError("several processes cannot divide a KV cache whose planes have different heads")
         heads = head_part(layout.num_heads, RankNumber(rank, count), "key-value heads")
         self._first, self._end = heads.start, heads.stop
+        self._layers = seat.stage.layers(layout.num_layers)
         self.owns = rank == 0 or head_part(layout.num_heads, RankNumber(rank - 1, count)).start != heads.start
 
-    def within(self, extent: Extent) -> tuple[Extent, slice] | None:
-        """Return the rank's part of an extent, with its heads counted from the rank's first one, and the place of these
-        among the heads of the extent. None = the rank has none of them."""
+    def within(self, extent: Extent) -> Found | None:
+        """Return the process's part of an extent; None = it has none."""
         first, end = max(extent.heads.start, self._first), min(extent.heads.stop, self._end)
-        if first >= end:
+        layers = range(max(extent.first_layer, self._layers.start), min(extent.layers.stop, self._layers.stop))
+        if first >= end or not layers:
             return None
-        part = msgspec.structs.replace(extent, first_head=first - self._first, num_heads=end - first)
-        return part, slice(first - extent.first_head, end - extent.first_head)
+        part = msgspec.structs.replace(
+            extent,
+            first_layer=layers.start,
+            num_layers=len(layers),
+            first_head=first - self._first,
+            num_heads=end - first,
+        )
+        return Found(
+            part,
+            slice(layers.start - extent.first_layer, layers.stop - extent.first_layer),
+            slice(first - extent.first_head, end - extent.first_head),
+        )
 
 
 def plane_views(layout: KvLayout, extent: Extent, values: torch.Tensor) -> list[torch.Tensor]:

@@ -48,7 +48,10 @@ Reply = Alive | Loaded | Failed | Reports
 
 
 class Launch(msgspec.Struct, tag=True):
+    """drawn: rows, each with the token that was drawn for it in an earlier step, which the last stage alone knows."""
+
     plan: StepPlan
+    drawn: list[tuple[int, int]] = []
 
 
 class DrawMasked(msgspec.Struct, tag=True):

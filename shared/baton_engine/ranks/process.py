@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,8 +26,9 @@ from baton_engine.runners import make_local_runner, read_model
 
 from .board import Board
 from .device import rank_config
-from .group import CollectiveError, Group
-from .kv_part import KvPart, RankHeads, pin
+from .errors import CollectiveError
+from .group import Group
+from .kv_part import KvPart, SeatKv, pin
 from .messages import (
     Alive,
     DrawMasked,
@@ -42,7 +44,9 @@ from .messages import (
     Work,
     decode,
 )
-from .ring import RingReader, map_memory
+from .results_sender import ResultsSender
+from .ring import RingReader, RingWriter, map_memory
+from .seat import Seat
 
 log = logging.getLogger(__name__)
 
@@ -66,22 +70,25 @@ class Rank:
         sock: socket.socket,
         confirmed: int,
         exchange: torch.Tensor,
+        results: RingWriter,
+        failed: Callable[[Exception], None],
     ) -> None:
-        """sock: for replies. confirmed: the counter of confirmations. exchange: memory that the engine process sees."""
+        """sock: for replies. confirmed: the counter of confirmations. exchange: memory that the engine process sees.
+        results: the way of results there. failed: ends this process when a step fails in another thread than this one.
+        """
         config = rank_config(start.config, start.rank)
         device = torch.device(config.device)
         self._number, self._ring, self._board = start.rank, ring, board
         self._socket, self._confirmed, self._exchange = sock, confirmed, exchange
-        count = config.tensor_parallel
-        group = Group(
-            start.rank, count, Path(start.folder), device, lambda: board.work(start.rank), config.symmetric_memory
-        )
+        seat = Seat.of(config, start.rank)
+        group = Group(seat, Path(start.folder), device, lambda: board.work(start.rank), config.symmetric_memory)
         model = read_model(config)
-        self._runner: Runner = make_local_runner(config, model, device.type, None, group)
+        self._runner: Runner = make_local_runner(config, model, device.type, None, group, group.stage)
         layout = model.kv_layout(self._runner.cache.layout.planes[0].dtype)
-        self._heads = RankHeads(layout, start.rank, count)
+        self._own = SeatKv(layout, seat)
+        self._sender = ResultsSender(results, failed) if seat.reports else None
         self._part = KvPart(self._runner.cache)
-        self._end = RankEnd(self._runner.cache, layout, start.rank, count)
+        self._end = RankEnd(self._runner.cache, layout, seat.rank, seat.ranks)
         self._reports: list[Report] = []
         self._launched: Launched | None = None
         self._launches = 0
@@ -100,27 +107,33 @@ class Rank:
             command = decode(self._ring.receive())
             self._board.work(self._number)
             if isinstance(command, Stop):
+                if self._sender is not None:
+                    self._sender.stop()
                 return
             self._execute(command)
 
     def _execute(self, command: Work) -> None:
         match command:
-            case Launch(plan):
+            case Launch(plan, drawn):
+                self._runner.learn(drawn)
                 self._launched = self._runner.launch(plan)
                 self._launches += 1
                 self._fences.append((self._launches, self._runner.fence()))
+                if not plan.masked:
+                    self._send_results(self._launched)
             case DrawMasked(masks):
                 assert self._launched is not None
                 self._launched.draw_masked(masks)
+                self._send_results(self._launched)
             case Gather(tables, extent):
-                found = self._heads.within(extent)
-                if found is not None and self._heads.owns:
-                    self._part.gather(tables, found[0], self._exchange[: self._part.size(found[0])])
+                found = self._own.within(extent)
+                if found is not None and self._own.owns:
+                    self._part.gather(tables, found.extent, self._exchange[: self._part.size(found.extent)])
                 os.eventfd_write(self._confirmed, 1)
             case Scatter(tables, extent):
-                found = self._heads.within(extent)
+                found = self._own.within(extent)
                 if found is not None:
-                    self._part.scatter(tables, found[0], self._exchange[: self._part.size(found[0])])
+                    self._part.scatter(tables, found.extent, self._exchange[: self._part.size(found.extent)])
                 os.eventfd_write(self._confirmed, 1)
             case UnpackParts(fence=launched):
                 fence = next((fence for number, fence in self._fences if number >= launched), None)
@@ -135,6 +148,11 @@ class Rank:
             with contextlib.suppress(BlockingIOError):
                 self._socket.send(msgspec.json.encode(Reports(self._reports)), socket.MSG_DONTWAIT)
                 self._reports = []
+
+    def _send_results(self, launched: Launched) -> None:
+        """Let the engine process know the results of a step whose draws have been launched."""
+        if self._sender is not None:
+            self._sender.put(launched)
 
 
 def _beat(board: Board, rank: int, parent: int) -> None:
@@ -156,21 +174,27 @@ def main() -> None:
     """Entry point. The arguments are the rank's number and the descriptors that RankProcesses passes on."""
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    number, control, ring, board_fd, new, taken, confirmed, exchange = map(int, sys.argv[1:])
+    number, control, ring, board_fd, new, taken, confirmed, exchange, results, *counters = map(int, sys.argv[1:])
     sock, board = socket.socket(fileno=control), Board(board_fd)
     threading.Thread(target=_beat, args=(board, number, parent), daemon=True).start()
     reader = RingReader(ring, new, taken, control)
     memory = torch.frombuffer(map_memory(exchange), dtype=torch.uint8)
+    # When the engine process is gone, `_beat` ends this one.
+    writer = RingWriter(results, [(counters[0], counters[1])], lambda: None)
 
     def reply(message: Reply) -> None:
         sock.send(msgspec.json.encode(message))
+
+    def failed(error: Exception) -> None:
+        log.error("rank %d failed", number, exc_info=error)
+        _fail(sock, Failed(repr(error)))
 
     reply(Alive())
     while data := sock.recv(1 << 20):
         start = msgspec.json.decode(data, type=Start)
         configure_logging(f"rank-{start.rank}", logging.getLevelName(start.log_level).lower())
         try:
-            rank = Rank(start, reader, board, sock, confirmed, memory)
+            rank = Rank(start, reader, board, sock, confirmed, memory, writer, failed)
             reply(Loaded())
             rank.run()
         except EOFError:
@@ -180,8 +204,7 @@ def main() -> None:
         except CollectiveError as error:
             _fail(sock, Failed(str(error), of_others=True))
         except Exception as error:
-            log.exception("rank %d failed", start.rank)
-            _fail(sock, Failed(repr(error)))
+            failed(error)
         del rank
         gc.collect()
 

@@ -19,11 +19,15 @@ import torch
 
 from baton_engine.config import ConfigError, EngineConfig
 from baton_engine.pairs.messages import Report
+from baton_engine.results import Results
 
 from .board import Board
-from .group import CollectiveError, Group
+from .errors import CollectiveError
+from .group import Group
 from .messages import Alive, Command, Failed, Loaded, Reply, Reports, Start, Stop, encode
-from .ring import RING_BYTES, RingWriter, create_counter, create_memory, map_memory, read_counter
+from .results_sender import decode_results
+from .ring import RING_BYTES, RingReader, RingWriter, create_counter, create_memory, map_memory, read_counter
+from .seat import Seat
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +48,8 @@ class RankDied(RuntimeError):
 class _Rank:
     """One process, and this process's ends of what connects them."""
 
-    def __init__(self, number: int, ring: int, board: int) -> None:
+    def __init__(self, number: int, ring: int, board: int, results: tuple[int, int, int]) -> None:
+        """results: the memory and the counters of the ring for results."""
         self.number = number
         self.failed: Failed | None = None
         self.new, self.taken, self.confirmed = (create_counter() for _ in range(3))
@@ -52,7 +57,7 @@ class _Rank:
         self.exchange = torch.frombuffer(map_memory(exchange), dtype=torch.uint8)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket = ours
-        arguments = (number, theirs.fileno(), ring, board, self.new, self.taken, self.confirmed, exchange)
+        arguments = (number, theirs.fileno(), ring, board, self.new, self.taken, self.confirmed, exchange, *results)
         fds = arguments[1:]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "baton_engine.ranks.process", *map(str, arguments)],
@@ -101,14 +106,21 @@ class RankProcesses:
     end: called with the problem, in the thread that watches, when a rank has ended or hangs.
     """
 
-    def __init__(self, count: int, end: Callable[[str], None] = end_process) -> None:
-        self.count = count
+    def __init__(self, ranks: int, stages: int = 1, end: Callable[[str], None] = end_process) -> None:
+        """ranks: of each stage. stages: of the pipeline."""
+        self.count = count = ranks * stages
+        self.seats = [Seat(number, ranks, stages) for number in range(count)]
         self._end = end
         ring, board = create_memory("baton-plans", RING_BYTES), Board.create(count)
+        results = create_memory("baton-results", RING_BYTES)
         self._board = Board(board)
-        self.ranks = [_Rank(number, ring, board) for number in range(1, count)]
+        self._counters = create_counter(), create_counter()
+        self.ranks = [_Rank(number, ring, board, (results, *self._counters)) for number in range(1, count)]
         self._ring = RingWriter(ring, [(rank.new, rank.taken) for rank in self.ranks], self.check)
-        for fd in (ring, board):
+        # Of several stages, the first rank of the last one sends results.
+        reporting = self.ranks[(stages - 1) * ranks - 1]
+        self._results = RingReader(results, *self._counters, reporting.socket.fileno())
+        for fd in (ring, board, results):
             os.close(fd)
         self._problem: str | None = None
         self._closed = threading.Event()
@@ -134,7 +146,7 @@ class RankProcesses:
         for rank in self.ranks:
             rank.socket.send(msgspec.json.encode(Start(config, rank.number, self._folder.name, level)))
         folder, work = Path(self._folder.name), lambda: self._board.work(0)
-        return Group(0, self.count, folder, device, work, config.symmetric_memory)
+        return Group(self.seats[0], folder, device, work, config.symmetric_memory)
 
     def await_loaded(self) -> None:
         """Wait until all ranks can run plans. From then on a rank that hangs is noticed."""
@@ -164,6 +176,19 @@ class RankProcesses:
                 self.check()
                 select.select([rank.confirmed], [], [], _WATCH_S)
 
+    def results_arrived(self) -> bool:
+        """Whether `receive_results` returns at once."""
+        return self._results.arrived()
+
+    def receive_results(self) -> Results:
+        """Wait for the results of the oldest step that the last stage has not reported. Raises RankDied."""
+        while not self._results.arrived(_WATCH_S):
+            self.check()
+        try:
+            return decode_results(self._results.receive())
+        except EOFError:
+            raise RankDied(self._find_problem() or "the last stage is gone") from None
+
     def check(self) -> None:
         """Raise RankDied if a rank has ended or hangs."""
         if self._problem is not None:
@@ -178,7 +203,7 @@ class RankProcesses:
             until = time.monotonic() + _EVIDENCE_S
             while (problem := self._find_problem()) is None and time.monotonic() < until:
                 time.sleep(0.01)
-            raise kind(problem or f"rank 0 of {self.count}: {error}") from error
+            raise kind(problem or f"{self.seats[0].name}: {error}") from error
 
     def stop(self) -> None:
         """Let the ranks free their model."""
@@ -194,6 +219,8 @@ class RankProcesses:
         self._remove_folder()
         for rank in self.ranks:
             rank.close()
+        for counter in self._counters:
+            os.close(counter)
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
@@ -205,7 +232,7 @@ class RankProcesses:
             if isinstance(reply, kind):
                 return
             if isinstance(reply, Failed) or rank.ending():
-                problem = self._find_problem() or f"rank {rank.number} failed"
+                problem = self._find_problem() or f"{self.seats[rank.number].name} failed"
                 raise ConfigError(problem) if rank.failed and rank.failed.in_settings else RankDied(problem)
 
     def _find_problem(self) -> str | None:
@@ -216,10 +243,10 @@ class RankProcesses:
         to_blame = [rank for rank in self.ranks if rank.failed and not rank.failed.of_others]
         for rank in to_blame:
             assert rank.failed is not None
-            return f"rank {rank.number} of {self.count}: {rank.failed.message}"
+            return f"{self.seats[rank.number].name}: {rank.failed.message}"
         for rank in self.ranks:
             if rank.failed is None and (ending := rank.ending()):
-                return f"rank {rank.number} of {self.count} {ending}"
+                return f"{self.seats[rank.number].name} {ending}"
         return None
 
     def _watch(self) -> None:
@@ -230,19 +257,25 @@ class RankProcesses:
             if any(rank.process.poll() is not None for rank in self.ranks):
                 self._report("a rank has ended")
                 return
-            furthest = max(self._board.done(number) - self._base[number] for number in range(self.count))
+            reached = [self._board.done(number) - self._base[number] for number in range(self.count)]
             for rank in self.ranks:
                 number = rank.number
+                # Stages differ in what they do for a command, and in when they do it.
+                furthest = max(
+                    each
+                    for each, seat in zip(reached, self.seats, strict=True)
+                    if seat.stage_number == self.seats[number].stage_number
+                )
                 beat, work = self._board.beats(number), self._board.done(number)
                 silent[number] = silent[number] + 1 if beat == beats[number] and beat else 0
                 late = self._armed and work == done[number] and work - self._base[number] < furthest
                 behind[number] = behind[number] + 1 if late else 0
                 beats[number], done[number] = beat, work
                 if silent[number] * _WATCH_S > (_SILENT_S if self._armed else _SILENT_LOADING_S):
-                    self._report(f"rank {number} of {self.count} hangs: it gives no sign of life")
+                    self._report(f"{self.seats[number].name} hangs: it gives no sign of life")
                     return
                 if behind[number] * _WATCH_S > _BEHIND_S:
-                    self._report(f"rank {number} of {self.count} hangs: all others wait for it")
+                    self._report(f"{self.seats[number].name} hangs: all others wait for it")
                     return
 
     def _report(self, problem: str) -> None:

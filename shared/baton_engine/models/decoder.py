@@ -1,0 +1,55 @@
+"""The forward pass of all families: an embedding, layers one after another, a norm and a head."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from baton_engine.context import Context
+from baton_engine.layers.embedding import Embedding, Head
+from baton_engine.layers.norm import RmsNorm
+from baton_engine.source import Source
+
+
+class Decoder:
+    """A model whose layers return hidden states [T, hidden]: x = layer(x, ctx).
+
+    A stage of a pipeline has some of the layers. What it receives takes the place of the embedding, and what it passes
+    on are hidden states before the norm.
+    """
+
+    embedding: Embedding
+    layers: Sequence[Callable[..., Any]]
+    norm: Any
+    head: Head
+
+    def __init__(self, source: Source) -> None:
+        self.dtype, self.stage = source.dtype, source.stage
+
+    def embed(self, ctx: Context) -> torch.Tensor:
+        """Return the hidden states [T, hidden] before the first layer."""
+        return self.embedding(ctx.ids)
+
+    def __call__(self, ctx: Context) -> torch.Tensor:
+        x = self.embed(ctx) if ctx.received is None else ctx.received
+        for layer in self.layers:
+            x = layer(x, ctx)
+        return self.norm(x) if self.stage.is_last else x
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(hidden, out)
+
+
+class ResidualDecoder(Decoder):
+    """A model whose layers leave their last addition to the next norm: x, residual = layer(x, residual, ctx)."""
+
+    norm: RmsNorm
+
+    def __call__(self, ctx: Context) -> torch.Tensor:
+        x = self.embed(ctx) if ctx.received is None else ctx.received
+        residual: Any = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, ctx)
+        # The norm rounds the sum, too, so stages compute the same numbers as one process.
+        normed, total = self.norm.add(x, residual)
+        return normed if self.stage.is_last else total

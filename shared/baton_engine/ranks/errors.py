@@ -1,0 +1,5 @@
+"""What can go wrong between processes that divide a model."""
+
+
+class CollectiveError(RuntimeError):
+    """Another rank is gone, or cannot be reached."""
