@@ -86,7 +86,7 @@ _EVERYTHING: Values = {
                     ],
                 }
             },
-            "worker": {"tensorParallel": 2, "expertParallel": True},
+            "worker": {"tensorParallel": 2, "pipelineParallel": 2, "expertParallel": True},
             "canary": {"enabled": True, "weight": 0, "volume": {"pvc": {"claimName": "other"}}},
         },
     },

@@ -87,6 +87,17 @@ def test_several_gpus_divide_a_model():
         render(values)
 
 
+def test_stages_multiply_the_gpus():
+    worker = {"gpus": 4, "tensorParallel": 2, "pipelineParallel": 2}
+    values = {"models": {"a": {"worker": worker}}}
+    [container] = named(render(values), "Deployment", "rel-baton-a-decode")["spec"]["template"]["spec"]["containers"]
+    for name in ("TENSOR", "PIPELINE"):
+        assert {"name": f"BATON_{name}_PARALLEL", "value": "2"} in container["env"]
+    worker["gpus"] = 2
+    with pytest.raises(Exception, match="tensorParallel is 2, pipelineParallel is 2 and gpus is 2"):
+        render(values)
+
+
 def test_the_canary_config_map_says_where_canaries_stand():
     config = named(case("everything"), "ConfigMap", "rel-baton-canary-values")["data"]
     controller = yaml.safe_load(

@@ -7,11 +7,15 @@
 {{- $device := gt $gpus 0 | ternary "cuda" "cpu" -}}
 {{- $repository := printf "baton/worker-%s" $device -}}
 {{- $ranks := int $spec.tensorParallel -}}
-{{- if and (gt $gpus 0) (gt $ranks 1) (ne $gpus $ranks) -}}
-{{- fail (printf "%s: tensorParallel is %d and gpus is %d; each process needs one GPU" $workload.path $ranks $gpus) -}}
+{{- $stages := int $spec.pipelineParallel -}}
+{{- $processes := mul $ranks $stages | int -}}
+{{- if and (gt $gpus 0) (gt $processes 1) (ne $gpus $processes) -}}
+{{- $asked := printf "tensorParallel is %d" $ranks -}}
+{{- if gt $stages 1 }}{{ $asked = printf "%s, pipelineParallel is %d" $asked $stages }}{{ end -}}
+{{- fail (printf "%s: %s and gpus is %d; each process needs one GPU" $workload.path $asked $gpus) -}}
 {{- end -}}
 {{- /* The KV of several processes goes through the host. */ -}}
-{{- $pairs := and $root.Values.gpuPairs.enabled (le $ranks 1) -}}
+{{- $pairs := and $root.Values.gpuPairs.enabled (le $processes 1) -}}
 {{- $image := include "baton.image" (dict "root" $root "image" $spec.image "repository" $repository) -}}
 {{- $component := dict "root" $root "component" $workload.role -}}
 {{- $selector := printf "%s\n%s" (include "baton.selectorLabels" $component) (include "baton.workerLabels" $workload) -}}
@@ -38,6 +42,9 @@
 {{- fail (printf "%s: expertParallel divides experts among the processes of tensorParallel, which is 1" $workload.path) -}}
 {{- end -}}
 {{- $env = append $env (dict "name" "BATON_EXPERT_PARALLEL" "value" "true") -}}
+{{- end -}}
+{{- if gt $stages 1 -}}
+{{- $env = append $env (dict "name" "BATON_PIPELINE_PARALLEL" "value" (toString $stages)) -}}
 {{- end -}}
 {{- if eq $workload.role "decode" -}}
 {{- $pool := eq $workload.pool "default" | ternary "" $workload.pool -}}
