@@ -67,7 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
         """When no more requests arrive, all requests end and nothing is left."""
         for id in list(self.reservations):
             self.engine.cancel_import(id)
-        for _ in range(500):
+        for _ in range(500 * self.stages):  # with several stages, each step decodes a part of the sequences
             for id in [sequence.request.id for sequence in self.engine.scheduler.importing]:
                 self.engine.cancel_import(id)
             for id in list(self.exported):
