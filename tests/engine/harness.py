@@ -7,7 +7,7 @@ from typing import Any
 from baton_engine.config import EngineConfig
 from baton_engine.delta import Delta
 from baton_engine.engine import Engine
-from baton_engine.sampling import SamplingParams
+from baton_engine.sampling import Grammar, GrammarKind, SamplingParams
 from baton_engine.sequence import FinishReason, Request
 from tests.models import VOCAB_SIZE
 
@@ -28,6 +28,18 @@ def make_request(id: int, prompt: list[int], max_tokens: int = 16, **fields: Any
     """Return a request; fields that Request does not have go into its sampling."""
     own = {name: fields.pop(name) for name in Request.__struct_fields__ if name in fields}
     return Request(id=id, prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens, **fields), **own)
+
+
+def make_various_requests(common: list[int]) -> list[Request]:
+    """Return requests with choices, sampling parameters, logprobs and a grammar. Two prompts begin with `common`."""
+    rule = Grammar(GrammarKind.REGEX, "[a-f]{4,9}")
+    return [
+        make_request(0, common + make_prompt(9), 30, n=4, temperature=1.0, seed=5),
+        make_request(1, common + make_prompt(20), 30, temperature=1.0, top_p=0.9, seed=7, frequency_penalty=0.5),
+        make_request(2, make_prompt(33), 20, logprobs=2, prompt_logprobs=2),
+        make_request(3, make_prompt(5), 20, grammar=rule, eos_token_ids=[1]),
+        make_request(4, make_prompt(60), 40),
+    ]
 
 
 class Transcript:

@@ -25,7 +25,7 @@ from tests.quantized import compress
 from tests.rounded_kv import rounded_choices
 
 from .handover import Pair
-from .harness import Transcript, assert_idle, generate, make_engine, make_prompt, make_request
+from .harness import Transcript, assert_idle, generate, make_engine, make_prompt, make_request, make_various_requests
 from .pools import MakeEngine, Pools
 from .test_equality import SHAPES
 from .test_quantized_models import SCHEMES, scheme
@@ -59,14 +59,7 @@ def test_every_family_gives_the_tokens_of_transformers(tiny_model: MakeModel, di
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_choices_caches_preemption_and_parameters(windowed: Path, divided: MakeEngine, ranks: int) -> None:
     common = make_prompt(40, seed=1)
-    rule = Grammar(GrammarKind.REGEX, "[a-f]{4,9}")
-    requests = [
-        make_request(0, common + make_prompt(9), 30, n=4, temperature=1.0, seed=5),
-        make_request(1, common + make_prompt(20), 30, temperature=1.0, top_p=0.9, seed=7, frequency_penalty=0.5),
-        make_request(2, make_prompt(33), 20, logprobs=2, prompt_logprobs=2),
-        make_request(3, make_prompt(5), 20, grammar=rule, eos_token_ids=[1]),
-        make_request(4, make_prompt(60), 40),
-    ]
+    requests = make_various_requests(common)
     settings = {"block_size": 4, "num_blocks": 64, "max_num_batched_tokens": 24, "max_model_len": 100}
     one = generate(make_engine(windowed, **settings), requests)
     engine = divided(windowed, ranks, **settings)

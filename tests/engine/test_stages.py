@@ -11,14 +11,13 @@ from baton_engine.config import ConfigError
 from baton_engine.executor import Launched
 from baton_engine.kv_cache import KvCache
 from baton_engine.ops import TORCH
-from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.stage import Stage
 from baton_engine.step_plan import StepPlan
 from tests.conftest import MakeModel
 from tests.models import is_greedy
 
 from .handover import Pair
-from .harness import Transcript, assert_idle, generate, make_prompt, make_request
+from .harness import Transcript, assert_idle, generate, make_prompt, make_request, make_various_requests
 from .pools import MakeEngine
 from .test_equality import SHAPES
 from .test_ranks import FAMILIES
@@ -48,15 +47,7 @@ def test_every_family_gives_the_tokens_of_transformers(tiny_model: MakeModel, di
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_choices_caches_preemption_and_parameters(tiny_model: MakeModel, divided: MakeEngine, ranks: int) -> None:
     folder = tiny_model("qwen3", num_hidden_layers=3, use_sliding_window=True, sliding_window=13, layer_types=LAYERS)
-    common = make_prompt(40, seed=1)
-    rule = Grammar(GrammarKind.REGEX, "[a-f]{4,9}")
-    requests = [
-        make_request(0, common + make_prompt(9), 30, n=4, temperature=1.0, seed=5),
-        make_request(1, common + make_prompt(20), 30, temperature=1.0, top_p=0.9, seed=7, frequency_penalty=0.5),
-        make_request(2, make_prompt(33), 20, logprobs=2, prompt_logprobs=2),
-        make_request(3, make_prompt(5), 20, grammar=rule, eos_token_ids=[1]),
-        make_request(4, make_prompt(60), 40),
-    ]
+    requests = make_various_requests(make_prompt(40, seed=1))
     settings = {"block_size": 4, "num_blocks": 72, "max_num_batched_tokens": 24, "max_model_len": 100}
     one = generate(divided(folder, 1, **settings), requests)
     engine = divided(folder, ranks, pipeline_parallel=2, **settings)

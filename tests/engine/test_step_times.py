@@ -179,7 +179,7 @@ class DeviceStep:
 class Device:
     """A runner that computes nothing. Its steps take time by a law, on a clock that only they advance."""
 
-    depth, compilations, threads = 1, 0, None
+    depth, stages, compilations, threads = 1, 1, 0, None
 
     def __init__(self, config: EngineConfig, law: Law, times: StepTimes) -> None:
         assert config.num_blocks is not None
