@@ -81,7 +81,7 @@ async def ask(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await app(scope, receive, send)
     assert sent[0]["type"] == "http.response.start"
     assert not sent[-1].get("more_body", False)
