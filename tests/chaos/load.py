@@ -14,7 +14,6 @@ from .case import Case, Refused
 from .fleet import Fleet
 
 BOUND_S = 60.0  # of an answer
-_CLIENTS = 8
 _PAUSE_S = 0.1
 
 
@@ -37,14 +36,22 @@ class Load:
     """
 
     def __init__(
-        self, fleet: Fleet, cases: Sequence[Case], seed: str, context: Callable[[float], str], refusals: bool = True
+        self,
+        fleet: Fleet,
+        cases: Sequence[Case],
+        seed: str,
+        context: Callable[[float], str],
+        clients: int,
+        refusals: bool = True,
     ) -> None:
-        """refusals: whether the gateway may refuse a request when no decode worker is undisturbed."""
+        """clients: how many ask at once. refusals: whether the gateway may refuse a request when no decode worker is
+        undisturbed."""
         self.counts: Counter[str] = Counter()
         self._fleet = fleet
         self._cases = cases
         self._seed = seed
         self._context = context
+        self._clients = clients
         self._refusals = refusals
         self._ids = map("chaos-{}".format, itertools.count(1))
         self._visits: list[_Visit] = []
@@ -53,7 +60,7 @@ class Load:
     async def run(self) -> None:
         """Keep the load up. Raises WrongAnswer."""
         async with asyncio.TaskGroup() as group:
-            for client in range(_CLIENTS):
+            for client in range(self._clients):
                 group.create_task(self._ask_on(random.Random(f"{self._seed}/{client}")))
 
     def stop(self) -> None:

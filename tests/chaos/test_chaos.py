@@ -27,8 +27,8 @@ FRESH_TOKENS = 200
 pytestmark = pytest.mark.soak
 
 
-async def record(fleet: Fleet, folder: Path, seed: int) -> list[Case]:
-    """Return requests with the answers of the undisturbed fleet, without those that rounding may decide."""
+async def record(fleet: Fleet, folder: Path, seed: int, count: int) -> list[Case]:
+    """Return so many requests with the answers of the undisturbed fleet, less those that rounding may decide."""
     rng = random.Random(f"{seed}/cases")
     asking = asyncio.Semaphore(RECORDED_AT_ONCE)
 
@@ -36,9 +36,9 @@ async def record(fleet: Fleet, folder: Path, seed: int) -> list[Case]:
         async with asking:
             return await case.recorded(fleet.http, folder)
 
-    drawn = await asyncio.gather(*(recorded(Case.draw(number, rng)) for number in range(NUM_CASES)))
+    drawn = await asyncio.gather(*(recorded(Case.draw(number, rng)) for number in range(count)))
     cases = [case for case in drawn if case is not None]
-    assert len(cases) > 0.9 * NUM_CASES
+    assert len(cases) > 0.9 * count
     return cases
 
 
@@ -123,8 +123,8 @@ async def nothing_stays(fleet: Fleet) -> None:
 @pytest.mark.timeout(240 + 2 * NUM_SCENARIOS)
 async def test_faults(fleet: Fleet, llama: Path, seed: int) -> None:
     journal = Journal()
-    cases = await record(fleet, llama, seed)
-    load = Load(fleet, cases, f"{seed}/load", lambda begun: f"CHAOS_SEED={seed}\n{journal.since(begun)}")
+    cases = await record(fleet, llama, seed, NUM_CASES)
+    load = Load(fleet, cases, f"{seed}/load", lambda begun: f"CHAOS_SEED={seed}\n{journal.since(begun)}", clients=8)
     plan = make_plan(seed, NUM_SCENARIOS)
     await under_load(load, asyncio.create_task(run_scenarios(fleet, load, journal, plan)))
     await nothing_stays(fleet)
@@ -144,8 +144,8 @@ async def test_faults(fleet: Fleet, llama: Path, seed: int) -> None:
 @pytest.mark.timeout(240)
 async def test_rolling_restart(fleet: Fleet, llama: Path, seed: int) -> None:
     """Nobody notices that every worker is replaced, one after another."""
-    cases = await record(fleet, llama, seed)
-    load = Load(fleet, cases, f"{seed}/load", lambda begun: f"CHAOS_SEED={seed}", refusals=False)
+    cases = await record(fleet, llama, seed, 40)
+    load = Load(fleet, cases, f"{seed}/load", lambda begun: f"CHAOS_SEED={seed}", clients=4, refusals=False)
 
     async def restart_all() -> None:
         for member in fleet.members:

@@ -167,10 +167,10 @@ def prefill_attention(
     cuts: TileCuts | None,
 ) -> None:
     assert cuts is None or cuts.tiles.shape == (3, len(tiles[0]))
-    for sequence in tiles[0].unique().tolist():
-        one, rows = slice(sequence, sequence + 1), slice(int(starts[sequence]), int(starts[sequence + 1]))
-        alone = torch.tensor([0, rows.stop - rows.start], dtype=torch.int32)
-        out[rows] = paged_attention_reference(q[rows], keys, values, tables[one], lengths[one], alone, variant, scales)
+    own = tiles[0].unique().long()
+    rows = torch.cat([torch.arange(int(starts[index]), int(starts[index + 1])) for index in own])
+    alone = torch.cat([torch.zeros(1), (starts[own + 1] - starts[own]).cumsum(0)]).int()
+    out[rows] = paged_attention_reference(q[rows], keys, values, tables[own], lengths[own], alone, variant, scales)
 
 
 def latent_decode(

@@ -40,30 +40,51 @@ def paged_attention_reference(
     [T, heads, dim of values] in q's dtype, computed in float64.
     """
     out = q.new_empty(*q.shape[:2], values.shape[3])
-    group = q.shape[1] // keys.shape[2]
-    for index, length in enumerate(lengths.tolist()):
-        first, end = int(starts[index]), int(starts[index + 1])
-        if first == end:
+    counts = starts[1:] - starts[:-1]
+    for count in counts.unique().tolist():
+        if count == 0:
             continue
-        blocks = tables[index, : -(-length // keys.shape[1])].long()
-        k, v = (x[blocks].flatten(0, 1)[:length].double() for x in (keys, values))
+        # Sequences with equally many queries are computed at once, padded to the longest of them.
+        alike = (counts == count).nonzero().squeeze(1).to(q.device)
+        rows = starts[:-1].to(q.device)[alike, None] + torch.arange(count, device=q.device)
+        known = lengths.to(q.device)[alike, None]
+        positions = torch.arange(int(known.max()), device=q.device)
+        padding = positions >= known
+        blocks, slots = positions // keys.shape[1], positions % keys.shape[1]
+        found = tables.to(q.device).long()[alike][:, blocks].masked_fill(padding, 0)
+        k, v = (_read(x, found, slots, padding) for x in (keys, values))
         if scales is not None:
             k, v = (x * scale.double()[:, None] for x, scale in zip((k, v), scales, strict=True))
-        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q[first:end].double(), k) * variant.scale
-        if variant.softcap:
-            scores = variant.softcap * torch.tanh(scores / variant.softcap)
-        ages = torch.arange(length - (end - first), length).unsqueeze(1) - torch.arange(length).unsqueeze(0)
-        ages = ages.to(q.device)
-        if variant.alibi is not None:
-            scores = scores - variant.alibi.double()[:, None, None] * ages
-        hidden = ages < 0
-        if variant.window:
-            hidden |= ages >= variant.window
-        scores = scores.masked_fill(hidden, float("-inf"))
-        if variant.sinks is not None:
-            sinks = variant.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
-            scores = torch.cat([scores, sinks], dim=-1)
-        weights = scores.softmax(-1)[..., :length]
-        out[first:end] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+        ages = (known - count)[:, :, None] + torch.arange(count, device=q.device)[:, None] - positions
+        out[rows] = _attention(q[rows].double(), k, v, ages[:, None], variant).to(q.dtype)
     return out
+
+
+def _read(cache: torch.Tensor, blocks: torch.Tensor, slots: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    """Return [S, keys, kv_heads, dim] float64. blocks: [S, keys]. slots: [keys]. padding: [S, keys], zero instead."""
+    return cache[blocks, slots].double().masked_fill(padding[:, :, None, None], 0)
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ages: torch.Tensor, variant: AttentionVariant
+) -> torch.Tensor:
+    """Return [S, queries, heads, dim of values]. ages: [S, 1, queries, keys], by how much a query is newer than a key.
+
+    A key is hidden from older queries. Those behind a sequence's end are newer than all of its queries.
+    """
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
+    scores = torch.einsum("sqhd,skhd->shqk", q, k) * variant.scale
+    if variant.softcap:
+        scores = variant.softcap * torch.tanh(scores / variant.softcap)
+    if variant.alibi is not None:
+        scores = scores - variant.alibi.double()[:, None, None] * ages
+    hidden = ages < 0
+    if variant.window:
+        hidden |= ages >= variant.window
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if variant.sinks is not None:
+        sinks = variant.sinks.double()[:, None, None].expand(len(scores), -1, scores.shape[2], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[1]]
+    return torch.einsum("shqk,skhd->sqhd", weights, v)
