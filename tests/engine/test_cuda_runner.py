@@ -93,7 +93,8 @@ def test_same_tokens_of_other_families(tiny_model: MakeModel, family: str, monke
 def test_same_tokens_as_on_the_cpu(llama: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"max_num_seqs": 5, "max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 160}
     settings |= SETTINGS[name]
-    seed = random.randrange(1000)
+    # Few seeds have requests that are all so short that 40 blocks suffice for them.
+    seed = 7 if name == "preempted" else random.randrange(1000)
     print(f"seed {seed}")
     expected = generate(make_engine(llama, **{**settings, "deterministic": False}), make_requests(seed))
     assert len(expected.reasons) == sum(request.sampling.n for request in make_requests(seed))

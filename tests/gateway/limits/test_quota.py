@@ -337,8 +337,12 @@ async def test_who_has_no_requests_left_is_refused_before_the_body_is_read(tmp_p
             return await stack.http.post(path, content=b"{", headers=headers)
 
         assert (await unreadable()).status_code == 400
-        first = [await it.ask("a") for _ in range(61)][-1]
+        # Requests leak away while others are answered.
+        answers = [first := await it.ask("a")]
+        while first.status_code == 200 and len(answers) < 200:
+            answers.append(first := await it.ask("a"))
         assert first.status_code == 429
+        assert len(answers) > 60
         for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
             refused = await unreadable(path)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
