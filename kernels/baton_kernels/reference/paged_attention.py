@@ -40,18 +40,19 @@ def paged_attention_reference(
     [T, heads, dim of values] in q's dtype, computed in float64.
     """
     out = q.new_empty(*q.shape[:2], values.shape[3])
+    tables, lengths, starts = (x.to(q.device).long() for x in (tables, lengths, starts))
     counts = starts[1:] - starts[:-1]
     for count in counts.unique().tolist():
         if count == 0:
             continue
         # Sequences with equally many queries are computed at once, padded to the longest of them.
-        alike = (counts == count).nonzero().squeeze(1).to(q.device)
-        rows = starts[:-1].to(q.device)[alike, None] + torch.arange(count, device=q.device)
-        known = lengths.to(q.device)[alike, None]
+        alike = (counts == count).nonzero().squeeze(1)
+        rows = starts[:-1][alike, None] + torch.arange(count, device=q.device)
+        known = lengths[alike, None]
         positions = torch.arange(int(known.max()), device=q.device)
         padding = positions >= known
         blocks, slots = positions // keys.shape[1], positions % keys.shape[1]
-        found = tables.to(q.device).long()[alike][:, blocks].masked_fill(padding, 0)
+        found = tables[alike][:, blocks].masked_fill(padding, 0)
         k, v = (_read(x, found, slots, padding) for x in (keys, values))
         if scales is not None:
             k, v = (x * scale.double()[:, None] for x, scale in zip((k, v), scales, strict=True))

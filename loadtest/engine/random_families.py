@@ -1,0 +1,117 @@
+"""Small random models of every family, as transformers writes them, on which the context decides on each token."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from loadtest.common.qwen_model import write_qwen
+
+# How much wider than its inputs a product's outputs spread: enough that the context decides on the next token, and not
+# so much that rounding does.
+LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
+EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 352, "shared_expert_intermediate_size": 704}
+LATENT = {
+    "num_attention_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 352,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
+}
+# By transformers' name of the model type. Head size and queries per KV head vary as they do among real models.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "qwen2": {"head_dim": 64, "num_attention_heads": 14, "num_key_value_heads": 2},
+    "qwen3": {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8},
+    "qwen": {"num_attention_heads": 8, "tie_word_embeddings": False},
+    "mistral": {"head_dim": 80, "num_attention_heads": 12, "num_key_value_heads": 12, "sliding_window": 96},
+    "bloom": {"num_attention_heads": 16},
+    "falcon": {"num_attention_heads": 16, "tie_word_embeddings": False},
+    "gemma2": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 96},
+    "gpt2": {"num_attention_heads": 16},
+    "gpt_neox": {"num_attention_heads": 16},
+    "granite": {"num_attention_heads": 8, "num_key_value_heads": 2, "residual_multiplier": 0.5},
+    "mixtral": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 8, "pad_token_id": None},
+    "olmo2": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "olmoe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 16, "num_experts_per_tok": 4},
+    "phi3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
+    "qwen2_moe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 12, **EXPERTS},
+    "qwen3_moe": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 32, **EXPERTS},
+    "gpt_oss": {
+        "head_dim": 64,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "sliding_window": 96,
+        "num_local_experts": 16,
+        "pad_token_id": None,
+    },
+    "glm4_moe": {
+        "head_dim": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "n_routed_experts": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "routed_scaling_factor": 2.5,
+        **{name: size for name, size in EXPERTS.items() if name != "shared_expert_intermediate_size"},
+    },
+    "deepseek_v2": {**LATENT, "q_lora_rank": None, "n_routed_experts": 32},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 384, "n_routed_experts": 32, "n_group": 4, "topk_group": 2},
+    "smollm3": {"num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": None},
+    "gemma3_text": {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 96,
+        "_sliding_window_pattern": 3,
+    },
+}
+REAL = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "vocab_size": 8192}
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
+TINY_HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> None:
+    """Write a random model of a family, its configuration and weights as transformers itself writes them."""
+    if family == "qwen":
+        heads = {"num_key_value_heads": fields["num_attention_heads"]}
+        make_model(folder / "reference", "qwen2", {**fields, **heads}, seed)
+        write_qwen(folder, folder / "reference", torch_dtype="bfloat16")
+        return
+    common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1}
+    config = transformers.AutoConfig.for_model(family, **common, **fields)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
+    with torch.no_grad():
+        corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
+        for name, parameter in (*model.named_parameters(), *corrections):
+            # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
+            if name.endswith("correction_bias"):
+                parameter.normal_(std=0.2)
+            elif name.endswith("sinks"):
+                parameter.normal_()
+            elif name.endswith("bias"):
+                parameter.normal_(std=0.5)
+            elif parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
+            elif "embed" in name:
+                parameter.normal_()
+            else:
+                gain = HEAD_GAIN if "lm_head" in name else LAYER_GAIN
+                parameter.normal_(std=gain / math.sqrt(parameter.shape[1]))
+    model.save_pretrained(folder)
