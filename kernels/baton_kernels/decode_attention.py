@@ -171,7 +171,7 @@ def _join_kernel(
     wait_for_inputs(OVERLAP)
     first = tl.load(spans + sequence)
     parts = tl.load(spans + count + sequence)
-    if parts == 1:
+    if parts <= 1:
         return
     top = float("-inf")
     total = 0.0
@@ -212,7 +212,7 @@ def decode_attention(
 
     q: [S, heads, head_dim]; q, keys, values and scales are contiguous. tables: [rows, most blocks] int32. parts: the
     parts of the sequences, in tiles of BLOCK_KEYS keys; they hold the length of each sequence and its row of tables.
-    out: [S, heads, head_dim], contiguous, receives the result; None = a new tensor.
+    out: [S, heads, head_dim], contiguous, receives the results of sequences with tokens; None = a new tensor.
     """
     sequences, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]

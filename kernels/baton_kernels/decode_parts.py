@@ -77,8 +77,9 @@ def plan_parts(
 ) -> DecodeParts:
     """Return the parts of the sequences of a step.
 
-    lengths: [S] int32, tokens of each sequence, at least 1. rows: [S] int64, its row in the block tables. capacity:
-    number of parts that fills the device. block_keys: keys of a tile. arrivals: as in DecodeParts.
+    lengths: [S] int32, tokens of each sequence; without any it has no part. rows: [S] int32 or int64, its row in the
+    block tables. capacity: number of parts that fills the device. block_keys: keys of a tile. arrivals: as in
+    DecodeParts.
     """
     count = len(lengths)
     lanes = min(max(triton.next_power_of_2(count), 32), _MOST_LANES)

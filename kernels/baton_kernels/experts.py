@@ -45,7 +45,7 @@ def _gate_up_row_kernel(
         return
     gate = expert * 2 * outputs + output
     at = weight + gate[:, None] * INNER + inner[None, :]
-    up_at = at + outputs.to(tl.int64) * INNER
+    up_at = at + tl.cast(outputs, tl.int64) * INNER
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_INNER], tl.float32)
     for first in tl.range(0, INNER, BLOCK_INNER, loop_unroll_factor=4):
@@ -140,7 +140,7 @@ def _blocks_kernel(
     up_at = weight
     if not WHOLE:
         w_at = weight + w_row[:, None] * inner_size + inner[None, :]
-        up_at = w_at + outputs.to(tl.int64) * inner_size
+        up_at = w_at + tl.cast(outputs, tl.int64) * inner_size
     x_at = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * inner_size + inner[:, None]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)

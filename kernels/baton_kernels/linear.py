@@ -45,7 +45,7 @@ def _one_row_kernel(
     known = inner < INNER
     real = (output < outputs)[:, None]
     at = weight + output.to(tl.int64)[:, None] * INNER + inner[None, :]
-    up_at = at + outputs.to(tl.int64) * INNER
+    up_at = at + tl.cast(outputs, tl.int64) * INNER
     w = tl.load(at, mask=real & known[None, :], other=0.0)
     if GATED:
         w_up = tl.load(up_at, mask=real & known[None, :], other=0.0)
@@ -105,7 +105,7 @@ def _tiles_kernel(
     steps = tl.cdiv(inner_size, BLOCK_INNER * SPLITS)
     inner = split * steps * BLOCK_INNER + tl.arange(0, BLOCK_INNER)
     w_at = weight + w_row[:, None] * inner_size + inner[None, :]
-    up_at = w_at + outputs.to(tl.int64) * inner_size
+    up_at = w_at + tl.cast(outputs, tl.int64) * inner_size
     here = (row < rows)[None, :]
     # Offsets within a tile fit into 32 bits; the offset of its first row may not.
     x_at = x + first_row.to(tl.int64) * inner_size + (tl.arange(0, BLOCK_ROWS)[None, :] * inner_size + inner[:, None])
@@ -114,7 +114,7 @@ def _tiles_kernel(
         line = w_row[:, None] * inner_size + tl.minimum(line, tl.maximum(inner_size - 64, 0))[None, :]
         prefetch(weight + line)
         if GATED:
-            prefetch(weight + outputs.to(tl.int64) * inner_size + line)
+            prefetch(weight + tl.cast(outputs, tl.int64) * inner_size + line)
     wait_for_inputs(OVERLAP)
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)

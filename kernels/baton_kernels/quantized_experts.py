@@ -100,7 +100,7 @@ def _scaled_kernel(
     inside = tl.minimum(output, outputs - 1)
     w_row = expert * halves * outputs + inside
     w_at = weight + w_row[:, None] * inner_size + inner[None, :]
-    up_at = w_at + outputs.to(tl.int64) * inner_size
+    up_at = w_at + tl.cast(outputs, tl.int64) * inner_size
     x_at = x + row[None, :] * inner_size + inner[:, None]
     w_scale_at = w_scales + (expert * scale_rows + inside // ROWS_PER_SCALE) * groups
     up_scale_at = w_scales + (expert * scale_rows + (inside + outputs) // ROWS_PER_SCALE) * groups

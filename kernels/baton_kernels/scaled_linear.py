@@ -140,7 +140,7 @@ def _tiles_kernel(
     steps = tl.cdiv(tl.cdiv(inner_size, BLOCK_INNER), SPLITS)
     inner = part * steps * BLOCK_INNER + tl.arange(0, BLOCK_INNER)
     w_at = weight + w_row[:, None] * inner_size + inner[None, :]
-    up_at = w_at + outputs.to(tl.int64) * inner_size
+    up_at = w_at + tl.cast(outputs, tl.int64) * inner_size
     x_at = x + x_row[None, :] * inner_size + inner[:, None]
     w_scale_at = w_scales + w_row // ROWS_PER_SCALE * groups + part * steps
     up_scale_at = w_scales + (w_row + outputs) // ROWS_PER_SCALE * groups + part * steps
@@ -150,7 +150,7 @@ def _tiles_kernel(
         line = w_row[:, None] * inner_size + tl.minimum(line, inner_size - 1)[None, :]
         prefetch(weight + line)
         if GATED:
-            prefetch(weight + outputs.to(tl.int64) * inner_size + line)
+            prefetch(weight + tl.cast(outputs, tl.int64) * inner_size + line)
     wait_for_inputs(OVERLAP)
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.int32 if INTEGERS else tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.int32 if INTEGERS else tl.float32)

@@ -155,23 +155,15 @@ class CudaRunner(Runner):
         if self._decode_graphs:
             self._decode_graphs.capture(recorder, self._progress)
         self._token_graphs = TokenGraphs(
-            self._model, self.cache, self._backend, self._resolve, recorder, self._block_size,
+            self._model, self.cache, self._backend, self._table.resolve, recorder, self._block_size,
             min(config.max_num_batched_tokens, self.max_model_len),
             (self.model.num_heads, self.model.head_dim), self._progress, self._ranks, self._graph_input,
         )  # fmt: skip
         if isinstance(self._backend, TritonPaged):
             self._prompt_graphs = PromptGraphs(
-                self._model, self.cache, self._backend, self._resolve, recorder, self._block_size,
-                self._token_graphs.sizes, self._graph_input,
+                self._model, self.cache, self._backend, self._table, recorder, max(self._token_graphs.sizes, default=0),
+                not config.deterministic, self._progress, self._graph_input,
             )  # fmt: skip
-
-    def _resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the token ids with the last sampled token of row r in place of each -1 - r.
-
-        A row whose last logits were not finite has no token, and its sequence has ended, so token 0 stands for it.
-        """
-        known = self._table.last_tokens[(-1 - token_ids).clamp_(min=0)].clamp_(min=0)
-        return torch.where(token_ids < 0, known, token_ids)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -209,14 +201,19 @@ class CudaRunner(Runner):
         """Compute a step of any kind."""
         self._table.upload_blocks(plan)
         count = plan.num_tokens
-        size = self._token_graphs.size_for(count) if self._token_graphs else None
+        marks = self._marks(plan)
+        whole = self._prompt_graphs.size_for(plan) if self._prompt_graphs and not marks else None
+        size = whole or (self._token_graphs.size_for(count) if self._token_graphs else None)
         host = host_buffer((2 + self._num_groups, size or count), torch.int64, self.device)
         packed = host.numpy()
         packed[:2, count:] = 0
         packed[2:, count:] = -1
         batch = self._pack(plan, packed)
-        marks = self._marks(plan)
-        hidden, ids = self._forward(size, host, batch, marks.written if marks else None)
+        if self._prompt_graphs and whole:
+            self._receive(count)
+            hidden, ids = self._prompt_graphs.forward(whole, host, plan, batch.starts)
+        else:
+            hidden, ids = self._forward(size, host, batch, marks.written if marks else None)
         return self._draw_all(plan, batch, hidden, ids, marks)
 
     def _draw_all(
@@ -252,13 +249,10 @@ class CudaRunner(Runner):
     def _forward(
         self, size: int | None, packed: torch.Tensor, batch: AttentionBatch, written: Callable[[int], None] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return hidden states and resolved token ids, from a graph where there is one of this size.
+        """Return hidden states and resolved token ids, from graphs where there are some of this size.
 
         packed: as TokenGraphs.forward has it. written: as Context has it.
         """
-        if self._prompt_graphs and size and not written and self._prompt_graphs.fits(size, batch):
-            self._receive(batch.starts[-1])
-            return self._prompt_graphs.forward(size, packed, batch)
         self._backend.prepare(batch)
         if self._token_graphs and size:
             self._receive(batch.starts[-1])
@@ -266,7 +260,7 @@ class CudaRunner(Runner):
         inputs = packed.to(self.device, non_blocking=True)
         ids = inputs[0]
         if packed[0].min() < 0:
-            ids = self._resolve(ids)
+            ids = self._table.resolve(ids)
         return self._model(self._context(Tokens(ids, inputs[1], inputs[2:]), written)), ids
 
     def _draw(

@@ -1,56 +1,62 @@
-"""Whole forward passes over short prompts as CUDA graphs, by number of tokens.
+"""Whole forward passes of steps with prompts as CUDA graphs, by number of tokens.
 
 The pieces in token_graphs.py leave the launch of each layer's attention to the host, which takes longer than the device
-needs for a short prompt. Here attention is part of the graph and reads the sequences' facts from fixed memory.
+needs for a step of some hundreds of tokens. Here attention is part of the graph and reads the sequences' facts from
+fixed memory.
 """
 
-import math
-from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 import torch
 
 from baton_kernels.prefill_attention import prefill_tiles
 
-from .attention.backend import AttentionBatch
 from .attention.triton_paged import TritonPaged
 from .context import Context, Tokens
 from .cuda_graph import Recorder
 from .kv_cache import KvCache
+from .loading import Progress
 from .models.model import Model
+from .row_table import DeviceRowTable
+from .step_plan import StepPlan
 from .transfer import host_buffer
 
-# A step with more sequences, or with a longer one, goes through the pieces.
-_MOST_SEQUENCES = 8
+# The device computes a step of several hundred tokens as long as the graph has, so that few may be unused.
+SIZES = (16, 32, 48, 64, 96, 128, 192, *range(256, 1024, 64), *range(1024, 2049, 128))
+# A step with more chunks of several tokens goes through the pieces.
+_MOST_CHUNKS = 8
+# So does one with a longer prompt, for which attention cuts tiles (baton_kernels.prefill_cuts).
 _LONGEST = 4096
 
 
 class _Facts(msgspec.Struct):
     """What attention reads of the sequences, as views of one int32 tensor, so that one copy fills all of them.
 
-    S = _MOST_SEQUENCES. Sequence S has no tokens; the tiles that a step does not need belong to it. tables: [S + 1,
-    groups of layers, most blocks]. lengths: [S + 1]. starts: [S + 2]. tile_sequences, tile_rows: [tiles].
+    C = _MOST_CHUNKS. Chunk C has no tokens; the tiles that a step does not need belong to it. decode_rows,
+    decode_lengths: [most decodes], rows of the table, and tokens; 0 tokens = no decode. chunk_rows, lengths: [C + 1].
+    starts: [C + 2]. tile_chunks, tile_starts: [tiles].
     """
 
     packed: torch.Tensor
-    tables: torch.Tensor
+    decode_rows: torch.Tensor
+    decode_lengths: torch.Tensor
+    chunk_rows: torch.Tensor
     lengths: torch.Tensor
     starts: torch.Tensor
-    tile_sequences: torch.Tensor
-    tile_rows: torch.Tensor
+    tile_chunks: torch.Tensor
+    tile_starts: torch.Tensor
 
     @classmethod
-    def of(cls, packed: torch.Tensor, groups: int, blocks: int, tiles: int) -> "_Facts":
-        views, start = [], 0
-        for shape in _shapes(groups, blocks, tiles):
-            view = packed[start : start + math.prod(shape)]
-            views.append(view.view(shape))
-            start += _aligned(len(view))
-        return cls(packed, *views)
+    def of(cls, packed: torch.Tensor, decodes: int, tiles: int) -> "_Facts":
+        sizes = _sizes(decodes, tiles)
+        starts = [sum(map(_aligned, sizes[:index])) for index in range(len(sizes))]
+        return cls(packed, *(packed[start : start + size] for start, size in zip(starts, sizes, strict=True)))
 
 
 class _Graph(msgspec.Struct):
     inputs: torch.Tensor  # [2 + groups, size]: Tokens
+    decodes: int  # at most
     facts: _Facts
     graph: torch.cuda.CUDAGraph
     hidden: torch.Tensor
@@ -58,9 +64,10 @@ class _Graph(msgspec.Struct):
 
 
 class PromptGraphs:
-    """The graphs by number of tokens, for steps of chunks with several tokens each.
+    """The graphs by number of tokens, for chunks of several tokens each, alone or after decodes.
 
-    resolve: replaces the placeholders of tokens that only the device knows. received: as in TokenGraphs.
+    table: holds the block tables of all sequences, and resolves tokens that only the device knows. most: tokens of the
+    largest graph. mixes: there are graphs for chunks after decodes. received: as in TokenGraphs.
     """
 
     def __init__(
@@ -68,88 +75,94 @@ class PromptGraphs:
         model: Model,
         cache: KvCache,
         backend: TritonPaged,
-        resolve: Callable[[torch.Tensor], torch.Tensor],
+        table: DeviceRowTable,
         recorder: Recorder,
-        block_size: int,
-        sizes: Iterable[int],
+        most: int,
+        mixes: bool,
+        progress: Progress | None,
         received: torch.Tensor | None = None,
     ) -> None:
-        self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
+        self._model, self._cache, self._backend, self._table = model, cache, backend, table
         self._received = received
-        self._groups, self._block_size = len(cache.layout.groups), block_size
-        self._blocks = _LONGEST // block_size
-        self._graphs = {size: self._capture(recorder, size) for size in sizes}
+        # By whether a step has decodes: without them, their kernel would start for nothing in each layer.
+        self._graphs: dict[bool, dict[int, _Graph]] = {False: {}, True: {}}
+        # The largest graph is captured first, so that the smaller ones find room in its memory.
+        sizes = [size for size in reversed(SIZES) if size <= most]
+        kinds = [(size, mixed) for size in sizes for mixed in ((False, True) if mixes else (False,))]
+        for done, (size, mixed) in enumerate(kinds):
+            self._graphs[mixed][size] = self._capture(recorder, size, min(size, table.spare) if mixed else 0)
+            if progress:
+                progress("CUDA graphs of steps with prompts", done + 1, len(kinds))
 
-    def fits(self, size: int, batch: AttentionBatch) -> bool:
-        """Whether there is a graph of this size for these sequences."""
-        sequences = len(batch.lengths)
-        return (
-            size in self._graphs
-            and sequences <= _MOST_SEQUENCES
-            and max(batch.lengths) <= self._blocks * self._block_size
-            # Sequences with one token come first. The kernel for decodes serves them better.
-            and batch.starts[1] > 1
-        )
+    def size_for(self, plan: StepPlan) -> int | None:
+        """Return the size of the graph for a plan; None = there is none."""
+        decodes = _decodes(plan)
+        chunks = plan.ends[decodes:]
+        if not chunks or len(chunks) > _MOST_CHUNKS or max(chunks) > _LONGEST:
+            return None
+        return min((size for size in self._graphs[decodes > 0] if size >= plan.num_tokens), default=None)
 
-    def forward(self, size: int, packed: torch.Tensor, batch: AttentionBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute a batch that `fits`. packed: [2 + groups of layers, size] int64 in pinned memory.
+    def forward(
+        self, size: int, packed: torch.Tensor, plan: StepPlan, starts: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute a plan for which `size_for` has returned size, and whose changes the table has applied.
 
-        Returns hidden states [size, hidden] and the resolved token ids [size], valid until the next graph runs.
+        packed: [2 + groups of layers, size] int64 in pinned memory. starts: as in AttentionBatch. Returns hidden states
+        [size, hidden] and the resolved token ids [size], valid until the next graph runs.
         """
-        graph = self._graphs[size]
+        decodes = _decodes(plan)
+        graph = self._graphs[decodes > 0][size]
         graph.inputs.copy_(packed, non_blocking=True)
-        graph.facts.packed.copy_(self._pack(size, batch), non_blocking=True)
+        graph.facts.packed.copy_(self._pack(graph, decodes, plan, starts[decodes:]), non_blocking=True)
         graph.graph.replay()
         return graph.hidden, graph.token_ids
 
-    def _pack(self, size: int, batch: AttentionBatch) -> torch.Tensor:
-        """Return the facts of a batch in pinned memory."""
-        tiles = self._tiles(size)
-        packed = host_buffer((_elements(self._groups, self._blocks, tiles),), torch.int32, self._cache.device)
-        facts = _Facts.of(packed, self._groups, self._blocks, tiles)
-        sequences, width = len(batch.lengths), min(batch.tables.shape[2], self._blocks)
-        facts.tables.numpy()[:sequences, :, :width] = batch.tables[:, :, :width]
-        _fill(facts.lengths, batch.lengths, 0)
-        _fill(facts.starts, batch.starts, batch.starts[-1])
-        tile_sequences, tile_rows = prefill_tiles(batch.starts, self._backend.queries_per_tile)
-        _fill(facts.tile_sequences, tile_sequences, _MOST_SEQUENCES)
-        _fill(facts.tile_rows, tile_rows, batch.starts[-1])
+    def _pack(self, graph: _Graph, decodes: int, plan: StepPlan, starts: list[int]) -> torch.Tensor:
+        """Return a plan's facts in pinned memory. starts: of its chunks."""
+        packed = host_buffer(graph.facts.packed.shape, torch.int32, self._cache.device)
+        facts = _Facts.of(packed, graph.decodes, len(graph.facts.tile_starts))
+        _fill(facts.decode_rows, plan.rows[:decodes], self._table.spare)
+        _fill(facts.decode_lengths, plan.ends[:decodes], 0)
+        _fill(facts.chunk_rows, plan.rows[decodes:], self._table.spare)
+        _fill(facts.lengths, plan.ends[decodes:], 0)
+        _fill(facts.starts, starts, starts[-1])
+        chunks, rows = prefill_tiles(starts, self._backend.queries_per_tile)
+        _fill(facts.tile_chunks, chunks, _MOST_CHUNKS)
+        _fill(facts.tile_starts, rows, starts[-1])
         return packed
 
-    def _tiles(self, size: int) -> int:
-        """Return the most tiles of queries that a step of this size can have."""
-        return size // self._backend.queries_per_tile + _MOST_SEQUENCES
-
-    def _capture(self, recorder: Recorder, size: int) -> _Graph:
-        device, tiles = self._cache.device, self._tiles(size)
-        inputs = torch.zeros(2 + self._groups, size, dtype=torch.int64, device=device)
+    def _capture(self, recorder: Recorder, size: int, decodes: int) -> _Graph:
+        device, groups = self._cache.device, len(self._cache.layout.groups)
+        inputs = torch.zeros(2 + groups, size, dtype=torch.int64, device=device)
         inputs[2:] = -1
-        packed = torch.zeros(_elements(self._groups, self._blocks, tiles), dtype=torch.int32, device=device)
-        facts = _Facts.of(packed, self._groups, self._blocks, tiles)
-        facts.tile_sequences.fill_(_MOST_SEQUENCES)
-
-        def run() -> tuple[torch.Tensor, torch.Tensor]:
-            received = None if self._received is None else self._received[:size].clone()
-            tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
-            self._backend.use_chunks(facts.tables, facts.lengths, facts.starts, (facts.tile_sequences, facts.tile_rows))
-            return self._model(Context(tokens, self._cache, self._backend, received=received)), tokens.ids
-
+        tiles = size // self._backend.queries_per_tile + _MOST_CHUNKS
+        packed = torch.zeros(sum(map(_aligned, _sizes(decodes, tiles))), dtype=torch.int32, device=device)
+        facts = _Facts.of(packed, decodes, tiles)
+        facts.tile_chunks.fill_(_MOST_CHUNKS)
+        run = partial(self._run, inputs, facts)
         # A capture allows no compilation.
         run()
         torch.cuda.synchronize()
         graph, (hidden, token_ids) = recorder.record(run)
-        return _Graph(inputs, facts, graph, hidden, token_ids)
+        return _Graph(inputs, decodes, facts, graph, hidden, token_ids)
+
+    def _run(self, inputs: torch.Tensor, facts: _Facts) -> tuple[torch.Tensor, torch.Tensor]:
+        tables, tiles = self._table.tables, (facts.tile_chunks, facts.tile_starts)
+        received = None if self._received is None else self._received[: inputs.shape[1]].clone()
+        tokens = Tokens(self._table.resolve(inputs[0]), inputs[1], inputs[2:])
+        self._backend.use_rows(tables, facts.decode_rows, facts.decode_lengths)
+        self._backend.add_chunks(tables.index_select(0, facts.chunk_rows), facts.lengths, facts.starts, tiles)
+        return self._model(Context(tokens, self._cache, self._backend, received=received)), tokens.ids
 
 
-def _shapes(groups: int, blocks: int, tiles: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of _Facts' views."""
-    sequences = _MOST_SEQUENCES + 1
-    return (sequences, groups, blocks), (sequences,), (sequences + 1,), (tiles,), (tiles,)
+def _decodes(plan: StepPlan) -> int:
+    """Return how many of a plan's chunks come before the first one of several tokens."""
+    return next((index for index, count in enumerate(plan.counts) if count > 1), len(plan.counts))
 
 
-def _elements(groups: int, blocks: int, tiles: int) -> int:
-    """Return the number of elements of _Facts' tensor."""
-    return sum(_aligned(math.prod(shape)) for shape in _shapes(groups, blocks, tiles))
+def _sizes(decodes: int, tiles: int) -> tuple[int, ...]:
+    """Return the sizes of _Facts' views."""
+    return decodes, decodes, _MOST_CHUNKS + 1, _MOST_CHUNKS + 1, _MOST_CHUNKS + 2, tiles, tiles
 
 
 def _aligned(elements: int) -> int:

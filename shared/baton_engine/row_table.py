@@ -99,6 +99,14 @@ class DeviceRowTable(RowTable):
             packed = to_device(np.array([places, [block for *_, block in plan.new_blocks]]), self._device)
             self.tables.view(-1).index_copy_(0, packed[0], packed[1].int())
 
+    def resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the token ids with the last sampled token of row r in place of each -1 - r.
+
+        A row whose last logits were not finite has no token, and its sequence has ended, so token 0 stands for it.
+        """
+        known = self.last_tokens[(-1 - token_ids).clamp_(min=0)].clamp_(min=0)
+        return torch.where(token_ids < 0, known, token_ids)
+
     def _begin(self, new_rows: list[NewRow]) -> None:
         rows = [new.row for new in new_rows]
         packed = np.array([rows, *zip(*map(_columns, new_rows), strict=True)], dtype=np.int64)

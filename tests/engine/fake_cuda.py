@@ -20,7 +20,7 @@ from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.ops import TORCH
 from baton_engine.step_plan import StepPlan
-from baton_kernels.decode_parts import LENGTH, PART, PARTS, ROW, DecodeParts
+from baton_kernels.decode_parts import FIELDS, LENGTH, PART, PARTS, ROW, SEQUENCE, DecodeParts
 from baton_kernels.prefill_cuts import TileCuts
 from baton_kernels.reference.decode_parts import parts_reference
 from baton_kernels.reference.latent import (
@@ -136,16 +136,18 @@ def decode_attention(
     out: torch.Tensor,
     scales: torch.Tensor | None,
 ) -> None:
-    starts = torch.arange(len(q) + 1, dtype=torch.int32)
     firsts = parts.plan[:, parts.plan[PART] == 0]
+    own = firsts[SEQUENCE]
+    starts = torch.arange(len(own) + 1, dtype=torch.int32)
     found = tables[firsts[ROW]], firsts[LENGTH]
-    out.copy_(paged_attention_reference(q, keys, values, *found, starts, variant, scales))
+    out[own] = paged_attention_reference(q[own], keys, values, *found, starts, variant, scales)
 
 
 def plan_parts(
     lengths: torch.Tensor, rows: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor
 ) -> DecodeParts:
-    plan = torch.tensor(parts_reference(lengths.tolist(), rows.tolist(), capacity, block_keys)).T
+    found = parts_reference(lengths.tolist(), rows.tolist(), capacity, block_keys)
+    plan = torch.tensor(found, dtype=torch.int64).view(-1, FIELDS).T
     first = plan[PART] == 0
     spans = torch.stack([first.nonzero()[:, 0], plan[PARTS, first]])
     return DecodeParts(plan, spans, arrivals)

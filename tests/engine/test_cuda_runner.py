@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.attention.backend import AttentionBatch
 from baton_engine.cuda_runner import CudaRunner
 from baton_engine.decode_graphs import DecodeGraphs
 from baton_engine.prompt_graphs import PromptGraphs
 from baton_engine.sampling import Grammar, GrammarKind
 from baton_engine.sequence import FinishReason, Request
 from baton_engine.step_in_flight import StepInFlight
+from baton_engine.step_plan import StepPlan
 from tests.conftest import MakeModel
 from tests.models import END, make_tokenizer
 
@@ -154,20 +154,21 @@ def test_grammars_and_prompt_logprobs_leave_a_pod_on_its_graphs(llama: Path, mon
     assert_idle(engine)
 
 
-def test_short_prompts_run_as_whole_graphs(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of prompts alone take them; steps with decodes, or with too many or too long sequences, take others."""
+def test_steps_with_prompts_run_as_whole_graphs(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks alone and after decodes take them; steps with too many or too long prompts take others."""
     pretend(monkeypatch)
-    monkeypatch.setattr("baton_engine.prompt_graphs._MOST_SEQUENCES", 2)
+    monkeypatch.setattr("baton_engine.prompt_graphs._MOST_CHUNKS", 2)
     monkeypatch.setattr("baton_engine.prompt_graphs._LONGEST", 40)
+    monkeypatch.setattr("baton_engine.prompt_graphs.SIZES", (4, 12, 24, 48))
     folder = tiny_model("gemma3", initializer_range=0.1)
     settings = {"max_num_batched_tokens": 24, "max_model_len": 160, "block_size": 4}
     engine, other = make_engine(folder, **settings), make_engine(folder, **settings)
     sizes: list[tuple[int, ...]] = []
     replay = PromptGraphs.forward
 
-    def noted(self: PromptGraphs, size: int, packed: torch.Tensor, batch: AttentionBatch) -> Any:
-        sizes.append((size, *batch.lengths))
-        return replay(self, size, packed, batch)
+    def noted(self: PromptGraphs, size: int, packed: torch.Tensor, plan: StepPlan, starts: list[int]) -> Any:
+        sizes.append((size, *plan.counts))
+        return replay(self, size, packed, plan, starts)
 
     monkeypatch.setattr(PromptGraphs, "forward", noted)
     cases: list[tuple[list[int], list[tuple[int, ...]]]] = [
@@ -177,14 +178,20 @@ def test_short_prompts_run_as_whole_graphs(tiny_model: MakeModel, monkeypatch: p
         ([5, 6, 7], []),
         ([60], [(24, 24)]),
         ([1], []),
+        # The longer prompts go on beside decodes of the shorter ones.
+        ([20, 14], [(24, 14, 10), (12, 1, 10)]),
+        # Three chunks, of which one was cached in part, and then two beside decodes.
+        ([18, 6, 19, 20], [(24, 1, 1, 15, 4)]),
+        # The last prompt is one chunk too many at first, and too long in the end.
+        ([8, 8, 70], [(24, 1, 1, 22)]),
     ]
     for case, (lengths, expected) in enumerate(cases):
         sizes.clear()
-        requests = [make_request(10 * case + i, make_prompt(n, seed=n), 3) for i, n in enumerate(lengths)]
+        requests = [make_request(10 * case + i, make_prompt(n, seed=n), 5) for i, n in enumerate(lengths)]
         tokens = generate(engine, requests).tokens
-        assert sizes == expected
+        assert sizes == expected, lengths
         with monkeypatch.context() as patch:
-            patch.setattr(PromptGraphs, "fits", lambda *_: False)
+            patch.setattr(PromptGraphs, "size_for", lambda *_: None)
             assert generate(other, requests).tokens == tokens
 
 

@@ -92,13 +92,16 @@ def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
     tables[rows] = case.tables
     # A small batch, whose parts a second kernel joins, and a larger one, in which the decode kernel joins them.
     for copies in (1, SEPARATE_JOIN_SEQUENCES // count + 1):
-        q = torch.randn(copies * count, case.heads, case.dim, dtype=dtype, device=device)
-        expected = [case.expected(some, list(range(count + 1)), how) for some in q.split(count)]
-        arrivals = torch.zeros(copies * count * case.kv_heads, dtype=torch.int32, device=device)
+        # The last sequence has no tokens, and so no result.
+        q = torch.randn(copies * count + 1, case.heads, case.dim, dtype=dtype, device=device)
+        expected = [case.expected(some, list(range(count + 1)), how) for some in q[:-1].split(count)]
+        lengths, of_rows = (torch.cat([part.repeat(copies), part.new_zeros(1)]) for part in (case.lengths, rows))
+        arrivals = torch.zeros(len(q) * case.kv_heads, dtype=torch.int32, device=device)
         for capacity in capacities:
-            parts = plan_parts(case.lengths.repeat(copies), rows.repeat(copies), capacity, BLOCK_KEYS, arrivals)
-            out = decode_attention(q, case.keys, case.values, tables, how, parts)
-            assert relative_error(out.cpu(), torch.cat(expected)) < TOLERANCE[dtype], (copies, capacity)
+            parts = plan_parts(lengths, of_rows, capacity, BLOCK_KEYS, arrivals)
+            out = decode_attention(q, case.keys, case.values, tables, how, parts, torch.full_like(q, 7.0))
+            assert relative_error(out[:-1].cpu(), torch.cat(expected)) < TOLERANCE[dtype], (copies, capacity)
+            assert (out[-1] == 7.0).all(), (copies, capacity)
             assert not arrivals.any(), (copies, capacity)
 
 
@@ -120,7 +123,8 @@ def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -
     from baton_kernels.decode_parts import PARTS, SEQUENCE, plan_parts
     from baton_kernels.reference.decode_parts import parts_reference
 
-    lengths = torch.randint(1, 3000, (count,), dtype=torch.int32)
+    lengths = torch.randint(0, 3000, (count,), dtype=torch.int32)
+    lengths[count // 3] = 0
     lengths[count // 2] = 100_000
     arrivals = torch.zeros(count, dtype=torch.int32, device=device)
     rows = torch.randperm(count)

@@ -2,7 +2,7 @@
 
 
 def parts_reference(lengths: list[int], rows: list[int], capacity: int, block_keys: int) -> list[list[int]]:
-    """Return the fields of each part, as DecodeParts has them. lengths: tokens of each sequence, at least 1."""
+    """Return the fields of each part, as DecodeParts has them. lengths: tokens of each sequence."""
     tiles = [-(-length // block_keys) for length in lengths]
     span = max(-(-sum(tiles) // capacity), 1)
     parts = []

@@ -53,6 +53,7 @@ class TritonPaged:
         self._tiles: dict[int, tuple[Tiles, TileCuts | None]] = {}
         # [sequences, most blocks] for each group of layers. Views made anew for each layer would slow down short steps.
         self._tables: tuple[torch.Tensor, ...] = ()
+        self._chunk_tables: tuple[torch.Tensor, ...] = ()
         self._rows = self._in_order = torch.empty(0, dtype=torch.int64, device=cache.device)
 
     def prepare(self, batch: AttentionBatch) -> None:
@@ -67,7 +68,7 @@ class TritonPaged:
         for plan in cuts.values():
             parts += plan.columns
         flat, self._lengths, self._starts, sequence_of, row_of, *columns = pack_to_device(parts, self._cache.device)
-        self._tables = flat.view(batch.tables.shape).unbind(1)
+        self._tables = self._chunk_tables = flat.view(batch.tables.shape).unbind(1)
         self._tiles = dict.fromkeys(self._windows, ((sequence_of, row_of), None)) if tiles[0] else {}
         uploaded = iter(columns)
         for window, plan in cuts.items():
@@ -91,20 +92,14 @@ class TritonPaged:
         self._tables, self._rows, self._lengths = tables.unbind(1), rows, lengths
         self._plan()
 
-    def use_chunks(
-        self,
-        tables: torch.Tensor,
-        lengths: torch.Tensor,
-        starts: torch.Tensor,
-        tiles: Tiles,
-    ) -> None:
-        """Prepare for chunks of several tokens alone, whose facts are on the device; for capture in a graph.
+    def add_chunks(self, tables: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, tiles: Tiles) -> None:
+        """Prepare for chunks of several tokens as well, after `use_rows`; for capture in a graph.
 
-        tables, lengths, starts: as AttentionBatch has them. tiles: of queries_per_tile rows, as prefill_attention has
-        them.
+        tables, lengths, starts: as AttentionBatch has them, of the chunks alone, on the device. tiles: of
+        queries_per_tile rows, as prefill_attention has them.
         """
-        self._decodes, self._tiles = 0, dict.fromkeys(self._windows, (tiles, None))
-        self._tables, self._lengths, self._starts = tables.unbind(1), lengths, starts
+        self._tiles = dict.fromkeys(self._windows, (tiles, None))
+        self._chunk_tables, self._lengths, self._starts = tables.unbind(1), lengths, starts
 
     def _plan(self) -> None:
         if self._decodes:
@@ -116,17 +111,17 @@ class TritonPaged:
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
-        tables = self._tables[self._cache.group_of(layer)]
+        group = self._cache.group_of(layer)
         variant, n = self._variants[layer], self._decodes
         if variant.sinks is not weights:
             # A layer gives the same tensor in each step.
             variant = self._variants[layer] = dataclasses.replace(variant, sinks=weights)
         scales = None if self._cache.scales is None else self._cache.scales[layer]
         if n:
-            decode_attention(q[:n], keys, values, tables, variant, self._parts, out[:n], scales=scales)
+            decode_attention(q[:n], keys, values, self._tables[group], variant, self._parts, out[:n], scales=scales)
         if self._tiles:
             tiles, cuts = self._tiles[variant.window]
-            self._attend_tiles(q, keys, values, tables, tiles, variant, out, scales, cuts)
+            self._attend_tiles(q, keys, values, self._chunk_tables[group], tiles, variant, out, scales, cuts)
 
     def _attend_tiles(
         self,
