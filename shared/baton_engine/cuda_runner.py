@@ -154,15 +154,17 @@ class CudaRunner(Runner):
         recorder, config = Recorder(), self._config
         if self._decode_graphs:
             self._decode_graphs.capture(recorder, self._progress)
+        most = min(config.max_num_batched_tokens, self.max_model_len)
         self._token_graphs = TokenGraphs(
-            self._model, self.cache, self._backend, self._table.resolve, recorder, self._block_size,
-            min(config.max_num_batched_tokens, self.max_model_len),
+            self._model, self.cache, self._backend, self._table.resolve, recorder, self._block_size, most,
             (self.model.num_heads, self.model.head_dim), self._progress, self._ranks, self._graph_input,
         )  # fmt: skip
         if isinstance(self._backend, TritonPaged):
+            # A step with decodes launches more kernels than those that were timed, while the host also sends tokens.
+            most_mixed = 0 if config.deterministic else config.max_num_batched_tokens
             self._prompt_graphs = PromptGraphs(
                 self._model, self.cache, self._backend, self._table, recorder, max(self._token_graphs.sizes, default=0),
-                not config.deterministic, self._progress, self._graph_input,
+                most_mixed, self._progress, self._graph_input,
             )  # fmt: skip
 
     @torch.inference_mode()

@@ -22,8 +22,8 @@ from .row_table import DeviceRowTable
 from .step_plan import StepPlan
 from .transfer import host_buffer
 
-# The device computes a step of several hundred tokens as long as the graph has, so that few may be unused.
-SIZES = (16, 32, 48, 64, 96, 128, 192, *range(256, 1024, 64), *range(1024, 2049, 128))
+# A step of some hundred tokens takes a device as long as its graph has tokens, so few of them should be unused.
+SIZES = (16, 32, 48, 64, 96, 128, *range(192, 2049, 64))
 # A step with more chunks of several tokens goes through the pieces.
 _MOST_CHUNKS = 8
 # So does one with a longer prompt, for which attention cuts tiles (baton_kernels.prefill_cuts).
@@ -67,7 +67,7 @@ class PromptGraphs:
     """The graphs by number of tokens, for chunks of several tokens each, alone or after decodes.
 
     table: holds the block tables of all sequences, and resolves tokens that only the device knows. most: tokens of the
-    largest graph. mixes: there are graphs for chunks after decodes. received: as in TokenGraphs.
+    largest graph of chunks alone. most_mixed: of chunks after decodes. received: as in TokenGraphs.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PromptGraphs:
         table: DeviceRowTable,
         recorder: Recorder,
         most: int,
-        mixes: bool,
+        most_mixed: int,
         progress: Progress | None,
         received: torch.Tensor | None = None,
     ) -> None:
@@ -87,8 +87,8 @@ class PromptGraphs:
         # By whether a step has decodes: without them, their kernel would start for nothing in each layer.
         self._graphs: dict[bool, dict[int, _Graph]] = {False: {}, True: {}}
         # The largest graph is captured first, so that the smaller ones find room in its memory.
-        sizes = [size for size in reversed(SIZES) if size <= most]
-        kinds = [(size, mixed) for size in sizes for mixed in ((False, True) if mixes else (False,))]
+        mosts = {False: most, True: most_mixed}
+        kinds = [(size, mixed) for size in reversed(SIZES) for mixed in self._graphs if size <= mosts[mixed]]
         for done, (size, mixed) in enumerate(kinds):
             self._graphs[mixed][size] = self._capture(recorder, size, min(size, table.spare) if mixed else 0)
             if progress:
