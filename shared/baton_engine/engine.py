@@ -291,14 +291,10 @@ class Engine:
         check_integrity(self.allocator, self.scheduler, self._sequences, tables)
 
     def _bound_chunks(self) -> None:
-        """Let the scheduler bound chunks by the present prediction of their time.
-
-        The rate of a whole large prompt includes the attention among its own tokens. Without it, a chunk would take
-        longer than chunk_ms, as most have some context.
-        """
+        """Let the scheduler bound chunks by the present prediction of their time."""
         times = self.runner.times
         self.scheduler.context_cost = times.context_cost
-        self.scheduler.chunk_tokens = math.ceil(self.config.chunk_ms / 1e3 * times.prefill_rate)
+        self.scheduler.chunk_tokens = math.ceil(self.config.chunk_ms / 1e3 / times.token_s) if times.token_s else 0
 
     def _forget(self, id: int) -> None:
         self._sequences.pop(id, None)

@@ -75,14 +75,10 @@ class Pipeline:
 
     def is_full(self) -> bool:
         """Whether the launch of the next step can wait without leaving a device idle. That is only known while each
-        stage has a step and the oldest computes nothing but prompts. Others end too soon to wait with the launch."""
-        if len(self._steps) != self._stages or not _is_prompts(self._steps[0][0]):
+        stage has a step and the oldest computes prompts. Others end too soon to wait with the launch."""
+        if len(self._steps) != self._stages or not self._steps[0][0].plan.has_prompts:
             return False
         _, seconds = self._predicted[0]
         if not seconds or self.done():
             return False
         return time.monotonic() < self._began_at + seconds * (1 - _LEAD_SHARE) - _LEAD_S
-
-
-def _is_prompts(step: Step) -> bool:
-    return step.plan.counts[0] > 1

@@ -64,7 +64,7 @@ class EngineClient:
         # The ranks of an engine share the cores, too.
         sharing = config.engines_sharing_cpu if config.processes == 1 else None
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "baton_worker.engine_process", str(theirs.fileno())),
+            *(sys.executable, "-m", "baton_common.start", "baton_worker.engine_process", str(theirs.fileno())),
             env={**_KERNEL_CACHES, **os.environ, **waiting_environment(sharing, os.environ)},
             pass_fds=(theirs.fileno(), *fds),
         )

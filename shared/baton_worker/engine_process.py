@@ -236,7 +236,3 @@ def main() -> None:
         log.error("%s", error, extra={"event": "rank_died"})
         # Streams resume elsewhere only when this process is gone. The interpreter's own end takes a second with torch.
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

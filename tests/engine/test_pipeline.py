@@ -54,16 +54,18 @@ class StepInFlight:
         return self
 
 
-def step_of(count: int) -> Step:
+def step_of(*counts: int) -> Step:
     step = Step([], StepPlan(), [])
-    step.put(Sequence(make_request(0, [1] * (count + 1), 1), 0, 4, 4096), count, 0)
+    for id, count in enumerate(counts):
+        step.put(Sequence(make_request(id, [1] * (count + 1), 1), 0, 4, 4096), count, 0)
     return step
 
 
-def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock) -> None:
+@pytest.mark.parametrize("counts", [(200,), (1, 1, 200)], ids=["prompt", "prompt beside decodes"])
+def test_it_is_full_until_shortly_before_prompts_are_computed(clock: Clock, counts: tuple[int, ...]) -> None:
     pipeline, launched = Pipeline(StepTimes.of_rate(1000.0)), StepInFlight()
     assert not pipeline.is_full()
-    pipeline.put(step_of(200), launched.launch)
+    pipeline.put(step_of(*counts), launched.launch)
     full_for = -clock.now
     while pipeline.is_full():
         pass

@@ -207,7 +207,3 @@ def main() -> None:
             failed(error)
         del rank
         gc.collect()
-
-
-if __name__ == "__main__":
-    main()

@@ -60,7 +60,7 @@ class _Rank:
         arguments = (number, theirs.fileno(), ring, board, self.new, self.taken, self.confirmed, exchange, *results)
         fds = arguments[1:]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "baton_engine.ranks.process", *map(str, arguments)],
+            [sys.executable, "-m", "baton_common.start", "baton_engine.ranks.process", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
         )
