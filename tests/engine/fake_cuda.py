@@ -276,5 +276,6 @@ def pretend(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"baton_engine.cuda_runner.{name}", _few(getattr(cuda_runner, name)))
     patch.setattr("baton_engine.token_graphs._seconds", lambda run: (run(), next(times))[1])
     patch.setattr("baton_engine.token_graphs.SIZES", (4, 24))
+    patch.setattr("baton_engine.prompt_graphs.SIZES", (4, 24, 48))
     patch.setattr(torch.cuda, "Event", Event)
     patch.setattr(torch.cuda, "synchronize", lambda *_: None)

@@ -4,8 +4,9 @@ CASES is a JSON list of [name, folder of a model, settings of the engine]. The s
 were compiled at start, and those that were compiled later.
 
 A GPU's runner runs on the CPU with Triton's own launch code, up to the point where a variant is compiled or launched.
-So arguments are specialized as on a GPU, by type, alignment and value. Kernels compute nothing, and memory that they
-should fill holds zeros.
+So arguments are specialized as on a GPU, by type, alignment and value. Each variant is translated to Triton's
+intermediate language, in which errors show that its interpreter does not find: it makes no integer that is 1 into a
+constant. Kernels compute nothing, and memory that they should fill holds zeros.
 """
 
 import gc
@@ -13,10 +14,11 @@ import json
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -69,13 +71,29 @@ class Compiled:
 class Variants:
     """seen: the variants of kernels that were compiled, as (kernel, key)."""
 
+    _translated: ClassVar[set[tuple[str, str]]] = set()
+
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
 
-    def compile(self, kernel: Any, key: str) -> Compiled:
-        self.seen.append((f"{kernel.__module__}.{kernel.__name__}", key))
+    def compile(
+        self, kernel: Any, key: str, signature: Any, device: int, constants: Any, options: Any, attributes: Any, _: bool
+    ) -> Compiled:
+        variant = f"{kernel.__module__}.{kernel.__name__}", key
+        self.seen.append(variant)
+        if variant not in self._translated:
+            self._translated.add(variant)
+            _, _, target, backend, _ = kernel.device_caches[device]
+            translate(kernel.ASTSource(kernel, signature, constants, attributes), target, backend, options)
         compiled = kernel.device_caches[0][0][key] = Compiled()
         return compiled
+
+
+def translate(source: Any, target: GPUTarget, backend: Any, options: Any) -> None:
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
 
 
 class MeasuredProducts(dict[str, Any]):
@@ -138,7 +156,7 @@ def forget_kernels() -> None:
 
 def measure(folder: str, settings: dict[str, Any], warm_up: bool) -> dict[str, Any]:
     variants = Variants()
-    JITFunction._do_compile = lambda kernel, key, *_: variants.compile(kernel, key)
+    JITFunction._do_compile = lambda *facts: variants.compile(*facts)
     forget_kernels()
     cuda_runner.warm_up_steps = warm_up_steps if warm_up else lambda *_: []
     cuda_runner.measured_steps = measured_steps if warm_up else lambda *_: []

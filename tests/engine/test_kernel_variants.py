@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ALiBi": ("bloom", {}, {}),
     "sinks": ("gpt_oss", {}, {}),
     "experts": ("qwen3_moe", {"num_experts": 60, "num_experts_per_tok": 5}, {}),
+    "a product with one output": ("qwen2_moe", {}, {}),
     "latents": ("deepseek_v3", {"kv_lora_rank": 512}, {"max_num_batched_tokens": 256}),
     "few latents": ("deepseek_v3", {}, {}),
     "KV in FP8": ("llama", {}, {"kv_cache_dtype": "fp8"}),
