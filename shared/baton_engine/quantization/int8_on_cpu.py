@@ -10,6 +10,10 @@ from baton_kernels.reference.quantize import RowFormat
 
 from .scaled_part import Part
 
+_UNSIGNED_ZERO = 128  # the code of 0 when codes from -128 to 127 are counted from 0
+# Larger sums of products of 8 bits with and without a sign may not fit into 32 bits.
+MOST_INPUTS = 2**31 // (255 * 128)
+
 
 @functools.cache
 def has_int8_products() -> bool:
@@ -36,9 +40,13 @@ class Int8OnCpu:
 
     def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         rows = self.inputs.rounded(self._ops, x)
+        # Without AMX a CPU multiplies unsigned rows with signed weights only. oneDNN then takes a thousand times as
+        # long for signed rows, so the codes become unsigned ones whose zero is 128.
+        codes = rows.codes.view(torch.uint8).bitwise_xor(_UNSIGNED_ZERO)
         result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            rows.codes, 1.0, 0, self._codes, self._scales, self._no_zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+            codes, 1.0, _UNSIGNED_ZERO, self._codes, self._scales, self._no_zeros, None, 1.0, 0, torch.float32, "none",
+            [], "",
+        )  # fmt: skip
         if rows.zeros is not None and self._sums is not None:
             result -= rows.zeros[:, None] * self._sums
         result *= rows.scales

@@ -16,7 +16,7 @@ from baton_kernels.reference.scaled_linear import ScaledWeight, dequantize_scale
 from .coded_method import CodedMethod
 from .dense import Dense
 from .device import check_fp8_if
-from .int8_on_cpu import Int8OnCpu, has_int8_products
+from .int8_on_cpu import MOST_INPUTS, Int8OnCpu, has_int8_products
 from .quantized_experts import CodedExperts, read_experts
 from .scaled_part import Part
 from .side_by_side import SideBySide, merge, same
@@ -86,17 +86,17 @@ class ScaledMethod(CodedMethod[Part], frozen=True):
         weight = _stack([part.weight for part in parts])
         return weight if source.ops.keeps_codes else dequantize_scaled_reference(weight, source.dtype)
 
-    def _kind(self, source: Source) -> type[Scaled] | type[Rounded] | type[Int8OnCpu]:
+    def _kind(self, source: Source, inputs: int) -> type[Scaled] | type[Rounded] | type[Int8OnCpu]:
         if source.ops.keeps_codes:
             return Scaled
-        on_cpu = source.device.type == "cpu" and self.rows.dtype == torch.int8
+        on_cpu = source.device.type == "cpu" and self.rows.dtype == torch.int8 and inputs <= MOST_INPUTS
         return Int8OnCpu if on_cpu and has_int8_products() else Rounded
 
     def product(
         self, parts: list[Part], bias: torch.Tensor | None, order: Sequence[int] | None, source: Source
     ) -> Product:
         check_fp8_if(self.rows.dtype, source.device)
-        kind = self._kind(source)
+        kind = self._kind(source, parts[0].weight.codes.shape[1])
         products: list[Product] = []
         first = 0
         for run in merge(parts, lambda one, other: same(one.scale, other.scale) and same(one.zero, other.zero)):
