@@ -164,7 +164,7 @@ class CudaRunner(Runner):
             most_mixed = 0 if config.deterministic else config.max_num_batched_tokens
             self._prompt_graphs = PromptGraphs(
                 self._model, self.cache, self._backend, self._table, recorder, max(self._token_graphs.sizes, default=0),
-                most_mixed, self._progress, self._graph_input,
+                most_mixed, self.model.hidden_size, self._progress, self._graph_input,
             )  # fmt: skip
 
     @torch.inference_mode()

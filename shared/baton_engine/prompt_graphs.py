@@ -67,7 +67,8 @@ class PromptGraphs:
     """The graphs by number of tokens, for chunks of several tokens each, alone or after decodes.
 
     table: holds the block tables of all sequences, and resolves tokens that only the device knows. most: tokens of the
-    largest graph of chunks alone. most_mixed: of chunks after decodes. received: as in TokenGraphs.
+    largest graph of chunks alone. most_mixed: of chunks after decodes. hidden_size: elements of a token's result.
+    received: as in TokenGraphs.
     """
 
     def __init__(
@@ -79,11 +80,14 @@ class PromptGraphs:
         recorder: Recorder,
         most: int,
         most_mixed: int,
+        hidden_size: int,
         progress: Progress | None,
         received: torch.Tensor | None = None,
     ) -> None:
         self._model, self._cache, self._backend, self._table = model, cache, backend, table
         self._received = received
+        # All graphs share this tensor. If each had its own, they would take hundreds of megabytes.
+        self._hidden = torch.empty(SIZES[-1], hidden_size, dtype=model.dtype, device=cache.device)
         # By whether a step has decodes: without them, their kernel would start for nothing in each layer.
         self._graphs: dict[bool, dict[int, _Graph]] = {False: {}, True: {}}
         # The largest graph is captured first, so that the smaller ones find room in its memory.
@@ -152,7 +156,8 @@ class PromptGraphs:
         tokens = Tokens(self._table.resolve(inputs[0]), inputs[1], inputs[2:])
         self._backend.use_rows(tables, facts.decode_rows, facts.decode_lengths)
         self._backend.add_chunks(tables.index_select(0, facts.chunk_rows), facts.lengths, facts.starts, tiles)
-        return self._model(Context(tokens, self._cache, self._backend, received=received)), tokens.ids
+        hidden = self._model(Context(tokens, self._cache, self._backend, received=received))
+        return self._hidden[: len(hidden)].copy_(hidden), tokens.ids
 
 
 def _decodes(plan: StepPlan) -> int:
