@@ -50,8 +50,8 @@ class _Facts(msgspec.Struct):
     @classmethod
     def of(cls, packed: torch.Tensor, decodes: int, tiles: int) -> "_Facts":
         sizes = _sizes(decodes, tiles)
-        starts = [sum(map(_aligned, sizes[:index])) for index in range(len(sizes))]
-        return cls(packed, *(packed[start : start + size] for start, size in zip(starts, sizes, strict=True)))
+        views = packed.split([_aligned(size) for size in sizes])
+        return cls(packed, *(view[:size] for view, size in zip(views, sizes, strict=True)))
 
 
 class _Graph(msgspec.Struct):
@@ -86,13 +86,14 @@ class PromptGraphs:
     ) -> None:
         self._model, self._cache, self._backend, self._table = model, cache, backend, table
         self._received = received
-        # All graphs share this tensor. If each had its own, they would take hundreds of megabytes.
-        self._hidden = torch.empty(SIZES[-1], hidden_size, dtype=model.dtype, device=cache.device)
         # By whether a step has decodes: without them, their kernel would start for nothing in each layer.
         self._graphs: dict[bool, dict[int, _Graph]] = {False: {}, True: {}}
         # The largest graph is captured first, so that the smaller ones find room in its memory.
         mosts = {False: most, True: most_mixed}
         kinds = [(size, mixed) for size in reversed(SIZES) for mixed in self._graphs if size <= mosts[mixed]]
+        # All graphs share this tensor. If each had its own, they would take hundreds of megabytes.
+        rows = max((size for size, _ in kinds), default=0)
+        self._hidden = torch.empty(rows, hidden_size, dtype=model.dtype, device=cache.device)
         for done, (size, mixed) in enumerate(kinds):
             self._graphs[mixed][size] = self._capture(recorder, size, min(size, table.spare) if mixed else 0)
             if progress:

@@ -42,7 +42,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.8, "logit_bias": {5: 3.0}, "bad_words": [[5, 5], [9]], "n": 3},
     {"temperature": 0.0, "prompt_logprobs": 1},
 ]
-REQUESTS = 40
+REQUESTS = 60
 
 
 class Driver:

@@ -108,7 +108,7 @@ def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kind", VARIANTS)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "page"), [(4, 1, 64, 16), (6, 2, 80, 4), (2, 1, 64, 64)])
 def test_decode(device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, page: int) -> None:
-    check_decode(Case(heads, kv_heads, dim, page, device), kind, (1, 3, 32) if kind == "all" else (3, 32))
+    check_decode(Case(heads, kv_heads, dim, page, device), kind, (1, 3, 32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

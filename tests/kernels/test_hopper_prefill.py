@@ -49,7 +49,7 @@ def check(heads: int, kv_heads: int, dim: int, kind: str, window: int) -> None:
 
 
 @pytest.mark.processes
-def test_kernels_compile_for_each_kind_of_tile_and_for_one_output() -> None:
+def test_it_compiles_for_each_kind_of_tile() -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
     done = subprocess.run(
@@ -57,7 +57,6 @@ def test_kernels_compile_for_each_kind_of_tile_and_for_one_output() -> None:
         capture_output=True, text=True, env=environment, cwd=root, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    prefill, *products = json.loads(done.stdout.splitlines()[-1])
-    assert len(prefill) == 2
-    assert min(prefill) > 10_000
-    assert [len(sizes) for sizes in products] == [1, 1]
+    sizes = json.loads(done.stdout.splitlines()[-1])
+    assert len(sizes) == 2
+    assert min(sizes) > 10_000

@@ -22,7 +22,7 @@ CONFIGS = {
 @pytest.mark.parametrize("gate", [None, *GATES])
 @pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(("rows", "outputs", "inner"), [(1, 48, 256), (5, 50, 100), (20, 16, 96)])
+@pytest.mark.parametrize(("rows", "outputs", "inner"), [(1, 48, 256), (5, 50, 100), (40, 16, 96)])
 def test_linear(
     rows: int, outputs: int, inner: int, name: str, biased: bool, gate: str | None, device: torch.device
 ) -> None:

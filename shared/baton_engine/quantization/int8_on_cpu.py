@@ -40,8 +40,8 @@ class Int8OnCpu:
 
     def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         rows = self.inputs.rounded(self._ops, x)
-        # Without AMX a CPU multiplies unsigned rows with signed weights only. oneDNN then takes a thousand times as
-        # long for signed rows, so the codes become unsigned ones whose zero is 128.
+        # Without AMX a CPU multiplies unsigned rows with signed weights only. For signed rows
+        # oneDNN takes several hundred times as long, so the codes become unsigned ones whose zero is 128.
         codes = rows.codes.view(torch.uint8).bitwise_xor(_UNSIGNED_ZERO)
         result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             codes, 1.0, _UNSIGNED_ZERO, self._codes, self._scales, self._no_zeros, None, 1.0, 0, torch.float32, "none",
