@@ -50,7 +50,7 @@ class _Facts(msgspec.Struct):
     @classmethod
     def of(cls, packed: torch.Tensor, decodes: int, tiles: int) -> "_Facts":
         sizes = _sizes(decodes, tiles)
-        views = packed.split([_aligned(size) for size in sizes])
+        views = packed.split_with_sizes([_aligned(size) for size in sizes])
         return cls(packed, *(view[:size] for view, size in zip(views, sizes, strict=True)))
 
 
