@@ -4,7 +4,7 @@ import msgspec
 
 GPU_MEMORY_UTILIZATION = 0.92
 EXPORT_FRACTION = 0.75
-CHUNK_MS = 28.0
+CHUNK_MS = 25.0
 
 
 class ConfigError(ValueError):

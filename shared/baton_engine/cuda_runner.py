@@ -25,10 +25,10 @@ from .layer_marks import LayerMarks
 from .loading import Progress
 from .logprobs import logprob_columns
 from .measured_steps import measured_steps
-from .memory import GRAPHS_BYTES
+from .memory import GRAPHS_BYTES, Budget
 from .model_config import ModelConfig
 from .ops import Ops
-from .prompt_graphs import PromptGraphs
+from .prompt_graphs import SIZES, PromptGraphs
 from .row_table import DeviceRowTable
 from .runner import FLOAT_ROWS, Runner, row_sums
 from .shard import ALONE, Ranks
@@ -36,7 +36,7 @@ from .stage import WHOLE, Stage
 from .step_in_flight import PromptLogprobs, StepInFlight
 from .step_plan import StepPlan
 from .step_times import StepWork
-from .token_graphs import SIZES, TokenGraphs
+from .token_graphs import TokenGraphs
 from .transfer import host_buffer, to_device, to_host
 from .triton_ops import DETERMINISTIC, TRITON
 from .warm_up import warm_up_steps
@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 # The least KV of an exported prompt in a group of layers. A group is one transfer between GPUs; small ones are slow.
 _GROUP_BYTES = 64 << 20
 _MOST_GROUPS = 8
+# Of the memory set aside for CUDA graphs: how much the steps with prompts may use.
+_SHARE_OF_PROMPTS = 0.75
 
 
 class CudaRunner(Runner):
@@ -92,7 +94,17 @@ class CudaRunner(Runner):
         # A kernel is also loaded at its first launch, which waits for an idle device.
         self._sampler.warm_up(self.dtype)
         self._run_all(steps)
+        self._load_logits_kernels()
         self._measure_times()
+
+    @torch.inference_mode()
+    def _load_logits_kernels(self) -> None:
+        """Compute logits of each number of rows, as cuBLAS has another kernel for every sixteen of them."""
+        if not self._stage.is_last:
+            return
+        hidden = torch.zeros(self._config.max_num_seqs, self.model.hidden_size, dtype=self.dtype, device=self.device)
+        for rows in range(1, len(hidden) + 1):
+            self._model.logits(hidden[:rows])
 
     def _measure_times(self) -> None:
         """Measure what steps take, with different numbers of tokens, sequences and tokens of context."""
@@ -148,7 +160,7 @@ class CudaRunner(Runner):
         return 0 if self._config.enforce_eager else GRAPHS_BYTES
 
     @torch.inference_mode()
-    def _record_graphs(self) -> None:
+    def _record_graphs(self, budget: Budget) -> None:
         if self._config.enforce_eager:
             return
         recorder, config = Recorder(), self._config
@@ -162,6 +174,10 @@ class CudaRunner(Runner):
         if isinstance(self._backend, TritonPaged):
             # A step with decodes launches more kernels than those that were timed, while the host also sends tokens.
             most_mixed = 0 if config.deterministic else config.max_num_batched_tokens
+            # The largest graph keeps the temporary memory of a step of so many tokens.
+            if budget.forward:
+                fitting = _SHARE_OF_PROMPTS * budget.graphs / budget.forward * config.max_num_batched_tokens
+                most_mixed = min(most_mixed, int(fitting))
             self._prompt_graphs = PromptGraphs(
                 self._model, self.cache, self._backend, self._table, recorder, max(self._token_graphs.sizes, default=0),
                 most_mixed, self.model.hidden_size, self._progress, self._graph_input,

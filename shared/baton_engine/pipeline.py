@@ -11,9 +11,11 @@ from .step import Step
 from .step_plan import StepPlan
 from .step_times import StepTimes, StepWork
 
-# The next step is launched before the predicted end of the present one: earlier by the time of a launch (_LEAD_S), and
-# by the share of the present step's time by which a prediction may be wrong (_LEAD_SHARE).
+# The next step is launched before the predicted end of the present one: earlier by the longest of the last launches of
+# steps with prompts, but at least by _LEAD_S, and by the share of the present step's time by which a prediction may be
+# wrong (_LEAD_SHARE).
 _LEAD_S = 0.012
+_LAUNCHES = 8
 _LEAD_SHARE = 0.05
 # The end of a step counts as observed if the step was seen unfinished at most this long before.
 _ON_TIME_S = 0.002
@@ -31,6 +33,7 @@ class Pipeline:
         self._began_at = 0.0  # when the device began the oldest step, or an earlier moment
         self._timed = False  # whether _began_at is exact, as the device had finished the previous step just then
         self._busy_at = 0.0  # when the oldest step was last seen unfinished
+        self._launches: deque[float] = deque(maxlen=_LAUNCHES)  # seconds of launches of steps with prompts
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -47,11 +50,14 @@ class Pipeline:
         """Launch a step behind the others."""
         # An idle device begins with a step's first kernel, long before the last one is launched. So the step begins
         # now, though not exactly.
+        now = time.monotonic()
         if not self._steps:
-            self._began_at, self._timed = time.monotonic(), False
+            self._began_at, self._timed = now, False
         work = StepWork.of(step.plan)
         self._predicted.append((work, self.times.predict(work)))
         self._steps.append((step, launch(step.plan)))
+        if step.plan.has_prompts:
+            self._launches.append(time.monotonic() - now)
 
     def done(self) -> bool:
         """Whether the oldest step can be read without waiting."""
@@ -81,4 +87,5 @@ class Pipeline:
         _, seconds = self._predicted[0]
         if not seconds or self.done():
             return False
-        return time.monotonic() < self._began_at + seconds * (1 - _LEAD_SHARE) - _LEAD_S
+        lead = max([_LEAD_S, *self._launches])
+        return time.monotonic() < self._began_at + seconds * (1 - _LEAD_SHARE) - lead

@@ -186,10 +186,11 @@ class Runner:
         log_memory(budget, self._shape, num_blocks)
         before = self._memory.held()
         with self._explain_out_of_memory("CUDA graphs", budget.graphs):
-            self._record_graphs()
+            self._record_graphs(budget)
         taken = self._memory.held() - before
-        if taken > budget.graphs > 0:
-            log.warning("CUDA graphs took %s GiB, %s were set aside for them", gib(taken), gib(budget.graphs))
+        if budget.graphs:
+            level = logging.WARNING if taken > budget.graphs else logging.INFO
+            log.log(level, "CUDA graphs took %s GiB, %s were set aside for them", gib(taken), gib(budget.graphs))
 
     def _make_table(self) -> RowTable:
         return RowTable(self._config.max_num_seqs, self.max_model_len, self._block_size, self._num_groups)
@@ -207,7 +208,7 @@ class Runner:
         """The bytes that `_record_graphs` will allocate."""
         return 0
 
-    def _record_graphs(self) -> None:
+    def _record_graphs(self, budget: Budget) -> None:
         """Record CUDA graphs, which hold the final address of the KV cache. A CPU has none."""
 
     def _budget(self) -> Budget:

@@ -232,11 +232,11 @@ class Scheduler:
         return True
 
     def _schedule_chunk(self, sequence: Sequence, step: Step, budget: StepBudget) -> None:
-        missing, room = sequence.num_tokens - sequence.computed, budget.room(step, sequence.computed)
-        if sequence.exports and missing <= room and not self._export_draws_fit(sequence, step):
+        missing = sequence.num_tokens - sequence.computed
+        count = budget.chunk(step, sequence.computed, missing)
+        if sequence.exports and missing == count and not self._export_draws_fit(sequence, step):
             return
-        if 0 < missing <= room or (room > 0 and not _is_full_of_prompts(step)):
-            count = min(missing, room)
+        if 0 < missing == count or (count > 0 and not _is_full_of_prompts(step)):
             if self.allocator.windowed:
                 end, new = self.allocator.extend(sequence, sequence.computed + count)
                 step.plan.new_blocks += new

@@ -6,6 +6,13 @@ from .step import Step
 from .step_times import prompt_work
 
 _ROUNDING = 1e-6
+# The last tokens of a prompt are computed with the chunk before them if they are at most this part of it. A step of
+# their own would take longer, since each step reads all weights.
+_EXCESS = 1 / 16
+# A GPU computes tokens in tiles, and a part of a tile takes as long as a whole one. So a prompt is cut where the tiles
+# of a step end, unless the chunk has so few tokens that this would change its time much.
+_TILE = 128
+_LEAST_ROUNDED = 1024
 
 
 class StepBudget:
@@ -33,6 +40,15 @@ class StepBudget:
         root = math.sqrt(token * token + 2 * self._context_cost * max(self._work, 0.0))
         count = int(2 * self._work / (token + root) + _ROUNDING)
         return min(left, count if self._used else max(count, 1))
+
+    def chunk(self, step: Step, first: int, missing: int) -> int:
+        """Return how many of a prompt's `missing` tokens the step should compute, from index `first` on."""
+        room, others = self.room(step, first), step.plan.num_tokens
+        if missing <= min(room * (1 + _EXCESS), self.tokens - others):
+            return missing
+        if room < _LEAST_ROUNDED:
+            return room
+        return min(round((others + room) / _TILE) * _TILE, self.tokens) - others
 
     def take(self, first: int, count: int) -> None:
         """Note that the step computes the tokens [first, first + count) of a prompt."""

@@ -82,14 +82,34 @@ def test_an_idle_device_begins_while_a_step_is_launched(clock: Clock) -> None:
     pipeline = Pipeline(StepTimes.of_rate(1000.0))
 
     def launch(plan: StepPlan) -> StepInFlight:
-        clock.now += 0.1
+        clock.now += 0.05
         return StepInFlight()
 
     begun = clock.now
     pipeline.put(step_of(200), launch)
     while pipeline.is_full():
         pass
-    assert 0.15 < clock.now - begun < 0.2
+    assert 0.12 < clock.now - begun < 0.15
+
+
+def test_after_long_launches_the_next_one_begins_earlier(clock: Clock) -> None:
+    pipeline, full_for = Pipeline(StepTimes.of_rate(1000.0)), []
+    for launch_s in (0.1, *[0.0] * 9):
+        step = StepInFlight()
+        step.over = True
+
+        def launch(plan: StepPlan) -> StepInFlight:
+            clock.now += launch_s  # noqa: B023
+            return step  # noqa: B023
+
+        pipeline.put(step_of(200), launch)
+        step.over = False
+        begun = clock.now - launch_s
+        while pipeline.is_full():
+            pass
+        full_for.append(clock.now - begun)
+        pipeline.read()
+    assert full_for == pytest.approx([0.09] * 8 + [0.178] * 2, abs=0.02)
 
 
 def test_what_was_predicted_too_long_ends_when_it_ends(clock: Clock) -> None:

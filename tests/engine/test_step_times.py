@@ -147,6 +147,34 @@ def test_a_chunk_takes_all_of_the_budget_and_no_more(context_cost: float, first:
     assert budget.room(step, first) == 0
 
 
+@pytest.mark.parametrize(
+    ("others", "missing", "chunk"),
+    [
+        (0, 1_200, 1_200),
+        (0, 1_275, 1_275),  # a rest of 75 tokens is not worth a step
+        (0, 1_276, 1_152),
+        (27, 4_000, 1_253),  # 27 and 1,253 are ten tiles
+        (90, 4_000, 1_190),
+        (800, 4_000, 1_248),
+        (1_000, 4_000, 1_048),
+        (1_000, 1_050, 1_048),  # a step has at most 2,048 tokens
+        (1_600, 4_000, 448),
+    ],
+)
+def test_a_prompt_is_cut_where_tiles_end(others: int, missing: int, chunk: int) -> None:
+    budget = StepBudget(2_048)
+    budget.limit_prompts(1_200, 0.0)
+    step = Step.decode([])
+    step.plan.num_tokens = others
+    assert budget.chunk(step, 500, missing) == chunk
+
+
+def test_short_chunks_are_not_rounded() -> None:
+    budget = StepBudget(2_048)
+    budget.limit_prompts(100, 0.0)
+    assert [budget.chunk(Step.decode([]), 0, missing) for missing in (90, 106, 107, 4_000)] == [90, 106, 100, 100]
+
+
 class Cache:
     """A cache that holds nothing."""
 
