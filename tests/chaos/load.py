@@ -83,7 +83,8 @@ class Load:
     async def _visit(self, case: Case, stream: bool) -> None:
         begun = asyncio.get_running_loop().time()
         request_id = f"{next(self._ids)}-{case.number}"
-        visit = _Visit(asyncio.create_task(self._answer(case, stream, request_id)))
+        refusals: list[str] = []
+        visit = _Visit(asyncio.create_task(self._answer(case, stream, request_id, refusals)))
         self._visits.append(visit)
         try:
             answer = await visit.task
@@ -94,15 +95,20 @@ class Load:
             self.counts["left"] += 1
             return
         except (MalformedAnswer, httpx.HTTPError, TimeoutError, Refused) as error:
-            raise self._wrong(case, stream, begun, repr(error), request_id) from error
+            refused = "".join(f"\nrefused before: {refusal}" for refusal in refusals)
+            raise self._wrong(case, stream, begun, repr(error) + refused, request_id) from error
         finally:
             self._visits.remove(visit)
         if case.expected is None or not answer.same_as(case.expected):
             raise self._wrong(case, stream, begun, f"{answer}\nexpected {case.expected}", request_id)
         self.counts["streamed" if stream else "whole"] += 1
 
-    async def _answer(self, case: Case, stream: bool, request_id: str) -> Answer:
-        """Ask until there is an answer. Raises Refused for a refusal that need not have been."""
+    async def _answer(self, case: Case, stream: bool, request_id: str, refusals: list[str]) -> Answer:
+        """Ask until there is an answer. Raises Refused for a refusal that need not have been.
+
+        refusals: gets each of the others.
+        """
+        started = asyncio.get_running_loop().time()
         async with asyncio.timeout(BOUND_S):
             while True:
                 begun = asyncio.get_running_loop().time()
@@ -112,6 +118,8 @@ class Load:
                     if not self._refusals or not self._fleet.was_bare(begun):
                         raise
                     self.counts["refused"] += 1
+                    after = asyncio.get_running_loop().time() - started
+                    refusals.append(f"after {after:.1f} s, {refusal}, retry after {refusal.retry_after_s} s")
                     await asyncio.sleep(refusal.retry_after_s)
 
     def _wrong(self, case: Case, stream: bool, begun: float, came: str, request_id: str) -> WrongAnswer:
