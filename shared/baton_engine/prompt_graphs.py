@@ -102,7 +102,7 @@ class PromptGraphs:
 
     def size_for(self, plan: StepPlan) -> int | None:
         """Return the size of the graph for a plan; None = there is none."""
-        decodes = _decodes(plan)
+        decodes = plan.decodes
         chunks = plan.ends[decodes:]
         if not chunks or len(chunks) > _MOST_CHUNKS or max(chunks) > _LONGEST:
             return None
@@ -116,7 +116,7 @@ class PromptGraphs:
         packed: [2 + groups of layers, size] int64 in pinned memory. starts: as in AttentionBatch. Returns hidden states
         [size, hidden] and the resolved token ids [size], valid until the next graph runs.
         """
-        decodes = _decodes(plan)
+        decodes = plan.decodes
         graph = self._graphs[decodes > 0][size]
         graph.inputs.copy_(packed, non_blocking=True)
         graph.facts.packed.copy_(self._pack(graph, decodes, plan, starts[decodes:]), non_blocking=True)
@@ -160,11 +160,6 @@ class PromptGraphs:
         self._backend.add_chunks(tables.index_select(0, facts.chunk_rows), facts.lengths, facts.starts, tiles)
         hidden = self._model(Context(tokens, self._cache, self._backend, received=received))
         return self._hidden[: len(hidden)].copy_(hidden), tokens.ids
-
-
-def _decodes(plan: StepPlan) -> int:
-    """Return how many of a plan's chunks come before the first one of several tokens."""
-    return next((index for index, count in enumerate(plan.counts) if count > 1), len(plan.counts))
 
 
 def _sizes(decodes: int, tiles: int) -> tuple[int, ...]:

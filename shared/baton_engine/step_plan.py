@@ -66,6 +66,11 @@ class StepPlan(msgspec.Struct):
         self.decodes_only = self.decodes_only and count == draws == 1
 
     @property
+    def decodes(self) -> int:
+        """How many chunks come before the first one of several tokens."""
+        return next((index for index, count in enumerate(self.counts) if count > 1), len(self.counts))
+
+    @property
     def has_prompts(self) -> bool:
         """Whether some chunk has several tokens. Not all of them have logits in which a NaN would be seen."""
         return self.num_tokens > len(self.rows)

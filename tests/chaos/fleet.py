@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import httpx
 import psutil
 
@@ -220,6 +221,20 @@ class Fleet:
         return [
             f"{name}: {line}" for name, lines in logs.items() for line in lines if line.get("request_id") == request_id
         ]
+
+    async def state(self) -> str:
+        """Return what the gateway and each worker now report of themselves."""
+        text = (await self.http.get(self._metrics_url, timeout=10)).text
+        lines = [line for line in text.splitlines() if "_bucket" not in line and not line.endswith((" 0.0", " 0"))]
+        found = [f"gateway: {line}" for line in lines if line.startswith("baton_gateway")]
+        for member in self.members:
+            try:
+                load = await asyncio.wait_for(member.pod.load(), 3)
+            except (TimeoutError, AssertionError, grpc.aio.AioRpcError) as error:
+                found.append(f"{member.name}: {error!r}")
+            else:
+                found.append(f"{member.name}: {' '.join(str(load).split())}")
+        return "\n".join(found)
 
     def events(self) -> Counter[str]:
         """Count what the workers have logged, by event."""

@@ -14,6 +14,7 @@ from .case import Case, Refused
 from .fleet import Fleet
 
 BOUND_S = 60.0  # of an answer
+_LATE_S = 45.0  # for an answer that takes longer, the state of the fleet is part of the error
 _PAUSE_S = 0.1
 
 
@@ -83,8 +84,8 @@ class Load:
     async def _visit(self, case: Case, stream: bool) -> None:
         begun = asyncio.get_running_loop().time()
         request_id = f"{next(self._ids)}-{case.number}"
-        refusals: list[str] = []
-        visit = _Visit(asyncio.create_task(self._answer(case, stream, request_id, refusals)))
+        notes: list[str] = []
+        visit = _Visit(asyncio.create_task(self._answer(case, stream, request_id, notes)))
         self._visits.append(visit)
         try:
             answer = await visit.task
@@ -95,37 +96,45 @@ class Load:
             self.counts["left"] += 1
             return
         except (MalformedAnswer, httpx.HTTPError, TimeoutError, Refused) as error:
-            refused = "".join(f"\nrefused before: {refusal}" for refusal in refusals)
-            raise self._wrong(case, stream, begun, repr(error) + refused, request_id) from error
+            raise self._wrong(case, stream, begun, "\n".join([repr(error), *notes]), request_id) from error
         finally:
             self._visits.remove(visit)
         if case.expected is None or not answer.same_as(case.expected):
             raise self._wrong(case, stream, begun, f"{answer}\nexpected {case.expected}", request_id)
         self.counts["streamed" if stream else "whole"] += 1
 
-    async def _answer(self, case: Case, stream: bool, request_id: str, refusals: list[str]) -> Answer:
+    async def _answer(self, case: Case, stream: bool, request_id: str, notes: list[str]) -> Answer:
         """Ask until there is an answer. Raises Refused for a refusal that need not have been.
 
-        refusals: gets each of the others.
+        notes: gets each of the others, and the state of the fleet if the answer is late.
         """
         started = asyncio.get_running_loop().time()
-        async with asyncio.timeout(BOUND_S):
-            while True:
-                begun = asyncio.get_running_loop().time()
-                try:
-                    return await case.ask(self._fleet.http, stream, request_id)
-                except Refused as refusal:
-                    if not self._refusals or not self._fleet.was_bare(begun):
-                        raise
-                    self.counts["refused"] += 1
-                    after = asyncio.get_running_loop().time() - started
-                    refusals.append(f"after {after:.1f} s, {refusal}, retry after {refusal.retry_after_s} s")
-                    await asyncio.sleep(refusal.retry_after_s)
+
+        async def note_state() -> None:
+            await asyncio.sleep(_LATE_S)
+            notes.append(f"after {_LATE_S} s:\n{await self._fleet.state()}")
+
+        noting = asyncio.create_task(note_state())
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while True:
+                    begun = asyncio.get_running_loop().time()
+                    try:
+                        return await case.ask(self._fleet.http, stream, request_id)
+                    except Refused as refusal:
+                        if not self._refusals or not self._fleet.was_bare(begun):
+                            raise
+                        self.counts["refused"] += 1
+                        after = asyncio.get_running_loop().time() - started
+                        notes.append(f"refused after {after:.1f} s: {refusal}, retry after {refusal.retry_after_s} s")
+                        await asyncio.sleep(refusal.retry_after_s)
+        finally:
+            noting.cancel()
 
     def _wrong(self, case: Case, stream: bool, begun: float, came: str, request_id: str) -> WrongAnswer:
         how = "streamed" if stream else "whole"
         waited = asyncio.get_running_loop().time() - begun
-        logged = "\n".join(self._fleet.lines_about(request_id))
+        logged = "\n".join([*self._fleet.lines_about(request_id), *self._fleet.errors()])
         return WrongAnswer(
             f"{case}, {how}, after {waited:.1f} s\ncame: {came}\n{self._context(begun)}\n{logged}\n"
             f"prompt: {case.fields['prompt']}"

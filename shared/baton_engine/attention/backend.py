@@ -1,5 +1,6 @@
 """The interface of attention implementations."""
 
+import itertools
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -22,6 +23,16 @@ class AttentionBatch(msgspec.Struct):
     starts: list[int]
     lengths: list[int]
     tables: np.ndarray
+
+    @property
+    def counts(self) -> list[int]:
+        """The new tokens of each sequence."""
+        return [end - start for start, end in itertools.pairwise(self.starts)]
+
+    @property
+    def decodes(self) -> int:
+        """How many sequences come before the first one with several new tokens."""
+        return next((index for index, count in enumerate(self.counts) if count > 1), len(self.lengths))
 
 
 class StepLimits(msgspec.Struct, frozen=True):

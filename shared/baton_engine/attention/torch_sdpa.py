@@ -57,10 +57,9 @@ class TorchSdpa:
         self._calls: list[_Call] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
-        counts = [end - start for start, end in zip(batch.starts, batch.starts[1:], strict=False)]
-        decodes = next((index for index, count in enumerate(counts) if count > 1), len(counts))
+        decodes = batch.decodes
         self._calls = [self._decode_call(batch, rows) for rows in _parts(batch.lengths[:decodes], self._block_size)]
-        self._calls += [self._chunk_call(batch, index) for index in range(decodes, len(counts))]
+        self._calls += [self._chunk_call(batch, index) for index in range(decodes, len(batch.lengths))]
 
     def _decode_call(self, batch: AttentionBatch, rows: slice) -> _Call:
         lengths = np.array(batch.lengths[rows])

@@ -74,8 +74,7 @@ class TritonLatent:
         self._expanded: list[_Expanded] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
-        counts = [end - start for start, end in itertools.pairwise(batch.starts)]
-        decodes = next((index for index, count in enumerate(counts) if count > 1), len(counts))
+        counts, decodes = batch.counts, batch.decodes
         chunks = range(decodes, len(counts))
         grouped = [index for index in chunks if not self._expands(counts[index], batch.lengths[index])]
         calls = self._calls([index for index in chunks if index not in grouped], batch.lengths)

@@ -1,7 +1,6 @@
 """Attention through our Triton kernels, which read the paged cache in place."""
 
 import dataclasses
-import itertools
 import sys
 
 import numpy as np
@@ -58,10 +57,7 @@ class TritonPaged:
 
     def prepare(self, batch: AttentionBatch) -> None:
         sequences = len(batch.lengths)
-        counts = [end - start for start, end in itertools.pairwise(batch.starts)]
-        self._decodes = next((index for index, count in enumerate(counts) if count > 1), sequences)
-        if self._deterministic:
-            self._decodes = 0
+        self._decodes = 0 if self._deterministic else batch.decodes
         tiles = prefill_tiles(batch.starts, self.queries_per_tile, range(self._decodes, sequences))
         cuts = {} if self._deterministic else self._cuts(batch, tiles)
         parts: list[np.ndarray | list[int]] = [batch.tables.ravel(), batch.lengths, batch.starts, *tiles]
