@@ -1,5 +1,6 @@
 """gRPC between pods. TLS and a shared token are both optional, and independent of each other."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -56,6 +57,26 @@ def open_channel(
         options = [*options, ("grpc.ssl_target_name_override", tls.name)]
         channel = grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
     return channel if token is None else _TokenChannel(channel, token)
+
+
+async def read_message(call: Any) -> Any:
+    """Return the next message of a call that was made without an iterator of answers; grpc.aio.EOF at its end.
+
+    Raises AioRpcError when the call has failed, and CancelledError whenever the task was cancelled: while a call waits
+    for its first answer, grpc.aio itself loses a cancellation that comes just when the call fails. A task that goes on
+    after such a failure would then live for ever beside the task that has taken its place.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        message = await call.read()
+    except grpc.aio.AioRpcError:
+        if task.cancelling():
+            raise asyncio.CancelledError from None
+        raise
+    if task.cancelling():
+        raise asyncio.CancelledError
+    return message
 
 
 def why_failed(error: grpc.aio.AioRpcError) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol
 import grpc
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from baton_common.peer_rpc import open_channel, why_failed
+from baton_common.peer_rpc import open_channel, read_message, why_failed
 from baton_common.peer_tls import PeerTls
 from baton_common.peer_token import PeerToken
 from baton_proto.handover_pb2 import (
@@ -281,7 +281,7 @@ def prefill_handler(servicer: PrefillServicer) -> grpc.GenericRpcHandler:
 
 
 async def _next(call: "grpc.aio.StreamStreamCall[DecodeToPrefill, PrefillToDecode]") -> PrefillToDecode:
-    message = await call.read()
+    message = await read_message(call)
     if not isinstance(message, PrefillToDecode):
         raise ConnectionError("the prefill pod ended the stream")
     return message

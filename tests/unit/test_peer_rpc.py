@@ -9,8 +9,9 @@ import grpc
 import pytest
 import trustme
 
-from baton_common.peer_rpc import bind, make_server, open_channel, why_failed
+from baton_common.peer_rpc import bind, make_server, open_channel, read_message, why_failed
 from baton_common.peer_tls import PeerTls
+from tests.chaos.tcp import TcpProxy
 from tests.peer_files import NAME, PeerFiles, of_other_authority, without_tls
 
 LOCAL = [("grpc.use_local_subchannel_pool", 1)]
@@ -141,3 +142,45 @@ async def test_renewed_files_are_for_new_connections(tmp_path: Path):
         assert await stream.read() == b"2"
         await stream.done_writing()
         assert await stream.code() == grpc.StatusCode.OK
+
+
+async def test_a_cancelled_reader_ends_as_cancelled_when_the_call_fails_at_that_moment() -> None:
+    """The connections of many calls that wait for their first answer break. Whoever reads another call that breaks with
+    them cancels these readers, at the same moment as gRPC tells them of the failure."""
+    unanswered = asyncio.Event()
+
+    async def wait(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        async for request in requests:
+            if request == b"answered":
+                yield request
+        await unanswered.wait()
+
+    server = make_server([("grpc.so_reuseport", 0)], None)
+    handler = grpc.stream_stream_rpc_method_handler(wait)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Echo", {"Wait": handler}),))
+    port = bind(server, "127.0.0.1:0", None)
+    await server.start()
+    proxy = TcpProxy()
+    address = await proxy.front(f"127.0.0.1:{port}")
+    try:
+        for _ in range(60):
+            async with open_channel(address, LOCAL, None) as channel:
+                method = channel.stream_stream("/Echo/Wait")
+                calls, first = [method() for _ in range(20)], method()
+                for call in calls:
+                    await call.write(b"unanswered")
+                await first.write(b"answered")
+                assert await read_message(first) == b"answered"
+                readers = [asyncio.create_task(read_message(call)) for call in calls]
+                await asyncio.sleep(0.01)
+                proxy.cut()
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await read_message(first)
+                late = [reader for reader in readers if not reader.done()]
+                for reader in late:
+                    reader.cancel()
+                await asyncio.wait(readers)
+                assert all(reader.cancelled() for reader in late)
+    finally:
+        await server.stop(grace=0)
+        await proxy.stop()

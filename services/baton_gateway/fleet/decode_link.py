@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from baton_common.peer_rpc import read_message
 from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
 
@@ -134,7 +135,7 @@ class DecodeLink:
 
     async def _read(self, call: Any) -> None:
         receivers = self._receivers
-        while (message := await call.read()) is not grpc.aio.EOF:
+        while (message := await read_message(call)) is not grpc.aio.EOF:
             for failed in message.step.failed_handovers:
                 receiver = receivers.get(failed.handle)
                 if receiver is not None:

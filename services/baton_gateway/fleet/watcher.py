@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton_common.peer_rpc import why_failed
+from baton_common.peer_rpc import read_message, why_failed
 from baton_proto import serving_pb2 as pb
 from baton_proto import serving_pb2_grpc as rpc
 
@@ -125,7 +125,7 @@ class Watcher:
         The wait has two halves. If this process itself was suspended, the first half ends at once, and the second half
         reads the reports that arrived in the meantime.
         """
-        read = asyncio.ensure_future(call.read())
+        read = asyncio.create_task(read_message(call))
         for _ in range(2):
             done, _ = await asyncio.wait({read}, timeout=self._timeout_s / 2)
             if done:
