@@ -1,7 +1,7 @@
 """Routing decisions on plain state."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton_gateway.routing.breaker import FAILURES
@@ -176,6 +176,8 @@ def test_a_route_is_one_that_can_serve(decodes, prefills, name, most_tokens, fin
 EVENTS = st.sampled_from(["prefilled", "handed over", "p failed", "q failed", "decode failed", "done"])
 
 
+# The last request is the trial of a breaker whose pause is not over, and fails.
+@example("kv_aware", [(1, []), (1, ["q failed"]), (1, ["q failed"]), (1, ["q failed"]), (1, ["p failed", "q failed"])])
 @given(st.sampled_from(sorted(POLICIES)), st.lists(st.tuples(st.integers(1, 1000), st.lists(EVENTS, max_size=6))))
 def test_every_charge_is_given_back_once(name, requests):
     decodes, prefills = [pod("a"), pod("b")], [pod("p"), pod("q")]

@@ -94,6 +94,8 @@ class Route:
         """Note that this request, if it was the trial request of a half-open breaker, has had its outcome."""
         if breaker in self._trials:
             self._trials.remove(breaker)
+            # A failure before the end of the pause changes nothing else in a breaker.
+            breaker.release()
 
     def _start_prefill(self, cached: int) -> None:
         pod = self.prefilling
