@@ -102,8 +102,9 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?", default=MODEL_DIR)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=200, help="tokens of an answer; a rank is killed after a quarter")
-    parser.add_argument("--out", type=Path, default=Path("killed_rank.json"))
+    parser.add_argument("--out", type=Path, default=Path("loadtest/out/killed_rank.json"))
     arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     [admin_port] = free_loopback_ports(1)
     settings = {"decode": _PODS, "tensor_parallel": 2, "admin_port": admin_port}
     seconds: list[float] = []
