@@ -99,7 +99,11 @@ class CudaRunner(Runner):
 
     @torch.inference_mode()
     def _load_logits_kernels(self) -> None:
-        """Compute logits of each number of rows, as cuBLAS has another kernel for every sixteen of them."""
+        """Compute logits of each number of rows.
+
+        cuBLAS has another kernel for every sixteen rows. It loads a kernel at its first use, and that waits for an idle
+        device.
+        """
         if not self._stage.is_last:
             return
         hidden = torch.zeros(self._config.max_num_seqs, self.model.hidden_size, dtype=self.dtype, device=self.device)

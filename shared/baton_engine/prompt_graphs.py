@@ -22,8 +22,8 @@ from .row_table import DeviceRowTable
 from .step_plan import StepPlan
 from .transfer import host_buffer
 
-# A step of some hundred tokens takes a device as long as its graph has tokens, so few of them should be unused. Longer
-# steps than these keep a device busy for as long as the host needs to launch them.
+# A step of some hundred tokens takes a device as long as its graph has tokens, so few of them should be unused. Larger
+# graphs would take more memory than is set aside for them.
 SIZES = (16, 32, 48, 64, 96, 128, *range(192, 2048, 64), *range(2048, 4097, 128))
 # A step with more chunks of several tokens goes through the pieces.
 _MOST_CHUNKS = 8

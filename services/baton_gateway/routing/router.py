@@ -94,7 +94,7 @@ class Route:
         """Note that this request, if it was the trial request of a half-open breaker, has had its outcome."""
         if breaker in self._trials:
             self._trials.remove(breaker)
-            # A failure before the end of the pause changes nothing else in a breaker.
+            # A breaker ignores a failure before its pause is over, so this trial would otherwise never end.
             breaker.release()
 
     def _start_prefill(self, cached: int) -> None:
