@@ -1,6 +1,8 @@
 """Random weights for a model that has a configuration and no checkpoint, in the format that the configuration names."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,8 @@ from baton_engine.quantization.registry import Quantization, read_quantization
 from baton_engine.source import Policy, Source
 
 SHARD_BYTES = 2 << 30
+SEED = "BATON_RANDOM_WEIGHTS_SEED"  # in the environment of ranks, see random_rank.py
+_ROOT = Path(__file__).parents[2]
 INDEX = "model.safetensors.index.json"
 # The standard deviation of all weights but those of norms.
 _STD = 0.02
@@ -96,10 +100,11 @@ class _RandomTensors(_Tensors):
 
 @contextmanager
 def random_weights_in_memory(seed: int) -> Iterator[None]:
-    """Let engines that are created in this context load random weights instead of the tensors of their folder.
+    """Let engines that are created in this context load random weights instead of the tensors of their folder, all
+    their ranks included.
 
     Models whose weights do not fit on the disk can be measured like this, in the format that their folder names, and
-    quantized on load.
+    quantized on load. What each rank has of a tensor is random by itself, and the same where ranks have the whole.
     """
 
     def weights_bytes(folder: Path, size: TensorBytes, without: frozenset[str] = frozenset()) -> int:
@@ -110,7 +115,11 @@ def random_weights_in_memory(seed: int) -> Iterator[None]:
         return _RandomTensors(read_quantization(folder), seed, dtype, device)
 
     replaced = {"Weights": weights, "weights_bytes": weights_bytes, "planned_ranges": lambda build, weights: []}
-    with patch.multiple("baton_engine.runner", **replaced):
+    with (
+        patch.multiple("baton_engine.runner", **replaced),
+        patch("baton_engine.ranks.processes.RANK_MODULE", "loadtest.common.random_rank"),
+        patch.dict(os.environ, {SEED: str(seed), "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}),
+    ):
         yield
 
 

@@ -12,6 +12,7 @@ class Recorder:
     """Captures the work that functions launch. Graphs of one recorder share memory, so they must run one at a time."""
 
     def __init__(self) -> None:
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -42,4 +43,11 @@ class Recorder:
                 result = run(cut)
             finally:
                 graphs[-1].capture_end()
+        self._graphs += graphs
         return graphs, result
+
+    def release(self) -> None:
+        """Free all graphs. They cannot be replayed any more."""
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()

@@ -72,6 +72,7 @@ class CudaRunner(Runner):
         self._decode_graphs: DecodeGraphs | None = None
         self._token_graphs: TokenGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
+        self._recorder: Recorder | None = None
         # What the previous stage has sent, for graphs, which read it at a fixed address.
         rows = max(config.max_num_seqs, min(config.max_num_batched_tokens, SIZES[-1]))
         self._graph_input = None
@@ -151,6 +152,11 @@ class CudaRunner(Runner):
     def begin_service(self) -> None:
         self._compilations.begin()
 
+    def close(self) -> None:
+        # NCCL waits for the end of all graphs with its operations before it ends a connection.
+        if self._recorder is not None:
+            self._recorder.release()
+
     def _make_table(self) -> DeviceRowTable:
         rows, groups = self._config.max_num_seqs, self._num_groups
         return DeviceRowTable(rows, self.max_model_len, self._block_size, groups, self.device)
@@ -168,6 +174,7 @@ class CudaRunner(Runner):
         if self._config.enforce_eager:
             return
         recorder, config = Recorder(), self._config
+        self._recorder = recorder
         if self._decode_graphs:
             self._decode_graphs.capture(recorder, self._progress)
         most = min(config.max_num_batched_tokens, self.max_model_len)

@@ -132,4 +132,4 @@ class Executor(Protocol):
         """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""
 
     def close(self) -> None:
-        """End the processes that belong to this executor, if there are any. It cannot be used afterwards."""
+        """End the processes that belong to this executor, if there are any. Nothing can be launched afterwards."""

@@ -313,7 +313,7 @@ class Runner:
         return None
 
     def close(self) -> None:
-        """Do nothing: this process is the only one."""
+        """Free what would keep connections to other ranks open. Nothing can be launched afterwards."""
 
     def _pack(self, plan: StepPlan, out: np.ndarray) -> AttentionBatch:
         """Fill out with token ids, positions and slots, as Tokens has them.

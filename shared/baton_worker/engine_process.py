@@ -209,6 +209,18 @@ def main() -> None:
         raise RuntimeError(f"expected Start, got {start!r}")
     configure_logging(start.service, start.log_level)
     try:
+        status = run(channel, start)
+    except Exception as error:
+        log.error("the engine has failed", exc_info=error, extra={"event": "engine_failed"})
+        status = 1
+    # Streams resume elsewhere only when this process is gone. The interpreter's own end takes a second with torch, and
+    # would wait for NCCL, whose operations are in CUDA graphs.
+    os._exit(status)
+
+
+def run(channel: EngineEnd, start: Start) -> int:
+    """Serve until the RPC process closes the channel. Return the status of this process."""
+    try:
         config = start.config
         part = start.gpu_pair_memory
         if part and config.pipeline_parallel > 1:
@@ -217,22 +229,17 @@ def main() -> None:
         pairs = pair_memory.set_aside(find_device(config.device), part, sends=config.prefill_only)
         config = msgspec.structs.replace(config, set_aside_bytes=pairs.set_aside)
         engine = Engine(config, lambda what, done, total: channel.send(Progress(what, done, total)))
+        loop = EngineLoop(channel, engine, start, pairs)
+        # The objects that exist now live as long as the process, so the garbage collector need not scan them.
+        gc.freeze()
+        engine.runner.begin_service()
+        channel.send(loop.ready())
+        loop.run()
     except ConfigError as error:
         channel.send(Refused(str(error)))
-        return
-    except RankDied as error:
-        log.error("%s", error, extra={"event": "rank_died"})
-        sys.exit(1)
-    loop = EngineLoop(channel, engine, start, pairs)
-    # The objects that exist now live as long as the process, so the garbage collector need not scan them.
-    gc.freeze()
-    engine.runner.begin_service()
-    channel.send(loop.ready())
-    try:
-        loop.run()
     except (EOFError, ConnectionError):
         log.info("the RPC process has closed the channel")
     except RankDied as error:
         log.error("%s", error, extra={"event": "rank_died"})
-        # Streams resume elsewhere only when this process is gone. The interpreter's own end takes a second with torch.
-        os._exit(1)
+        return 1
+    return 0

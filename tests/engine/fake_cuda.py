@@ -106,6 +106,12 @@ class Pieces:
 
 
 class Recorder:
+    def __init__(self) -> None:
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
+
     def record(self, run: Callable[[], Any]) -> tuple[Graph, Any]:
         result = run()
         return Graph(run, result), result

@@ -154,6 +154,13 @@ def test_grammars_and_prompt_logprobs_leave_a_pod_on_its_graphs(llama: Path, mon
     assert_idle(engine)
 
 
+def test_the_end_frees_the_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    runner: Any = make_engine(llama, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64).runner
+    runner.close()
+    assert runner._recorder.released
+
+
 def test_steps_with_prompts_run_as_whole_graphs(tiny_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks alone and after decodes take them; steps with too many or too long prompts take others."""
     pretend(monkeypatch)

@@ -1,5 +1,6 @@
 """Random weights of each quantized format are what the engine loads, and give numbers that are finite."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ def test_random_weights_that_no_file_holds(name: str, tiny_model: MakeModel, tmp
     with random_weights_in_memory(seed=1):
         engine = make_engine(tmp_path)
     check(engine)
+
+
+@pytest.mark.processes
+def test_ranks_have_random_weights_too(tiny_model: MakeModel, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_model("llama") / "config.json").read_text())
+    with random_weights_in_memory(seed=1):
+        engine = make_engine(tmp_path, tensor_parallel=2)
+    with contextlib.closing(engine.runner):
+        check(engine)
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])

@@ -105,6 +105,7 @@ class RanksExecutor:
 
     def close(self) -> None:
         """As in Executor."""
+        self._runner.close()
         self._processes.close()
 
 

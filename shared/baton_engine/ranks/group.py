@@ -122,7 +122,10 @@ class Group:
         """Begin an operation and let the current stream, or on a CPU this thread, wait for its end."""
         self._work()
         try:
-            begin().wait()
+            operation = begin()
+            # NCCL returns nothing for an operation in the current stream, in which later work comes after it anyway.
+            if operation is not None:
+                operation.wait()
         except RuntimeError as error:
             raise CollectiveError(f"an operation of all ranks failed: {error}") from error
 
@@ -152,6 +155,9 @@ def _nccl(store: PrefixStore, number: int, count: int) -> Any:
     """Return a group over NCCL, which connects at its first operation."""
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
+    # Else a thread of torch asks the store each second whether another process has failed. The store's folder is gone
+    # by then, for which it waits a minute, and the end of the group waits for that thread.
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     options = ProcessGroupNCCL.Options()
     options._timeout = _GPU_TIMEOUT
     return ProcessGroupNCCL(store, number, count, options)

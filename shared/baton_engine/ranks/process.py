@@ -109,6 +109,7 @@ class Rank:
             if isinstance(command, Stop):
                 if self._sender is not None:
                     self._sender.stop()
+                self._runner.close()
                 return
             self._execute(command)
 
@@ -198,7 +199,7 @@ def main() -> None:
             reply(Loaded())
             rank.run()
         except EOFError:
-            return
+            break
         except ConfigError as error:
             _fail(sock, Failed(str(error), in_settings=True))
         except CollectiveError as error:
@@ -207,3 +208,5 @@ def main() -> None:
             failed(error)
         del rank
         gc.collect()
+    # The engine process is gone. The interpreter's own end would wait for NCCL, whose operations are in CUDA graphs.
+    os._exit(0)

@@ -31,6 +31,8 @@ from .seat import Seat
 
 log = logging.getLogger(__name__)
 
+# The module that other ranks run.
+RANK_MODULE = "baton_engine.ranks.process"
 # The memory in which each rank exchanges KV with the engine process.
 EXCHANGE_BYTES = 4 << 20
 _WATCH_S = 0.2
@@ -60,7 +62,7 @@ class _Rank:
         arguments = (number, theirs.fileno(), ring, board, self.new, self.taken, self.confirmed, exchange, *results)
         fds = arguments[1:]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "baton_common.start", "baton_engine.ranks.process", *map(str, arguments)],
+            [sys.executable, "-m", "baton_common.start", RANK_MODULE, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
         )
