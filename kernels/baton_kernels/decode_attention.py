@@ -93,7 +93,7 @@ def _decode_kernel(
         scores = tl.dot(query, k, input_precision="ieee") * scale
         if SOFTCAP:
             # tanh through exp: softcap * (1 - 2 / (e^2x + 1)).
-            scores = softcap * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
+            scores = softcap * (1 - 2 / (tl.exp(scores * (2 / softcap)) + 1))
         if ALIBI:
             scores -= slope[:, None] * (length - 1 - key)[None, :]
         scores = tl.where(seen[None, :], scores * _LOG2E, float("-inf"))

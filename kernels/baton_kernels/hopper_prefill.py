@@ -6,6 +6,8 @@ add up the values of the tile before, the group computes weights, and the two gr
 Tiles are computed from the newest keys to the oldest, so that those with a mask come first.
 """
 
+from functools import cache
+
 import torch
 import triton
 from triton.experimental import gluon
@@ -52,19 +54,68 @@ def _fetch_tile(cache, tiles, full, empty, at, first_row, last_row, column, PAGE
 
 
 @gluon.jit
+def _rounds(items):
+    """Return how many tiles of queries this program has. items: of all programs."""
+    programs = gl.num_programs(0)
+    full = items // programs
+    return full + (_item(full) < items).to(gl.int32)
+
+
+@gluon.jit
+def _item(round):
+    """Return which of all tiles this program has in a round. Tiles become shorter, so every other round goes backwards:
+    else the first programs would have more to do than the last ones."""
+    programs, program = gl.num_programs(0), gl.program_id(0)
+    return round * programs + gl.where(round % 2 == 0, program, programs - 1 - program)
+
+
+@gluon.jit
+def _facts(item, where, HEADS: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr):
+    """Return of a tile of queries: its head, sequence, first row, and the sequence's last row and length; the keys
+    [begin, end) to fetch, of which [inner, middle) need no mask; and the oldest key that a query sees."""
+    tile_sequences, tile_starts, starts, lengths, tiles = where
+    tile = tiles - 1 - item // HEADS
+    sequence = gl.load(tile_sequences + tile)
+    first_row = gl.load(tile_starts + tile)
+    end_row = gl.load(starts + sequence + 1)
+    length = gl.load(lengths + sequence)
+    # The queries are the sequence's last tokens. A tile of a graph that a step does not need has none, and takes a key.
+    lowest = length - end_row + first_row
+    end = gl.maximum(gl.minimum(lowest + 2 * _GROUP_QUERIES, length), 1)
+    middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
+    begin, inner, oldest = 0, 0, 0
+    if WINDOW > 0:
+        oldest = gl.maximum(lowest - WINDOW + 1, 0)
+        begin = oldest // BLOCK_KEYS * BLOCK_KEYS
+        inner = gl.minimum(gl.maximum(end - WINDOW + BLOCK_KEYS - 1, 0) // BLOCK_KEYS * BLOCK_KEYS, middle)
+        inner = gl.maximum(inner, begin)
+    return item % HEADS, sequence, first_row, end_row, length, begin, middle, inner, end, oldest
+
+
+@gluon.jit
 def _fetch(
-    keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, table, column, begin, end, oldest, cache_rows,
-    PAGE: gl.constexpr, BLOCK_KEYS: gl.constexpr,
+    keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, tables, table_stride, cache_rows, where,
+    sizes: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Fetch the tiles of keys and values in [begin, end), the last one first. begin: a multiple of BLOCK_KEYS."""
-    count = gl.cdiv(end - begin, BLOCK_KEYS)
-    for at in range(count):
-        # The table is read before the wait for memory, which hides how long that takes.
-        first = begin + (count - 1 - at) * BLOCK_KEYS
-        first_row = _row_of(first, table, end, oldest, cache_rows, PAGE)
-        last_row = _row_of(first + BLOCK_KEYS - PAGE, table, end, oldest, cache_rows, PAGE)
-        _fetch_tile(keys, k_tiles, k_full, k_empty, at, first_row, last_row, column, PAGE)
-        _fetch_tile(values, v_tiles, v_full, v_empty, at, first_row, last_row, column, PAGE)
+    """Fetch the keys and values of all tiles of queries of this program, of each the last ones first."""
+    HEADS: gl.constexpr = sizes[0]
+    DIM: gl.constexpr = sizes[1]
+    BLOCK_KEYS: gl.constexpr = sizes[3]
+    WINDOW: gl.constexpr = sizes[4]
+    GROUP: gl.constexpr = sizes[7]
+    fetched = 0
+    for round in range(_rounds(where[4] * HEADS)):
+        head, sequence, _, _, _, begin, _, _, end, oldest = _facts(_item(round), where, HEADS, BLOCK_KEYS, WINDOW)
+        table, column = tables + sequence.to(gl.int64) * table_stride, head // GROUP * DIM
+        count = gl.cdiv(end - begin, BLOCK_KEYS)
+        for at in range(count):
+            # The table is read before the wait for memory, which hides how long that takes.
+            first = begin + (count - 1 - at) * BLOCK_KEYS
+            first_row = _row_of(first, table, end, oldest, cache_rows, PAGE)
+            last_row = _row_of(first + BLOCK_KEYS - PAGE, table, end, oldest, cache_rows, PAGE)
+            _fetch_tile(keys, k_tiles, k_full, k_empty, fetched + at, first_row, last_row, column, PAGE)
+            _fetch_tile(values, v_tiles, v_full, v_empty, fetched + at, first_row, last_row, column, PAGE)
+        fetched += count
 
 
 @gluon.jit
@@ -73,10 +124,11 @@ def _weights_of(
     LAYOUT: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Return the weights of a tile whose first key is `first`, the new peak and total, and the old weights' factor."""
-    if SOFTCAP:
-        scores = softcap * (1 - 2 / (gl.exp(2 * scale * scores / softcap) + 1))
-        scale = 1.0
     factor = scale * _LOG2E
+    if SOFTCAP:
+        # tanh through a power of two.
+        scores = 1 - 2 / (gl.exp2(scores * (2 * factor / softcap)) + 1)
+        factor = softcap * _LOG2E
     if MASKED:
         key = first + gl.arange(0, BLOCK_KEYS, layout=gl.SliceLayout(0, LAYOUT))
         age = position[:, None] - key[None, :]
@@ -106,7 +158,7 @@ def _clean(tile, first, oldest, end, BLOCK_KEYS: gl.constexpr, BLOCK_DIM: gl.con
 
 @gluon.jit
 def _attend_tiles(
-    acc, peak, total, weights, first_at, end_at, begin, count, position, end, scale, softcap,
+    acc, peak, total, weights, first_at, end_at, begin, count, before, turns, position, end, scale, softcap,
     q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
     LAYOUT: gl.constexpr, BLOCK_KEYS: gl.constexpr,
     WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
@@ -114,17 +166,18 @@ def _attend_tiles(
     """Compute the weights of tiles [first_at, end_at), in the order in which they are fetched, and add up the values of
     the tile before each.
 
-    weights: those of tile first_at - 1, as an operand of a product. Returns acc, peak, total and the weights of the
-    last tile.
+    weights: those of tile first_at - 1, as an operand of a product. before, turns: the tiles that the program fetched,
+    and the turns that the group had, for earlier queries. Returns acc, peak, total and the weights of the last tile.
     """
     for at in range(first_at, end_at):
-        stage, before = at % _STAGES, (at - 1) % _STAGES
-        mbarrier.wait(k_full.index(stage), at // _STAGES & 1)
-        mbarrier.wait(my_turn, (at - 1) & 1)
+        now = before + at
+        stage, last = now % _STAGES, (now - 1) % _STAGES
+        mbarrier.wait(k_full.index(stage), now // _STAGES & 1)
+        mbarrier.wait(my_turn, (turns + at - 1) & 1)
         none = gl.zeros([_GROUP_QUERIES, BLOCK_KEYS], gl.float32, LAYOUT)
         scores = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
-        mbarrier.wait(v_full.index(before), (at - 1) // _STAGES & 1)
-        acc = warpgroup_mma(weights, v_tiles.index(before), acc, is_async=True)
+        mbarrier.wait(v_full.index(last), (now - 1) // _STAGES & 1)
+        acc = warpgroup_mma(weights, v_tiles.index(last), acc, is_async=True)
         mbarrier.arrive(other_turn, count=1)
         scores = warpgroup_mma_wait(num_outstanding=1, deps=[scores])
         mbarrier.arrive(k_empty.index(stage), count=1)
@@ -135,25 +188,20 @@ def _attend_tiles(
         new_weights = gl.convert_layout(new_weights.to(weights.dtype), weights.type.layout)
         # Without this wait for the next keys, the assembler moves the wait for the products before all of the weights,
         # which would then not be computed while the products run.
-        following = (at + 1) % _STAGES
-        mbarrier.wait(k_full.index(following), (at + 1) // _STAGES & 1, pred=at + 1 < count)
+        following = now + 1
+        mbarrier.wait(k_full.index(following % _STAGES), following // _STAGES & 1, pred=at + 1 < count)
         acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[acc, weights])
-        mbarrier.arrive(v_empty.index(before), count=1)
+        mbarrier.arrive(v_empty.index(last), count=1)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
         weights = new_weights
     return acc, peak, total, weights
 
 
 @gluon.jit
-def _attend(
-    first_row, q_tile, my_turn, other_turn, shared, sizes: gl.constexpr,
-):  # fmt: skip
-    """Compute the queries of one group of warps. begin, end: the keys of the tile of queries. [inner, middle): those
-    that need no mask. position_of_row: what is added to a row for its query's position."""
-    (
-        q, out, sinks, head, end_row, position_of_row, begin, middle, inner, end, oldest, scale, softcap,
-        k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-    ) = shared  # fmt: skip
+def _attend(first, q_tile, my_turn, other_turn, shared, where, sizes: gl.constexpr):
+    """Compute the queries of one group of warps in all tiles of queries of this program. first: the group's first row
+    in each of them."""
+    (q, out, sinks, scale, softcap, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty) = shared
     HEADS: gl.constexpr = sizes[0]
     DIM: gl.constexpr = sizes[1]
     BLOCK_DIM: gl.constexpr = sizes[2]
@@ -165,95 +213,88 @@ def _attend(
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DIM, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     loaded: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    row = first_row + gl.arange(0, _GROUP_QUERIES, layout=gl.SliceLayout(1, loaded))
-    column = gl.arange(0, BLOCK_DIM, layout=gl.SliceLayout(0, loaded))
-    at_q = (row.to(gl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
-    q_tile.store(gl.load(q + at_q, mask=(row < end_row)[:, None] & (column < DIM)[None, :], other=0.0))
-    fence_async_shared()
-
     rows: gl.constexpr = gl.SliceLayout(1, scores_layout)
-    position = position_of_row + first_row + gl.arange(0, _GROUP_QUERIES, layout=rows)
-    peak = gl.full([_GROUP_QUERIES], float("-inf"), gl.float32, rows)
-    total = gl.zeros([_GROUP_QUERIES], gl.float32, rows)
-    if SINKS:
-        # The softmax begins with the sink, whose value is 0.
-        peak = gl.zeros([_GROUP_QUERIES], gl.float32, rows) + gl.load(sinks + head) * _LOG2E
-        total += 1.0
-    count = gl.cdiv(end - begin, BLOCK_KEYS)
-    mbarrier.wait(k_full.index(0), 0)
-    none = gl.zeros([_GROUP_QUERIES, BLOCK_KEYS], gl.float32, scores_layout)
-    scores = warpgroup_mma(q_tile, k_tiles.index(0).permute((1, 0)), none, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(num_outstanding=0, deps=[scores])
-    mbarrier.arrive(k_empty.index(0), count=1)
-    first = begin + (count - 1) * BLOCK_KEYS
-    weights, peak, total, _ = _weights_of(
-        scores, peak, total, position, first, end, scale, softcap,
-        scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, True,
-    )  # fmt: skip
-    mbarrier.wait(v_full.index(0), 0)
-    _clean(v_tiles.index(0), first, oldest, end, BLOCK_KEYS, BLOCK_DIM)
-    acc = gl.zeros([_GROUP_QUERIES, BLOCK_DIM], gl.float32, acc_layout)
-    weights = gl.convert_layout(weights.to(q.dtype.element_ty), operand)
-    # In the order in which tiles are fetched: some with a mask, those without, and, with a window, some with a mask.
-    unmasked = gl.maximum(count - gl.cdiv(gl.maximum(middle - begin, 0), BLOCK_KEYS), 1)
-    masked = count
-    if WINDOW > 0:
-        masked = gl.maximum(count - (inner - begin) // BLOCK_KEYS, unmasked)
-    acc, peak, total, weights = _attend_tiles(
-        acc, peak, total, weights, 1, gl.minimum(unmasked, count), begin, count, position, end, scale, softcap,
-        q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
-        scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, True,
-    )  # fmt: skip
-    acc, peak, total, weights = _attend_tiles(
-        acc, peak, total, weights, unmasked, gl.minimum(masked, count), begin, count, position, end, scale, softcap,
-        q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
-        scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, False,
-    )  # fmt: skip
-    if WINDOW > 0:
-        acc, peak, total, weights = _attend_tiles(
-            acc, peak, total, weights, masked, count, begin, count, position, end, scale, softcap,
-            q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
+    column = gl.arange(0, BLOCK_DIM, layout=gl.SliceLayout(0, loaded))
+    before, turns = 0, 0
+    for round in range(_rounds(where[4] * HEADS)):
+        head, _, first_row, end_row, length, begin, middle, inner, end, oldest = _facts(
+            _item(round), where, HEADS, BLOCK_KEYS, WINDOW
+        )
+        first_row += first
+        row = first_row + gl.arange(0, _GROUP_QUERIES, layout=gl.SliceLayout(1, loaded))
+        at_q = (row.to(gl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
+        inside = (row < end_row)[:, None] & (column < DIM)[None, :]
+        q_tile.store(gl.load(q + at_q, mask=inside, other=0.0))
+        fence_async_shared()
+
+        position = length - end_row + first_row + gl.arange(0, _GROUP_QUERIES, layout=rows)
+        peak = gl.full([_GROUP_QUERIES], float("-inf"), gl.float32, rows)
+        total = gl.zeros([_GROUP_QUERIES], gl.float32, rows)
+        if SINKS:
+            # The softmax begins with the sink, whose value is 0.
+            peak = gl.zeros([_GROUP_QUERIES], gl.float32, rows) + gl.load(sinks + head) * _LOG2E
+            total += 1.0
+        count = gl.cdiv(end - begin, BLOCK_KEYS)
+        stage, phase = before % _STAGES, before // _STAGES & 1
+        mbarrier.wait(k_full.index(stage), phase)
+        none = gl.zeros([_GROUP_QUERIES, BLOCK_KEYS], gl.float32, scores_layout)
+        scores = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(num_outstanding=0, deps=[scores])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        newest = begin + (count - 1) * BLOCK_KEYS
+        weights, peak, total, _ = _weights_of(
+            scores, peak, total, position, newest, end, scale, softcap,
             scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, True,
         )  # fmt: skip
-    last = (count - 1) % _STAGES
-    mbarrier.wait(v_full.index(last), (count - 1) // _STAGES & 1)
-    if WINDOW > 0:
-        _clean(v_tiles.index(last), begin, oldest, end, BLOCK_KEYS, BLOCK_DIM)
-    acc = warpgroup_mma(weights, v_tiles.index(last), acc, is_async=True)
-    acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[acc, weights])
-    total = gl.convert_layout(total, gl.SliceLayout(1, acc_layout))
-    total = gl.where(total == 0.0, 1.0, total)
-    row = first_row + gl.arange(0, _GROUP_QUERIES, layout=gl.SliceLayout(1, acc_layout))
-    column = gl.arange(0, BLOCK_DIM, layout=gl.SliceLayout(0, acc_layout))
-    to = (row.to(gl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
-    inside = (row < end_row)[:, None] & (column < DIM)[None, :]
-    gl.store(out + to, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+        mbarrier.wait(v_full.index(stage), phase)
+        _clean(v_tiles.index(stage), newest, oldest, end, BLOCK_KEYS, BLOCK_DIM)
+        acc = gl.zeros([_GROUP_QUERIES, BLOCK_DIM], gl.float32, acc_layout)
+        weights = gl.convert_layout(weights.to(q.dtype.element_ty), operand)
+        # In the order in which tiles are fetched: some with a mask, those without, and, with a window, some with one.
+        unmasked = gl.maximum(count - gl.cdiv(gl.maximum(middle - begin, 0), BLOCK_KEYS), 1)
+        masked = count
+        if WINDOW > 0:
+            masked = gl.maximum(count - (inner - begin) // BLOCK_KEYS, unmasked)
+        acc, peak, total, weights = _attend_tiles(
+            acc, peak, total, weights, 1, gl.minimum(unmasked, count), begin, count, before, turns, position, end,
+            scale, softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
+            scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, True,
+        )  # fmt: skip
+        acc, peak, total, weights = _attend_tiles(
+            acc, peak, total, weights, unmasked, gl.minimum(masked, count), begin, count, before, turns, position, end,
+            scale, softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
+            scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, False,
+        )  # fmt: skip
+        if WINDOW > 0:
+            acc, peak, total, weights = _attend_tiles(
+                acc, peak, total, weights, masked, count, begin, count, before, turns, position, end, scale, softcap,
+                q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
+                scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, True,
+            )  # fmt: skip
+        turns += count - 1
+        before += count
+        last, phase = (before - 1) % _STAGES, (before - 1) // _STAGES & 1
+        mbarrier.wait(v_full.index(last), phase)
+        if WINDOW > 0:
+            _clean(v_tiles.index(last), begin, oldest, end, BLOCK_KEYS, BLOCK_DIM)
+        acc = warpgroup_mma(weights, v_tiles.index(last), acc, is_async=True)
+        acc, weights = warpgroup_mma_wait(num_outstanding=0, deps=[acc, weights])
+        mbarrier.arrive(v_empty.index(last), count=1)
+        total = gl.convert_layout(total, gl.SliceLayout(1, acc_layout))
+        total = gl.where(total == 0.0, 1.0, total)
+        # Results go through the memory of the queries, so that each thread writes numbers that follow each other.
+        q_tile.store((acc / total[:, None]).to(out.dtype.element_ty))
+        gl.store(out + at_q, q_tile.load(loaded), mask=inside)
 
 
 # One compiled kernel serves all batches: compilation would halt a service for half a second.
-@gluon.jit(do_not_specialize=["table_stride", "cache_rows"])
+@gluon.jit(do_not_specialize=["table_stride", "cache_rows", "tiles"])
 def _hopper_prefill_kernel(
     q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, sinks, out,
-    scale, softcap, table_stride, cache_rows,
+    scale, softcap, table_stride, cache_rows, tiles,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, PAGE: gl.constexpr,
     BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
-    head, tile = gl.program_id(0), gl.num_programs(1) - 1 - gl.program_id(1)
-    kv_head = head // (HEADS // KV_HEADS)
-    sequence = gl.load(tile_sequences + tile)
-    first_row = gl.load(tile_starts + tile)
-    end_row = gl.load(starts + sequence + 1)
-    length = gl.load(lengths + sequence)
-    # The queries are the sequence's last tokens. A tile of a graph that a step does not need has none, and takes a key.
-    lowest = length - end_row + first_row
-    end = gl.maximum(gl.minimum(lowest + 2 * _GROUP_QUERIES, length), 1)
-    begin, inner, oldest = 0, 0, 0
-    middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
-    if WINDOW > 0:
-        oldest = gl.maximum(lowest - WINDOW + 1, 0)
-        begin = oldest // BLOCK_KEYS * BLOCK_KEYS
-        inner = gl.minimum(gl.maximum(end - WINDOW + BLOCK_KEYS - 1, 0) // BLOCK_KEYS * BLOCK_KEYS, middle)
-        inner = gl.maximum(inner, begin)
     q_tiles = gl.allocate_shared_memory(keys.dtype, [2, _GROUP_QUERIES, BLOCK_DIM], keys.layout)
     k_tiles = gl.allocate_shared_memory(keys.dtype, [_STAGES, BLOCK_KEYS, BLOCK_DIM], keys.layout)
     v_tiles = gl.allocate_shared_memory(keys.dtype, [_STAGES, BLOCK_KEYS, BLOCK_DIM], keys.layout)
@@ -273,21 +314,18 @@ def _hopper_prefill_kernel(
     # The first group has the first turn.
     mbarrier.arrive(turns.index(0), count=1)
     fence_async_shared()
-    table = tables + sequence.to(gl.int64) * table_stride
-    shared = (
-        q, out, sinks, head, end_row, length - end_row, begin, middle, inner, end, oldest, scale, softcap,
-        k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-    )  # fmt: skip
-    sizes: gl.constexpr = (HEADS, DIM, BLOCK_DIM, BLOCK_KEYS, WINDOW, SOFTCAP, SINKS)
+    where = (tile_sequences, tile_starts, starts, lengths, tiles)
+    shared = (q, out, sinks, scale, softcap, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty)
+    sizes: gl.constexpr = (HEADS, DIM, BLOCK_DIM, BLOCK_KEYS, WINDOW, SOFTCAP, SINKS, HEADS // KV_HEADS)
     gl.warp_specialize(
         [
-            (_attend, (first_row, q_tiles.index(0), turns.index(0), turns.index(1), shared, sizes)),
-            (_attend, (first_row + _GROUP_QUERIES, q_tiles.index(1), turns.index(1), turns.index(0), shared, sizes)),
+            (_attend, (0, q_tiles.index(0), turns.index(0), turns.index(1), shared, where, sizes)),
+            (_attend, (_GROUP_QUERIES, q_tiles.index(1), turns.index(1), turns.index(0), shared, where, sizes)),
             (
                 _fetch,
                 (
-                    keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, table, kv_head * DIM, begin, end,
-                    oldest, cache_rows, PAGE, BLOCK_KEYS,
+                    keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, tables, table_stride, cache_rows,
+                    where, sizes, PAGE,
                 ),
             ),
         ],
@@ -321,11 +359,18 @@ def hopper_prefill(
     layout = gl.NVMMASharedLayout.get_default_for(block, kind)
     rows, width = keys.shape[0] * page, kv_heads * dim
     caches = [TensorDescriptor(cache, [rows, width], [width, 1], block, layout) for cache in (keys, values)]
-    _hopper_prefill_kernel[(heads, len(tiles[0]))](
+    # A program fills a multiprocessor. It fetches keys for its next queries while it computes the last ones.
+    programs = min(heads * len(tiles[0]), _multiprocessors(q.device))
+    _hopper_prefill_kernel[(programs,)](
         q, *caches, tables, lengths, starts, *tiles, q if variant.sinks is None else variant.sinks, out,
-        variant.scale, variant.softcap, tables.stride(0), rows,
+        variant.scale, variant.softcap, tables.stride(0), rows, len(tiles[0]),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         BLOCK_KEYS=64 if block_dim > 128 else 128, WINDOW=variant.window, SOFTCAP=variant.softcap > 0,
         SINKS=variant.sinks is not None, num_warps=4,
     )  # fmt: skip
     return out
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

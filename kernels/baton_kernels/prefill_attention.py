@@ -61,7 +61,7 @@ def _attend(
         scores = tl.dot(query, k, input_precision="ieee")
         if SOFTCAP:
             scores = scores * scale
-            scores = softcap * _LOG2E * (1 - 2 / (tl.exp(2 * scores / softcap) + 1))
+            scores = softcap * _LOG2E * (1 - 2 / (tl.exp(scores * (2 / softcap)) + 1))
         else:
             scores = scores * (scale * _LOG2E)
         age = position[:, None] - key[None, :]

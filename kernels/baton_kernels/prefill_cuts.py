@@ -38,10 +38,11 @@ class TileCuts:
 @dataclass(frozen=True, slots=True)
 class CutPlan:
     """The tiles of a step, of which some are parts. columns: sequences and rows of the tiles, then TileCuts.tiles row
-    by row and TileCuts.joins. slots: as in TileCuts."""
+    by row and TileCuts.joins. slots: as in TileCuts. most: the parts of the tile with most of them."""
 
     columns: tuple[list[int], list[int], list[int], list[int]]
     slots: int
+    most: int
 
 
 def cut_tiles(
@@ -74,7 +75,7 @@ def cut_tiles(
     parts = [count for count in counts for _ in range(count)]
     *slots, used = itertools.accumulate((count > 1 for count in parts), initial=0)
     joins = [tile for tile, count in enumerate(parts) if count > 1 and part[tile] == 0]
-    return CutPlan((sequences, rows, part + parts + slots, joins), used)
+    return CutPlan((sequences, rows, part + parts + slots, joins), used, max(counts))
 
 
 # One compiled kernel serves all batches: compilation would halt a service for half a second.

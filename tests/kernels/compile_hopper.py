@@ -8,7 +8,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from baton_kernels.hopper_prefill import _hopper_prefill_kernel, hopper_prefill
+from baton_kernels import hopper_prefill as kernel
 from baton_kernels.reference.paged_attention import AttentionVariant
 
 
@@ -22,6 +22,7 @@ def main() -> None:
     )
     # There is no device that could load the code.
     CompiledKernel._init_handles = lambda _: None
+    kernel._multiprocessors = lambda device: 132
     run = JITFunction.run
     JITFunction.run = lambda *arguments, warmup, **options: run(*arguments, warmup=True, **options)
     ints = torch.zeros(16, dtype=torch.int32)
@@ -30,8 +31,8 @@ def main() -> None:
         (256, AttentionVariant(0.1)),
     ):
         q, cache = torch.zeros(8, 4, dim, dtype=torch.bfloat16), torch.zeros(4, 64, 2, dim, dtype=torch.bfloat16)
-        hopper_prefill(q, cache, cache, ints.view(4, 4), ints, ints, (ints, ints), how)
-    print([len(kernel.asm["cubin"]) for kernel in _hopper_prefill_kernel.device_caches[0][0].values()])
+        kernel.hopper_prefill(q, cache, cache, ints.view(4, 4), ints, ints, (ints, ints), how)
+    print([len(kernel.asm["cubin"]) for kernel in kernel._hopper_prefill_kernel.device_caches[0][0].values()])
 
 
 if __name__ == "__main__":
