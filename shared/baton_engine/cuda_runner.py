@@ -93,7 +93,7 @@ class CudaRunner(Runner):
         self._compile(steps)
         super().start()
         # A kernel is also loaded at its first launch, which waits for an idle device.
-        self._sampler.warm_up(self.dtype)
+        self._sampler.warm_up(self._model.head.dtype)
         self._run_all(steps)
         self._load_logits_kernels()
         self._measure_times()
@@ -131,7 +131,7 @@ class CudaRunner(Runner):
         started = time.perf_counter()
         self.cache.allocate(1)
         with self._explain_too_large(), compiling_ahead(available_cores()):
-            self._sampler.warm_up(self.dtype)
+            self._sampler.warm_up(self._model.head.dtype)
             self.cache.warm_up()
             for plan in steps:
                 self.launch(plan)

@@ -71,7 +71,7 @@ class DecodeGraphs:
         self._table = table
         self._device, self._ranks = device, ranks
         # All graphs share this tensor. If each had its own, they would take hundreds of megabytes.
-        self._logits = torch.empty(table.spare, vocab, dtype=model.dtype, device=self._device)
+        self._logits = torch.empty(table.spare, vocab, dtype=model.head.dtype, device=self._device)
         # By whether logits are gathered.
         self._graphs: dict[bool, dict[int, _Graph]] = {True: {}, False: {}}
 

@@ -78,26 +78,38 @@ class Embedding:
 class Head:
     """The layer that turns hidden states into logits. product: gives the logits of this rank's tokens.
 
-    first_token: the first one of them. finish: what a family does with each logit, in place.
+    first_token: the first one of them. dtype: of logits.
     """
 
-    def __init__(self, product: Callable[..., torch.Tensor], vocab_size: int, ranks: Ranks) -> None:
+    def __init__(self, product: Callable[..., torch.Tensor], vocab_size: int, ranks: Ranks, dtype: torch.dtype) -> None:
+        """dtype: of the product."""
         self._product, self._vocab_size, self._ranks = product, vocab_size, ranks
         self.first_token = _own_tokens(vocab_size, ranks).start
-        self.finish: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits
+        self.dtype = dtype
+        self._finish: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def finish_with(self, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let a family change each logit, in place. That happens in float32: a softcap leaves many logits so close to
+        each other that 16 bits could not tell them apart."""
+        self._finish, self.dtype = finish, torch.float32
 
     def own(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns the logits of this rank's tokens, [R, their number]."""
-        return self.finish(self._product(hidden))
+        return self._finished(self._product(hidden), None)
 
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, vocab], in out when given."""
         if self._ranks.count == 1:
-            return self.finish(self._product(hidden, out))
+            return self._finished(self._product(hidden, out if self._finish is None else None), out)
         own = self._product(hidden)
         missing = _tokens_of_a_rank(self._vocab_size, self._ranks) - own.shape[1]
         logits = self._ranks.join(functional.pad(own, (0, missing)) if missing else own)[:, : self._vocab_size]
-        return self.finish(logits.contiguous() if out is None else out.copy_(logits))
+        return self._finished(logits.contiguous() if out is None else out.copy_(logits), out)
+
+    def _finished(self, logits: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        if self._finish is None:
+            return logits
+        return self._finish(logits.float() if out is None else out.copy_(logits))
 
 
 def _no_logits(hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -111,8 +123,8 @@ def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head"
     """
     vocab_size, hidden_size = embedding.shape
     if not source.stage.is_last:
-        return Head(_no_logits, vocab_size, source.ranks)
+        return Head(_no_logits, vocab_size, source.ranks, source.dtype)
     if tied:
-        return Head(embedding.as_head(), vocab_size, source.ranks)
+        return Head(embedding.as_head(), vocab_size, source.ranks, source.dtype)
     linear = Linear(source, [name], [vocab_size], hidden_size, shard=_Tokens(source.ranks), sensitive=True)
-    return Head(linear, vocab_size, source.ranks)
+    return Head(linear, vocab_size, source.ranks, source.dtype)

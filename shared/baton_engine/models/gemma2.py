@@ -22,7 +22,7 @@ class Gemma2(Gemma3):
     def __init__(self, config: Gemma2Config, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
         if cap := config.logit_softcap:
-            self.head.finish = lambda logits: logits.div_(cap).tanh_().mul_(cap)
+            self.head.finish_with(lambda logits: logits.div_(cap).tanh_().mul_(cap))
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma2Config:

@@ -42,7 +42,7 @@ class Granite(Llama):
     def __init__(self, config: GraniteConfig, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
         self.multiplier = config.embedding_multiplier
-        self.head.finish = lambda logits: logits.div_(config.logits_scaling)
+        self.head.finish_with(lambda logits: logits.div_(config.logits_scaling))
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> GraniteConfig:

@@ -12,7 +12,7 @@ from baton_engine.source import Source
 
 
 class Model(Protocol):
-    """Computes hidden states from token ids, and logits from hidden states. dtype: of both results. head: gives the
+    """Computes hidden states from token ids, and logits from hidden states. dtype: of hidden states. head: gives the
     logits."""
 
     dtype: torch.dtype
