@@ -16,12 +16,13 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .activation import gate_of_expert
+from .kernel_configs import ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import group_pairs
 from .reference.experts import ExpertWeights
 from .size_class import size_class
 from .tile_order import tile_of
-from .tuning import ExpertsConfig, ProductConfig, experts_config
+from .tuning import experts_config
 
 # A token's result does not depend on the tokens around it when all batches have the same tiles.
 FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 3))

@@ -11,10 +11,11 @@ import triton.language as tl
 
 from .activation import gate_mul, silu_mul
 from .grouped_codes import add_units, columns_of, decode, grouped_operands, load_codes, load_inputs, load_scales
+from .kernel_configs import LinearConfig
 from .overlap import let_next_start, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.grouped_linear import GroupedWeight
-from .tuning import LinearConfig, compile_first, quantized_config
+from .tuning import compile_first, quantized_config
 
 # More rows than these go to cuBLAS where nothing was measured.
 _FEW_ROWS = 128

@@ -10,12 +10,13 @@ import triton
 import triton.language as tl
 
 from .activation import gate_mul, gated
+from .kernel_configs import LinearConfig
 from .norm import computed
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import arrivals_of
 from .reference.activation import GATES
 from .reference.norm import PendingNorm
-from .tuning import LinearConfig, linear_config
+from .tuning import linear_config
 
 # Elements of each output's weights that are prefetched while the preceding kernel still runs.
 _AHEAD = 512

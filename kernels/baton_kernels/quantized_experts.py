@@ -13,6 +13,7 @@ import triton.language as tl
 from .activation import gate_of_expert
 from .experts import sum_kernel
 from .grouped_codes import add_units, grouped_operands, load_inputs
+from .kernel_configs import ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import PairGroups, group_pairs
 from .quantize import quantize_rows
@@ -22,7 +23,7 @@ from .reference.scaled_linear import ScaledWeight
 from .scaled_linear import add_step, format_of, load_tile
 from .size_class import size_class
 from .tile_order import tile_of
-from .tuning import ExpertsConfig, ProductConfig, compile_experts_first, quantized_experts_config
+from .tuning import compile_experts_first, quantized_experts_config
 
 FIXED = ExpertsConfig(16, ProductConfig(64, 128, 4, 3), ProductConfig(64, 128, 4, 3))
 

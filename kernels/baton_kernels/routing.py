@@ -12,13 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
+from .kernel_configs import LinearConfig
 from .linear import linear
 from .norm import computed, normed_row
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .parts import arrivals_of
 from .reference.norm import PendingNorm
 from .reference.routing import NOT_OWN, TINY, Routing
-from .tuning import LinearConfig
 
 _TINY = tl.constexpr(TINY)
 _NOT_OWN = tl.constexpr(NOT_OWN)

@@ -14,12 +14,13 @@ import triton
 import triton.language as tl
 
 from .activation import gate_mul, silu_mul
+from .kernel_configs import LinearConfig
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.quantize import QuantizedRows
 from .reference.scaled_linear import ScaledWeight
 from .tile_order import tile_of
-from .tuning import LinearConfig, compile_first, quantized_config
+from .tuning import compile_first, quantized_config
 
 # Rows up to which the kernels here are used where nothing was measured and torch has a product in FP8.
 _FEW_ROWS = 64

@@ -1,4 +1,4 @@
-"""The fastest configuration of a kernel on each GPU, from measured tables, and a default for products not measured.
+"""The fastest configuration of a kernel on each GPU, from measured tables, and rules for products not measured.
 
 loadtest/engine/tune_linear.py and tune_experts.py write the tables: one for each GPU and format of weights.
 """
@@ -7,43 +7,15 @@ import functools
 import json
 from collections.abc import Callable
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
 
+from .kernel_configs import ExpertsConfig, LinearConfig, ProductConfig
+from .unmeasured import unmeasured_experts, unmeasured_linear
 
-class LinearConfig(NamedTuple):
-    """A configuration of the kernels in linear.py, scaled_linear.py and grouped_linear.py. block_rows 1 selects the
-    one-row kernel. splits: parts of the inner dimension."""
-
-    block_rows: int
-    block_outputs: int
-    block_inner: int
-    splits: int
-    num_warps: int
-    num_stages: int
-
-
-class ProductConfig(NamedTuple):
-    """Tile sizes of a product in experts.py. whole: the GPU's copy engine fetches the tiles of weights, whose rows must
-    be multiples of 16 bytes; without effect in small batches."""
-
-    block_outputs: int
-    block_inner: int
-    num_warps: int
-    num_stages: int
-    whole: bool = False
-
-
-class ExpertsConfig(NamedTuple):
-    """A configuration of the kernels in experts.py. block_rows 1 selects the kernels for small batches."""
-
-    block_rows: int
-    gate_up: ProductConfig
-    down: ProductConfig
-
-
+# The measured GPU with the same multiprocessors, by compute capability. Its tables also serve GPUs without their own.
+_SAME_CHIP = {(9, 0): "NVIDIA H200"}
 MOST_ROWS = 128  # products of more rows are bound by arithmetic, for which cuBLAS is fastest
 
 
@@ -60,11 +32,9 @@ def product_name(outputs: int, inner: int, gated: bool) -> str:
 
 @functools.cache
 def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig | None:
-    measured = _table(torch.cuda.get_device_name(device)).get(product_name(outputs, inner, gated))
+    measured = _table("", device).get(product_name(outputs, inner, gated))
     if measured is None:
-        if rows > 1:
-            return None
-        return LinearConfig(1, 2, min(triton.next_power_of_2(inner), 2048), 1, 8, 1)
+        return unmeasured_linear(rows, outputs, inner, gated, device)
     for most, config in measured.items():
         if rows <= int(most):
             return None if config is None else LinearConfig(*config)
@@ -83,26 +53,11 @@ def experts_config(
         if measured:
             # The last entry serves all larger numbers of tokens, too.
             return next((config for most, config in measured if tokens <= most), measured[-1][1])
-    return _unmeasured_experts(tokens * count, count, experts, size, element_size)
+    return unmeasured_experts(tokens * count, count, experts, size, element_size, device)
 
 
 def experts_name(count: int, experts: int, hidden: int, size: int) -> str:
     return f"{count} of {experts}, {size}x{hidden}"
-
-
-def _unmeasured_experts(pairs: int, count: int, experts: int, size: int, element_size: int) -> ExpertsConfig:
-    if pairs <= max(experts // 4, 8):
-        # Each program of the second product reads weights of all experts of a token.
-        at_once = max(1024 // triton.next_power_of_2(count), 128)
-        inner = min(at_once, triton.next_power_of_2(size))
-        return ExpertsConfig(1, ProductConfig(2, 1024, 4, 1), ProductConfig(2, inner, 4, 1))
-    # As many rows as an expert has on average, within limits.
-    rows = min(max(triton.next_power_of_2(triton.cdiv(pairs, experts)), 16), 128)
-    if element_size > 2:
-        tiles = ProductConfig(64, 32, 4, 2)
-        return ExpertsConfig(min(rows, 64), tiles, tiles)
-    tiles = ProductConfig(128 if rows > 16 else 64, 64, 8 if rows >= 64 else 4, 3)
-    return ExpertsConfig(rows, tiles, tiles)
 
 
 def quantized_experts_config(
@@ -131,7 +86,7 @@ def _measured_experts(name: str, device: torch.device, format: str = "") -> list
     """Return the best configurations, each with the most tokens that it is for, in ascending order."""
     if device.type != "cuda":
         return []
-    table = _read_table(table_name(format, torch.cuda.get_device_name(device), experts=True))
+    table = _table(format, device, experts=True)
     return [
         (int(most), ExpertsConfig(rows, ProductConfig(*gate_up), ProductConfig(*down)))
         for most, (rows, gate_up, down) in table.get(name, {}).items()
@@ -180,19 +135,18 @@ def _measured(format: str, name: str, device: torch.device) -> list[tuple[int, L
     """Return the best configurations, each with the most rows that it is for, in ascending order."""
     if device.type != "cuda":
         return []
-    entries = _format_table(format, device).get(name, {})
+    entries = _table(format, device).get(name, {})
     return [(int(most), None if config is None else LinearConfig(*config)) for most, config in entries.items()]
 
 
 @functools.cache
-def _format_table(format: str, device: torch.device) -> dict[str, Any]:
-    return _read_table(table_name(format, torch.cuda.get_device_name(device)))
-
-
-@functools.cache
-def _table(device_name: str) -> dict[str, dict[str, list[int] | None]]:
+def _table(format: str, device: torch.device, experts: bool = False) -> dict[str, Any]:
     """Return the best configurations of each product, keyed by the most rows that each is for, in ascending order."""
-    return _read_table(table_name("", device_name))
+    own = _read_table(table_name(format, torch.cuda.get_device_name(device), experts))
+    if own:
+        return own
+    like = _SAME_CHIP.get(torch.cuda.get_device_capability(device))
+    return _read_table(table_name(format, like, experts)) if like else {}
 
 
 def table_name(format: str, device_name: str, experts: bool = False) -> str:

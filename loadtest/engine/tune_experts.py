@@ -25,11 +25,12 @@ sys.path.append(str(Path(__file__).parents[2]))
 from baton_engine.models.registry import load_model_config
 from baton_engine.models.sparse_config import SparseConfig
 from baton_kernels.experts import FIXED, run_experts
+from baton_kernels.kernel_configs import ExpertsConfig, ProductConfig
 from baton_kernels.quantized_experts import run_quantized_experts
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
 from baton_kernels.reference.quantized_experts import QuantizedExperts
-from baton_kernels.tuning import ExpertsConfig, ProductConfig, experts_config, experts_name, table_name
+from baton_kernels.tuning import experts_config, experts_name, table_name
 from loadtest.engine.tune_linear import TABLES, seconds, write_table
 from loadtest.engine.tuned_formats import FORMATS, SHARED_MEMORY, Product
 

@@ -25,7 +25,8 @@ sys.path.append(str(Path(__file__).parents[2]))
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import load_model_config
 from baton_engine.models.sparse_config import SparseConfig
-from baton_kernels.tuning import LinearConfig, product_name, table_name
+from baton_kernels.kernel_configs import LinearConfig
+from baton_kernels.tuning import product_name, table_name
 from loadtest.engine.tuned_formats import FORMATS, Format, Product
 
 TABLES = Path(__file__).parents[2] / "kernels/baton_kernels/tuned"

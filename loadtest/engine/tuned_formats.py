@@ -10,12 +10,12 @@ import triton
 
 from baton_kernels import grouped_linear, scaled_linear
 from baton_kernels.activation import gate_mul
+from baton_kernels.kernel_configs import LinearConfig
 from baton_kernels.linear import linear
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.reference.grouped_linear import GroupedWeight
 from baton_kernels.reference.quantize import QuantizedRows, RowFormat
 from baton_kernels.reference.scaled_linear import ScaledWeight
-from baton_kernels.tuning import LinearConfig
 
 SHARED_MEMORY = 220 << 10
 WEIGHT_BYTES = 512 << 20  # several times the L2 cache of any current GPU

@@ -10,12 +10,12 @@ from baton_engine import cuda_runner
 from baton_engine.ops import TORCH
 from baton_engine.quantization import dense
 from baton_kernels import linear as linear_kernels
+from baton_kernels.kernel_configs import LinearConfig
 from baton_kernels.norm import pending_norm
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import PendingNorm, pending_norm_reference
 from baton_kernels.reference.routing import route_reference
 from baton_kernels.routing import route
-from baton_kernels.tuning import LinearConfig
 from tests.conftest import MakeModel
 
 from .fake_cuda import pretend

@@ -7,11 +7,11 @@ import torch
 
 from baton_kernels import pair_groups
 from baton_kernels.experts import FIXED, run_experts, run_experts_fixed
+from baton_kernels.kernel_configs import ExpertsConfig, ProductConfig
 from baton_kernels.pair_groups import group_pairs
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights, experts_reference
 from baton_kernels.reference.routing import NOT_OWN, Routing, choose_reference
-from baton_kernels.tuning import ExpertsConfig, ProductConfig
 
 from .closeness import relative_error
 

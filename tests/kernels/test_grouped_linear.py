@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton_kernels.grouped_linear import dequantize_grouped, grouped_linear, grouped_linear_fixed
+from baton_kernels.kernel_configs import LinearConfig
 from baton_kernels.reference.grouped_linear import (
     FOUR_BITS,
     MOST_EXPONENT,
@@ -14,7 +15,6 @@ from baton_kernels.reference.grouped_linear import (
     pack_four_bits,
     unpack_four_bits,
 )
-from baton_kernels.tuning import LinearConfig
 
 from .closeness import relative_error
 

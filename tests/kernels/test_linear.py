@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from baton_kernels.kernel_configs import LinearConfig
 from baton_kernels.linear import fixed_linear, linear
 from baton_kernels.reference.activation import GATES
 from baton_kernels.reference.linear import linear_reference
-from baton_kernels.tuning import LinearConfig
 
 from .closeness import relative_error
 

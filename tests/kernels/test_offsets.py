@@ -17,6 +17,7 @@ from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.head_products import absorb_queries, values_of
+from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig, ProductConfig
 from baton_kernels.latent_decode import TILE_KEYS, latent_decode
 from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.latent_prefill import gather_latents, latent_prefill
@@ -48,7 +49,6 @@ from baton_kernels.reference.thresholds import thresholds_reference
 from baton_kernels.rope import rope_and_cache
 from baton_kernels.sampling import gumbel_argmax
 from baton_kernels.thresholds import thresholds
-from baton_kernels.tuning import ExpertsConfig, LinearConfig, ProductConfig
 
 from .closeness import relative_error
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton_kernels import norm as norm_kernels
+from baton_kernels.kernel_configs import LinearConfig
 from baton_kernels.linear import linear
 from baton_kernels.norm import add_rms_norm, norm_at_once, pending_norm, quantize_norm
 from baton_kernels.quantize import quantize_rows
@@ -11,7 +12,6 @@ from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.norm import PendingNorm, add_rms_norm_reference
 from baton_kernels.reference.routing import Routing, route_reference
 from baton_kernels.routing import route
-from baton_kernels.tuning import LinearConfig
 
 from .closeness import poisoned, relative_error
 from .test_linear import CONFIGS

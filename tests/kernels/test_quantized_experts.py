@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from baton_kernels.kernel_configs import ExpertsConfig, ProductConfig
 from baton_kernels.quantized_experts import run_quantized_experts, run_quantized_experts_fixed
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.grouped_linear import GroupedWeight, pack_four_bits
@@ -10,7 +11,6 @@ from baton_kernels.reference.quantize import RowFormat
 from baton_kernels.reference.quantized_experts import QuantizedExperts, quantized_experts_reference
 from baton_kernels.reference.routing import NOT_OWN
 from baton_kernels.reference.scaled_linear import ScaledWeight
-from baton_kernels.tuning import ExpertsConfig, ProductConfig
 
 from .closeness import relative_error
 

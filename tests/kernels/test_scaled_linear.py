@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from baton_kernels.kernel_configs import LinearConfig
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.reference.quantize import QuantizedRows, RowFormat, dequantize_rows_reference
 from baton_kernels.reference.scaled_linear import (
@@ -11,7 +12,6 @@ from baton_kernels.reference.scaled_linear import (
     scaled_linear_reference,
 )
 from baton_kernels.scaled_linear import scaled_linear, scaled_linear_fixed
-from baton_kernels.tuning import LinearConfig
 
 from .closeness import relative_error
 

@@ -2,12 +2,14 @@
 
 import json
 from importlib import resources
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from baton_kernels import tuning
-from baton_kernels.tuning import MOST_ROWS, ExpertsConfig, LinearConfig, experts_config, linear_config
+from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig
+from baton_kernels.tuning import MOST_ROWS, experts_config, linear_config
 
 DEVICE = torch.device("cuda")
 ALL_TABLES = sorted(path.name for path in (resources.files("baton_kernels") / "tuned").iterdir())
@@ -47,18 +49,51 @@ def test_each_entry_can_be_launched(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_entry_holds_up_to_its_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     eight, many = (16, 32, 64, 1, 4, 3), (64, 64, 64, 2, 4, 4)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
-    monkeypatch.setattr(tuning, "_table", lambda _: {"512x256": {"8": eight, "32": None, "64": many}})
+    monkeypatch.setattr(tuning, "_table", lambda *_: {"512x256": {"8": eight, "32": None, "64": many}})
     chosen = [linear_config(rows, 512, 256, False, DEVICE) for rows in (1, 8, 9, 32, 33, 64, 65, 1000)]
     assert chosen == [LinearConfig(*eight)] * 2 + [None] * 2 + [LinearConfig(*many)] * 2 + [None] * 2
 
 
 def test_what_was_not_measured_goes_to_cublas_but_for_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU nobody has")
+    pretend(monkeypatch, (8, 0))
     assert linear_config(2, 512, 80, False, DEVICE) is None
     config = linear_config(1, 512, 80, False, DEVICE)
     assert config is not None
     assert (config.block_rows, config.block_inner) == (1, 128)
+
+
+def test_a_gpu_without_tables_has_those_of_the_same_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, (9, 0))
+    assert linear_config(8, 4096, 4096, False, DEVICE) == LinearConfig(16, 64, 128, 2, 4, 8)
+    assert experts_config(1, 8, 128, 2048, 768, 2, DEVICE).gate_up == (2, 2048, 4, 1, False)
+
+
+@pytest.mark.parametrize("inner", [1152, 2304, 3072, 3840, 5120, 8192, 12_288, 29_568])
+@pytest.mark.parametrize("outputs", [256, 1280, 3840, 5120, 8448, 10_240, 35_840, 262_208])
+def test_hopper_has_rules_for_what_was_not_measured(outputs: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles fit into a multiprocessor, and parts are of equal size and run at the same time."""
+    pretend(monkeypatch, (9, 0))
+    for gated in (False, True):
+        assert linear_config(65, outputs, inner, gated, DEVICE) is None
+        assert linear_config(16, outputs, inner + 4, gated, DEVICE) is None
+        for rows in (2, 16, 17, 32, 33, 64):
+            config = linear_config(rows, outputs, inner, gated, DEVICE)
+            if config is None:
+                assert rows > 16
+                continue
+            assert config.block_rows == max(1 << (rows - 1).bit_length(), 16)
+            stage = 2 * config.block_inner * (config.block_outputs * (1 + gated) + config.block_rows)
+            assert stage * config.num_stages <= 227 << 10
+            if config.splits > 1:
+                assert inner % (config.splits * config.block_inner) == 0
+                assert -(-outputs // config.block_outputs) * config.splits <= 132
+
+
+def pretend(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    patch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU nobody has")
+    patch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    properties = SimpleNamespace(multi_processor_count=132)
+    patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
 def test_entries_of_experts_can_be_launched() -> None:
@@ -79,6 +114,7 @@ def test_entries_of_experts_can_be_launched() -> None:
 
 def test_experts_of_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry holds up to its number of tokens, and the last one for all larger numbers."""
+    pretend(monkeypatch, (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
     tables = {"experts_some_gpu.json": {"8 of 128, 768x2048": {"4": SMALL, "64": LARGE}}}
     monkeypatch.setattr(tuning, "_read_table", lambda name: tables.get(name, {}))
@@ -91,14 +127,18 @@ def test_experts_of_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("element", [2, 4])
-@pytest.mark.parametrize(("count", "experts", "size"), [(8, 128, 768), (2, 8, 14336), (4, 32, 2880), (6, 160, 1536)])
-def test_experts_that_were_not_measured(count: int, experts: int, size: int, element: int) -> None:
-    configs = [experts_config(n, count, experts, 2048, size, element, torch.device("cpu")) for n in (1, 2, 64, 10_000)]
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize(("count", "experts", "size"), [(8, 128, 512), (2, 8, 16384), (4, 32, 2048), (6, 160, 1536)])
+def test_experts_that_were_not_measured(
+    count: int, experts: int, size: int, capability: tuple[int, int], element: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, capability)
+    configs = [experts_config(n, count, experts, 2048, size, element, DEVICE) for n in (1, 2, 64, 500, 20_000)]
     assert [config.block_rows for config in configs[:1]] == [1], "one token reads its own experts alone"
     assert configs[-1].block_rows == (128 if element == 2 else 64)
     for config in configs:
         assert isinstance(config, ExpertsConfig)
         if config.block_rows > 1:
-            for tiles in (config.gate_up, config.down):
-                stage = (2 * tiles.block_outputs + config.block_rows) * tiles.block_inner * element
+            for tiles, weights in ((config.gate_up, 2), (config.down, 1)):
+                stage = (weights * tiles.block_outputs + config.block_rows) * tiles.block_inner * element
                 assert stage * tiles.num_stages <= 227 << 10, "the shared memory of a multiprocessor"

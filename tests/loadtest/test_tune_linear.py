@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton_kernels import tuning
-from baton_kernels.tuning import LinearConfig
+from baton_kernels.kernel_configs import LinearConfig
 from tests.conftest import MakeModel
 
 CANDIDATES = [LinearConfig(1, 16, 64, 1, 4, 1), LinearConfig(16, 16, 64, 1, 4, 2), LinearConfig(16, 32, 64, 2, 4, 2)]
@@ -61,7 +61,7 @@ def test_tables_have_the_fastest_products(
     ungated = set() if name == "int4" else {"256x64"}
     assert set(table) == {"128x64", "64x64", "256x64 gated", "64x128", *ungated}
     monkeypatch.setattr(tuning, "_read_table", lambda path: json.loads((tmp_path / path).read_text()))
-    for cached in (tuning._measured, tuning._format_table):
+    for cached in (tuning._measured, tuning._table):
         cached.cache_clear()
     device = torch.device("cuda")
     shape = name, 256, 64, True, device
@@ -70,6 +70,6 @@ def test_tables_have_the_fastest_products(
     assert tuning.compile_first(*shape) == [CANDIDATES[0], CANDIDATES[2]]
     assert tuning.compile_first(*shape) == []
     tuning._compiled.clear()
-    for cached in (tuning._measured, tuning._format_table):
+    for cached in (tuning._measured, tuning._table):
         cached.cache_clear()
     assert tuning.quantized_config(1, name, 3, 5, False, torch.device("cpu"), lambda *_: CANDIDATES[1]) == CANDIDATES[1]

@@ -1,0 +1,34 @@
+"""The configurations of kernels that are tuned."""
+
+from typing import NamedTuple
+
+
+class LinearConfig(NamedTuple):
+    """A configuration of the kernels in linear.py, scaled_linear.py and grouped_linear.py. block_rows 1 selects the
+    one-row kernel. splits: parts of the inner dimension."""
+
+    block_rows: int
+    block_outputs: int
+    block_inner: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+class ProductConfig(NamedTuple):
+    """Tile sizes of a product in experts.py. whole: the GPU's copy engine fetches the tiles of weights, whose rows must
+    be multiples of 16 bytes; without effect in small batches."""
+
+    block_outputs: int
+    block_inner: int
+    num_warps: int
+    num_stages: int
+    whole: bool = False
+
+
+class ExpertsConfig(NamedTuple):
+    """A configuration of the kernels in experts.py. block_rows 1 selects the kernels for small batches."""
+
+    block_rows: int
+    gate_up: ProductConfig
+    down: ProductConfig
