@@ -1,6 +1,14 @@
-"""The configurations of kernels that are tuned."""
+"""The products that are tuned, and the configurations of their kernels."""
 
 from typing import NamedTuple
+
+
+class Product(NamedTuple):
+    """x [rows, inner] times a weight [outputs, inner]; gated: half of the outputs are gates."""
+
+    outputs: int
+    inner: int
+    gated: bool
 
 
 class LinearConfig(NamedTuple):

@@ -16,7 +16,7 @@ from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import arrivals_of
 from .reference.activation import GATES
 from .reference.norm import PendingNorm
-from .tuning import linear_config
+from .tuning import linear_config, watch
 
 # Elements of each output's weights that are prefetched while the preceding kernel still runs.
 _AHEAD = 512
@@ -183,6 +183,7 @@ def linear(
     before = x.x if isinstance(x, PendingNorm) else x
     rows, inner = before.shape
     if config is None and before.element_size() == 2:
+        watch(weight, gate is not None)
         config = linear_config(rows, weight.shape[0], inner, gate is not None, before.device)
     outputs = weight.shape[0] if gate is None else weight.shape[0] // 2
     if config is not None and config.block_rows == 1:

@@ -1,18 +1,20 @@
 """The fastest configuration of a kernel on each GPU, from measured tables, and rules for products not measured.
 
-loadtest/engine/tune_linear.py and tune_experts.py write the tables: one for each GPU and format of weights.
+loadtest/engine/tune_linear.py and tune_experts.py write the tables: one for each GPU and format of weights. An engine
+may measure products of 16 bits that are in no table, see `watching` and `learn`.
 """
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from typing import Any
 
 import torch
 
-from .kernel_configs import ExpertsConfig, LinearConfig, ProductConfig
-from .unmeasured import unmeasured_experts, unmeasured_linear
+from .kernel_configs import ExpertsConfig, LinearConfig, Product, ProductConfig
+from .unmeasured import has_rules, unmeasured_experts, unmeasured_linear
 
 # The measured GPU with the same multiprocessors, by compute capability. Its tables also serve GPUs without their own.
 _SAME_CHIP = {(9, 0): "NVIDIA H200"}
@@ -32,13 +34,50 @@ def product_name(outputs: int, inner: int, gated: bool) -> str:
 
 @functools.cache
 def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig | None:
-    measured = _table("", device).get(product_name(outputs, inner, gated))
+    name = product_name(outputs, inner, gated)
+    measured = _table("", device).get(name) or _learned.get((name, device))
     if measured is None:
         return unmeasured_linear(rows, outputs, inner, gated, device)
     for most, config in measured.items():
         if rows <= int(most):
             return None if config is None else LinearConfig(*config)
     return None
+
+
+# What this process has measured: entries as those of tables, by the name of the product.
+_learned: dict[tuple[str, torch.device], dict[str, LinearConfig | None]] = {}
+_watched: dict[Product, list[torch.Tensor]] | None = None
+
+
+@contextmanager
+def watching() -> Iterator[dict[Product, list[torch.Tensor]]]:
+    """Yield the weights of the products of 16 bits that are computed in this context and are worth measuring."""
+    global _watched
+    _watched = found = {}
+    try:
+        yield found
+    finally:
+        _watched = None
+
+
+def watch(weight: torch.Tensor, gated: bool) -> None:
+    """Note that a product is computed. weight: [outputs, inner]."""
+    if _watched is None:
+        return
+    product, device = Product(*weight.shape, gated), weight.device
+    name = product_name(*product)
+    if name in _table("", device) or (name, device) in _learned or not has_rules(product.inner, device):
+        return
+    weights = _watched.setdefault(product, [])
+    if all(weight is not other for other in weights):
+        weights.append(weight)
+
+
+def learn(product: Product, device: torch.device, choices: dict[int, LinearConfig | None]) -> None:
+    """Take these configurations from now on. choices: by the most rows that each is for, in ascending order; None =
+    leave it to cuBLAS."""
+    _learned[product_name(*product), device] = {str(most): config for most, config in choices.items()}
+    _choose.cache_clear()
 
 
 def experts_config(

@@ -1,44 +1,79 @@
-"""Configurations of products that were not measured, by rules that agree with most entries of the measured tables."""
+"""Configurations of products that no table has, by rules that agree with most entries of the tables, and those worth
+measuring beside them."""
 
 import torch
 import triton
 
 from .kernel_configs import ExpertsConfig, LinearConfig, ProductConfig
 
-# By rows of a tile: the stages with which two tiles have room on a multiprocessor of Hopper, and those of one alone.
-_STAGES = {16: (5, 8), 32: (4, 8), 64: (3, 6)}
+# Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two.
+_ALONE, _SHARED = 200 << 10, 112 << 10
 _SPLITS = (8, 6, 4, 3, 2)
 # Elements of a weight below which cuBLAS was faster for more than 16 rows, and for more than 32.
 _LEAST_ELEMENTS = {32: 5 << 20, 64: 50 << 20}
+# Outputs, inner elements and warps of programs of one row, without a gate and with one.
+_ONE_ROW = {
+    False: ((2, 2048, 8), (1, 2048, 4), (2, 2048, 4), (2, 1024, 4), (4, 2048, 8), (4, 1024, 2), (4, 512, 1)),
+    True: ((1, 2048, 8), (1, 2048, 4), (1, 1024, 4), (2, 1024, 4), (2, 1024, 2), (2, 2048, 8)),
+}
 
 
 def unmeasured_linear(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig | None:
     """Return the configuration for x [rows, inner] times a weight [outputs, inner]; None = leave it to cuBLAS."""
     if rows == 1:
         return LinearConfig(1, 2, min(triton.next_power_of_2(inner), 2048), 1, 8, 1)
-    # Rows of weights that do not begin where 16 bytes do are read slowly.
-    if inner % 8 or not _is_hopper_or_newer(device):
-        return None
     block_rows = max(triton.next_power_of_2(rows), 16)
-    if block_rows > 64 or outputs * inner < _LEAST_ELEMENTS.get(block_rows, 0):
+    if not has_rules(inner, device) or block_rows > 64 or outputs * inner < _LEAST_ELEMENTS.get(block_rows, 0):
         return None
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    processors = _processors(device)
     if gated:
-        return _unmeasured_gated(block_rows, outputs // 2, inner, processors)
-    tiles = triton.cdiv(outputs, 64)
-    shared, alone = _STAGES[block_rows]
-    if tiles > processors:
-        return LinearConfig(block_rows, 64, 128, 1, 4, shared)
+        narrow = triton.cdiv(outputs // 2, 64) <= processors and block_rows == 16
+        return _tile(block_rows, 32 if narrow else 64, 128 if block_rows == 16 else 64, 1, outputs, True, processors)
     # As many parts as there are idle multiprocessors for, each of at least four steps.
+    tiles = triton.cdiv(outputs, 64)
     parts = [n for n in _SPLITS if n * tiles <= processors and inner % (128 * n) == 0 and inner >= 4 * 128 * n]
-    return LinearConfig(block_rows, 64, 128, parts[0] if parts else 1, 4, alone)
+    return _tile(block_rows, 64, 128, parts[0] if parts else 1, outputs, False, processors)
 
 
-def _unmeasured_gated(block_rows: int, units: int, inner: int, processors: int) -> LinearConfig:
-    """units: pairs of outputs."""
-    if triton.cdiv(units, 64) <= processors and block_rows == 16:
-        return LinearConfig(16, 32, 128, 1, 4, 8)
-    return LinearConfig(block_rows, 64, 128 if block_rows == 16 else 64, 1, 4, {16: 3, 32: 5, 64: 4}[block_rows])
+def linear_candidates(
+    rows: int, outputs: int, inner: int, gated: bool, device: torch.device
+) -> list[LinearConfig | None]:
+    """Return what is worth measuring where `has_rules`, for 1, 16, 32 or 64 rows; what the rule says comes first."""
+    ruled = unmeasured_linear(rows, outputs, inner, gated, device)
+    if rows == 1:
+        found = [LinearConfig(1, block, part, 1, warps, 1) for block, part, warps in _ONE_ROW[gated] if part <= inner]
+        return list(dict.fromkeys([ruled, *found]))
+    processors = _processors(device)
+    units = outputs // 2 if gated else outputs
+    tiles: list[LinearConfig | None] = []
+    for block in (32, 64, 128):
+        most = processors // triton.cdiv(units, block)
+        fitting = [n for n in _SPLITS if n <= most and inner % (128 * n) == 0 and inner >= 4 * 128 * n]
+        # Many small programs would take turns.
+        if triton.cdiv(units, block) <= 6 * processors:
+            tiles += [_tile(rows, block, 128, n, outputs, gated, processors) for n in (fitting[:2] or [1])]
+    if gated:
+        tiles.append(_tile(rows, 64, 64, 1, outputs, True, processors))
+    return list(dict.fromkeys([ruled, *tiles, None]))
+
+
+def has_rules(inner: int, device: torch.device) -> bool:
+    """Whether more than one row may be faster than cuBLAS. Rows of weights that do not begin where 16 bytes do are read
+    slowly."""
+    return inner % 8 == 0 and _is_hopper_or_newer(device)
+
+
+def _tile(
+    block_rows: int, block: int, block_inner: int, splits: int, outputs: int, gated: bool, processors: int
+) -> LinearConfig:
+    """Return a configuration with as many stages as fit. Where there are more programs than multiprocessors, two of
+    them share one."""
+    weights = 2 if gated else 1
+    programs = triton.cdiv(outputs // weights, block) * splits
+    stage = 2 * block_inner * (block * weights + block_rows)
+    stages = (_ALONE if programs <= processors else _SHARED) // stage
+    warps = 8 if block * block_rows * weights > 128 * 64 else 4
+    return LinearConfig(block_rows, block, block_inner, splits, warps, min(max(stages, 2), 8))
 
 
 def unmeasured_experts(
@@ -74,3 +109,7 @@ def unmeasured_experts(
 def _is_hopper_or_newer(device: torch.device) -> bool:
     """Whether a program can have the shared memory that the larger configurations need."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

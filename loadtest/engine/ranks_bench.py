@@ -20,11 +20,12 @@ sys.path.append(str(Path(__file__).parents[2]))
 import torch
 from torch._C._distributed_c10d import FileStore
 
+from baton_engine.cuda_graph import graph_seconds
 from baton_engine.ranks.group import Group
 from baton_engine.ranks.messages import Launch, decode, encode
 from baton_engine.ranks.ring import RING_BYTES, RingReader, RingWriter, create_counter, create_memory, read_counter
 from baton_engine.ranks.seat import Seat
-from baton_engine.ranks.small_sums import SmallSums, graph_seconds
+from baton_engine.ranks.small_sums import SmallSums
 from baton_engine.ranks.symmetric_memory import SymmetricMemory
 from baton_engine.step_plan import StepPlan
 

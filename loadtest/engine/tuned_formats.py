@@ -3,14 +3,14 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 
 from baton_kernels import grouped_linear, scaled_linear
 from baton_kernels.activation import gate_mul
-from baton_kernels.kernel_configs import LinearConfig
+from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.linear import linear
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.reference.grouped_linear import GroupedWeight
@@ -21,14 +21,6 @@ SHARED_MEMORY = 220 << 10
 WEIGHT_BYTES = 512 << 20  # several times the L2 cache of any current GPU
 _GROUP = 64  # columns that share a scale in INT4
 DEVICE = "cuda"
-
-
-class Product(NamedTuple):
-    """x [rows, inner] times a weight [outputs, inner]; gated: half of the outputs are gates."""
-
-    outputs: int
-    inner: int
-    gated: bool
 
 
 class Format(ABC):

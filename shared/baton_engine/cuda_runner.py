@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from baton_common.cores import available_cores
+from baton_kernels.tuning import watching
 
 from .attention.backend import AttentionBatch, GraphBackend
 from .attention.triton_paged import TritonPaged
@@ -28,6 +29,7 @@ from .measured_steps import measured_steps
 from .memory import GRAPHS_BYTES, Budget
 from .model_config import ModelConfig
 from .ops import Ops
+from .product_tuning import tune_products
 from .prompt_graphs import SIZES, PromptGraphs
 from .row_table import DeviceRowTable
 from .runner import FLOAT_ROWS, Runner, row_sums
@@ -90,7 +92,12 @@ class CudaRunner(Runner):
 
     def start(self) -> None:
         steps = warm_up_steps(self._config, self.max_model_len, self._num_groups)
-        self._compile(steps)
+        with watching() as unmeasured:
+            self._compile(steps)
+        # All ranks compile again or none does: steps contain operations that ranks do together.
+        if not self._ranks.least(int(not unmeasured)):
+            tune_products(unmeasured, self.device)
+            self._compile(steps)
         super().start()
         # A kernel is also loaded at its first launch, which waits for an idle device.
         self._sampler.warm_up(self._model.head.dtype)

@@ -29,7 +29,7 @@ from baton_engine.config import EngineConfig
 from baton_engine.engine import Engine
 from baton_engine.measured_steps import measured_steps
 from baton_engine.warm_up import warm_up_steps
-from baton_kernels import tuning
+from baton_kernels import hopper_prefill, tuning
 from baton_kernels.norm import _add_rms_norm_kernel, add_rms_norm
 from tests.engine import fake_cuda
 from tests.engine.harness import Transcript, finish, make_prompt, make_request
@@ -99,6 +99,9 @@ def translate(source: Any, target: GPUTarget, backend: Any, options: Any) -> Non
 class MeasuredProducts(dict[str, Any]):
     """A table of tuned products in which each product has other tiles for each class of rows."""
 
+    def __contains__(self, name: object) -> bool:
+        return True
+
     def get(self, name: str, default: Any = None) -> Any:
         return {str(rows): [rows, 16, 16, 1 + rows % 3, 4, 2] for rows in (1, 8, 16, 32, 64, 128)}
 
@@ -115,7 +118,8 @@ def pretend() -> None:
     torch.cuda.Event = fake_cuda.Event
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.get_device_name = lambda *_: "NVIDIA H200"
-    tuning._table = lambda _: MeasuredProducts()
+    tuning._table = lambda *_: MeasuredProducts()
+    hopper_prefill._multiprocessors = lambda _: 132
     select._why_not_triton = lambda *_: None
     select._is_hopper = lambda _: True
     cuda_runner.Recorder = fake_cuda.Recorder

@@ -17,12 +17,13 @@ from torch._C._distributed_c10d import (
     ReduceOp,
 )
 
+from baton_engine.cuda_graph import graph_seconds
 from baton_engine.stage import Stage
 
 from .errors import CollectiveError
 from .linked_stage import LinkedStage
 from .seat import Seat
-from .small_sums import SmallSums, find_small_sums, graph_seconds
+from .small_sums import SmallSums, find_small_sums
 from .symmetric_memory import SymmetricMemory
 
 # Loading a model takes minutes, and ranks may wait for the slowest of them. Ranks that hang are noticed elsewhere.

@@ -7,8 +7,6 @@ from functools import partial
 
 import torch
 
-from baton_engine.cuda_graph import Recorder
-
 from .symmetric_memory import SymmetricMemory
 
 log = logging.getLogger(__name__)
@@ -17,7 +15,6 @@ log = logging.getLogger(__name__)
 _DTYPES = (torch.bfloat16, torch.float32)
 # Bytes of the messages that are timed, and so of the largest one that may be faster than over NCCL.
 _TIMED = tuple(1 << exponent for exponent in range(13, 23))
-_PER_GRAPH = 20
 
 
 class SmallSums:
@@ -82,21 +79,6 @@ def find_small_sums(
         "up to %d bytes of what ranks have computed are added up in symmetric memory, and NCCL does the rest", most
     )
     return SmallSums(memory, most) if most else None
-
-
-def graph_seconds(run: Callable[[], object]) -> float:
-    """Return the seconds that the work launched by run takes in a CUDA graph: the least of three."""
-    run()
-    graph, _ = Recorder().record(lambda: [run() for _ in range(_PER_GRAPH)])
-    times: list[float] = []
-    for _ in range(4):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / _PER_GRAPH)
-    return min(times[1:])
 
 
 def _succeeds(step: Callable[[], None]) -> bool:

@@ -1,0 +1,81 @@
+"""Products that no table has are measured at start, and the fastest way is used from then on."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from baton_engine import product_tuning
+from baton_engine.product_tuning import tune_products
+from baton_kernels import tuning
+from baton_kernels.kernel_configs import LinearConfig, Product
+from baton_kernels.linear import linear
+from baton_kernels.reference.linear import linear_reference
+from baton_kernels.tuning import linear_config, watching
+
+CPU = torch.device("cpu")
+PRODUCT = Product(64, 32, False)
+CANDIDATES = [LinearConfig(16, 32, 32, 1, 4, 2), LinearConfig(16, 16, 16, 2, 4, 2), None]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A table with one product, on a device for which there are rules."""
+    table = {"32x64": {"64": list(CANDIDATES[0] or ())}}
+    monkeypatch.setattr(tuning, "_table", lambda *_: table)
+    monkeypatch.setattr(tuning, "has_rules", lambda inner, device: True)
+    monkeypatch.setattr(tuning, "unmeasured_linear", lambda *_: CANDIDATES[0])
+    monkeypatch.setattr(product_tuning, "compiling_ahead", lambda cores: contextlib.nullcontext())
+    monkeypatch.setattr(product_tuning, "linear_candidates", lambda *_: CANDIDATES)
+    tuning._choose.cache_clear()
+    yield
+    tuning._learned.clear()
+    tuning._choose.cache_clear()
+
+
+def clock(times: list[float]) -> Callable[[Callable[[], object], int], float]:
+    """Return a clock that runs the work and returns these times in turn."""
+    left = iter(times)
+
+    def seconds(run: Callable[[], object], repeats: int) -> float:
+        run()
+        return next(left)
+
+    return seconds
+
+
+def test_what_is_in_no_table_is_watched_once() -> None:
+    x = torch.zeros(2, 64, dtype=torch.float16)
+    known, *new = (x.new_zeros(outputs, 64) for outputs in (32, 16, 16))
+    with watching() as found:
+        for weight in (known, *new, *new):
+            linear(x, weight)
+        linear(x, x.new_zeros(48, 64), config=CANDIDATES[0])
+    assert {product: len(weights) for product, weights in found.items()} == {Product(16, 64, False): 2}
+    tuning.learn(Product(16, 64, False), CPU, {64: None})
+    with watching() as found:
+        linear(x, new[0])
+    assert not found
+
+
+def test_the_fastest_candidate_of_each_number_of_rows_is_used() -> None:
+    weights = [torch.randn(64, 32, generator=torch.Generator().manual_seed(n)).half() for n in range(3)]
+    assert linear_config(2, *PRODUCT, CPU) == CANDIDATES[0]
+    tune_products({PRODUCT: weights}, CPU, clock([3, 2, 9, 1, 2, 3, 9, 8, 7, 5, 4, 6]))
+    chosen = [linear_config(rows, *PRODUCT, CPU) for rows in (1, 2, 16, 17, 32, 33, 64, 65)]
+    one, few, some, many = CANDIDATES[1], CANDIDATES[0], CANDIDATES[2], CANDIDATES[1]
+    assert chosen == [one, few, few, some, some, many, many, None]
+    x = torch.randn(40, 32, generator=torch.Generator().manual_seed(9)).half()
+    assert torch.allclose(linear(x, weights[0]), linear_reference(x, weights[0]), atol=0.02)
+
+
+def test_rules_stay_where_a_device_refuses_a_candidate(caplog: pytest.LogCaptureFixture) -> None:
+    def seconds(run: Callable[[], object], repeats: int) -> float:
+        raise RuntimeError("out of resource")
+
+    with caplog.at_level(logging.WARNING):
+        tune_products({PRODUCT: [torch.zeros(64, 32).half()]}, CPU, seconds)
+    assert "products are not measured: out of resource" in caplog.text
+    assert linear_config(2, *PRODUCT, CPU) == CANDIDATES[0]
