@@ -53,7 +53,8 @@ _watched: dict[Product, list[torch.Tensor]] | None = None
 def watching() -> Iterator[dict[Product, list[torch.Tensor]]]:
     """Yield the weights of the products of 16 bits that are computed in this context and are worth measuring."""
     global _watched
-    _watched = found = {}
+    found: dict[Product, list[torch.Tensor]] = {}
+    _watched = found
     try:
         yield found
     finally:
@@ -64,7 +65,8 @@ def watch(weight: torch.Tensor, gated: bool) -> None:
     """Note that a product is computed. weight: [outputs, inner]."""
     if _watched is None:
         return
-    product, device = Product(*weight.shape, gated), weight.device
+    outputs, inner = weight.shape
+    product, device = Product(outputs, inner, gated), weight.device
     name = product_name(*product)
     if name in _table("", device) or (name, device) in _learned or not has_rules(product.inner, device):
         return
