@@ -15,12 +15,6 @@ InputRows = torch.Tensor | QuantizedRows | PendingNorm
 OutputRows = torch.Tensor | PendingNorm
 
 
-def num_rows(x: InputRows) -> int:
-    if isinstance(x, QuantizedRows):
-        return len(x.codes)
-    return len(x.x if isinstance(x, PendingNorm) else x)
-
-
 class Inputs(Protocol):
     """The form in which a product takes its inputs. A product also takes them as numbers."""
 

@@ -35,12 +35,6 @@ class Ranks(Place, Protocol):
     to the bit.
     """
 
-    def summand(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return memory from which `sum` takes a y [rows, columns] without a copy; None if any memory is as good.
-
-        It is the same for all sums, so a y must be passed to `sum` before the next one is computed.
-        """
-
     def sum(self, y: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' y, which must be contiguous and may be overwritten."""
 
@@ -56,9 +50,6 @@ class OneRank:
 
     rank = 0
     count = 1
-
-    def summand(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
-        return None
 
     def sum(self, y: torch.Tensor) -> torch.Tensor:
         return y
@@ -110,9 +101,6 @@ class Shard(Protocol):
     def inputs(self, size: int) -> slice:
         """Return which of `size` inputs this rank multiplies."""
 
-    def part(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return memory for the part [rows, columns] that this rank computes and `join` then takes; None = any."""
-
     def join(self, y: torch.Tensor) -> torch.Tensor:
         """Return the layer's result. y: the part that this rank has computed, [T, outputs of this rank]."""
 
@@ -127,9 +115,6 @@ class Replicated:
 
     def inputs(self, size: int) -> slice:
         return slice(0, size)
-
-    def part(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
-        return None
 
     def join(self, y: torch.Tensor) -> torch.Tensor:
         return y
@@ -180,9 +165,6 @@ class Rows(Replicated):
 
     def inputs(self, size: int) -> slice:
         return even_part(size, self._ranks, "inputs")
-
-    def part(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
-        return self._ranks.summand(rows, columns, dtype) if self._joins else None
 
     def join(self, y: torch.Tensor) -> torch.Tensor:
         return self._ranks.sum(y) if self._joins else y

@@ -51,8 +51,8 @@ def test_hopper_has_its_own_kernel_and_says_why_not(monkeypatch: pytest.MonkeyPa
     wide = msgspec.structs.replace(model, head_dim=512)
     capability = [(9, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability[0])
-    assert select_backend("hopper", model, gpu, False, torch.bfloat16, 64) == "hopper"
-    assert select_backend("auto", model, gpu, False, torch.bfloat16, 64) == "triton"
+    assert select_backend("auto", model, gpu, False, torch.bfloat16, 64) == "hopper"
+    assert select_backend("auto", model, gpu, False, torch.bfloat16, 16) == "triton"
     for config, deterministic, dtype, block_size, reason in (
         (sloped, False, torch.bfloat16, 64, "no ALiBi"),
         (wide, False, torch.bfloat16, 64, "heads of 512"),

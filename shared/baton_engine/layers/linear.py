@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from baton_engine.config import ConfigError
-from baton_engine.inputs import NUMBERS, InputRows, Inputs, num_rows
+from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.shard import REPLICATED, Shard
 from baton_engine.source import Outputs, Source
 
@@ -46,13 +46,11 @@ class Linear:
         added = bias and shard.adds_bias
         self._product = method.load(source, taken, inputs, columns, added, own_order, transposed)
 
-        self._outputs, self._dtype = sum(part.stop - part.start for part in wanted), source.dtype
         self.inputs = self._product.inputs
 
     def __call__(self, x: InputRows, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
-        part = out if out is not None else self._shard.part(num_rows(x), self._outputs, self._dtype)
-        return self._shard.join(self._product(x, part))
+        return self._shard.join(self._product(x, out))
 
     def gated(self, x: InputRows, activation: str, into: Inputs = NUMBERS) -> InputRows:
         """Return activation(gate) * up, [T, outputs / 2], as Product.gated does.

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import (
@@ -23,8 +23,9 @@ from baton_engine.stage import Stage
 from .errors import CollectiveError
 from .linked_stage import LinkedStage
 from .seat import Seat
-from .small_sums import SmallSums, find_small_sums
-from .symmetric_memory import SymmetricMemory
+
+if TYPE_CHECKING:
+    from .small_sums import SmallSums
 
 # Loading a model takes minutes, and ranks may wait for the slowest of them. Ranks that hang are noticed elsewhere.
 _TIMEOUT = timedelta(hours=1)
@@ -77,13 +78,14 @@ class Group:
         else:
             self._device = self._host
         if device.type == "cuda" and symmetric_memory and self.count > 1:
+            # These have a kernel, and a CPU has no Triton.
+            from .small_sums import find_small_sums
+            from .symmetric_memory import SymmetricMemory
+
             name = f"{folder.name}-{stage.number}"
             memory = SymmetricMemory(self.rank, self.count, device, PrefixStore("memory", ranks), name)
             self._small = find_small_sums(memory, self.sum_large, self.least, graph_seconds)
         self.stage = stage if stage.count == 1 else self._link(stage, store, device)
-
-    def summand(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor | None:
-        return self._small.place((rows, columns), dtype) if self._small is not None else None
 
     def sum(self, y: torch.Tensor) -> torch.Tensor:
         small = self._small.sum(y) if self._small is not None else None

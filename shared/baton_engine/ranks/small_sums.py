@@ -1,54 +1,31 @@
 """Sums over ranks of messages that are too small for NCCL's rings to be fast, as those of decode steps are."""
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
+
+from baton_kernels.rank_sums import VECTOR_BYTES
 
 from .symmetric_memory import SymmetricMemory
 
 log = logging.getLogger(__name__)
 
-# Those that torch's kernel adds up.
-_DTYPES = (torch.bfloat16, torch.float32)
 # Bytes of the messages that are timed, and so of the largest one that may be faster than over NCCL.
 _TIMED = tuple(1 << exponent for exponent in range(13, 23))
 
 
 class SmallSums:
-    """Each rank reads the messages of all ranks and adds them up by itself (one-shot all-reduce).
-
-    That takes one exchange, where a ring takes one for each rank and more. A ring moves fewer bytes, so it is faster
-    from some size on.
-    """
+    """Adds up messages in the memory of all ranks. A ring moves fewer bytes, so NCCL is faster from some size on."""
 
     def __init__(self, memory: SymmetricMemory, most: int) -> None:
         """memory: connected. most: bytes of the largest message; at most those of the memory."""
         self._memory, self._most = memory, most
 
-    def place(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the memory of a message, which `sum` then need not copy; None if `sum` does not take such a message.
-
-        All messages have the same memory, so only one is in use at a time.
-        """
-        size = math.prod(shape) * dtype.itemsize
-        if dtype not in _DTYPES or not 0 < size <= self._most or size % 4:
-            return None
-        return self._memory.buffer[:size].view(dtype).view(shape)
-
     def sum(self, y: torch.Tensor) -> torch.Tensor | None:
-        """Return the sum of the ranks' y, or None if `place` has no memory for it. y may be overwritten."""
-        message = self.place(y.shape, y.dtype)
-        if message is None:
-            return None
-        if message.data_ptr() == y.data_ptr():
-            y = torch.empty_like(message)
-        else:
-            message.copy_(y)
-        self._memory.add_up(message, y)
-        return y
+        """Return the sum of the ranks' y, which is contiguous; None if NCCL adds it up."""
+        return self._memory.add_up(y) if 0 < y.nbytes <= self._most and not y.nbytes % VECTOR_BYTES else None
 
 
 def find_small_sums(
@@ -67,12 +44,11 @@ def find_small_sums(
         if not least(int(_succeeds(step))):
             log.info("NCCL adds up what ranks have computed: symmetric memory is not available on all of them")
             return None
-    sums, most = SmallSums(memory, _TIMED[-1]), 0
+    most = 0
     for size in _TIMED:
-        message = sums.place([size // 2], torch.bfloat16)
-        assert message is not None
-        small = seconds(partial(sums.sum, message))
-        if not least(int(small < seconds(partial(large, torch.zeros_like(message))))):
+        message = torch.zeros(size // 2, dtype=torch.bfloat16, device=memory.device)
+        small = seconds(partial(memory.add_up, message))
+        if not least(int(small < seconds(partial(large, message)))):
             break
         most = size
     log.info(

@@ -1,0 +1,86 @@
+"""Sums over GPUs that read each other's memory (a one-shot all-reduce).
+
+Each rank copies its message into memory that all ranks read, tells the others so, waits until they have told it, and
+adds up the messages of all. That takes one exchange, where a ring takes one for each rank and more. A sum is not
+followed by a second exchange: the next one uses the other half of the memory, and the one after it begins on a rank
+only when all ranks have begun the next one, so they have read this one.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .overlap import let_next_start, overlap_options, wait_for_inputs
+
+VECTOR_BYTES = 16  # that a thread reads and writes at once; messages consist of them
+_PROGRAM_BYTES = 128 * VECTOR_BYTES  # of the part of a message that one program adds up
+
+
+@triton.jit
+def _memory_of(rank, memories, kind: tl.constexpr):
+    return tl.multiple_of(tl.load(memories + rank).to(kind), 16)
+
+
+# One compiled kernel serves messages of all sizes.
+@triton.jit(do_not_specialize=["vectors"])
+def _rank_sum_kernel(
+    y, out, memories, flags, counts, vectors, half, RANK: tl.constexpr, RANKS: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    # The next kernel may fetch its weights while this one waits for other ranks.
+    let_next_start(OVERLAP)
+    program = tl.program_id(0)
+    at = program * BLOCK + tl.arange(0, BLOCK)
+    real = at < vectors * VECTOR
+    kind: tl.constexpr = tl.pointer_type(y.dtype.element_ty)
+    wait_for_inputs(OVERLAP)
+    count = tl.load(counts + program) + 1
+    at_shared = at + count % 2 * half
+    own = tl.load(y + at, mask=real, other=0.0)
+    tl.store(_memory_of(RANK, memories, kind) + at_shared, own, mask=real)
+    # All threads of this program have stored their numbers before any other rank is told.
+    tl.debug_barrier()
+    for rank in tl.static_range(RANKS):
+        if rank != RANK:
+            theirs = tl.load(flags + rank).to(tl.pointer_type(tl.int64))
+            tl.atomic_xchg(theirs + program * RANKS + RANK, count, sem="release", scope="sys")
+    told = tl.load(flags + RANK).to(tl.pointer_type(tl.int64)) + program * RANKS
+    for rank in tl.static_range(RANKS):
+        if rank != RANK:
+            while tl.atomic_add(told + rank, 0, sem="acquire", scope="sys") < count:
+                pass
+    tl.debug_barrier()
+    # In the order of ranks, so that the sums of all ranks are equal to the bit.
+    acc = tl.zeros([BLOCK], tl.float32)
+    for rank in tl.static_range(RANKS):
+        if rank == RANK:
+            acc += own.to(tl.float32)
+        else:
+            # No cache of this GPU may answer, as it does not see what others write.
+            part = tl.load(_memory_of(rank, memories, kind) + at_shared, mask=real, other=0.0, volatile=True)
+            acc += part.to(tl.float32)
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=real)
+    tl.store(counts + program, count)
+
+
+def flags_of(size: int) -> int:
+    """Return how many programs add up a message of so many bytes, each of which has a flag for each rank."""
+    return triton.cdiv(size, _PROGRAM_BYTES)
+
+
+def rank_sum(
+    y: torch.Tensor, memories: torch.Tensor, flags: torch.Tensor, counts: torch.Tensor, half: int, rank: int
+) -> torch.Tensor:
+    """Return the sum of the ranks' y, which all of them pass at the same time.
+
+    y: contiguous, of VECTOR_BYTES or a multiple, and of at most half bytes. memories, flags: [ranks] int64, the
+    addresses at which each rank has memory of 2 * half bytes, and int64 flags [programs, ranks], which are zero at
+    first. counts: [programs] int64 of this rank alone, zero at first.
+    """
+    out = torch.empty_like(y)
+    _rank_sum_kernel[(flags_of(y.nbytes),)](
+        y, out, memories, flags, counts, y.nbytes // VECTOR_BYTES, half // y.element_size(), RANK=rank,
+        RANKS=len(memories), VECTOR=VECTOR_BYTES // y.element_size(), BLOCK=_PROGRAM_BYTES // y.element_size(),
+        num_warps=4, **overlap_options(y.device),
+    )  # fmt: skip
+    return out
