@@ -63,9 +63,9 @@ def _rank_sum_kernel(
     tl.store(counts + program, count)
 
 
-def flags_of(size: int) -> int:
-    """Return how many programs add up a message of so many bytes, each of which has a flag for each rank."""
-    return triton.cdiv(size, _PROGRAM_BYTES)
+def programs_of(size: int) -> int:
+    """Return how many programs add up a message of so many bytes."""
+    return -(-size // _PROGRAM_BYTES)
 
 
 def rank_sum(
@@ -78,7 +78,7 @@ def rank_sum(
     first. counts: [programs] int64 of this rank alone, zero at first.
     """
     out = torch.empty_like(y)
-    _rank_sum_kernel[(flags_of(y.nbytes),)](
+    _rank_sum_kernel[(programs_of(y.nbytes),)](
         y, out, memories, flags, counts, y.nbytes // VECTOR_BYTES, half // y.element_size(), RANK=rank,
         RANKS=len(memories), VECTOR=VECTOR_BYTES // y.element_size(), BLOCK=_PROGRAM_BYTES // y.element_size(),
         num_warps=4, **overlap_options(y.device),

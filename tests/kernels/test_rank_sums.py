@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from baton_kernels.rank_sums import flags_of, rank_sum
+from baton_kernels.rank_sums import programs_of, rank_sum
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 8), (3, 520), (7, 1024)])
 def test_sums_are_those_of_all_ranks_in_order(rank: int, rows: int, columns: int) -> None:
     ranks, half = 3, 1 << 15
-    programs = flags_of(half)
+    programs = programs_of(half)
     memories = [torch.zeros(2, half // 4) for _ in range(ranks)]
     flags = [torch.zeros(programs, ranks, dtype=torch.int64) for _ in range(ranks)]
     counts = torch.zeros(programs, dtype=torch.int64)
     addresses = [torch.tensor([each.data_ptr() for each in part]) for part in (memories, flags)]
-    used = flags_of(rows * columns * 4)
+    used = programs_of(rows * columns * 4)
     generator = torch.Generator().manual_seed(rows)
     for count in range(1, 4):
         messages = [torch.randn(rows, columns, generator=generator) for _ in range(ranks)]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Store, _register_process_group, _SymmetricMemory
 
-from baton_kernels.rank_sums import flags_of, rank_sum
+from baton_kernels.rank_sums import programs_of, rank_sum
 
 # Of CUdevice_P2PAttribute.
 _PEER_ATTRIBUTES = {2: "access", 3: "do atomic operations in"}
@@ -36,7 +36,7 @@ class SymmetricMemory:
                 _check_peer(own, other)
         # No sum here uses NVLink multicast, which takes resources of the switches that all GPUs share.
         os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-        self._half, programs = most, flags_of(most)
+        self._half, programs = most, programs_of(most)
         size = 2 * most + 8 * programs * self._count
         self._memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, self.device)
         # No rank uses its flags before all of them have been told to go on, and this has ended by then.
