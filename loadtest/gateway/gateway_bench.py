@@ -1,6 +1,6 @@
 """Baton's gateway beside LiteLLM's proxy, each with an engine that sends the same tokens at the same times, in one run.
 
-Usage: gateway_bench.py [--litellm BIN] [--rounds N] [--out FILE]. Behind Baton's gateway are a prefill and a decode
+Usage: gateway_bench.py [--litellm BIN] [--reasoning-parser NAME] [--rounds N] [--out FILE]. Behind Baton's gateway are a prefill and a decode
 pod, the real processes over the real wire; behind LiteLLM is an OpenAI-compatible server. Their engines only follow a
 script.
 
@@ -13,7 +13,7 @@ gateway's processes use (USS) grows with each of 1,000 open streams.
 LiteLLM runs as its documentation recommends for production: one worker of uvicorn, LITELLM_MODE=PRODUCTION,
 LITELLM_LOG=ERROR, a master key, no database, no Redis, no callbacks. Its connections to one host are raised to what the
 load needs. Baton's gateway runs with its defaults and an API key, but lets no decode pod prefill, so that all requests
-are handed over.
+are handed over. With --reasoning-parser a second gateway of Baton reads answers that are all thoughts.
 """
 
 import argparse
@@ -54,6 +54,8 @@ STREAM_S = FIRST_S + STEP_S * (TOKENS + 1)
 # Streams that stay open and carry almost no tokens, to measure their memory.
 IDLE_STEP_S = 5.0
 _SETTLE_S = 8.0  # until the last of these streams has begun
+# What begins a model's thoughts, by the gateway's --reasoning-parser.
+OPENINGS = {"think": "<think>", "harmony": "<|channel|>analysis<|message|>"}
 GOALS = {"ratio": 10.0, "added_p50_ms": 3.0, "added_p99_ms": 15.0, "stream_kb": 100.0}
 
 Drive = Callable[[SteadyLoad], list[Answer]]
@@ -96,16 +98,18 @@ def scripted(script: str, step_s: float, port: int, *more: str) -> list[str]:
 
 
 @contextmanager
-def baton(step_s: float, logs: Logs) -> Iterator[Way]:
+def baton(step_s: float, logs: Logs, reasoning_parser: str = "none") -> Iterator[Way]:
     prefill, decode, port = free_loopback_ports(3)
     command = [sys.executable, "-m", "baton_cli", "gateway", "--model", str(MODEL), "--served-model-name", "scripted"]
     command += ["--host", HOST, "--port", str(port), "--admin-port", "0", "--api-keys", KEY, "--no-local-prefill"]
+    command += ["--reasoning-parser", reasoning_parser]
     command += ["--prefill-addresses", f"{HOST}:{prefill}", "--decode-addresses", f"{HOST}:{decode}"]
     with ExitStack() as stack:
         for role, at in (("prefill", prefill), ("decode", decode)):
-            pod = scripted("scripted_pod.py", step_s, at, role)
-            stack.enter_context(Running(pod, at, None, logs(role), dict(os.environ)))
-        gateway = stack.enter_context(Running(command, port, "/ready", logs("baton"), dict(os.environ)))
+            pod = scripted("scripted_pod.py", step_s, at, role, "--opening", OPENINGS.get(reasoning_parser, ""))
+            stack.enter_context(Running(pod, at, None, logs(f"{role}-{reasoning_parser}"), dict(os.environ)))
+        log = logs(f"baton-{reasoning_parser}")
+        gateway = stack.enter_context(Running(command, port, "/ready", log, dict(os.environ)))
         yield Way(
             partial(over_http, port, key=KEY),
             partial(over_grpc, f"{HOST}:{decode}", f"{HOST}:{prefill}"),
@@ -328,6 +332,9 @@ def versions(binary: Path | None) -> Json:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--litellm", type=Path, help="LiteLLM's command; without it only Baton is measured")
+    parser.add_argument(
+        "--reasoning-parser", choices=OPENINGS, help="also measure a gateway that takes all answers for thoughts"
+    )
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--open-streams", type=int, default=1000)
     parser.add_argument(
@@ -339,6 +346,8 @@ def main() -> None:
     args = parser.parse_args()
     size = Size(args.streams, args.open_streams, args.opened_per_s, args.window_s, args.rounds)
     ways: dict[str, Callable[[float, Logs], Any]] = {"baton": baton}
+    if args.reasoning_parser is not None:
+        ways["with thoughts"] = partial(baton, reasoning_parser=args.reasoning_parser)
     if args.litellm is not None:
         ways["litellm"] = partial(litellm, args.litellm, 2 * max(args.streams, args.open_streams))
     found = versions(args.litellm)

@@ -18,21 +18,24 @@ _TEXT = (
 
 @dataclass(frozen=True)
 class Script:
-    """first_s: from a request to its first token. step_s: between the steps, each of which gives all a token."""
+    """first_s: from a request to its first token. step_s: between the steps, each of which gives all a token. opening:
+    the tokens with which an answer begins; the others follow over and over."""
 
     first_s: float
     step_s: float
     token_ids: list[int]
     texts: list[str]
+    opening: list[int]
 
     @classmethod
-    def of(cls, model: Path, first_s: float, step_s: float) -> "Script":
+    def of(cls, model: Path, first_s: float, step_s: float, opening: str = "") -> "Script":
         tokenizer = load_tokenizer(model)
-        token_ids = tokenizer.encode(_TEXT, add_special_tokens=False).ids
-        return cls(first_s, step_s, token_ids, [tokenizer.decode([token_id]) for token_id in token_ids])
+        token_ids, begin = (tokenizer.encode(text, add_special_tokens=False).ids for text in (_TEXT, opening))
+        return cls(first_s, step_s, token_ids, [tokenizer.decode([token_id]) for token_id in token_ids], begin)
 
     def token_id(self, position: int) -> int:
-        return self.token_ids[position % len(self.token_ids)]
+        after = position - len(self.opening)
+        return self.opening[position] if after < 0 else self.token_ids[after % len(self.token_ids)]
 
 
 def script_arguments(description: str | None) -> argparse.ArgumentParser:

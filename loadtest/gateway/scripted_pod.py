@@ -90,8 +90,9 @@ class ScriptedEngine(CannedEngine):
 def main() -> None:
     parser = script_arguments(__doc__)
     parser.add_argument("role", choices=["prefill", "decode"])
+    parser.add_argument("--opening", default="", help="text with which each answer begins")
     arguments = parser.parse_args()
-    script = Script.of(arguments.model, arguments.first_s, arguments.step_s)
+    script = Script.of(arguments.model, arguments.first_s, arguments.step_s, arguments.opening)
 
     async def start(*_: Any) -> ScriptedEngine:
         return ScriptedEngine(script)

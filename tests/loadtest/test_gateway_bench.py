@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from baton_demo import MODEL_DIR
+from baton_tokenizer.load import load_tokenizer
+from loadtest.gateway.script import Script
+
 from .test_engine_bench import FOLDER
 
 pytestmark = pytest.mark.processes
@@ -26,6 +30,15 @@ def test_every_figure_of_ours_is_measured(tmp_path: Path) -> None:
     assert result["engine_p50_ms"] >= 50
     assert result["added_p50_ms"] <= result["added_p99_ms"]
     assert "memory per open stream, KB" in done.stdout
+
+
+def test_an_answer_begins_with_its_opening_and_goes_on_with_the_text() -> None:
+    plain, thinking = Script.of(MODEL_DIR, 0.0, 0.0), Script.of(MODEL_DIR, 0.0, 0.0, "<think>")
+    count = len(thinking.opening)
+    assert [thinking.token_id(position) for position in range(count)] == thinking.opening
+    later = range(2 * len(plain.token_ids))
+    assert [thinking.token_id(count + position) for position in later] == [plain.token_id(each) for each in later]
+    assert load_tokenizer(MODEL_DIR).decode(thinking.opening) == "<think>"
 
 
 def test_the_upstream_streams_what_litellm_expects(tmp_path: Path) -> None:
