@@ -1,7 +1,7 @@
 """Baton's gateway beside LiteLLM's proxy, each with an engine that sends the same tokens at the same times, in one run.
 
-Usage: gateway_bench.py [--litellm BIN] [--reasoning-parser NAME] [--rounds N] [--out FILE]. Behind Baton's gateway are a
-prefill and a decode pod, the real processes over the real wire; behind LiteLLM is an OpenAI-compatible server. Their
+Usage: gateway_bench.py [--litellm BIN] [--reasoning-parser NAME] [--rounds N] [--out FILE]. Behind Baton's gateway are
+a prefill and a decode pod, the real processes over the real wire; behind LiteLLM is an OpenAI-compatible server. Their
 engines only follow a script.
 
 tokens per CPU-second: output tokens over the CPU seconds of all processes of the gateway, under `--streams` streams of
