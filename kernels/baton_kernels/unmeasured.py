@@ -1,6 +1,8 @@
 """Configurations of products that no table has, by rules that agree with most entries of the tables, and those worth
 measuring beside them."""
 
+import functools
+
 import torch
 import triton
 
@@ -106,10 +108,12 @@ def unmeasured_experts(
     }[rows]
 
 
+@functools.cache
 def _is_hopper_or_newer(device: torch.device) -> bool:
     """Whether a program can have the shared memory that the larger configurations need."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -96,7 +96,7 @@ class CudaRunner(Runner):
             self._compile(steps)
         # All ranks compile again or none does: steps contain operations that ranks do together.
         if not self._ranks.least(int(not unmeasured)):
-            tune_products(unmeasured, self.device)
+            tune_products(unmeasured)
             self._compile(steps)
         super().start()
         # A kernel is also loaded at its first launch, which waits for an idle device.

@@ -26,7 +26,6 @@ _BYTES = 256 << 20
 
 def tune_products(
     products: dict[Product, list[torch.Tensor]],
-    device: torch.device,
     seconds: Callable[[Callable[[], object], int], float] = graph_seconds,
 ) -> None:
     """Measure candidates for each product, and use the fastest ones from now on.
@@ -38,10 +37,11 @@ def tune_products(
         with compiling_ahead(available_cores()):
             for product, weights in products.items():
                 for rows in _ROWS:
-                    for config in linear_candidates(rows, *product, device):
+                    for config in linear_candidates(rows, *product, weights[0].device):
                         _compute(product, rows, config, weights[:1])
         for product, weights in products.items():
-            learn(product, device, {rows: _fastest(product, rows, weights, device, seconds) for rows in _ROWS})
+            choices = {rows: _fastest(product, rows, weights, seconds) for rows in _ROWS}
+            learn(product, weights[0].device, choices)
     # The rules serve as well, if not as fast, so a GPU or a driver that refuses a candidate need not stop the engine.
     except Exception as error:
         log.warning("products are not measured: %s", error, extra={"event": "products_not_tuned"})
@@ -56,14 +56,15 @@ def _fastest(
     product: Product,
     rows: int,
     weights: list[torch.Tensor],
-    device: torch.device,
     seconds: Callable[[Callable[[], object], int], float],
 ) -> LinearConfig | None:
     some = weights[: max(-(-_BYTES // weights[0].nbytes), 1)]
-    found = {
-        config: seconds(partial(_compute, product, rows, config, some), 1)
-        for config in linear_candidates(rows, *product, device)
-    }
+    found: dict[LinearConfig | None, float] = {}
+    # The first round also brings an idle device up to its clock.
+    for _ in range(2):
+        for config in linear_candidates(rows, *product, weights[0].device):
+            took = seconds(partial(_compute, product, rows, config, some), 1)
+            found[config] = min(took, found.get(config, took))
     return min(found, key=lambda config: found[config])
 
 

@@ -1,13 +1,14 @@
 """The kernel and the configuration that each matrix product gets."""
 
 import json
+from collections.abc import Iterator
 from importlib import resources
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from baton_kernels import tuning
+from baton_kernels import tuning, unmeasured
 from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig
 from baton_kernels.tuning import MOST_ROWS, experts_config, linear_config
 
@@ -19,10 +20,13 @@ LARGE = [64, [128, 64, 8, 3, True], [128, 64, 8, 3, False]]
 
 
 @pytest.fixture(autouse=True)
-def fresh_caches() -> None:
-    tuning._choose.cache_clear()
-    tuning._table.cache_clear()
-    tuning._measured_experts.cache_clear()
+def fresh_caches() -> Iterator[None]:
+    caches = tuning._choose, tuning._table, tuning._measured_experts
+    for cached in (*caches, unmeasured._is_hopper_or_newer, unmeasured._processors):
+        cached.cache_clear()
+    yield
+    for cached in (*caches, unmeasured._is_hopper_or_newer, unmeasured._processors):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("name", TABLES)
