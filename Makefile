@@ -59,7 +59,8 @@ soak: $(DEV)  ## Run the tests that `make test` shortens: all seeds and shapes, 
 		SOAK_REQUESTS=$${SOAK_REQUESTS:-10000} ALL_RANKS=$${ALL_RANKS:-1} \
 		SCHEDULER_EXAMPLES=$${SCHEDULER_EXAMPLES:-500}; \
 		exec $(BIN)/python -m pytest -m soak tests/engine/test_grammars.py tests/engine/test_device_sampler.py \
-		tests/engine/test_ranks.py tests/engine/test_scheduler.py tests/e2e/test_equality.py tests/e2e/test_soak.py $(ARGS)
+		tests/engine/test_ranks.py tests/engine/test_stages.py tests/engine/test_expert_parallel.py \
+		tests/engine/test_scheduler.py tests/e2e/test_equality.py tests/e2e/test_soak.py $(ARGS)
 
 chaos: $(DEV)  ## Two thousand faults on a fleet under load (CHAOS_SEED=N repeats a run)
 	@CHAOS_SCENARIOS=$${CHAOS_SCENARIOS:-2000} exec $(BIN)/python -m pytest -s -m soak tests/chaos/test_chaos.py $(ARGS)

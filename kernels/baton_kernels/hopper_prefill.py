@@ -3,7 +3,9 @@
 FlashAttention-3 (Shah et al., 2024) over block tables. One warp lets the copy engine fetch tiles of keys and values,
 block by block. Two groups of four warps have 64 queries each: while the tensor cores compute the scores of one tile and
 add up the values of the tile before, the group computes weights, and the two groups take turns at the tensor cores.
-Tiles are computed from the newest keys to the oldest, so that those with a mask come first.
+Tiles are computed from the newest keys to the oldest, so that those with a mask come first. There is one program for
+each multiprocessor, which computes several tiles of queries one after another: keys for the next one are fetched while
+the results of the last one are written.
 """
 
 from functools import cache
