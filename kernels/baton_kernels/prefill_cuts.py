@@ -38,11 +38,10 @@ class TileCuts:
 @dataclass(frozen=True, slots=True)
 class CutPlan:
     """The tiles of a step, of which some are parts. columns: sequences and rows of the tiles, then TileCuts.tiles row
-    by row and TileCuts.joins. slots: as in TileCuts. most: the parts of the tile with most of them."""
+    by row and TileCuts.joins. slots: as in TileCuts."""
 
     columns: tuple[list[int], list[int], list[int], list[int]]
     slots: int
-    most: int
 
 
 def cut_tiles(
@@ -52,8 +51,10 @@ def cut_tiles(
     block_queries: int,
     window: int,
     capacity: int,
+    least: int = 2,
 ) -> CutPlan | None:
-    """Return the step's tiles with those cut that have more than a program's share of the keys; None = no tile has.
+    """Return the step's tiles with those cut that have more than a program's share of the keys; None = no tile would
+    have as many as `least` parts.
 
     tiles, starts: as `prefill_tiles` returns and takes them. lengths: of the sequences, in tokens. window: as in
     AttentionVariant. capacity: the tiles that fill a device.
@@ -66,7 +67,7 @@ def cut_tiles(
     total = sum(seen)
     # Rounded down: with more programs than fit at once, the rest would run after all others.
     counts = [max(min(keys * capacity // total, keys // _LEAST_KEYS), 1) for keys in seen]
-    if max(counts, default=1) == 1:
+    if max(counts, default=1) < least:
         return None
     sequences, rows = (
         [each for each, count in zip(column, counts, strict=True) for _ in range(count)] for column in tiles
@@ -75,7 +76,7 @@ def cut_tiles(
     parts = [count for count in counts for _ in range(count)]
     *slots, used = itertools.accumulate((count > 1 for count in parts), initial=0)
     joins = [tile for tile, count in enumerate(parts) if count > 1 and part[tile] == 0]
-    return CutPlan((sequences, rows, part + parts + slots, joins), used, max(counts))
+    return CutPlan((sequences, rows, part + parts + slots, joins), used)
 
 
 # One compiled kernel serves all batches: compilation would halt a service for half a second.

@@ -73,8 +73,9 @@ def test_parts_of_codes_are_joined(device: torch.device) -> None:
     case.check(attend(case, q, starts, how, 24), q, starts, how)
 
 
+@pytest.mark.parametrize("least", [2, 4])
 @pytest.mark.parametrize("window", [0, 5000])
-def test_only_tiles_with_more_than_a_share_of_the_keys_are_cut(window: int) -> None:
+def test_only_tiles_with_more_than_a_share_of_the_keys_are_cut(window: int, least: int) -> None:
     from baton_kernels.prefill_attention import prefill_tiles
     from baton_kernels.prefill_cuts import cut_tiles
 
@@ -87,12 +88,13 @@ def test_only_tiles_with_more_than_a_share_of_the_keys_are_cut(window: int) -> N
         for at, row in zip(*tiles, strict=True):
             first, length = chunks[at][1] - starts[at + 1] + row, chunks[at][1]
             keys.append(len(range(max(first - window + 1, 0) if window else 0, min(first + 128, length))))
-        plan = cut_tiles(tiles, starts, [length for _, length in chunks], 128, window, capacity)
+        plan = cut_tiles(tiles, starts, [length for _, length in chunks], 128, window, capacity, least)
         share = sum(keys) / capacity
         counts = [max(1, min(int(each / share), each // 64)) for each in keys]
         if plan is None:
-            assert max(counts, default=1) == 1
+            assert max(counts, default=1) < least
             continue
+        assert max(counts) >= least
         sequences, rows, columns, joins = plan.columns
         part, parts, slots = (columns[at : at + len(rows)] for at in range(0, len(columns), len(rows)))
         assert sum(count for count in counts if count > 1) == plan.slots <= capacity

@@ -3,24 +3,18 @@
 import torch
 
 from baton_kernels.hopper_prefill import hopper_prefill
-from baton_kernels.prefill_cuts import CutPlan, TileCuts
+from baton_kernels.prefill_cuts import TileCuts
 from baton_kernels.reference.paged_attention import AttentionVariant
 
-from .backend import AttentionBatch
 from .triton_paged import Tiles, TritonPaged
-
-# With fewer parts, the tiles keep so much of the device busy that this kernel is faster than parts in TritonPaged's.
-_LEAST_PARTS = 4
 
 
 class HopperPaged(TritonPaged):
     """Decodes, and steps with tiles that are cut, go through the kernels of TritonPaged."""
 
     name = "hopper"
-
-    def _cuts(self, batch: AttentionBatch, tiles: tuple[list[int], list[int]]) -> dict[int, CutPlan]:
-        plans = super()._cuts(batch, tiles)
-        return {window: plan for window, plan in plans.items() if plan.most >= _LEAST_PARTS}
+    # With fewer parts, whole tiles keep so much of the device busy that this kernel is faster than parts in the other.
+    _least_parts = 4
 
     def _attend_tiles(
         self,

@@ -32,6 +32,8 @@ class TritonPaged:
     """
 
     name = "triton"
+    # Tiles are cut in steps in which one of them has at least so many parts.
+    _least_parts = 2
 
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         self._cache = cache
@@ -78,7 +80,15 @@ class TritonPaged:
     def _cuts(self, batch: AttentionBatch, tiles: tuple[list[int], list[int]]) -> dict[int, CutPlan]:
         """Return the plans of the windows for which tiles are cut."""
         plans = {
-            window: cut_tiles(tiles, batch.starts, batch.lengths, self.queries_per_tile, window, self._tile_capacity)
+            window: cut_tiles(
+                tiles,
+                batch.starts,
+                batch.lengths,
+                self.queries_per_tile,
+                window,
+                self._tile_capacity,
+                self._least_parts,
+            )
             for window in self._windows
         }
         return {window: plan for window, plan in plans.items() if plan is not None}
