@@ -192,12 +192,7 @@ def linear(
         return out
     x = computed(x)
     if config is None:
-        if gate is not None:
-            result = gate_mul(torch.nn.functional.linear(x, weight, bias), gate)
-            return result if out is None else out.copy_(result)
-        if out is None:
-            return torch.nn.functional.linear(x, weight, bias)
-        return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+        return by_cublas(x, weight, bias, gate, out)
     if out is None:
         out = x.new_empty(rows, outputs)
     tiles = triton.cdiv(outputs, config.block_outputs) * triton.cdiv(rows, config.block_rows)
@@ -215,6 +210,22 @@ def linear(
         num_warps=config.num_warps, num_stages=config.num_stages, **_flags(bias, gate), **overlap_options(x.device),
     )  # fmt: skip
     return out
+
+
+def by_cublas(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    gate: str | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute linear_reference by a product of torch."""
+    if gate is not None:
+        result = gate_mul(torch.nn.functional.linear(x, weight, bias), gate)
+        return result if out is None else out.copy_(result)
+    if out is None:
+        return torch.nn.functional.linear(x, weight, bias)
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
 def _one_row(

@@ -11,7 +11,7 @@ import triton
 from baton_kernels import grouped_linear, scaled_linear
 from baton_kernels.activation import gate_mul
 from baton_kernels.kernel_configs import LinearConfig, Product
-from baton_kernels.linear import linear
+from baton_kernels.linear import by_cublas, linear
 from baton_kernels.quantize import quantize_rows
 from baton_kernels.reference.grouped_linear import GroupedWeight
 from baton_kernels.reference.quantize import QuantizedRows, RowFormat
@@ -84,10 +84,8 @@ class Bfloat16(Format):
         return torch.randn(rows, inner, dtype=torch.bfloat16, device=DEVICE)
 
     def run(self, x: Any, weight: Any, gated: bool, config: LinearConfig | None) -> torch.Tensor:
-        if config is not None:
-            return linear(x, weight, None, "silu" if gated else None, config=config)
-        result = torch.nn.functional.linear(x, weight)
-        return gate_mul(result, "silu") if gated else result
+        gate = "silu" if gated else None
+        return by_cublas(x, weight, gate=gate) if config is None else linear(x, weight, gate=gate, config=config)
 
     def expected(self, x: Any, weight: Any, gated: bool) -> torch.Tensor:
         return self.run(x, weight, gated, None)

@@ -8,9 +8,8 @@ from functools import partial
 import torch
 
 from baton_common.cores import available_cores
-from baton_kernels.activation import gate_mul
 from baton_kernels.kernel_configs import LinearConfig, Product
-from baton_kernels.linear import linear
+from baton_kernels.linear import by_cublas, linear
 from baton_kernels.tuning import learn
 from baton_kernels.unmeasured import linear_candidates
 
@@ -70,11 +69,9 @@ def _fastest(
 
 def _compute(product: Product, rows: int, config: LinearConfig | None, weights: list[torch.Tensor]) -> None:
     """Multiply by each of the weights. config: None = by cuBLAS."""
-    x = weights[0].new_zeros(rows, product.inner)
+    x, gate = weights[0].new_zeros(rows, product.inner), "silu" if product.gated else None
     for weight in weights:
-        if config is not None:
-            linear(x, weight, gate="silu" if product.gated else None, config=config)
-            continue
-        result = torch.nn.functional.linear(x, weight)
-        if product.gated:
-            gate_mul(result, "silu")
+        if config is None:
+            by_cublas(x, weight, gate=gate)
+        else:
+            linear(x, weight, gate=gate, config=config)
