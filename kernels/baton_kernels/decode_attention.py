@@ -11,12 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .decode_parts import DecodeParts
+from .decode_parts import TILE_KEYS, DecodeParts
 from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 
-BLOCK_KEYS = 64  # keys of a tile
 # Values of partial results that a program of the decode kernel holds at a time while it joins parts.
 _JOIN_VALUES = 2048
 # In steps of at most so many sequences, a separate kernel joins the parts. Its programs read _PARTS_AT_ONCE at a time.
@@ -31,7 +30,7 @@ def _decode_kernel(
     q, keys, values, tables, plan, arrivals, alibi, sinks, scales, out, partial, logsums,
     scale, softcap, table_stride, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, CODES: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -50,10 +49,10 @@ def _decode_kernel(
     table = tables + row.to(tl.int64) * table_stride
     begin = 0
     if WINDOW > 0:
-        begin = tl.maximum(length - WINDOW, 0) // BLOCK_KEYS * BLOCK_KEYS
-    tiles = tl.cdiv(tl.cdiv(length - begin, BLOCK_KEYS), parts)
-    first = begin + part * tiles * BLOCK_KEYS
-    last = tl.minimum(first + tiles * BLOCK_KEYS, length)
+        begin = tl.maximum(length - WINDOW, 0) // TILE * TILE
+    tiles = tl.cdiv(tl.cdiv(length - begin, TILE), parts)
+    first = begin + part * tiles * TILE
+    last = tl.minimum(first + tiles * TILE, length)
 
     member = tl.arange(0, BLOCK_GROUP)
     head = kv_head * GROUP + member
@@ -76,13 +75,13 @@ def _decode_kernel(
         peak = tl.where(part == 0, sink, peak)
         total = tl.where(part == 0, 1.0, total)
     acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
-    for tile in range(first, last, BLOCK_KEYS):
-        key = tile + tl.arange(0, BLOCK_KEYS)
+    for tile in range(first, last, KEYS):
+        key = tile + tl.arange(0, KEYS)
         # Cache slots that the query does not see may hold NaN, and 0 * NaN is NaN, so they are not loaded.
         seen = key < last
         if WINDOW > 0:
             seen = seen & (key >= length - WINDOW)
-        if PAGE % BLOCK_KEYS == 0:
+        if PAGE % KEYS == 0:
             page = tl.load(table + tile // PAGE).to(tl.int64)
         else:
             page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
@@ -204,15 +203,17 @@ def decode_attention(
     variant: AttentionVariant,
     parts: DecodeParts,
     out: torch.Tensor | None = None,
-    num_warps: int = 2,
-    num_stages: int = 3,
     scales: torch.Tensor | None = None,
+    keys_at_once: int = 0,
+    num_warps: int = 0,
+    num_stages: int = 0,
 ) -> torch.Tensor:
     """Compute paged_attention_reference with one query per sequence.
 
     q: [S, heads, head_dim]; q, keys, values and scales are contiguous. tables: [rows, most blocks] int32. parts: the
-    parts of the sequences, in tiles of BLOCK_KEYS keys; they hold the length of each sequence and its row of tables.
+    parts of the sequences; they hold the length of each sequence and its row of tables.
     out: [S, heads, head_dim], contiguous, receives the results of sequences with tokens; None = a new tensor.
+    keys_at_once: of a tile, which divide TILE_KEYS; these and what follows are chosen when 0.
     """
     sequences, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]
@@ -230,10 +231,10 @@ def decode_attention(
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out, partial, logsums,
         variant.scale, variant.softcap, tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), BLOCK_KEYS=BLOCK_KEYS,
+        GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), TILE=TILE_KEYS, KEYS=keys_at_once or TILE_KEYS,
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        SINKS=variant.sinks is not None, CODES=scales is not None, num_warps=num_warps, num_stages=num_stages,
+        SINKS=variant.sinks is not None, CODES=scales is not None, num_warps=num_warps or 2, num_stages=num_stages or 3,
         **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:

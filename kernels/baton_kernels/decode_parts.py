@@ -16,6 +16,7 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 # the number of these parts, the sequence's length in tokens, and its row in the block tables.
 SEQUENCE, PART, PARTS, LENGTH, ROW = range(5)
 FIELDS = 5
+TILE_KEYS = 64  # parts begin at multiples of so many keys
 _MOST_LANES = 1024
 
 
@@ -37,7 +38,7 @@ class DecodeParts:
 @triton.jit(do_not_specialize=["count", "slots", "capacity"])
 def _parts_kernel(
     lengths, rows, plan, spans, count, slots, capacity,
-    BLOCK_KEYS: tl.constexpr, LANES: tl.constexpr, OVERLAP: tl.constexpr,
+    TILE: tl.constexpr, LANES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -47,7 +48,7 @@ def _parts_kernel(
     total = 0
     for first in range(0, count, LANES):
         length = tl.load(lengths + first + lane, mask=first + lane < count, other=0)
-        total += tl.sum(tl.cdiv(length, BLOCK_KEYS), axis=0)
+        total += tl.sum(tl.cdiv(length, TILE), axis=0)
     span = tl.maximum(tl.cdiv(total, capacity), 1)
     # Without the barrier, other threads could still store their -1 over the entries written below.
     tl.debug_barrier()
@@ -57,7 +58,7 @@ def _parts_kernel(
         inside = sequence < count
         length = tl.load(lengths + sequence, mask=inside, other=0)
         row = tl.load(rows + sequence, mask=inside, other=0).to(tl.int32)
-        parts = tl.cdiv(tl.cdiv(length, BLOCK_KEYS), span)
+        parts = tl.cdiv(tl.cdiv(length, TILE), span)
         begin = before + tl.cumsum(parts, axis=0) - parts
         tl.store(spans + sequence, begin, mask=inside)
         tl.store(spans + count + sequence, parts, mask=inside)
@@ -72,20 +73,17 @@ def _parts_kernel(
         before += tl.sum(parts, axis=0)
 
 
-def plan_parts(
-    lengths: torch.Tensor, rows: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor
-) -> DecodeParts:
+def plan_parts(lengths: torch.Tensor, rows: torch.Tensor, capacity: int, arrivals: torch.Tensor) -> DecodeParts:
     """Return the parts of the sequences of a step.
 
     lengths: [S] int32, tokens of each sequence; without any it has no part. rows: [S] int32 or int64, its row in the
-    block tables. capacity: number of parts that fills the device. block_keys: keys of a tile. arrivals: as in
-    DecodeParts.
+    block tables. capacity: number of parts that fills the device. arrivals: as in DecodeParts.
     """
     count = len(lengths)
     lanes = min(max(triton.next_power_of_2(count), 32), _MOST_LANES)
     plan, spans = lengths.new_empty((FIELDS, count + capacity)), lengths.new_empty((2, count))
     _parts_kernel[(1,)](
         lengths, rows, plan, spans, count, count + capacity, capacity,
-        BLOCK_KEYS=block_keys, LANES=lanes, num_warps=min(lanes // 32, 4), **overlap_options(lengths.device),
+        TILE=TILE_KEYS, LANES=lanes, num_warps=min(lanes // 32, 4), **overlap_options(lengths.device),
     )  # fmt: skip
     return DecodeParts(plan, spans, arrivals)

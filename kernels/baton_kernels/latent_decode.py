@@ -10,10 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .decode_parts import DecodeParts
+from .decode_parts import TILE_KEYS, DecodeParts
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
-TILE_KEYS = 64  # parts begin at multiples of so many keys
 # Rows of the tallest tile in 16 bits. 128 heads make two programs, which share the latents in the L2 cache.
 _MOST_ROWS = 64
 # Rows of a tile in float32, whose products need registers for whole rows.
@@ -183,7 +182,7 @@ def latent_decode(
     """Return attention over latents, [T, heads, rank], of the absorbed queries of groups.
 
     q: [T, heads, rank + rope_dim]. latents: [blocks, block_size, 1, rank + rope_dim]. Both are contiguous. tables:
-    [rows, most blocks] int32. parts: the parts of the groups, in tiles of TILE_KEYS keys; they hold the length of each
+    [rows, most blocks] int32. parts: the parts of the groups; they hold the length of each
     group and its row of tables. tokens: the most queries of a group. firsts: [groups + 1] int32, the first query of
     each group; None = each has one. keys: of a tile, which divide TILE_KEYS; these and what follows are chosen when 0.
     """

@@ -33,10 +33,10 @@ from baton_engine.attention.triton_latent import TritonLatent
 from baton_engine.kv_cache import KvCache
 from baton_engine.latent_spec import LatentSpec
 from baton_engine.triton_ops import TRITON
-from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
+from baton_kernels.decode_attention import decode_attention
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.head_products import absorb_queries, values_of
-from baton_kernels.latent_decode import TILE_KEYS, latent_decode, programs_per_part
+from baton_kernels.latent_decode import latent_decode, programs_per_part
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 from baton_kernels.reference.kv_codes import KV_CODES
 from baton_kernels.reference.paged_attention import AttentionVariant
@@ -126,14 +126,13 @@ def random(*shape: int, device: torch.device) -> torch.Tensor:
 
 
 class Paged:
-    """Attention with keys and values of some heads, as codes in FP8 or as numbers in bf16. tile: as in Latent, but for
-    keys, which are fixed; of decodes."""
+    """Attention with keys and values of some heads, as codes in FP8 or as numbers in bf16. tile: as in
+    Latent, of decodes."""
 
     def __init__(
         self, heads: int, kv_heads: int, dim: int, codes: bool, tile: tuple[int, int, int], device: torch.device
     ) -> None:
-        _, warps, stages = tile
-        self._tile = {"num_warps": warps, "num_stages": stages} if warps else {}
+        self._tile = dict(zip(("keys_at_once", "num_warps", "num_stages"), tile, strict=True))
         self._heads, self._kv_heads, self._dim, self._codes, self._device = heads, kv_heads, dim, codes, device
         self._scales = torch.ones(2, kv_heads, device=device) if codes else None
 
@@ -150,7 +149,7 @@ class Paged:
         how = AttentionVariant(dim**-0.5)
 
         def step() -> None:
-            parts = plan_parts(on_device, rows, max(programs // kv_heads, 1), BLOCK_KEYS, arrivals)
+            parts = plan_parts(on_device, rows, max(programs // kv_heads, 1), arrivals)
             for keys, values in caches:
                 decode_attention(queries, keys, values, tables, how, parts, out, scales=self._scales, **self._tile)
 
@@ -205,7 +204,7 @@ class Latent:
         keys, warps, stages = self._tile
 
         def step() -> None:
-            parts = plan_parts(on_device, rows, max(programs // programs_per_part(heads, 2), 1), TILE_KEYS, none)
+            parts = plan_parts(on_device, rows, max(programs // programs_per_part(heads, 2), 1), none)
             for latents, up in zip(caches, ups, strict=True):
                 q = absorb_queries(queries, up, spec.rope_dim) if products else absorbed
                 attended = latent_decode(
@@ -315,7 +314,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto", help="fp8 beside bf16, or bf16")
     parser.add_argument("--latent", default="", help="rank and rope_dim of latent attention, as 512,64")
-    parser.add_argument("--tiles", default="0x0x0", help="keys (of latents only) x warps x stages, separated by commas")
+    parser.add_argument("--tiles", default="0x0x0", help="keys x warps x stages, separated by commas")
     parser.add_argument(
         "--programs", default="512", help="numbers of programs that count as a full device, separated by commas"
     )

@@ -8,6 +8,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def find_device(name: str) -> torch.device:
+    """Return the device of this name, a GPU always with its index: torch cannot make a device without one current.
+
+    name: auto = a GPU if there is one. Raises ConfigError.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -16,7 +20,7 @@ def find_device(name: str) -> torch.device:
         raise ConfigError(f"--device {name!r} is unknown; use auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device {name!r}: this machine has no CUDA device that torch can use")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def choose_dtype(requested: str, checkpoint: str, device: torch.device) -> torch.dtype:

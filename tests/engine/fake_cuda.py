@@ -20,7 +20,7 @@ from baton_engine.loading import Progress
 from baton_engine.model_config import ModelConfig
 from baton_engine.ops import TORCH
 from baton_engine.step_plan import StepPlan
-from baton_kernels.decode_parts import FIELDS, LENGTH, PART, PARTS, ROW, SEQUENCE, DecodeParts
+from baton_kernels.decode_parts import FIELDS, LENGTH, PART, PARTS, ROW, SEQUENCE, TILE_KEYS, DecodeParts
 from baton_kernels.prefill_cuts import TileCuts
 from baton_kernels.reference.decode_parts import parts_reference
 from baton_kernels.reference.latent import (
@@ -149,10 +149,8 @@ def decode_attention(
     out[own] = paged_attention_reference(q[own], keys, values, *found, starts, variant, scales)
 
 
-def plan_parts(
-    lengths: torch.Tensor, rows: torch.Tensor, capacity: int, block_keys: int, arrivals: torch.Tensor
-) -> DecodeParts:
-    found = parts_reference(lengths.tolist(), rows.tolist(), capacity, block_keys)
+def plan_parts(lengths: torch.Tensor, rows: torch.Tensor, capacity: int, arrivals: torch.Tensor) -> DecodeParts:
+    found = parts_reference(lengths.tolist(), rows.tolist(), capacity, TILE_KEYS)
     plan = torch.tensor(found, dtype=torch.int64).view(-1, FIELDS).T
     first = plan[PART] == 0
     spans = torch.stack([first.nonzero()[:, 0], plan[PARTS, first]])

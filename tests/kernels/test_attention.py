@@ -82,7 +82,7 @@ class Case:
 
 def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
     """Compare decode attention with the definition. capacities: about how many parts all sequences are cut into."""
-    from baton_kernels.decode_attention import BLOCK_KEYS, SEPARATE_JOIN_SEQUENCES, decode_attention
+    from baton_kernels.decode_attention import SEPARATE_JOIN_SEQUENCES, decode_attention
     from baton_kernels.decode_parts import plan_parts
 
     device, dtype, count = case.device, case.keys.dtype, len(LENGTHS)
@@ -98,7 +98,7 @@ def check_decode(case: "Case", kind: str, capacities: tuple[int, ...]) -> None:
         lengths, of_rows = (torch.cat([part.repeat(copies), part.new_zeros(1)]) for part in (case.lengths, rows))
         arrivals = torch.zeros(len(q) * case.kv_heads, dtype=torch.int32, device=device)
         for capacity in capacities:
-            parts = plan_parts(lengths, of_rows, capacity, BLOCK_KEYS, arrivals)
+            parts = plan_parts(lengths, of_rows, capacity, arrivals)
             out = decode_attention(q, case.keys, case.values, tables, how, parts, torch.full_like(q, 7.0))
             assert relative_error(out[:-1].cpu(), torch.cat(expected)) < TOLERANCE[dtype], (copies, capacity)
             assert (out[-1] == 7.0).all(), (copies, capacity)
@@ -128,7 +128,7 @@ def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -
     lengths[count // 2] = 100_000
     arrivals = torch.zeros(count, dtype=torch.int32, device=device)
     rows = torch.randperm(count)
-    plan = plan_parts(lengths.to(device), rows.to(device), capacity, 64, arrivals).plan.cpu()
+    plan = plan_parts(lengths.to(device), rows.to(device), capacity, arrivals).plan.cpu()
     expected = parts_reference(lengths.tolist(), rows.tolist(), capacity, 64)
     assert plan.T[: len(expected)].tolist() == expected
     assert (plan[SEQUENCE, len(expected) :] == -1).all()

@@ -152,7 +152,7 @@ CASES = [
 def test_decode(
     device: torch.device, kind: str, heads: int, kv_heads: int, dim: int, page: int, dtype: torch.dtype
 ) -> None:
-    from baton_kernels.decode_attention import BLOCK_KEYS, SEPARATE_JOIN_SEQUENCES, decode_attention
+    from baton_kernels.decode_attention import SEPARATE_JOIN_SEQUENCES, decode_attention
     from baton_kernels.decode_parts import plan_parts
 
     case, count = Codes(heads, kv_heads, dim, page, device, dtype), len(LENGTHS)
@@ -162,7 +162,7 @@ def test_decode(
     for copies, capacity in ((1, 1), (1, 32), (SEPARATE_JOIN_SEQUENCES // count + 1, 32)):
         q = case.queries(copies * count)
         arrivals = torch.zeros(len(q) * kv_heads, dtype=torch.int32, device=device)
-        parts = plan_parts(case.lengths.repeat(copies), rows.repeat(copies), capacity, BLOCK_KEYS, arrivals)
+        parts = plan_parts(case.lengths.repeat(copies), rows.repeat(copies), capacity, arrivals)
         out = decode_attention(q, case.keys, case.values, case.tables, how, parts, scales=case.scales)
         for some, results in zip(q.split(count), out.split(count), strict=True):
             case.check(results, some, list(range(count + 1)), how)

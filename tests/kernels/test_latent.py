@@ -66,7 +66,7 @@ def test_decode(device: torch.device, shape: str, dtype: torch.dtype) -> None:
     """Sequences in parts, one query each, in rows of a larger tensor of tables."""
     from baton_kernels.decode_parts import plan_parts
     from baton_kernels.head_products import absorb_queries, values_of
-    from baton_kernels.latent_decode import TILE_KEYS, latent_decode
+    from baton_kernels.latent_decode import latent_decode
 
     c = case(shape, device, dtype)
     count = len(LENGTHS)
@@ -78,7 +78,7 @@ def test_decode(device: torch.device, shape: str, dtype: torch.dtype) -> None:
         q = c.random(copies * count, c.heads, c.key + c.rope)
         expected = torch.cat([c.expected(some, list(range(count + 1))) for some in q.split(count)])
         lengths, none = c.ints(LENGTHS * copies), c.ints([])
-        parts = plan_parts(lengths, rows.repeat(copies), capacity, TILE_KEYS, none)
+        parts = plan_parts(lengths, rows.repeat(copies), capacity, none)
         absorbed = absorb_queries(q, c.up, c.rope)
         attended = latent_decode(absorbed, c.latents, tables, parts, c.scale, c.rank)
         out = values_of(attended, c.up, poisoned(copies * count, c.heads, c.value, like=q))
@@ -91,7 +91,7 @@ def test_groups_of_queries(device: torch.device, tokens: int, capacity: int) -> 
     """The last tokens of the sequences. The first queries of a group may see nothing of its last part."""
     from baton_kernels.decode_parts import plan_parts
     from baton_kernels.head_products import absorb_queries, values_of
-    from baton_kernels.latent_decode import TILE_KEYS, latent_decode
+    from baton_kernels.latent_decode import latent_decode
 
     c = case("one head tile", device)
     starts, firsts, lengths, rows = [0, 1, 17, 23, 28], [0], [], []
@@ -102,7 +102,7 @@ def test_groups_of_queries(device: torch.device, tokens: int, capacity: int) -> 
             rows.append(sequence)
     q = c.random(starts[-1], c.heads, c.key + c.rope)
     where = torch.tensor(rows, device=device)
-    parts = plan_parts(c.ints(lengths), where, capacity, TILE_KEYS, c.ints([]))
+    parts = plan_parts(c.ints(lengths), where, capacity, c.ints([]))
     absorbed = absorb_queries(q, c.up, c.rope)
     attended = latent_decode(
         absorbed, c.latents, c.tables, parts, c.scale, c.rank, tokens, c.ints(firsts) if tokens > 1 else None

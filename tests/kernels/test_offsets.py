@@ -12,13 +12,13 @@ from triton.runtime import interpreter
 
 from baton_kernels.activation import gate_mul
 from baton_kernels.blocks import gather_kv, scatter_kv
-from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
+from baton_kernels.decode_attention import decode_attention
 from baton_kernels.decode_inputs import DecodeInputs
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.experts import run_experts, run_experts_fixed
 from baton_kernels.head_products import absorb_queries, values_of
 from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig, ProductConfig
-from baton_kernels.latent_decode import TILE_KEYS, latent_decode
+from baton_kernels.latent_decode import latent_decode
 from baton_kernels.latent_inputs import latent_rope_and_cache
 from baton_kernels.latent_prefill import gather_latents, latent_prefill
 from baton_kernels.linear import fixed_linear, linear
@@ -194,7 +194,7 @@ def test_attention_over_the_last_blocks(device: torch.device) -> None:
     rows_of_one = torch.zeros(1, dtype=torch.int64, device=device)
     for cache, its_table in (((keys, values), table), (small_page, pages)):
         arrivals = torch.zeros(kv_heads, dtype=torch.int32, device=device)
-        parts = plan_parts(lengths, rows_of_one, 2, BLOCK_KEYS, arrivals)
+        parts = plan_parts(lengths, rows_of_one, 2, arrivals)
         out = decode_attention(q[-1:], *cache, its_table, variant, parts)
         assert relative_error(out, expected[-1:]) < 0.02
 
@@ -231,7 +231,7 @@ def test_the_last_latents(device: torch.device) -> None:
     assert relative_error(latents[-1:], expected) < 1e-2
     tables = torch.tensor([[blocks - 1]], dtype=torch.int32, device=device)
     lengths, none = torch.tensor([page], dtype=torch.int32, device=device), tables[0, :0]
-    parts = plan_parts(lengths, torch.zeros(1, dtype=torch.int64, device=device), 1, TILE_KEYS, none)
+    parts = plan_parts(lengths, torch.zeros(1, dtype=torch.int64, device=device), 1, none)
     queries = torch.randn(1, heads, rank + rope, device=device).to(HALF)
     starts, variant = torch.tensor([0, 1]), AttentionVariant(0.1)
     attended = latent_decode(queries, latents, tables, parts, 0.1, rank)
@@ -299,7 +299,7 @@ def test_block_tables(device: torch.device) -> None:
     tables[-1, 0] = 1
     keys, values = (torch.randn(2, 1, 1, 64, device=device) for _ in range(2))
     q = torch.randn(1, 1, 64, device=device)
-    parts = plan_parts(lengths, rows, 1, BLOCK_KEYS, torch.zeros(1, dtype=torch.int32, device=device))
+    parts = plan_parts(lengths, rows, 1, torch.zeros(1, dtype=torch.int32, device=device))
     out = decode_attention(q, keys, values, tables, AttentionVariant(1.0), parts)
     assert relative_error(out, values[1]) < 1e-5
 

@@ -12,7 +12,7 @@ from baton_engine.latent_spec import shared_spec
 from baton_engine.transfer import pack_to_device
 from baton_kernels.decode_parts import DecodeParts, plan_parts
 from baton_kernels.head_products import absorb_queries, values_of
-from baton_kernels.latent_decode import TILE_KEYS, latent_decode, programs_per_part, tokens_per_group
+from baton_kernels.latent_decode import latent_decode, programs_per_part, tokens_per_group
 from baton_kernels.latent_prefill import gather_latents, gather_tiles, latent_prefill, queries_per_tile
 from baton_kernels.prefill_attention import prefill_tiles
 
@@ -91,7 +91,7 @@ class TritonLatent:
             self._absorb_decodes(self._rows_in_order(decodes), self._lengths[:decodes])
         for index in grouped:
             lengths, firsts, rows = itertools.islice(uploaded, 3)
-            plan = plan_parts(lengths, rows.long(), self._capacity, TILE_KEYS, self._none)
+            plan = plan_parts(lengths, rows.long(), self._capacity, self._none)
             queries = slice(batch.starts[index], batch.starts[index + 1])
             self._absorbed.append(_Absorbed(queries, self._group, firsts, plan))
         for call in calls:
@@ -104,7 +104,7 @@ class TritonLatent:
         self._absorb_decodes(rows, lengths)
 
     def _absorb_decodes(self, rows: torch.Tensor, lengths: torch.Tensor) -> None:
-        parts = plan_parts(lengths, rows, self._capacity, TILE_KEYS, self._none)
+        parts = plan_parts(lengths, rows, self._capacity, self._none)
         self._absorbed.append(_Absorbed(slice(0, len(rows)), 1, None, parts))
 
     def _expands(self, tokens: int, length: int) -> bool:

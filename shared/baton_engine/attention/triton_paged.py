@@ -10,7 +10,7 @@ from triton.runtime import driver
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
 from baton_engine.transfer import pack_to_device
-from baton_kernels.decode_attention import BLOCK_KEYS, decode_attention
+from baton_kernels.decode_attention import decode_attention
 from baton_kernels.decode_parts import plan_parts
 from baton_kernels.prefill_attention import prefill_attention, prefill_tiles, queries_per_tile
 from baton_kernels.prefill_cuts import PROGRAMS, CutPlan, TileCuts, cut_tiles
@@ -110,7 +110,7 @@ class TritonPaged:
     def _plan(self) -> None:
         if self._decodes:
             lengths, rows = self._lengths[: self._decodes], self._rows[: self._decodes]
-            self._parts = plan_parts(lengths, rows, self._capacity, BLOCK_KEYS, self._arrivals)
+            self._parts = plan_parts(lengths, rows, self._capacity, self._arrivals)
 
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(q)
