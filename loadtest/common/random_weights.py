@@ -95,7 +95,7 @@ class _RandomTensors(_Tensors):
     ) -> torch.Tensor:
         taken = (*(part or ()), *[slice(None)] * len(shape))
         sizes = tuple(len(range(size)[each]) for size, each in zip(shape, taken, strict=False))
-        return _fill(name, sizes, dtype, self._quantization, _STD, self._generator)
+        return random_tensor(name, sizes, dtype, self._quantization, self._generator)
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def write_random_weights(folder: Path, seed: int, std: float = _STD) -> None:
 
     size = 0
     for name, (shape, dtype) in stored_tensors(load_model_config(folder), quantization.policy).items():
-        tensor = _fill(name, shape, dtype, quantization, std, generator).cpu()
+        tensor = random_tensor(name, shape, dtype, quantization, generator, std).cpu()
         if shard and size + tensor.nbytes > SHARD_BYTES:
             flush()
             size = 0
@@ -153,13 +153,13 @@ def write_random_weights(folder: Path, seed: int, std: float = _STD) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def _fill(
+def random_tensor(
     name: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     quantization: Quantization,
-    std: float,
     generator: torch.Generator,
+    std: float = _STD,
 ) -> torch.Tensor:
     """Return a tensor of a checkpoint whose weights have this standard deviation, roughly."""
     device = generator.device

@@ -7,6 +7,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ class Vllm(MeasuredEngine):
             **job.vllm,
         }
         self._llm = LLM(model=job.model, **self.settings)
-        self._llm.apply_model(_scale_dummy_weights)
+        self._llm.apply_model(partial(_fill_weights, folder=Path(job.model)))
         self._params = SamplingParams
 
     def _answer(self, prompts: list[list[int]], outputs: list[int]) -> tuple[float, int]:
@@ -150,22 +151,25 @@ class Vllm(MeasuredEngine):
         return seconds, sum(len(output.outputs[0].token_ids) for output in done)
 
 
-def _scale_dummy_weights(model: Any) -> None:
-    """Give vLLM's dummy weights the size of trained ones.
+def _fill_weights(model: Any, folder: Path) -> None:
+    """Give vLLM's model random weights as Baton's engine gets them.
 
-    Dummy weights are at most 0.001, those of norms and biases included, so biases outweigh what depends on the tokens.
-    A router then sends nearly all tokens to the same few experts, and a decode step reads a part of the weights only.
+    vLLM's dummy weights are the same in all layers, as each tensor begins with the same random numbers, and at most
+    0.001. A router then sends most tokens to the same experts, so that a decode step reads only some of the weights.
     """
     import torch
 
+    from baton_engine.quantization.registry import read_quantization
+    from loadtest.common.random_weights import random_tensor
+
+    quantization, generators = read_quantization(folder), dict[Any, Any]()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if not parameter.is_floating_point():
-                continue
-            if parameter.ndim > 1:
-                parameter.mul_(30)
-            elif "norm" in name:
-                parameter.fill_(1)
+            # Integers may be codes as well as an order of inputs, and only codes have names like these.
+            if parameter.is_floating_point() or name.endswith(("weight", "weight_packed", "weight_scale")):
+                where = parameter.device
+                generator = generators.setdefault(where, torch.Generator(where).manual_seed(0))
+                parameter.copy_(random_tensor(name, parameter.shape, parameter.dtype, quantization, generator))
 
 
 class Transformers(MeasuredEngine):

@@ -27,8 +27,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # None = the model's default, mostly its max_position_embeddings
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
-    prefill_only: bool = False  # other pods decode, so this engine can use short steps and admit new prompts sooner
-    chunk_ms: float = CHUNK_MS  # time for prompts in a step that also decodes; grows with the queue; 0 = no limit
+    prefill_only: bool = False  # other pods decode, so each step of this engine is short and admits new prompts soon
+    # Time for prompts in a step that also decodes, which grows with the queue, or in any step with prefill_only. 0 = no
+    # limit.
+    chunk_ms: float = CHUNK_MS
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs
     deterministic: bool = False  # a token does not depend on the other sequences of its batch; slower
@@ -50,8 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         defaults = {"block_size": 64, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
         if device_type == "cpu":
             defaults = {"block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 128}
-        if self.prefill_only:
-            defaults["max_num_batched_tokens"] = 256 if device_type == "cpu" else 1024
+        if self.prefill_only and device_type == "cpu":
+            defaults["max_num_batched_tokens"] = 256
         values = {name: getattr(self, name) or default for name, default in defaults.items()}
         config = msgspec.structs.replace(self, **values)
         config._check()

@@ -59,6 +59,7 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             max_export_blocks=int(self.pool.num_blocks * config.export_fraction),
+            prefill_only=config.prefill_only,
             reach=self._imports.reach,
             stages=self.runner.stages,
         )
@@ -293,7 +294,7 @@ class Engine:
     def _bound_chunks(self) -> None:
         """Let the scheduler bound chunks by the present prediction of their time."""
         times = self.runner.times
-        self.scheduler.context_cost = times.context_cost
+        self.scheduler.context_cost, self.scheduler.step_cost = times.context_cost, times.step_cost
         self.scheduler.chunk_tokens = math.ceil(self.config.chunk_ms / 1e3 / times.token_s) if times.token_s else 0
 
     def _forget(self, id: int) -> None:

@@ -49,13 +49,15 @@ class Scheduler:
         max_num_seqs: int,
         max_export_blocks: int,
         chunk_tokens: int = 0,
+        prefill_only: bool = False,
         reach: Callable[[Sequence, Callable[[], int]], int] = lambda sequence, cached: 0,
         stages: int = 1,
     ) -> None:
         """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
-        chunk_tokens: prompt tokens without context of a step that also decodes, while few are queued; 0 = as many as
-        fit in. reach: as Imports.reach. stages: as in Executor; each step decodes this part of the sequences.
+        chunk_tokens: prompt tokens without context of a step that also decodes, while few are queued, or of any step
+        with prefill_only; 0 = as many as fit in. prefill_only: as in EngineConfig. reach: as Imports.reach. stages: as
+        in Executor; each step decodes this part of the sequences.
         """
         self.allocator = allocator
         self.pool = allocator.pool
@@ -71,6 +73,8 @@ class Scheduler:
         self.chunk_tokens = chunk_tokens
         # Chunks are bounded in time. Each token of context makes a prompt token take longer by this part.
         self.context_cost = 0.0
+        self.step_cost = math.inf  # a step by itself takes as long as so many prompt tokens in it
+        self._prefill_only = prefill_only
         self._reach = reach
         self._stages = stages
         self._growth = 1.0  # of the chunk, for the prompts that are queued now
@@ -156,12 +160,14 @@ class Scheduler:
                 decodes.append(sequence)
         step = Step.decode(decodes)
         step.plan.copies, step.plan.new_blocks = copies, new_blocks
-        if decodes and self.chunk_tokens:
-            budget.limit_prompts(self._prompt_work(chunks), self.context_cost)
+        if self.chunk_tokens and (decodes or self._prefill_only):
+            work = self.chunk_tokens if self._prefill_only else self._prompt_work(chunks)
+            budget.limit_prompts(work, self.context_cost)
         for sequence in chunks:
             if sequence.state is running:
                 self._admit(step, budget, sequence)
-                self._schedule_chunk(sequence, step, budget)
+                if self._is_worth_joining(step, sequence, 1 + len(self.waiting)):
+                    self._schedule_chunk(sequence, step, budget)
         self.admit_imports()
         self._admit(step, budget)
         if self._new_rows and step.sequences:
@@ -268,12 +274,26 @@ class Scheduler:
             if sequence.imports or (before is not None and sequence.order > before.order):
                 return
             rows -= sequence.rows_needed
+            if not self._is_worth_joining(step, sequence, len(self.waiting)):
+                return
             if sequence.pending or rows < 0 or self._exports_are_full(sequence) or not self._take_blocks(sequence):
                 return
             del self.waiting[0]
             self._admitted_tokens += sequence.known
             self.start(sequence)
             self._schedule_chunk(sequence, step, budget)
+
+    def _is_worth_joining(self, step: Step, sequence: Sequence, queued: int) -> bool:
+        """Whether the waits of all become shorter in sum when a prompt joins a step, rather than have the next one.
+
+        The prompts that end in the step then wait for its tokens, and the `queued` ones, this one included, do not
+        wait for one more step.
+        """
+        if not self._prefill_only:
+            return True
+        ending = sum(map(bool, step.plan.draws))
+        work = min(self.work_left(sequence), self.chunk_tokens or math.inf)
+        return ending * work <= queued * self.step_cost
 
     def _leave_queue(self, sequence: Sequence) -> None:
         _remove_sorted(self.waiting, sequence)

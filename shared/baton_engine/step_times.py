@@ -1,5 +1,7 @@
 """How long a step takes, predicted from its tokens, its sequences and their context."""
 
+import math
+
 import msgspec
 
 from baton_common.buckets import STEP_RATIO_BUCKETS
@@ -90,6 +92,12 @@ class StepTimes:
         """The seconds of a prompt token in a large step, without the time of its attention; 0 = unknown."""
         fixed, token = self._prompts.coefficients[:2]
         return float(fixed / self._typical + token) if self._typical else 0.0
+
+    @property
+    def step_cost(self) -> float:
+        """How many more prompt tokens a step computes in the time that it takes without any; inf = unknown."""
+        fixed, token = self._prompts.coefficients[:2]
+        return max(float(fixed / token), 0.0) if token > 0 else math.inf
 
     @property
     def pair_s(self) -> float:

@@ -57,8 +57,7 @@ class WorkerSettings(PeerSettings):
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence, prompt and output together, in tokens; by default what the model was made for."""
     max_num_batched_tokens: int = Field(default=0, ge=0)
-    """The most tokens that one engine step computes; 0 = 8192 on GPU and 1024 on CPU, on prefill pods 1024 on GPU
-    and 256 on CPU."""
+    """The most tokens that one engine step computes; 0 = 8192 on GPU and 1024 on CPU, on prefill pods 256 on CPU."""
     max_num_seqs: int = Field(default=0, ge=0)
     """The most sequences that one engine step computes; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)

@@ -1,5 +1,6 @@
 """Scheduler, block pool and engine core together, over random requests, aborts and hand-overs."""
 
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -488,6 +489,55 @@ def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:
                 read(sequence, 9)
     assert decoding.output_len == 6
     assert counts == [[3], [1, 20], [1, 20], [1, 1], [1, 1, 10], [1, 1, 5]]
+
+
+def prefill_pod(step_cost: float) -> Scheduler:
+    """A scheduler whose steps have chunks of at most 40 tokens, and take as long as `step_cost` more."""
+    scheduler = Scheduler(
+        make_allocator(900, 100), block_size=4, max_num_batched_tokens=100, max_num_seqs=20, max_export_blocks=32,
+        chunk_tokens=40, prefill_only=True,
+    )  # fmt: skip
+    scheduler.step_cost = step_cost
+    return scheduler
+
+
+def test_a_prefill_pod_bounds_its_steps_without_decodes_too() -> None:
+    scheduler = prefill_pod(math.inf)
+    prompt = add(scheduler, 0, 90)
+    assert [computed(scheduler.schedule()) for _ in range(3)] == [[(prompt, 40)], [(prompt, 40)], [(prompt, 10)]]
+
+
+@pytest.mark.parametrize(
+    ("cost", "lengths", "step"),
+    [
+        # The first would wait for 20 more tokens, and the second wait for a step less, which takes as long as 10.
+        (10, [20, 20], [20]),
+        (20, [20, 20], [20, 20]),
+        # Two are queued behind the first one, and each of them waits for a step less.
+        (10, [10, 20, 20], [10, 20]),
+        (9, [10, 20, 20], [10]),
+        # A chunk of a long prompt delays a short one as other tokens do.
+        (39, [10, 60], [10]),
+        (40, [10, 60], [10, 30]),
+    ],
+)
+def test_prompts_share_a_step_of_a_prefill_pod_if_that_shortens_their_waits(
+    cost: float, lengths: list[int], step: list[int]
+) -> None:
+    scheduler = prefill_pod(cost)
+    for arrival, length in enumerate(lengths):
+        add(scheduler, arrival, length)
+    assert scheduler.schedule().plan.counts == step
+
+
+def test_a_newcomer_overtakes_the_rest_of_a_prompt_without_waiting_for_its_tokens() -> None:
+    scheduler = prefill_pod(10)
+    long = add(scheduler, 0, 90)
+    assert computed(scheduler.schedule()) == [(long, 40)]
+    short = add(scheduler, 1, 12)
+    assert computed(scheduler.schedule()) == [(short, 12)]
+    scheduler.remove(short)
+    assert computed(scheduler.schedule()) == [(long, 40)]
 
 
 def test_imports_do_not_wait_for_a_place_in_a_step(scheduler: Scheduler) -> None:
