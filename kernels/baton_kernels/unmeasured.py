@@ -98,8 +98,8 @@ def unmeasured_experts(
         rows = min(max(triton.next_power_of_2(mean), 16), 128)
         tiles = ProductConfig(128 if rows > 16 else 64, 64, 8 if rows >= 64 else 4, 3)
         return ExpertsConfig(rows, tiles, tiles)
-    # Twice the rows that an expert has on average, as some have more. The largest blocks are for many of them only.
-    rows = 128 if mean >= 256 else min(max(triton.next_power_of_2(2 * mean), 16), 64)
+    # A third more rows than an expert has on average, as some have more. The largest blocks are for many of them only.
+    rows = 128 if mean >= 192 else min(max(triton.next_power_of_2(mean + mean // 3), 16), 64)
     return {
         16: ExpertsConfig(16, ProductConfig(64, 128, 4, 6), ProductConfig(128, 128, 4, 6)),
         32: ExpertsConfig(32, ProductConfig(64, 128, 4, 5), ProductConfig(128, 128, 4, 5)),
