@@ -16,6 +16,8 @@ from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 
+# Keys of a tile and warps of a program, and those for heads of more than 128 elements, whose tiles take more memory.
+_TILE, _TALL_TILE = (64, 2), (32, 4)
 # Values of partial results that a program of the decode kernel holds at a time while it joins parts.
 _JOIN_VALUES = 2048
 # In steps of at most so many sequences, a separate kernel joins the parts. Its programs read _PARTS_AT_ONCE at a time.
@@ -225,17 +227,19 @@ def decode_attention(
     logsums = q.new_empty((slots, heads), dtype=torch.float32)
     block_dim = triton.next_power_of_2(dim)
     join_group = min(triton.next_power_of_2(group), 8)
+    chosen = _TALL_TILE if block_dim > 128 else _TILE
     separate_join = sequences <= SEPARATE_JOIN_SEQUENCES
     _decode_kernel[(slots, kv_heads)](
         q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out, partial, logsums,
         variant.scale, variant.softcap, tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), TILE=TILE_KEYS, KEYS=keys_at_once or TILE_KEYS,
+        GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), TILE=TILE_KEYS,
+        KEYS=keys_at_once or chosen[0],
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
         WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        SINKS=variant.sinks is not None, CODES=scales is not None, num_warps=num_warps or 2, num_stages=num_stages or 3,
-        **overlap_options(q.device),
+        SINKS=variant.sinks is not None, CODES=scales is not None,
+        num_warps=num_warps or chosen[1], num_stages=num_stages or 3, **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:
         _join_kernel[(sequences, heads)](

@@ -5,23 +5,30 @@ the other tiles go through the tensor cores. Large batches are bound by arithmet
 memory, and cuBLAS multiplies.
 """
 
+import functools
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from .activation import gate_mul, silu_mul
 from .grouped_codes import add_units, columns_of, decode, grouped_operands, load_codes, load_inputs, load_scales
-from .kernel_configs import LinearConfig
+from .kernel_configs import LinearConfig, Product
 from .overlap import let_next_start, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.grouped_linear import GroupedWeight
 from .tuning import compile_first, quantized_config
+from .unmeasured import coded_candidates
+from .unmeasured_products import watch
 
 # More rows than these go to cuBLAS where nothing was measured.
 _FEW_ROWS = 128
 # Bytes of each output's codes that are prefetched while the preceding kernel still runs.
 _AHEAD = 1024
 FIXED = LinearConfig(64, 64, 128, 1, 4, 3)
+# What is worth measuring for one row.
+_ONE_ROW = (LinearConfig(1, 4, 1024, 1, 4, 1), LinearConfig(1, 4, 2048, 1, 4, 1), LinearConfig(1, 8, 1024, 1, 4, 1))
 
 
 @triton.jit
@@ -207,6 +214,7 @@ def grouped_linear(
     rows, inner = x.shape
     outputs = weight.codes.shape[0]
     if config is None:
+        watch(_kind(x.dtype, weight.kind), weight, Product(outputs, inner, gated))
         name = weight.kind, outputs, inner, gated, x.device
         for each in compile_first(*name):
             grouped_linear(x[:1], weight, bias, gated, each)
@@ -236,6 +244,43 @@ def grouped_linear(
         BLOCK_OUTPUTS=config.block_outputs, SPLITS=config.splits, num_stages=config.num_stages, **flags,
     )  # fmt: skip
     return out
+
+
+class _Groups(NamedTuple):
+    """Implements Kind. dtype: of the inputs."""
+
+    dtype: torch.dtype
+    format: str
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return 1, 16, 32, 64, 128, 256, 2048
+
+    def numbers(self, weight: GroupedWeight) -> torch.Tensor:
+        return weight.codes
+
+    def candidates(self, weight: GroupedWeight, product: Product, rows: int) -> list[LinearConfig | None]:
+        if rows > 256:
+            return [None]
+        bytes_each = weight.codes.nbytes / (product.outputs * product.inner)
+        found: list[LinearConfig | None] = []
+        if rows == 1:
+            found += [config for config in _ONE_ROW if config.block_inner <= product.inner]
+        if rows > 64:
+            found.append(None)
+        found.append(_default(min(rows, 128), product.outputs, product.inner))
+        return found + coded_candidates(min(rows, 128), product, bytes_each, 2, weight.codes.device)
+
+    def compute(self, weight: GroupedWeight, product: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
+        x = weight.codes.new_zeros(rows, product.inner, dtype=self.dtype)
+        if config is None:
+            return by_numbers(x, weight, None, product.gated)
+        return grouped_linear(x, weight, None, product.gated, config)
+
+
+@functools.cache
+def _kind(dtype: torch.dtype, format: str) -> _Groups:
+    return _Groups(dtype, format)
 
 
 def grouped_linear_fixed(

@@ -200,9 +200,9 @@ def latent_decode(
         tables.stride(0), slots, HEADS=heads, BLOCK_HEADS=block_heads, TOKENS=tokens,
         RANK=rank, BLOCK_RANK=max(triton.next_power_of_2(rank), 16),
         ROPE=width - rank, BLOCK_ROPE=max(triton.next_power_of_2(width - rank), 16),
-        PAGE=latents.shape[1], TILE=TILE_KEYS, KEYS=keys or (16 if wide else 32),
+        PAGE=latents.shape[1], TILE=TILE_KEYS, KEYS=keys or (16 if wide else 32 if tall else 64),
         num_warps=num_warps or (8 if tall else 4),
-        num_stages=num_stages or (1 if wide else 2 if tall else 3), **options,
+        num_stages=num_stages or (1 if wide else 2), **options,
     )  # fmt: skip
     columns = min(triton.next_power_of_2(rank), _JOIN_COLUMNS)
     heads_each = 1 if groups <= _FEW_GROUPS else heads

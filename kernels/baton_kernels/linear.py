@@ -10,13 +10,15 @@ import triton
 import triton.language as tl
 
 from .activation import gate_mul, gated
-from .kernel_configs import LinearConfig
+from .kernel_configs import LinearConfig, Product
 from .norm import computed
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import arrivals_of
 from .reference.activation import GATES
 from .reference.norm import PendingNorm
-from .tuning import linear_config, watch
+from .tuning import linear_config
+from .unmeasured import linear_candidates
+from .unmeasured_products import watch
 
 # Elements of each output's weights that are prefetched while the preceding kernel still runs.
 _AHEAD = 512
@@ -183,7 +185,7 @@ def linear(
     before = x.x if isinstance(x, PendingNorm) else x
     rows, inner = before.shape
     if config is None and before.element_size() == 2:
-        watch(weight, gate is not None)
+        watch(_NUMBERS, weight, Product(weight.shape[0], inner, gate is not None))
         config = linear_config(rows, weight.shape[0], inner, gate is not None, before.device)
     outputs = weight.shape[0] if gate is None else weight.shape[0] // 2
     if config is not None and config.block_rows == 1:
@@ -226,6 +228,25 @@ def by_cublas(
     if out is None:
         return torch.nn.functional.linear(x, weight, bias)
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
+class _Numbers:
+    """Implements Kind for weights of 16 bits."""
+
+    format, rows = "", (1, 16, 32, 64)
+
+    def numbers(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight
+
+    def candidates(self, weight: torch.Tensor, product: Product, rows: int) -> list[LinearConfig | None]:
+        return linear_candidates(rows, *product, weight.device)
+
+    def compute(self, weight: torch.Tensor, product: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
+        x, gate = weight.new_zeros(rows, product.inner), "silu" if product.gated else None
+        return by_cublas(x, weight, gate=gate) if config is None else linear(x, weight, gate=gate, config=config)
+
+
+_NUMBERS = _Numbers()
 
 
 def _one_row(

@@ -9,24 +9,34 @@ Products with a scale for each row and output also exist in torch: in FP8 as a w
 as sums, which a kernel here scales.
 """
 
+import functools
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from .activation import gate_mul, silu_mul
-from .kernel_configs import LinearConfig
+from .kernel_configs import LinearConfig, Product
 from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.quantize import QuantizedRows
 from .reference.scaled_linear import ScaledWeight
 from .tile_order import tile_of
 from .tuning import compile_first, quantized_config
+from .unmeasured import coded_candidates
+from .unmeasured_products import watch
 
 # Rows up to which the kernels here are used where nothing was measured and torch has a product in FP8.
 _FEW_ROWS = 64
 # Bytes of each output's weights that are prefetched while the preceding kernel still runs.
 _AHEAD = 1024
 FIXED = LinearConfig(64, 64, 128, 1, 4, 3)
+# What is worth measuring for one row, and for many.
+_ONE_ROW = (LinearConfig(1, 4, 2048, 1, 4, 1), LinearConfig(1, 2, 4096, 1, 8, 1), LinearConfig(1, 8, 1024, 1, 4, 1))
+_MANY_ROWS = (
+    LinearConfig(128, 128, 128, 1, 8, 3), LinearConfig(128, 256, 128, 1, 8, 3), LinearConfig(64, 256, 128, 1, 4, 4)
+)  # fmt: skip
 
 
 @triton.jit
@@ -260,6 +270,7 @@ def scaled_linear(
     tiled = weight.tile[1] < inner
     if config is None:
         format = format_of(weight)
+        watch(_kind(dtype, format, x.zeros is not None), weight, Product(outputs, inner, gated))
         shape = format, outputs, inner, gated, x.codes.device
         for each in compile_first(*shape):
             scaled_linear(_first_row(x), weight, bias, dtype, gated, each)
@@ -303,6 +314,51 @@ def scaled_linear(
         AHEAD=_AHEAD if config.block_rows <= _FEW_ROWS else 0, num_stages=config.num_stages, **flags,
     )  # fmt: skip
     return out
+
+
+class _Codes(NamedTuple):
+    """Implements Kind. dtype: of the results. zeros: rows have them."""
+
+    dtype: torch.dtype
+    format: str
+    zeros: bool
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return 1, 16, 32, 64, 128, 256, 2048
+
+    def numbers(self, weight: ScaledWeight) -> torch.Tensor:
+        return weight.codes
+
+    def candidates(self, weight: ScaledWeight, product: Product, rows: int) -> list[LinearConfig | None]:
+        found: list[LinearConfig | None] = []
+        if fits_torch(self._inputs(weight, rows), weight, self.dtype):
+            found.append(None)
+        tiled = weight.tile[1] < product.inner
+        if rows > 128:
+            return found + [config._replace(block_inner=weight.tile[1]) if tiled else config for config in _MANY_ROWS]
+        if rows == 1 and not product.gated:
+            found += [config for config in _ONE_ROW if config.block_inner <= product.inner]
+        found.append(FIXED if rows == 1 else _default(rows, product.outputs, product.inner))
+        tiles = coded_candidates(rows, product, 1, 1, weight.codes.device)
+        return found + [each for each in tiles if not tiled or each.block_inner == weight.tile[1]]
+
+    def compute(self, weight: ScaledWeight, product: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
+        x = self._inputs(weight, rows)
+        if config is not None:
+            return scaled_linear(x, weight, None, self.dtype, product.gated, config)
+        result = by_torch(x, weight, None, self.dtype)
+        return gate_mul(result, "silu") if product.gated else result
+
+    def _inputs(self, weight: ScaledWeight, rows: int) -> QuantizedRows:
+        codes, scales = weight.codes.new_zeros(rows, weight.codes.shape[1]), weight.scales
+        zeros = codes.new_zeros(rows, dtype=torch.int32) if self.zeros else None
+        return QuantizedRows(codes, scales.new_ones(rows, scales.shape[1]), zeros)
+
+
+@functools.cache
+def _kind(dtype: torch.dtype, format: str, zeros: bool) -> _Codes:
+    return _Codes(dtype, format, zeros)
 
 
 def _first_row(x: QuantizedRows) -> QuantizedRows:

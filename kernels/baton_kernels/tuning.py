@@ -1,20 +1,19 @@
 """The fastest configuration of a kernel on each GPU, from measured tables, and rules for products not measured.
 
 loadtest/engine/tune_linear.py and tune_experts.py write the tables: one for each GPU and format of weights. An engine
-may measure products of 16 bits that are in no table, see `watching` and `learn`.
+measures products that are in no table (unmeasured_products.py), and `learn` takes what it has found.
 """
 
 import functools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
 import torch
 
 from .kernel_configs import ExpertsConfig, LinearConfig, Product, ProductConfig
-from .unmeasured import has_rules, unmeasured_experts, unmeasured_linear
+from .unmeasured import unmeasured_experts, unmeasured_linear
 
 # The measured GPU with the same multiprocessors, by compute capability. Its tables also serve GPUs without their own.
 _SAME_CHIP = {(9, 0): "NVIDIA H200"}
@@ -34,9 +33,8 @@ def product_name(outputs: int, inner: int, gated: bool) -> str:
 
 @functools.cache
 def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig | None:
-    name = product_name(outputs, inner, gated)
-    measured = _table("", device).get(name) or _learned.get((name, device))
-    if measured is None:
+    measured = _entries("", product_name(outputs, inner, gated), device)
+    if not measured:
         return unmeasured_linear(rows, outputs, inner, gated, device)
     for most, config in measured.items():
         if rows <= int(most):
@@ -44,42 +42,26 @@ def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.devi
     return None
 
 
-# What this process has measured: entries as those of tables, by the name of the product.
-_learned: dict[tuple[str, torch.device], dict[str, LinearConfig | None]] = {}
-_watched: dict[Product, list[torch.Tensor]] | None = None
+# What this process has measured: entries as those of tables, by format and the name of the product.
+_learned: dict[tuple[str, str, torch.device], dict[str, LinearConfig | None]] = {}
 
 
-@contextmanager
-def watching() -> Iterator[dict[Product, list[torch.Tensor]]]:
-    """Yield the weights of the products of 16 bits that are computed in this context and are worth measuring."""
-    global _watched
-    found: dict[Product, list[torch.Tensor]] = {}
-    _watched = found
-    try:
-        yield found
-    finally:
-        _watched = None
+def is_known(format: str, product: Product, device: torch.device) -> bool:
+    """Whether a product has been measured. format: of its weight, "" = 16 bits."""
+    return bool(_entries(format, product_name(*product), device))
 
 
-def watch(weight: torch.Tensor, gated: bool) -> None:
-    """Note that a product is computed. weight: [outputs, inner]."""
-    if _watched is None:
-        return
-    outputs, inner = weight.shape
-    product, device = Product(outputs, inner, gated), weight.device
-    name = product_name(*product)
-    if name in _table("", device) or (name, device) in _learned or not has_rules(product.inner, device):
-        return
-    weights = _watched.setdefault(product, [])
-    if all(weight is not other for other in weights):
-        weights.append(weight)
-
-
-def learn(product: Product, device: torch.device, choices: dict[int, LinearConfig | None]) -> None:
+def learn(format: str, product: Product, device: torch.device, choices: dict[int, LinearConfig | None]) -> None:
     """Take these configurations from now on. choices: by the most rows that each is for, in ascending order; None =
-    leave it to cuBLAS."""
-    _learned[product_name(*product), device] = {str(most): config for most, config in choices.items()}
+    leave it to a library."""
+    _learned[format, product_name(*product), device] = {str(most): config for most, config in choices.items()}
     _choose.cache_clear()
+    _measured.cache_clear()
+
+
+def _entries(format: str, name: str, device: torch.device) -> dict[str, Any]:
+    """Return the measured configurations of a product, by the most rows that each is for, in ascending order."""
+    return _table(format, device).get(name) or _learned.get((format, name, device)) or {}
 
 
 def experts_config(
@@ -89,7 +71,7 @@ def experts_config(
 
     experts: of a layer. size: hidden units of an expert. element_size: bytes of an element.
     """
-    if element_size == 2 and device.type == "cuda":
+    if element_size == 2:
         measured = _measured_experts(experts_name(count, experts, hidden, size), device)
         if measured:
             # The last entry serves all larger numbers of tokens, too.
@@ -125,8 +107,6 @@ def compile_experts_first(
 @functools.cache
 def _measured_experts(name: str, device: torch.device, format: str = "") -> list[tuple[int, ExpertsConfig]]:
     """Return the best configurations, each with the most tokens that it is for, in ascending order."""
-    if device.type != "cuda":
-        return []
     table = _table(format, device, experts=True)
     return [
         (int(most), ExpertsConfig(rows, ProductConfig(*gate_up), ProductConfig(*down)))
@@ -174,15 +154,15 @@ def compile_first(format: str, outputs: int, inner: int, gated: bool, device: to
 @functools.cache
 def _measured(format: str, name: str, device: torch.device) -> list[tuple[int, LinearConfig | None]]:
     """Return the best configurations, each with the most rows that it is for, in ascending order."""
-    if device.type != "cuda":
-        return []
-    entries = _table(format, device).get(name, {})
-    return [(int(most), None if config is None else LinearConfig(*config)) for most, config in entries.items()]
+    entries = _entries(format, name, device).items()
+    return [(int(most), None if config is None else LinearConfig(*config)) for most, config in entries]
 
 
 @functools.cache
 def _table(format: str, device: torch.device, experts: bool = False) -> dict[str, Any]:
     """Return the best configurations of each product, keyed by the most rows that each is for, in ascending order."""
+    if device.type != "cuda":
+        return {}
     own = _read_table(table_name(format, torch.cuda.get_device_name(device), experts))
     if own:
         return own

@@ -2,11 +2,12 @@
 measuring beside them."""
 
 import functools
+import itertools
 
 import torch
 import triton
 
-from .kernel_configs import ExpertsConfig, LinearConfig, ProductConfig
+from .kernel_configs import ExpertsConfig, LinearConfig, Product, ProductConfig
 
 # Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two.
 _ALONE, _SHARED = 200 << 10, 112 << 10
@@ -57,6 +58,35 @@ def linear_candidates(
     if gated:
         tiles.append(_tile(rows, 64, 64, 1, outputs, True, processors))
     return list(dict.fromkeys([ruled, *tiles, None]))
+
+
+def coded_candidates(
+    rows: int, product: Product, weight_bytes: float, input_bytes: int, device: torch.device
+) -> list[LinearConfig]:
+    """Return what is worth measuring for weights of 8 bits or less, where `has_rules`, for at most 128 rows.
+
+    weight_bytes, input_bytes: of an element.
+    """
+    processors, weights = _processors(device), 2 if product.gated else 1
+    block_rows, units = max(rows, 16), product.outputs // weights
+    found = []
+    for block, block_inner in itertools.product((64, 128), (128, 256)):
+        tiles, cells = triton.cdiv(units, block), block * block_rows * weights
+        stage = int(block_inner * (block * weights * weight_bytes + block_rows * input_bytes))
+        if cells > 128 * 128 or 2 * stage > _ALONE or 2 * block_inner > product.inner:
+            continue
+        # The parts of gates and ups would have to be added up before they are multiplied.
+        fitting = [
+            parts
+            for parts in (() if product.gated else _SPLITS)
+            if parts * tiles <= 2 * processors and product.inner >= 4 * block_inner * parts
+        ]
+        for parts in (*fitting[-2:], 1):
+            stages = (_ALONE if tiles * parts <= processors else _SHARED) // stage
+            found.append(
+                LinearConfig(block_rows, block, block_inner, parts, 8 if cells > 8192 else 4, min(max(stages, 2), 6))
+            )
+    return found
 
 
 def has_rules(inner: int, device: torch.device) -> bool:

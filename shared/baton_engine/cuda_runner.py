@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from baton_common.cores import available_cores
-from baton_kernels.tuning import watching
+from baton_kernels.unmeasured_products import watching
 
 from .attention.backend import AttentionBatch, GraphBackend
 from .attention.triton_paged import TritonPaged
@@ -96,7 +96,7 @@ class CudaRunner(Runner):
             self._compile(steps)
         # All ranks compile again or none does: steps contain operations that ranks do together.
         if not self._ranks.least(int(not unmeasured)):
-            tune_products(unmeasured)
+            tune_products(unmeasured.values())
             self._compile(steps)
         super().start()
         # A kernel is also loaded at its first launch, which waits for an idle device.

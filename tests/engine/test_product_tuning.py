@@ -2,18 +2,20 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 import torch
 
 from baton_engine import product_tuning
 from baton_engine.product_tuning import tune_products
-from baton_kernels import tuning
+from baton_kernels import linear as linear_kernels
+from baton_kernels import tuning, unmeasured_products
 from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.linear import linear
 from baton_kernels.reference.linear import linear_reference
-from baton_kernels.tuning import linear_config, watching
+from baton_kernels.tuning import linear_config
+from baton_kernels.unmeasured_products import Unmeasured, watching
 
 CPU = torch.device("cpu")
 PRODUCT = Product(64, 32, False)
@@ -25,14 +27,24 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A table with one product, on a device for which there are rules."""
     table = {"32x64": {"64": list(CANDIDATES[0] or ())}}
     monkeypatch.setattr(tuning, "_table", lambda *_: table)
-    monkeypatch.setattr(tuning, "has_rules", lambda inner, device: True)
+    monkeypatch.setattr(unmeasured_products, "has_rules", lambda inner, device: True)
     monkeypatch.setattr(tuning, "unmeasured_linear", lambda *_: CANDIDATES[0])
     monkeypatch.setattr(product_tuning, "compiling_ahead", lambda cores: contextlib.nullcontext())
-    monkeypatch.setattr(product_tuning, "linear_candidates", lambda *_: CANDIDATES)
-    tuning._choose.cache_clear()
+    monkeypatch.setattr(linear_kernels, "linear_candidates", lambda *_: CANDIDATES)
+    for cached in (tuning._choose, tuning._measured):
+        cached.cache_clear()
     yield
     tuning._learned.clear()
-    tuning._choose.cache_clear()
+    for cached in (tuning._choose, tuning._measured):
+        cached.cache_clear()
+
+
+def unmeasured(weights: list[torch.Tensor]) -> Collection[Unmeasured]:
+    """Return what is noted when a product is computed with each of these weights."""
+    with watching() as found:
+        for weight in weights:
+            linear(weight.new_zeros(1, weight.shape[1]), weight)
+    return found.values()
 
 
 def clock(times: list[float]) -> Callable[[Callable[[], object], int], float]:
@@ -53,8 +65,8 @@ def test_what_is_in_no_table_is_watched_once() -> None:
         for weight in (known, *new, *new):
             linear(x, weight)
         linear(x, x.new_zeros(48, 64), config=CANDIDATES[0])
-    assert {product: len(weights) for product, weights in found.items()} == {Product(16, 64, False): 2}
-    tuning.learn(Product(16, 64, False), CPU, {64: None})
+    assert {key: len(each.weights) for key, each in found.items()} == {("", Product(16, 64, False)): 2}
+    tuning.learn("", Product(16, 64, False), CPU, {64: None})
     with watching() as found:
         linear(x, new[0])
     assert not found
@@ -64,7 +76,7 @@ def test_the_fastest_candidate_of_each_number_of_rows_is_used() -> None:
     weights = [torch.randn(64, 32, generator=torch.Generator().manual_seed(n)).half() for n in range(3)]
     assert linear_config(2, *PRODUCT, CPU) == CANDIDATES[0]
     # Two rounds of the three candidates for each number of rows, of which the faster one counts.
-    tune_products({PRODUCT: weights}, clock([3, 9, 9, 4, 2, 9, 1, 2, 3, 1, 2, 3, 9, 8, 7, 9, 8, 7, 5, 4, 6, 5, 6, 6]))
+    tune_products(unmeasured(weights), clock([3, 9, 9, 4, 2, 9, 1, 2, 3, 1, 2, 3, 9, 8, 7, 9, 8, 7, 5, 4, 6, 5, 6, 6]))
     chosen = [linear_config(rows, *PRODUCT, CPU) for rows in (1, 2, 16, 17, 32, 33, 64, 65)]
     one, few, some, many = CANDIDATES[1], CANDIDATES[0], CANDIDATES[2], CANDIDATES[1]
     assert chosen == [one, few, few, some, some, many, many, None]
@@ -77,6 +89,6 @@ def test_rules_stay_where_a_device_refuses_a_candidate(caplog: pytest.LogCapture
         raise RuntimeError("out of resource")
 
     with caplog.at_level(logging.WARNING):
-        tune_products({PRODUCT: [torch.zeros(64, 32).half()]}, seconds)
+        tune_products(unmeasured([torch.zeros(64, 32).half()]), seconds)
     assert "products are not measured: out of resource" in caplog.text
     assert linear_config(2, *PRODUCT, CPU) == CANDIDATES[0]
