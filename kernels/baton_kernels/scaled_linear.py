@@ -336,7 +336,9 @@ class _Codes(NamedTuple):
             found.append(None)
         tiled = weight.tile[1] < product.inner
         if rows > 128:
-            return found + [config._replace(block_inner=weight.tile[1]) if tiled else config for config in _MANY_ROWS]
+            # Gates and ups are two tiles of weights.
+            fitting = [config for config in _MANY_ROWS if not product.gated or config.block_outputs <= 128]
+            return found + [config._replace(block_inner=weight.tile[1]) if tiled else config for config in fitting]
         if rows == 1 and not product.gated:
             found += [config for config in _ONE_ROW if config.block_inner <= product.inner]
         found.append(FIXED if rows == 1 else _default(rows, product.outputs, product.inner))

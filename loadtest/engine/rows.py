@@ -91,6 +91,7 @@ def warm_up_rows(scale: float) -> list[Row]:
     rows = [
         Row("first-64", "", "ms", [64] * 8, [16] * 8),
         Row("prefill", "", "tok/s", [2048] * 8, [1] * 8),
+        Row("decode-8", "", "ms", [512] * 8, [4] * 8),
         Row("first-16", "", "ms", [16], [1]),
         Row("tokens", "", "out tok/s", inputs, outputs),
     ]
