@@ -11,7 +11,7 @@ class PrefillSettings(WorkerSettings):
     kv_port: int | None = Field(default=0, ge=0, le=65535)
     """Port for decode pods that take KV over TCP; 0 = any free port, none = they take it over gRPC."""
 
-    chunk_ms: float = Field(default=50, ge=0)
+    chunk_ms: float = Field(default=100, ge=0)
     """On GPU, how many ms a step may take, so that a new prompt need not wait long for the next one. 0 = only
     --max-num-batched-tokens limits steps."""
 
