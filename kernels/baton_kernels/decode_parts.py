@@ -2,6 +2,8 @@
 
 Decode attention runs one program per part and KV head. A part has at most ceil(tiles of keys in the step / `capacity`)
 tiles, so that no program gets more than its share of the work. Sequences that are not longer than that stay whole.
+Programs start in the order of the plan. In larger batches those with the most tiles come first, so that short ones fill
+the gaps at the end (Graham's rule of longest processing time).
 """
 
 from dataclasses import dataclass
@@ -18,13 +20,16 @@ SEQUENCE, PART, PARTS, LENGTH, ROW = range(5)
 FIELDS = 5
 TILE_KEYS = 64  # parts begin at multiples of so many keys
 _MOST_LANES = 1024
+# Classes by tiles of a part that follow each other in plans of many sequences, and the most sequences of other plans.
+CLASSES = 8
+FEW_SEQUENCES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeParts:
     """The parts of the sequences of a decode step, int32 tensors on the device.
 
-    plan: [FIELDS, S + capacity], by part; the parts of one sequence are neighbours. spans: [2, S], the first part of
+    plan: [FIELDS, S + capacity], by part; those of one sequence are neighbours, in any order of sequences. spans: [2, S], the first part of
     each sequence, and the number of its parts. arrivals: [at least S * kv_heads], counts the finished parts of each
     sequence and KV head, so that the last one knows that it has to join them; zero between two launches.
     """
@@ -38,7 +43,7 @@ class DecodeParts:
 @triton.jit(do_not_specialize=["count", "slots", "capacity"])
 def _parts_kernel(
     lengths, rows, plan, spans, count, slots, capacity,
-    TILE: tl.constexpr, LANES: tl.constexpr, OVERLAP: tl.constexpr,
+    TILE: tl.constexpr, LANES: tl.constexpr, CLASSES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -53,24 +58,31 @@ def _parts_kernel(
     # Without the barrier, other threads could still store their -1 over the entries written below.
     tl.debug_barrier()
     before = 0
-    for first in range(0, count, LANES):
-        sequence = first + lane
-        inside = sequence < count
-        length = tl.load(lengths + sequence, mask=inside, other=0)
-        row = tl.load(rows + sequence, mask=inside, other=0).to(tl.int32)
-        parts = tl.cdiv(tl.cdiv(length, TILE), span)
-        begin = before + tl.cumsum(parts, axis=0) - parts
-        tl.store(spans + sequence, begin, mask=inside)
-        tl.store(spans + count + sequence, parts, mask=inside)
-        for part in range(0, tl.max(parts, axis=0)):
-            to = plan + begin + part
-            there = inside & (part < parts)
-            tl.store(to, sequence, mask=there)
-            tl.store(to + slots, part, mask=there)
-            tl.store(to + 2 * slots, parts, mask=there)
-            tl.store(to + 3 * slots, length, mask=there)
-            tl.store(to + 4 * slots, row, mask=there)
-        before += tl.sum(parts, axis=0)
+    for number in tl.static_range(CLASSES):
+        for first in range(0, count, LANES):
+            sequence = first + lane
+            inside = sequence < count
+            length = tl.load(lengths + sequence, mask=inside, other=0)
+            row = tl.load(rows + sequence, mask=inside, other=0).to(tl.int32)
+            tiles = tl.cdiv(length, TILE)
+            parts = tl.cdiv(tiles, span)
+            if CLASSES > 1:
+                # Sequences without tokens have no parts, and belong to the last class.
+                own = tl.maximum(tl.cdiv(tiles, tl.maximum(parts, 1)) * CLASSES - 1, 0) // span
+                inside = inside & (own == CLASSES - 1 - number)
+                parts = tl.where(inside, parts, 0)
+            begin = before + tl.cumsum(parts, axis=0) - parts
+            tl.store(spans + sequence, begin, mask=inside)
+            tl.store(spans + count + sequence, parts, mask=inside)
+            for part in range(0, tl.max(parts, axis=0)):
+                to = plan + begin + part
+                there = inside & (part < parts)
+                tl.store(to, sequence, mask=there)
+                tl.store(to + slots, part, mask=there)
+                tl.store(to + 2 * slots, parts, mask=there)
+                tl.store(to + 3 * slots, length, mask=there)
+                tl.store(to + 4 * slots, row, mask=there)
+            before += tl.sum(parts, axis=0)
 
 
 def plan_parts(lengths: torch.Tensor, rows: torch.Tensor, capacity: int, arrivals: torch.Tensor) -> DecodeParts:
@@ -83,7 +95,8 @@ def plan_parts(lengths: torch.Tensor, rows: torch.Tensor, capacity: int, arrival
     lanes = min(max(triton.next_power_of_2(count), 32), _MOST_LANES)
     plan, spans = lengths.new_empty((FIELDS, count + capacity)), lengths.new_empty((2, count))
     _parts_kernel[(1,)](
-        lengths, rows, plan, spans, count, count + capacity, capacity,
-        TILE=TILE_KEYS, LANES=lanes, num_warps=min(lanes // 32, 4), **overlap_options(lengths.device),
+        lengths, rows, plan, spans, count, count + capacity, capacity, TILE=TILE_KEYS, LANES=lanes,
+        CLASSES=CLASSES if count > FEW_SEQUENCES else 1, num_warps=min(lanes // 32, 4),
+        **overlap_options(lengths.device),
     )  # fmt: skip
     return DecodeParts(plan, spans, arrivals)

@@ -118,9 +118,9 @@ def test_decode_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 64])
-@pytest.mark.parametrize("count", [1, 5, 1500])
+@pytest.mark.parametrize("count", [1, 32, 33, 1500])
 def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -> None:
-    from baton_kernels.decode_parts import PARTS, SEQUENCE, plan_parts
+    from baton_kernels.decode_parts import CLASSES, PARTS, SEQUENCE, plan_parts
     from baton_kernels.reference.decode_parts import parts_reference
 
     lengths = torch.randint(0, 3000, (count,), dtype=torch.int32)
@@ -128,13 +128,19 @@ def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -
     lengths[count // 2] = 100_000
     arrivals = torch.zeros(count, dtype=torch.int32, device=device)
     rows = torch.randperm(count)
-    plan = plan_parts(lengths.to(device), rows.to(device), capacity, arrivals).plan.cpu()
-    expected = parts_reference(lengths.tolist(), rows.tolist(), capacity, 64)
+    parts = plan_parts(lengths.to(device), rows.to(device), capacity, arrivals)
+    plan, classes = parts.plan.cpu(), CLASSES if count > 32 else 1
+    expected = parts_reference(lengths.tolist(), rows.tolist(), capacity, 64, classes)
     assert plan.T[: len(expected)].tolist() == expected
     assert (plan[SEQUENCE, len(expected) :] == -1).all()
+    for sequence, (first, count_of) in enumerate(parts.spans.cpu().T.tolist()):
+        assert (plan[SEQUENCE, first : first + count_of] == sequence).all()
+        assert count_of == sum(part[SEQUENCE] == sequence for part in expected)
     share = -(-sum(-(-length // 64) for length in lengths.tolist()) // capacity)
     tiles = -(-lengths[plan[SEQUENCE, : len(expected)].long()] // 64)
-    assert (-(-tiles // plan[PARTS, : len(expected)])).max() <= share, "no part is more than its share"
+    each = -(-tiles // plan[PARTS, : len(expected)])
+    assert each.max() <= share, "no part is more than its share"
+    assert classes == 1 or (each[1:] <= each[:-1] + share / classes).all(), "the longest parts come first"
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
