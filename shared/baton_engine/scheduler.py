@@ -27,8 +27,8 @@ _MOST_QUEUE_GROWTH = 8
 # Shorter prompts overtake a longer one until about STRETCH times its own tokens have been admitted since it arrived. In
 # order of arrival alone, each of them would wait until the whole long prompt is computed.
 STRETCH = 8
-# A step of at least so many tokens, all of prompts that end in it, gets no part of a further prompt, which would only
-# delay their first tokens. Some hundreds of tokens keep a device busy; twice as many take twice as long.
+# Some hundreds of tokens keep a device busy; twice as many take twice as long. So a step of at least so many tokens, all
+# of prompts that end in it, gets no part of a further prompt, which would only delay their first tokens.
 _FULL_STEP_TOKENS = 512
 
 
@@ -286,14 +286,15 @@ class Scheduler:
     def _is_worth_joining(self, step: Step, sequence: Sequence, queued: int) -> bool:
         """Whether the waits of all become shorter in sum when a prompt joins a step, rather than have the next one.
 
-        The prompts that end in the step then wait for its tokens, and the `queued` ones, this one included, do not
-        wait for one more step.
+        The prompts that end in the step then wait for its tokens, as far as they make the step longer. The `queued`
+        ones, this one included, do not wait for one more step.
         """
         if not self._prefill_only:
             return True
-        ending = sum(map(bool, step.plan.draws))
+        ending, tokens = sum(map(bool, step.plan.draws)), step.plan.num_tokens
         work = min(self.work_left(sequence), self.chunk_tokens or math.inf)
-        return ending * work <= queued * self.step_cost
+        longer = max(tokens + work - max(tokens, _FULL_STEP_TOKENS), 0)
+        return ending * longer <= queued * self.step_cost
 
     def _leave_queue(self, sequence: Sequence) -> None:
         _remove_sorted(self.waiting, sequence)

@@ -492,10 +492,10 @@ def test_after_a_burst_of_prompts_chunks_are_small_again() -> None:
 
 
 def prefill_pod(step_cost: float) -> Scheduler:
-    """A scheduler whose steps have chunks of at most 40 tokens, and take as long as `step_cost` more."""
+    """A scheduler whose steps have chunks of at most 4,000 tokens, and take as long as `step_cost` more."""
     scheduler = Scheduler(
-        make_allocator(900, 100), block_size=4, max_num_batched_tokens=100, max_num_seqs=20, max_export_blocks=32,
-        chunk_tokens=40, prefill_only=True,
+        make_allocator(9000, 8000), block_size=4, max_num_batched_tokens=8000, max_num_seqs=20, max_export_blocks=32,
+        chunk_tokens=4000, prefill_only=True,
     )  # fmt: skip
     scheduler.step_cost = step_cost
     return scheduler
@@ -503,22 +503,27 @@ def prefill_pod(step_cost: float) -> Scheduler:
 
 def test_a_prefill_pod_bounds_its_steps_without_decodes_too() -> None:
     scheduler = prefill_pod(math.inf)
-    prompt = add(scheduler, 0, 90)
-    assert [computed(scheduler.schedule()) for _ in range(3)] == [[(prompt, 40)], [(prompt, 40)], [(prompt, 10)]]
+    prompt = add(scheduler, 0, 9000)
+    steps = [computed(scheduler.schedule()) for _ in range(3)]
+    assert steps == [[(prompt, 3968)], [(prompt, 3968)], [(prompt, 1064)]]
 
 
 @pytest.mark.parametrize(
     ("cost", "lengths", "step"),
     [
-        # The first would wait for 20 more tokens, and the second wait for a step less, which takes as long as 10.
-        (10, [20, 20], [20]),
-        (20, [20, 20], [20, 20]),
+        # The first would wait for 700 more tokens, and the second wait for a step less, which takes as long as 600.
+        (600, [700, 700], [700]),
+        (700, [700, 700], [700, 700]),
         # Two are queued behind the first one, and each of them waits for a step less.
-        (10, [10, 20, 20], [10, 20]),
-        (9, [10, 20, 20], [10]),
+        (400, [700, 800, 900], [700, 800]),
+        (399, [700, 800, 900], [700]),
+        # Up to 512 tokens take as long as a few.
+        (0, [100, 200, 212, 300], [100, 200, 212]),
+        (287, [200, 600], [200]),
+        (288, [200, 600], [200, 600]),
         # A chunk of a long prompt delays a short one as other tokens do.
-        (39, [10, 60], [10]),
-        (40, [10, 60], [10, 30]),
+        (3887, [400, 6000], [400]),
+        (3888, [400, 6000], [400, 3568]),
     ],
 )
 def test_prompts_share_a_step_of_a_prefill_pod_if_that_shortens_their_waits(
@@ -532,12 +537,12 @@ def test_prompts_share_a_step_of_a_prefill_pod_if_that_shortens_their_waits(
 
 def test_a_newcomer_overtakes_the_rest_of_a_prompt_without_waiting_for_its_tokens() -> None:
     scheduler = prefill_pod(10)
-    long = add(scheduler, 0, 90)
-    assert computed(scheduler.schedule()) == [(long, 40)]
+    long = add(scheduler, 0, 7936)
+    assert computed(scheduler.schedule()) == [(long, 3968)]
     short = add(scheduler, 1, 12)
     assert computed(scheduler.schedule()) == [(short, 12)]
     scheduler.remove(short)
-    assert computed(scheduler.schedule()) == [(long, 40)]
+    assert computed(scheduler.schedule()) == [(long, 3968)]
 
 
 def test_imports_do_not_wait_for_a_place_in_a_step(scheduler: Scheduler) -> None:
