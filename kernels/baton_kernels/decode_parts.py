@@ -29,7 +29,7 @@ FEW_SEQUENCES = 32
 class DecodeParts:
     """The parts of the sequences of a decode step, int32 tensors on the device.
 
-    plan: [FIELDS, S + capacity], by part; those of one sequence are neighbours, in any order of sequences. spans: [2, S],
+    plan: [FIELDS, S + capacity], by part; those of a sequence are neighbours, in any order of sequences. spans: [2, S],
     the first part of each sequence, and the number of its parts. arrivals: [at least S * kv_heads], counts the finished
     parts of each sequence and KV head, so that the last one knows that it has to join them; zero between two launches.
     """

@@ -27,7 +27,7 @@ _MOST_QUEUE_GROWTH = 8
 # Shorter prompts overtake a longer one until about STRETCH times its own tokens have been admitted since it arrived. In
 # order of arrival alone, each of them would wait until the whole long prompt is computed.
 STRETCH = 8
-# Some hundreds of tokens keep a device busy, and twice as many take twice as long. So a step of at least so many tokens,
+# Some hundreds of tokens keep a device busy, and twice as many take twice as long. So a step with as many or more,
 # all of prompts that end in it, gets no part of a further prompt, which would only delay their first tokens.
 _FULL_STEP_TOKENS = 512
 
