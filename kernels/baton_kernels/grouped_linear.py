@@ -269,7 +269,8 @@ class _Groups(NamedTuple):
         if rows > 64:
             found.append(None)
         found.append(_default(min(rows, 128), product.outputs, product.inner))
-        return found + coded_candidates(min(rows, 128), product, bytes_each, 2, weight.codes.device)
+        found += coded_candidates(min(rows, 128), product, bytes_each, 2, weight.codes.device)
+        return list(dict.fromkeys(found))
 
     def compute(self, weight: GroupedWeight, product: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
         x = weight.codes.new_zeros(rows, product.inner, dtype=self.dtype)

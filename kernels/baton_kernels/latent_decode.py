@@ -182,9 +182,9 @@ def latent_decode(
     """Return attention over latents, [T, heads, rank], of the absorbed queries of groups.
 
     q: [T, heads, rank + rope_dim]. latents: [blocks, block_size, 1, rank + rope_dim]. Both are contiguous. tables:
-    [rows, most blocks] int32. parts: the parts of the groups; they hold the length of each
-    group and its row of tables. tokens: the most queries of a group. firsts: [groups + 1] int32, the first query of
-    each group; None = each has one. keys: of a tile, which divide TILE_KEYS; these and what follows are chosen when 0.
+    [rows, most blocks] int32. parts: the parts of the groups; they hold the length of each group and its row of tables.
+    tokens: the most queries of a group. firsts: [groups + 1] int32, the first query of each group; None = each has one.
+    keys: of a tile, which divide TILE_KEYS; these and what follows are chosen when 0.
     """
     total, heads, width = q.shape
     groups, slots = parts.spans.shape[1], parts.plan.shape[1]

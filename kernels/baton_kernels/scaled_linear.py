@@ -343,7 +343,8 @@ class _Codes(NamedTuple):
             found += [config for config in _ONE_ROW if config.block_inner <= product.inner]
         found.append(FIXED if rows == 1 else _default(rows, product.outputs, product.inner))
         tiles = coded_candidates(rows, product, 1, 1, weight.codes.device)
-        return found + [each for each in tiles if not tiled or each.block_inner == weight.tile[1]]
+        found += [each for each in tiles if not tiled or each.block_inner == weight.tile[1]]
+        return list(dict.fromkeys(found))
 
     def compute(self, weight: ScaledWeight, product: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
         x = self._inputs(weight, rows)

@@ -55,6 +55,7 @@ def learn(format: str, product: Product, device: torch.device, choices: dict[int
     """Take these configurations from now on. choices: by the most rows that each is for, in ascending order; None =
     leave it to a library."""
     _learned[format, product_name(*product), device] = {str(most): config for most, config in choices.items()}
+    _compiled.discard((format, *product, device))
     _choose.cache_clear()
     _measured.cache_clear()
 

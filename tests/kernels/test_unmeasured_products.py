@@ -99,6 +99,7 @@ def test_what_was_learned_is_used_and_not_noted_again(name: str, device: torch.d
     shape = each.kind.format, OUTPUTS, INNER, False, device
     chosen = [tuning.quantized_config(rows, *shape, default=lambda *_: None) for rows in (1, 16, 17, 999)]
     assert chosen == [few, few, many, many]
+    assert tuning.compile_first(*shape) == [few, many], "nothing of it is compiled while requests are served"
     with watching() as found:
         case.run(torch.zeros(2, INNER, dtype=HALF, device=device), False)
     assert not found

@@ -18,7 +18,7 @@ from baton_kernels.prefill_attention import prefill_tiles
 
 from .backend import AttentionBatch, StepLimits
 
-# The number of programs of the decode kernel that fills a device: four on each multiprocessor of an H200.
+# The number of programs of the decode kernel that fills a device: two on each multiprocessor of an H200.
 _PROGRAMS = 256
 # Bounds the expanded keys and values of a call, which are computed for some heads at a time.
 _EXPANDED_BYTES = 256 << 20
