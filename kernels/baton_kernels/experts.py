@@ -16,13 +16,15 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .activation import gate_of_expert
-from .kernel_configs import ExpertsConfig, ProductConfig
+from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import group_pairs
 from .reference.experts import ExpertWeights
 from .size_class import size_class
 from .tile_order import tile_of
-from .tuning import experts_config
+from .tuning import experts_config, is_known, learn
+from .unmeasured import experts_candidates, has_rules
+from .unmeasured_products import TOKENS, random_choice, watch
 
 # A token's result does not depend on the tokens around it when all batches have the same tiles.
 FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 3))
@@ -260,10 +262,38 @@ def run_experts(
     if config is None:
         tokens, count = experts.shape
         num_experts, hidden, size = held.down.shape
-        tokens, whole_layer = size_class(tokens), held.layer_experts or num_experts
-        config = experts_config(tokens, count, whole_layer, hidden, size, x.element_size(), x.device)
+        layer = ExpertLayer(count, held.layer_experts or num_experts, hidden, size)
+        watch(_NUMBERS, held, layer)
+        config = experts_config(size_class(tokens), *layer, x.element_size(), x.device)
     run = _by_rows if config.block_rows == 1 else _by_blocks
     return run(x, held, weights, experts, config)
+
+
+class _Numbers:
+    """Implements Kind for experts of 16 bits."""
+
+    rows = TOKENS
+
+    def numbers(self, weight: ExpertWeights) -> torch.Tensor:
+        return weight.gate_up
+
+    def is_open(self, weight: ExpertWeights, shape: ExpertLayer) -> bool:
+        device = weight.down.device
+        aligned = has_rules(shape.hidden, device) and has_rules(shape.size, device)
+        return aligned and weight.down.element_size() == 2 and not is_known("", shape, device)
+
+    def learn(self, weight: ExpertWeights, shape: ExpertLayer, choices: dict[int, ExpertsConfig]) -> None:
+        learn("", shape, weight.down.device, choices)
+
+    def candidates(self, weight: ExpertWeights, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
+        return experts_candidates(rows, shape, weight.down.device)
+
+    def compute(self, weight: ExpertWeights, shape: ExpertLayer, rows: int, config: ExpertsConfig) -> torch.Tensor:
+        choice = random_choice(rows, shape, len(weight.down), weight.down.device)
+        return run_experts(weight.down.new_zeros(rows, shape.hidden), weight, *choice, config)
+
+
+_NUMBERS = _Numbers()
 
 
 def run_experts_fixed(

@@ -18,8 +18,8 @@ from .kernel_configs import LinearConfig, Product
 from .overlap import let_next_start, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.grouped_linear import GroupedWeight
-from .tuning import compile_first, quantized_config
-from .unmeasured import coded_candidates
+from .tuning import compile_first, is_known, learn, quantized_config
+from .unmeasured import coded_candidates, has_rules
 from .unmeasured_products import watch
 
 # More rows than these go to cuBLAS where nothing was measured.
@@ -259,24 +259,31 @@ class _Groups(NamedTuple):
     def numbers(self, weight: GroupedWeight) -> torch.Tensor:
         return weight.codes
 
-    def candidates(self, weight: GroupedWeight, product: Product, rows: int) -> list[LinearConfig | None]:
+    def is_open(self, weight: GroupedWeight, shape: Product) -> bool:
+        device = weight.codes.device
+        return has_rules(shape.inner, device) and not is_known(self.format, shape, device)
+
+    def learn(self, weight: GroupedWeight, shape: Product, choices: dict[int, LinearConfig | None]) -> None:
+        learn(self.format, shape, weight.codes.device, choices)
+
+    def candidates(self, weight: GroupedWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
         if rows > 256:
             return [None]
-        bytes_each = weight.codes.nbytes / (product.outputs * product.inner)
+        bytes_each = weight.codes.nbytes / (shape.outputs * shape.inner)
         found: list[LinearConfig | None] = []
         if rows == 1:
-            found += [config for config in _ONE_ROW if config.block_inner <= product.inner]
+            found += [config for config in _ONE_ROW if config.block_inner <= shape.inner]
         if rows > 64:
             found.append(None)
-        found.append(_default(min(rows, 128), product.outputs, product.inner))
-        found += coded_candidates(min(rows, 128), product, bytes_each, 2, weight.codes.device)
+        found.append(_default(min(rows, 128), shape.outputs, shape.inner))
+        found += coded_candidates(min(rows, 128), shape, bytes_each, 2, weight.codes.device)
         return list(dict.fromkeys(found))
 
-    def compute(self, weight: GroupedWeight, product: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
-        x = weight.codes.new_zeros(rows, product.inner, dtype=self.dtype)
+    def compute(self, weight: GroupedWeight, shape: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
+        x = weight.codes.new_zeros(rows, shape.inner, dtype=self.dtype)
         if config is None:
-            return by_numbers(x, weight, None, product.gated)
-        return grouped_linear(x, weight, None, product.gated, config)
+            return by_numbers(x, weight, None, shape.gated)
+        return grouped_linear(x, weight, None, shape.gated, config)
 
 
 @functools.cache

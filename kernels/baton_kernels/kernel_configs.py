@@ -11,6 +11,15 @@ class Product(NamedTuple):
     gated: bool
 
 
+class ExpertLayer(NamedTuple):
+    """A layer of experts. used: how many a token uses. hidden: elements of a token. size: hidden units of an expert."""
+
+    used: int
+    experts: int
+    hidden: int
+    size: int
+
+
 class LinearConfig(NamedTuple):
     """A configuration of the kernels in linear.py, scaled_linear.py and grouped_linear.py. block_rows 1 selects the
     one-row kernel. splits: parts of the inner dimension."""

@@ -16,8 +16,8 @@ from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import arrivals_of
 from .reference.activation import GATES
 from .reference.norm import PendingNorm
-from .tuning import linear_config
-from .unmeasured import linear_candidates
+from .tuning import is_known, learn, linear_config
+from .unmeasured import has_rules, linear_candidates
 from .unmeasured_products import watch
 
 # Elements of each output's weights that are prefetched while the preceding kernel still runs.
@@ -233,16 +233,22 @@ def by_cublas(
 class _Numbers:
     """Implements Kind for weights of 16 bits."""
 
-    format, rows = "", (1, 16, 32, 64)
+    rows = 1, 16, 32, 64
 
     def numbers(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
 
-    def candidates(self, weight: torch.Tensor, product: Product, rows: int) -> list[LinearConfig | None]:
-        return linear_candidates(rows, *product, weight.device)
+    def is_open(self, weight: torch.Tensor, shape: Product) -> bool:
+        return has_rules(shape.inner, weight.device) and not is_known("", shape, weight.device)
 
-    def compute(self, weight: torch.Tensor, product: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
-        x, gate = weight.new_zeros(rows, product.inner), "silu" if product.gated else None
+    def learn(self, weight: torch.Tensor, shape: Product, choices: dict[int, LinearConfig | None]) -> None:
+        learn("", shape, weight.device, choices)
+
+    def candidates(self, weight: torch.Tensor, shape: Product, rows: int) -> list[LinearConfig | None]:
+        return linear_candidates(rows, *shape, weight.device)
+
+    def compute(self, weight: torch.Tensor, shape: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
+        x, gate = weight.new_zeros(rows, shape.inner), "silu" if shape.gated else None
         return by_cublas(x, weight, gate=gate) if config is None else linear(x, weight, gate=gate, config=config)
 
 

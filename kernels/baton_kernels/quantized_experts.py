@@ -4,7 +4,8 @@ Pairs are grouped by expert into blocks of rows (pair_groups.py), also in small 
 few. Each pair has a result of its own; a last kernel adds up those of a token.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,7 +14,7 @@ import triton.language as tl
 from .activation import gate_of_expert
 from .experts import sum_kernel
 from .grouped_codes import add_units, grouped_operands, load_inputs
-from .kernel_configs import ExpertsConfig, ProductConfig
+from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import PairGroups, group_pairs
 from .quantize import quantize_rows
@@ -23,7 +24,9 @@ from .reference.scaled_linear import ScaledWeight
 from .scaled_linear import add_step, format_of, load_tile
 from .size_class import size_class
 from .tile_order import tile_of
-from .tuning import compile_experts_first, quantized_experts_config
+from .tuning import compile_experts_first, is_known, learn, quantized_experts_config
+from .unmeasured import coded_experts_candidates, has_rules
+from .unmeasured_products import TOKENS, random_choice, watch
 
 FIXED = ExpertsConfig(16, ProductConfig(64, 128, 4, 3), ProductConfig(64, 128, 4, 3))
 
@@ -160,7 +163,9 @@ def run_quantized_experts(
     hidden = x.shape[1]
     if config is None:
         whole_layer = held.layer_experts or num_experts
-        shape = experts_format(held), count, whole_layer, hidden, both // 2, x.device
+        layer = ExpertLayer(count, whole_layer, hidden, both // 2)
+        watch(_kind(x.dtype), held, layer)
+        shape = experts_format(held), *layer, x.device
         for each in compile_experts_first(*shape):
             run_quantized_experts(x[:1], held, weights[:1], experts[:1], each)
         config = quantized_experts_config(size_class(tokens), *shape) or _default(
@@ -177,6 +182,43 @@ def run_quantized_experts(
         results, weights, experts, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **overlap_options(x.device)
     )
     return out
+
+
+class _Codes(NamedTuple):
+    """Implements Kind. dtype: of tokens."""
+
+    dtype: torch.dtype
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return TOKENS
+
+    def numbers(self, weight: QuantizedExperts) -> torch.Tensor:
+        return weight.gate_up if isinstance(weight.gate_up, torch.Tensor) else weight.gate_up.codes
+
+    def is_open(self, weight: QuantizedExperts, shape: ExpertLayer) -> bool:
+        device = self.numbers(weight).device
+        return has_rules(shape.hidden, device) and not is_known(experts_format(weight), shape, device)
+
+    def learn(self, weight: QuantizedExperts, shape: ExpertLayer, choices: dict[int, ExpertsConfig]) -> None:
+        learn(experts_format(weight), shape, self.numbers(weight).device, choices)
+
+    def candidates(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
+        codes, scales = self.numbers(weight), weight.gate_up
+        bytes_each = codes.nbytes / (len(codes) * 2 * shape.size * shape.hidden)
+        inner = scales.tile[1] if isinstance(scales, ScaledWeight) and scales.tile[1] < shape.hidden else 0
+        found = coded_experts_candidates(rows, shape, bytes_each, 1 if weight.rows else 2, inner)
+        return list(dict.fromkeys([_default(rows * shape.used, shape.experts), *found]))
+
+    def compute(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int, config: ExpertsConfig) -> torch.Tensor:
+        codes = self.numbers(weight)
+        x = torch.zeros(rows, shape.hidden, dtype=self.dtype, device=codes.device)
+        return run_quantized_experts(x, weight, *random_choice(rows, shape, len(codes), codes.device), config)
+
+
+@functools.cache
+def _kind(dtype: torch.dtype) -> _Codes:
+    return _Codes(dtype)
 
 
 def _product(

@@ -23,8 +23,8 @@ from .parts import add_parts, arrivals_of, parts_for
 from .reference.quantize import QuantizedRows
 from .reference.scaled_linear import ScaledWeight
 from .tile_order import tile_of
-from .tuning import compile_first, quantized_config
-from .unmeasured import coded_candidates
+from .tuning import compile_first, is_known, learn, quantized_config
+from .unmeasured import coded_candidates, has_rules
 from .unmeasured_products import watch
 
 # Rows up to which the kernels here are used where nothing was measured and torch has a product in FP8.
@@ -330,28 +330,35 @@ class _Codes(NamedTuple):
     def numbers(self, weight: ScaledWeight) -> torch.Tensor:
         return weight.codes
 
-    def candidates(self, weight: ScaledWeight, product: Product, rows: int) -> list[LinearConfig | None]:
+    def is_open(self, weight: ScaledWeight, shape: Product) -> bool:
+        device = weight.codes.device
+        return has_rules(shape.inner, device) and not is_known(self.format, shape, device)
+
+    def learn(self, weight: ScaledWeight, shape: Product, choices: dict[int, LinearConfig | None]) -> None:
+        learn(self.format, shape, weight.codes.device, choices)
+
+    def candidates(self, weight: ScaledWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
         found: list[LinearConfig | None] = []
         if fits_torch(self._inputs(weight, rows), weight, self.dtype):
             found.append(None)
-        tiled = weight.tile[1] < product.inner
+        tiled = weight.tile[1] < shape.inner
         if rows > 128:
             # Gates and ups are two tiles of weights.
-            fitting = [config for config in _MANY_ROWS if not product.gated or config.block_outputs <= 128]
+            fitting = [config for config in _MANY_ROWS if not shape.gated or config.block_outputs <= 128]
             return found + [config._replace(block_inner=weight.tile[1]) if tiled else config for config in fitting]
-        if rows == 1 and not product.gated:
-            found += [config for config in _ONE_ROW if config.block_inner <= product.inner]
-        found.append(FIXED if rows == 1 else _default(rows, product.outputs, product.inner))
-        tiles = coded_candidates(rows, product, 1, 1, weight.codes.device)
+        if rows == 1 and not shape.gated:
+            found += [config for config in _ONE_ROW if config.block_inner <= shape.inner]
+        found.append(FIXED if rows == 1 else _default(rows, shape.outputs, shape.inner))
+        tiles = coded_candidates(rows, shape, 1, 1, weight.codes.device)
         found += [each for each in tiles if not tiled or each.block_inner == weight.tile[1]]
         return list(dict.fromkeys(found))
 
-    def compute(self, weight: ScaledWeight, product: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
+    def compute(self, weight: ScaledWeight, shape: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
         x = self._inputs(weight, rows)
         if config is not None:
-            return scaled_linear(x, weight, None, self.dtype, product.gated, config)
+            return scaled_linear(x, weight, None, self.dtype, shape.gated, config)
         result = by_torch(x, weight, None, self.dtype)
-        return gate_mul(result, "silu") if product.gated else result
+        return gate_mul(result, "silu") if shape.gated else result
 
     def _inputs(self, weight: ScaledWeight, rows: int) -> QuantizedRows:
         codes, scales = weight.codes.new_zeros(rows, weight.codes.shape[1]), weight.scales

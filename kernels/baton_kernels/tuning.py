@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .kernel_configs import ExpertsConfig, LinearConfig, Product, ProductConfig
+from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
 from .unmeasured import unmeasured_experts, unmeasured_linear
 
 # The measured GPU with the same multiprocessors, by compute capability. Its tables also serve GPUs without their own.
@@ -43,26 +43,30 @@ def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.devi
 
 
 # What this process has measured: entries as those of tables, by format and the name of the product.
-_learned: dict[tuple[str, str, torch.device], dict[str, LinearConfig | None]] = {}
+_learned: dict[tuple[str, str, torch.device], dict[str, Any]] = {}
 
 
-def is_known(format: str, product: Product, device: torch.device) -> bool:
+def is_known(format: str, shape: Product | ExpertLayer, device: torch.device) -> bool:
     """Whether a product has been measured. format: of its weight, "" = 16 bits."""
-    return bool(_entries(format, product_name(*product), device))
+    return bool(_entries(format, _name(shape), device, isinstance(shape, ExpertLayer)))
 
 
-def learn(format: str, product: Product, device: torch.device, choices: dict[int, LinearConfig | None]) -> None:
-    """Take these configurations from now on. choices: by the most rows that each is for, in ascending order; None =
-    leave it to a library."""
-    _learned[format, product_name(*product), device] = {str(most): config for most, config in choices.items()}
-    _compiled.discard((format, *product, device))
-    _choose.cache_clear()
-    _measured.cache_clear()
+def learn(format: str, shape: Product | ExpertLayer, device: torch.device, choices: dict[int, Any]) -> None:
+    """Take these configurations from now on. choices: by the most rows or tokens that each is for, in ascending order;
+    None = leave it to a library."""
+    _learned[format, _name(shape), device] = {str(most): config for most, config in choices.items()}
+    _compiled.discard((format, _name(shape), device))
+    for cached in (_choose, _measured, _measured_experts):
+        cached.cache_clear()
 
 
-def _entries(format: str, name: str, device: torch.device) -> dict[str, Any]:
+def _name(shape: Product | ExpertLayer) -> str:
+    return product_name(*shape) if isinstance(shape, Product) else experts_name(*shape)
+
+
+def _entries(format: str, name: str, device: torch.device, experts: bool = False) -> dict[str, Any]:
     """Return the measured configurations of a product, by the most rows that each is for, in ascending order."""
-    return _table(format, device).get(name) or _learned.get((format, name, device)) or {}
+    return _table(format, device, experts).get(name) or _learned.get((format, name, device)) or {}
 
 
 def experts_config(
@@ -108,10 +112,9 @@ def compile_experts_first(
 @functools.cache
 def _measured_experts(name: str, device: torch.device, format: str = "") -> list[tuple[int, ExpertsConfig]]:
     """Return the best configurations, each with the most tokens that it is for, in ascending order."""
-    table = _table(format, device, experts=True)
     return [
         (int(most), ExpertsConfig(rows, ProductConfig(*gate_up), ProductConfig(*down)))
-        for most, (rows, gate_up, down) in table.get(name, {}).items()
+        for most, (rows, gate_up, down) in _entries(format, name, device, experts=True).items()
     ]
 
 
@@ -144,11 +147,11 @@ def compile_first(format: str, outputs: int, inner: int, gated: bool, device: to
 
     An engine computes each product when it starts. What is compiled then is not compiled while requests are served.
     """
-    key = format, outputs, inner, gated, device
-    if key in _compiled:
+    name = product_name(outputs, inner, gated)
+    if (format, name, device) in _compiled:
         return []
-    _compiled.add(key)
-    measured = _measured(format, product_name(outputs, inner, gated), device)
+    _compiled.add((format, name, device))
+    measured = _measured(format, name, device)
     return list(dict.fromkeys(config for _, config in measured if config is not None))
 
 

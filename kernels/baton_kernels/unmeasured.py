@@ -7,7 +7,7 @@ import itertools
 import torch
 import triton
 
-from .kernel_configs import ExpertsConfig, LinearConfig, Product, ProductConfig
+from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
 
 # Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two.
 _ALONE, _SHARED = 200 << 10, 112 << 10
@@ -18,6 +18,26 @@ _LEAST_ELEMENTS = {32: 5 << 20, 64: 50 << 20}
 _ONE_ROW = {
     False: ((2, 2048, 8), (1, 2048, 4), (2, 2048, 4), (2, 1024, 4), (4, 2048, 8), (4, 1024, 2), (4, 512, 1)),
     True: ((1, 2048, 8), (1, 2048, 4), (1, 1024, 4), (2, 1024, 4), (2, 1024, 2), (2, 2048, 8)),
+}
+
+
+# For more pairs of a token and an expert, reading each row's weights anew is never faster.
+_MOST_PAIRS_BY_ROW = 256
+# Tiles of experts by the rows of a block.
+_BLOCKS = {
+    16: (
+        ExpertsConfig(16, ProductConfig(64, 128, 4, 6), ProductConfig(128, 128, 4, 6)),
+        ExpertsConfig(16, ProductConfig(128, 128, 4, 3), ProductConfig(128, 128, 4, 3)),
+    ),
+    32: (
+        ExpertsConfig(32, ProductConfig(64, 128, 4, 5), ProductConfig(128, 128, 4, 5)),
+        ExpertsConfig(32, ProductConfig(128, 128, 4, 3), ProductConfig(128, 128, 4, 3)),
+    ),
+    64: (
+        ExpertsConfig(64, ProductConfig(128, 64, 8, 5), ProductConfig(256, 64, 8, 5)),
+        ExpertsConfig(64, ProductConfig(256, 64, 8, 3), ProductConfig(256, 64, 8, 3)),
+    ),
+    128: (ExpertsConfig(128, ProductConfig(128, 64, 8, 4), ProductConfig(256, 64, 8, 4)),),
 }
 
 
@@ -130,12 +150,51 @@ def unmeasured_experts(
         return ExpertsConfig(rows, tiles, tiles)
     # A third more rows than an expert has on average, as some have more. The largest blocks are for many of them only.
     rows = 128 if mean >= 192 else min(max(triton.next_power_of_2(mean + mean // 3), 16), 64)
-    return {
-        16: ExpertsConfig(16, ProductConfig(64, 128, 4, 6), ProductConfig(128, 128, 4, 6)),
-        32: ExpertsConfig(32, ProductConfig(64, 128, 4, 5), ProductConfig(128, 128, 4, 5)),
-        64: ExpertsConfig(64, ProductConfig(128, 64, 8, 5), ProductConfig(256, 64, 8, 5)),
-        128: ExpertsConfig(128, ProductConfig(128, 64, 8, 4), ProductConfig(256, 64, 8, 4)),
-    }[rows]
+    return _BLOCKS[rows][0]
+
+
+def experts_candidates(tokens: int, layer: ExpertLayer, device: torch.device) -> list[ExpertsConfig]:
+    """Return what is worth measuring for experts of 16 bits where `has_rules`; what the rule says comes first."""
+    pairs = tokens * layer.used
+    found = [unmeasured_experts(pairs, layer.used, layer.experts, layer.size, 2, device)]
+    if pairs <= _MOST_PAIRS_BY_ROW:
+        inner = min(triton.next_power_of_2(layer.size), 128)
+        down = ProductConfig(2, inner, 4, 1), ProductConfig(4, inner, 8, 1)
+        tiles = [
+            ProductConfig(*each, 1) for each in ((2, 2048, 4), (1, 2048, 4), (1, 1024, 2)) if each[1] <= layer.hidden
+        ]
+        found += [ExpertsConfig(1, *each) for each in itertools.product(tiles, down)]
+    for rows in _rows_of_blocks(pairs / layer.experts):
+        for config in _BLOCKS[rows]:
+            whole = config.gate_up._replace(whole=True), config.down._replace(whole=True)
+            found += [config, ExpertsConfig(rows, *whole)]
+    return list(dict.fromkeys(found))
+
+
+def coded_experts_candidates(
+    tokens: int, layer: ExpertLayer, weight_bytes: float, input_bytes: int, block_inner: int
+) -> list[ExpertsConfig]:
+    """Return what is worth measuring for experts in 8 bits or less. weight_bytes, input_bytes: of an element.
+    block_inner: the only one that fits the scales; 0 = any."""
+
+    def tiles(rows: int, block: int, inner: int, weights: int) -> ProductConfig:
+        """weights: 2 = gates and ups."""
+        stage = int(inner * (block * weights * weight_bytes + rows * input_bytes))
+        warps = 8 if block * rows * weights > 8192 else 4
+        return ProductConfig(block, inner, warps, min(max(_SHARED // stage, 2), 6))
+
+    rows_of_blocks = _rows_of_blocks(tokens * layer.used / layer.experts)
+    inners = (block_inner,) if block_inner else (128, 256)
+    return [
+        ExpertsConfig(rows, tiles(rows, block, inner, 2), tiles(rows, block, inner, 1))
+        for rows, block, inner in itertools.product(rows_of_blocks, (64, 128), inners)
+        if block * rows <= 128 * 128
+    ]
+
+
+def _rows_of_blocks(mean: float) -> list[int]:
+    """Return the rows of a block that may be fastest for experts with so many rows on average."""
+    return [rows for rows in _BLOCKS if min(mean / 2, 64) <= rows <= max(2 * mean, 16)]
 
 
 @functools.cache

@@ -8,9 +8,7 @@ from functools import partial
 from triton.runtime.errors import OutOfResources
 
 from baton_common.cores import available_cores
-from baton_kernels.kernel_configs import LinearConfig
-from baton_kernels.tuning import learn
-from baton_kernels.unmeasured_products import Unmeasured
+from baton_kernels.unmeasured_products import Config, Unmeasured
 
 from .compilation import compiling_ahead
 from .cuda_graph import graph_seconds
@@ -31,13 +29,13 @@ def tune_products(
     began = time.monotonic()
     try:
         with compiling_ahead(available_cores()):
-            for kind, product, weights in products:
+            for kind, shape, weights in products:
                 for rows in kind.rows:
-                    for config in kind.candidates(weights[0], product, rows):
-                        kind.compute(weights[0], product, rows, config)
+                    for config in kind.candidates(weights[0], shape, rows):
+                        kind.compute(weights[0], shape, rows, config)
         for each in products:
             choices = {rows: _fastest(each, rows, seconds) for rows in each.kind.rows}
-            learn(each.kind.format, each.product, each.kind.numbers(each.weights[0]).device, choices)
+            each.kind.learn(each.weights[0], each.shape, choices)
     # The rules serve as well, if not as fast, so a GPU or a driver that refuses a candidate need not stop the engine.
     except Exception as error:
         log.warning("products are not measured: %s", error, extra={"event": "products_not_tuned"})
@@ -48,19 +46,17 @@ def tune_products(
     )  # fmt: skip
 
 
-def _fastest(
-    unmeasured: Unmeasured, rows: int, seconds: Callable[[Callable[[], object], int], float]
-) -> LinearConfig | None:
-    kind, product, weights = unmeasured
+def _fastest(unmeasured: Unmeasured, rows: int, seconds: Callable[[Callable[[], object], int], float]) -> Config:
+    kind, shape, weights = unmeasured
     some = weights[: max(-(-_BYTES // kind.numbers(weights[0]).nbytes), 1)]
 
-    def run(config: LinearConfig | None) -> None:
+    def run(config: Config) -> None:
         for weight in some:
-            kind.compute(weight, product, rows, config)
+            kind.compute(weight, shape, rows, config)
 
-    found: dict[LinearConfig | None, float] = {}
+    found: dict[Config, float] = {}
     # The first round also brings an idle device up to its clock.
-    for config in 2 * kind.candidates(weights[0], product, rows):
+    for config in 2 * kind.candidates(weights[0], shape, rows):
         try:
             took = seconds(partial(run, config), 1)
         except OutOfResources:  # it needs more shared memory than this GPU has

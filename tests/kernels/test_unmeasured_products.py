@@ -6,33 +6,39 @@ from typing import Any
 import pytest
 import torch
 
-from baton_kernels import tuning, unmeasured, unmeasured_products
+from baton_kernels import tuning, unmeasured
+from baton_kernels.experts import run_experts
 from baton_kernels.grouped_linear import grouped_linear
-from baton_kernels.kernel_configs import LinearConfig, Product
+from baton_kernels.kernel_configs import ExpertLayer, LinearConfig, Product
 from baton_kernels.linear import linear
 from baton_kernels.quantize import quantize_rows
+from baton_kernels.quantized_experts import run_quantized_experts
+from baton_kernels.reference.experts import ExpertWeights, experts_reference
 from baton_kernels.reference.grouped_linear import GroupedWeight, grouped_linear_reference
 from baton_kernels.reference.linear import linear_reference
 from baton_kernels.reference.quantize import RowFormat
+from baton_kernels.reference.quantized_experts import QuantizedExperts, quantized_experts_reference
+from baton_kernels.reference.routing import NOT_OWN
 from baton_kernels.reference.scaled_linear import ScaledWeight, scaled_linear_reference
 from baton_kernels.scaled_linear import scaled_linear
-from baton_kernels.unmeasured_products import Unmeasured, watching
+from baton_kernels.unmeasured_products import Unmeasured, random_choice, watching
 
 from .closeness import relative_error
 
-OUTPUTS, INNER = 160, 512
+OUTPUTS, INNER = 96, 512
+LAYER = ExpertLayer(2, 8, 128, 64)
 FP8, HALF = torch.float8_e4m3fn, torch.float16
 
 
 @pytest.fixture(autouse=True)
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if a GPU without tables had four multiprocessors."""
-    monkeypatch.setattr(unmeasured_products, "has_rules", lambda inner, device: True)
+    monkeypatch.setattr(unmeasured, "_is_hopper_or_newer", lambda device: True)
     monkeypatch.setattr(unmeasured, "_processors", lambda device: 4)
     monkeypatch.setattr(tuning, "_table", lambda *_: {})
     yield
     tuning._learned.clear()
-    for cached in (tuning._choose, tuning._measured):
+    for cached in (tuning._choose, tuning._measured, tuning._measured_experts):
         cached.cache_clear()
 
 
@@ -71,7 +77,7 @@ def noted(case: Case, gated: bool, device: torch.device) -> Unmeasured:
     with watching() as found:
         case.run(torch.zeros(2, INNER, dtype=HALF, device=device), gated)
     [each] = found.values()
-    assert each.product == Product(OUTPUTS, INNER, gated)
+    assert each.shape == Product(OUTPUTS, INNER, gated)
     return each
 
 
@@ -79,24 +85,77 @@ def noted(case: Case, gated: bool, device: torch.device) -> Unmeasured:
 @pytest.mark.parametrize("name", ["numbers", "fp8", "fp8 in tiles", "int4"])
 def test_every_candidate_computes_the_product(name: str, gated: bool, device: torch.device) -> None:
     case = Case(name, device)
-    kind, product, weights = noted(case, gated, device)
+    kind, shape, weights = noted(case, gated, device)
     for rows in kind.rows:
-        candidates = kind.candidates(weights[0], product, rows)
+        candidates = kind.candidates(weights[0], shape, rows)
         assert len(set(candidates)) == len(candidates) > 0
-        x = torch.randn(min(rows, 32), INNER, device=device).to(HALF)
+        x = torch.randn(min(rows, 20), INNER, device=device).to(HALF)
         expected = case.expected(x, gated)
         for config in candidates if rows in (1, 16, 128) else ():
             assert relative_error(case.run(x, gated, config), expected) < 0.01, config
-    assert not kind.compute(weights[0], product, 3, kind.candidates(weights[0], product, 16)[-1]).any()
+    assert not kind.compute(weights[0], shape, 3, kind.candidates(weights[0], shape, 16)[-1]).any()
+
+
+def make_experts(name: str, device: torch.device) -> ExpertWeights | QuantizedExperts:
+    torch.manual_seed(0)
+    shapes = (LAYER.experts, 2 * LAYER.size, LAYER.hidden), (LAYER.experts, LAYER.hidden, LAYER.size)
+    numbers = [torch.randn(shape, device=device) / 10 for shape in shapes]
+    if name == "numbers":
+        return ExpertWeights(*(each.to(HALF) for each in numbers))
+    if name == "fp8":
+        scaled = [ScaledWeight(each.to(FP8), each.new_ones(*each.shape[:2], 1), (1, each.shape[2])) for each in numbers]
+        return QuantizedExperts(*scaled, rows=RowFormat(FP8))
+    coded = [
+        GroupedWeight(
+            "int4",
+            torch.randint(0, 1 << 15, (*each.shape[:2], each.shape[2] // 4), dtype=torch.int16, device=device),
+            torch.full((*each.shape[:2], each.shape[2] // 64), 0.01, device=device).to(HALF),
+        )
+        for each in numbers
+    ]
+    return QuantizedExperts(*coded)
+
+
+@pytest.mark.parametrize("name", ["numbers", "fp8", "int4"])
+def test_every_candidate_computes_a_layer_of_experts(name: str, device: torch.device) -> None:
+    held = make_experts(name, device)
+    run: Any = run_experts if isinstance(held, ExpertWeights) else run_quantized_experts
+    reference: Any = experts_reference if isinstance(held, ExpertWeights) else quantized_experts_reference
+    x = torch.randn(4, LAYER.hidden, device=device).to(HALF)
+    choice = random_choice(4, LAYER, LAYER.experts, device)
+    with watching() as found:
+        run(x, held, *choice)
+    [(kind, shape, weights)] = found.values()
+    assert (shape, weights) == (LAYER, [held])
+    expected = reference(x, held, *choice)
+    # Results of the first product may be rounded to the next number in FP8.
+    bound = 0.03 if name == "fp8" else 0.01
+    for rows in (1, 128):
+        for config in kind.candidates(held, shape, rows):
+            assert relative_error(run(x, held, *choice, config), expected) < bound, config
+    few, many = (kind.candidates(held, shape, rows)[-1] for rows in (8, 512))
+    kind.learn(held, shape, {8: few, 512: many})
+    assert not kind.is_open(held, shape)
+    if name == "numbers":
+        chosen = [tuning.experts_config(tokens, *LAYER, 2, device) for tokens in (1, 8, 9, 9999)]
+    else:
+        chosen = [tuning.quantized_experts_config(tokens, name, *LAYER, device) for tokens in (1, 8, 9, 9999)]
+    assert chosen == [few, few, many, many]
+    assert torch.equal(run(x, held, *choice), run(x, held, *choice, few))
+
+
+def test_experts_of_other_ranks_are_left_out(device: torch.device) -> None:
+    _, experts = random_choice(64, LAYER, 3, device)
+    assert set(experts.unique().tolist()) == {NOT_OWN, 0, 1, 2}
 
 
 @pytest.mark.parametrize("name", ["fp8", "int4"])
 def test_what_was_learned_is_used_and_not_noted_again(name: str, device: torch.device) -> None:
     case = Case(name, device)
     each = noted(case, False, device)
-    few, many = (each.kind.candidates(each.weights[0], each.product, rows)[-1] for rows in (16, 64))
-    tuning.learn(each.kind.format, each.product, device, {16: few, 64: many})
-    shape = each.kind.format, OUTPUTS, INNER, False, device
+    few, many = (each.kind.candidates(each.weights[0], each.shape, rows)[-1] for rows in (16, 64))
+    each.kind.learn(each.weights[0], each.shape, {16: few, 64: many})
+    shape = name, OUTPUTS, INNER, False, device
     chosen = [tuning.quantized_config(rows, *shape, default=lambda *_: None) for rows in (1, 16, 17, 999)]
     assert chosen == [few, few, many, many]
     assert tuning.compile_first(*shape) == [few, many], "nothing of it is compiled while requests are served"
