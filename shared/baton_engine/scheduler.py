@@ -289,10 +289,13 @@ class Scheduler:
         The prompts that end in the step then wait for its tokens, as far as they make the step longer. The `queued`
         ones, this one included, do not wait for one more step.
         """
-        if not self._prefill_only:
-            return True
         ending, tokens = sum(map(bool, step.plan.draws)), step.plan.num_tokens
-        work = min(self.work_left(sequence), self.chunk_tokens or math.inf)
+        if not self._prefill_only or not ending:
+            return True
+        # A prompt that waits has not been looked up in the prefix cache yet.
+        computed = sequence.computed or self.allocator.cached_tokens(sequence)
+        work = prompt_work(self.context_cost, computed, sequence.num_tokens - computed)
+        work = min(work, self.chunk_tokens or math.inf)
         longer = max(tokens + work - max(tokens, _FULL_STEP_TOKENS), 0)
         return ending * longer <= queued * self.step_cost
 

@@ -535,6 +535,18 @@ def test_prompts_share_a_step_of_a_prefill_pod_if_that_shortens_their_waits(
     assert scheduler.schedule().plan.counts == step
 
 
+def test_a_prompt_whose_beginning_is_cached_joins_a_step_for_the_rest_of_it() -> None:
+    scheduler = prefill_pod(100)
+    known = add(scheduler, 7, 3000)
+    scheduler.schedule()
+    scheduler.allocator.settle(known, known.computed)
+    scheduler.remove(known)
+    first = add(scheduler, 8, 600)
+    again = Sequence(make_request(9, [7] * 3010, 8), 9, 4, 64)
+    scheduler.add(again)
+    assert computed(scheduler.schedule()) == [(first, 600), (again, 10)]
+
+
 def test_a_newcomer_overtakes_the_rest_of_a_prompt_without_waiting_for_its_tokens() -> None:
     scheduler = prefill_pod(10)
     long = add(scheduler, 0, 7936)
