@@ -86,6 +86,12 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of a step without decodes, if they have no context."""
+        bounded = self._prefill_only and self.chunk_tokens
+        return min(self.chunk_tokens, self._max_num_batched_tokens) if bounded else self._max_num_batched_tokens
+
     def add(self, sequence: Sequence) -> None:
         sequence.state = State.WAITING
         # A sequence that has forked since it was last scheduled has one token more than num_tokens counts.

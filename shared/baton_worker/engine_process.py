@@ -89,7 +89,7 @@ class EngineLoop:
             gpu_landing_slots=LANDING_SLOTS,
             gpus=gpu_ids(find_device(engine.config.device), engine.config.tensor_parallel) if pairs else [],
             prefill_rate=engine.runner.times.prefill_rate,
-            step_tokens=engine.config.max_num_batched_tokens,
+            step_tokens=engine.scheduler.step_tokens,
             num_threads=threads.count if threads is not None else 0,
             threads_spin=threads is not None and threads.spin,
             max_num_seqs=engine.config.max_num_seqs,

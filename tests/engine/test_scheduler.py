@@ -503,6 +503,7 @@ def prefill_pod(step_cost: float) -> Scheduler:
 
 def test_a_prefill_pod_bounds_its_steps_without_decodes_too() -> None:
     scheduler = prefill_pod(math.inf)
+    assert scheduler.step_tokens == 4000
     prompt = add(scheduler, 0, 9000)
     steps = [computed(scheduler.schedule()) for _ in range(3)]
     assert steps == [[(prompt, 3968)], [(prompt, 3968)], [(prompt, 1064)]]
