@@ -96,14 +96,19 @@ def translate(source: Any, target: GPUTarget, backend: Any, options: Any) -> Non
     source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
 
 
-class MeasuredProducts(dict[str, Any]):
-    """A table of tuned products in which each product has other tiles for each class of rows."""
+class Measured(dict[str, Any]):
+    """A table in which each product, or each layer of experts, has other tiles for each class of rows or tokens."""
 
-    def __contains__(self, name: object) -> bool:
-        return True
+    def __init__(self, format: str, device: torch.device, experts: bool = False) -> None:
+        self._format, self._experts = format, experts
 
     def get(self, name: str, default: Any = None) -> Any:
-        return {str(rows): [rows, 16, 16, 1 + rows % 3, 4, 2] for rows in (1, 8, 16, 32, 64, 128)}
+        if not self._experts:
+            block, inner = (64, 128) if self._format else (16, 16)
+            return {str(rows): [rows, block, inner, 1 + rows % 3, 4, 2] for rows in (1, 16, 32, 64, 128)}
+        least = 16 if self._format else 1
+        sizes = {1: least, 4: 16, 32: 32, 128: 64, 512: 128}
+        return {str(most): [rows, [32, 64, 4, 2 + rows % 3], [64, 64, 4, 2]] for most, rows in sizes.items()}
 
 
 def zeros(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -118,7 +123,7 @@ def pretend() -> None:
     torch.cuda.Event = fake_cuda.Event
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.get_device_name = lambda *_: "NVIDIA H200"
-    tuning._table = lambda *_: MeasuredProducts()
+    tuning._table = Measured
     hopper_prefill._multiprocessors = lambda _: 132
     select._why_not_triton = lambda *_: None
     select._is_hopper = lambda _: True
