@@ -73,7 +73,7 @@ class Scheduler:
         self.chunk_tokens = chunk_tokens
         # Chunks are bounded in time. Each token of context makes a prompt token take longer by this part.
         self.context_cost = 0.0
-        self.step_cost = math.inf  # a step by itself takes as long as so many prompt tokens in it
+        self.step_cost = math.inf  # what a step costs beside its tokens, in prompt tokens; inf = unknown
         self._prefill_only = prefill_only
         self._reach = reach
         self._stages = stages
