@@ -22,8 +22,8 @@ from .pair_groups import group_pairs
 from .reference.experts import ExpertWeights
 from .size_class import size_class
 from .tile_order import tile_of
-from .tuning import experts_config, is_known, learn
-from .unmeasured import experts_candidates, has_rules
+from .tuning import experts_config
+from .unmeasured import experts_candidates
 from .unmeasured_products import TOKENS, random_choice, watch
 
 # A token's result does not depend on the tokens around it when all batches have the same tiles.
@@ -263,7 +263,8 @@ def run_experts(
         tokens, count = experts.shape
         num_experts, hidden, size = held.down.shape
         layer = ExpertLayer(count, held.layer_experts or num_experts, hidden, size)
-        watch(_NUMBERS, held, layer)
+        if x.element_size() == 2:
+            watch(_NUMBERS, held, layer)
         config = experts_config(size_class(tokens), *layer, x.element_size(), x.device)
     run = _by_rows if config.block_rows == 1 else _by_blocks
     return run(x, held, weights, experts, config)
@@ -277,13 +278,8 @@ class _Numbers:
     def numbers(self, weight: ExpertWeights) -> torch.Tensor:
         return weight.gate_up
 
-    def is_open(self, weight: ExpertWeights, shape: ExpertLayer) -> bool:
-        device = weight.down.device
-        aligned = has_rules(shape.hidden, device) and has_rules(shape.size, device)
-        return aligned and weight.down.element_size() == 2 and not is_known("", shape, device)
-
-    def learn(self, weight: ExpertWeights, shape: ExpertLayer, choices: dict[int, ExpertsConfig]) -> None:
-        learn("", shape, weight.down.device, choices)
+    def format(self, weight: ExpertWeights) -> str:
+        return ""
 
     def candidates(self, weight: ExpertWeights, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
         return experts_candidates(rows, shape, weight.down.device)

@@ -5,7 +5,6 @@ the other tiles go through the tensor cores. Large batches are bound by arithmet
 memory, and cuBLAS multiplies.
 """
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -17,9 +16,9 @@ from .grouped_codes import add_units, columns_of, decode, grouped_operands, load
 from .kernel_configs import LinearConfig, Product
 from .overlap import let_next_start, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
-from .reference.grouped_linear import GroupedWeight
-from .tuning import compile_first, is_known, learn, quantized_config
-from .unmeasured import coded_candidates, has_rules
+from .reference.grouped_linear import FOUR_BITS, GroupedWeight
+from .tuning import compile_first, quantized_config
+from .unmeasured import coded_candidates
 from .unmeasured_products import watch
 
 # More rows than these go to cuBLAS where nothing was measured.
@@ -203,6 +202,12 @@ def _default(rows: int, outputs: int, inner: int) -> LinearConfig | None:
     return LinearConfig(block_rows, 64, 128, parts, 4, 4)
 
 
+def grouped_format(weight: GroupedWeight) -> str:
+    """Return what tables of measured configurations call the format of a weight."""
+    # Rows in 8 bits, times weights in 8 bits, are other products (scaled_linear.py).
+    return weight.kind if weight.kind in FOUR_BITS else f"{weight.kind}_groups"
+
+
 def grouped_linear(
     x: torch.Tensor,
     weight: GroupedWeight,
@@ -214,8 +219,8 @@ def grouped_linear(
     rows, inner = x.shape
     outputs = weight.codes.shape[0]
     if config is None:
-        watch(_kind(x.dtype, weight.kind), weight, Product(outputs, inner, gated))
-        name = weight.kind, outputs, inner, gated, x.device
+        watch(_Groups(x.dtype), weight, Product(outputs, inner, gated))
+        name = grouped_format(weight), outputs, inner, gated, x.device
         for each in compile_first(*name):
             grouped_linear(x[:1], weight, bias, gated, each)
         config = quantized_config(rows, *name, default=_default)
@@ -250,7 +255,6 @@ class _Groups(NamedTuple):
     """Implements Kind. dtype: of the inputs."""
 
     dtype: torch.dtype
-    format: str
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -259,12 +263,8 @@ class _Groups(NamedTuple):
     def numbers(self, weight: GroupedWeight) -> torch.Tensor:
         return weight.codes
 
-    def is_open(self, weight: GroupedWeight, shape: Product) -> bool:
-        device = weight.codes.device
-        return has_rules(shape.inner, device) and not is_known(self.format, shape, device)
-
-    def learn(self, weight: GroupedWeight, shape: Product, choices: dict[int, LinearConfig | None]) -> None:
-        learn(self.format, shape, weight.codes.device, choices)
+    def format(self, weight: GroupedWeight) -> str:
+        return grouped_format(weight)
 
     def candidates(self, weight: GroupedWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
         if rows > 256:
@@ -284,11 +284,6 @@ class _Groups(NamedTuple):
         if config is None:
             return by_numbers(x, weight, None, shape.gated)
         return grouped_linear(x, weight, None, shape.gated, config)
-
-
-@functools.cache
-def _kind(dtype: torch.dtype, format: str) -> _Groups:
-    return _Groups(dtype, format)
 
 
 def grouped_linear_fixed(

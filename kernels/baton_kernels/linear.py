@@ -16,8 +16,8 @@ from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from .parts import arrivals_of
 from .reference.activation import GATES
 from .reference.norm import PendingNorm
-from .tuning import is_known, learn, linear_config
-from .unmeasured import has_rules, linear_candidates
+from .tuning import linear_config
+from .unmeasured import linear_candidates
 from .unmeasured_products import watch
 
 # Elements of each output's weights that are prefetched while the preceding kernel still runs.
@@ -238,11 +238,8 @@ class _Numbers:
     def numbers(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
 
-    def is_open(self, weight: torch.Tensor, shape: Product) -> bool:
-        return has_rules(shape.inner, weight.device) and not is_known("", shape, weight.device)
-
-    def learn(self, weight: torch.Tensor, shape: Product, choices: dict[int, LinearConfig | None]) -> None:
-        learn("", shape, weight.device, choices)
+    def format(self, weight: torch.Tensor) -> str:
+        return ""
 
     def candidates(self, weight: torch.Tensor, shape: Product, rows: int) -> list[LinearConfig | None]:
         return linear_candidates(rows, *shape, weight.device)

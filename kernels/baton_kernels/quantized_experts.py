@@ -4,7 +4,6 @@ Pairs are grouped by expert into blocks of rows (pair_groups.py), also in small 
 few. Each pair has a result of its own; a last kernel adds up those of a token.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ import triton.language as tl
 from .activation import gate_of_expert
 from .experts import sum_kernel
 from .grouped_codes import add_units, grouped_operands, load_inputs
+from .grouped_linear import grouped_format
 from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import PairGroups, group_pairs
@@ -24,8 +24,8 @@ from .reference.scaled_linear import ScaledWeight
 from .scaled_linear import add_step, format_of, load_tile
 from .size_class import size_class
 from .tile_order import tile_of
-from .tuning import compile_experts_first, is_known, learn, quantized_experts_config
-from .unmeasured import coded_experts_candidates, has_rules
+from .tuning import compile_experts_first, quantized_experts_config
+from .unmeasured import coded_experts_candidates
 from .unmeasured_products import TOKENS, random_choice, watch
 
 FIXED = ExpertsConfig(16, ProductConfig(64, 128, 4, 3), ProductConfig(64, 128, 4, 3))
@@ -134,7 +134,7 @@ def _scaled_kernel(
 def experts_format(held: QuantizedExperts) -> str:
     """Return what tables of measured configurations call the format of the weights."""
     assert not isinstance(held.gate_up, torch.Tensor)
-    return held.gate_up.kind if isinstance(held.gate_up, GroupedWeight) else format_of(held.gate_up)
+    return grouped_format(held.gate_up) if isinstance(held.gate_up, GroupedWeight) else format_of(held.gate_up)
 
 
 def _default(pairs: int, experts: int) -> ExpertsConfig:
@@ -164,7 +164,7 @@ def run_quantized_experts(
     if config is None:
         whole_layer = held.layer_experts or num_experts
         layer = ExpertLayer(count, whole_layer, hidden, both // 2)
-        watch(_kind(x.dtype), held, layer)
+        watch(_Codes(x.dtype), held, layer)
         shape = experts_format(held), *layer, x.device
         for each in compile_experts_first(*shape):
             run_quantized_experts(x[:1], held, weights[:1], experts[:1], each)
@@ -196,12 +196,8 @@ class _Codes(NamedTuple):
     def numbers(self, weight: QuantizedExperts) -> torch.Tensor:
         return weight.gate_up if isinstance(weight.gate_up, torch.Tensor) else weight.gate_up.codes
 
-    def is_open(self, weight: QuantizedExperts, shape: ExpertLayer) -> bool:
-        device = self.numbers(weight).device
-        return has_rules(shape.hidden, device) and not is_known(experts_format(weight), shape, device)
-
-    def learn(self, weight: QuantizedExperts, shape: ExpertLayer, choices: dict[int, ExpertsConfig]) -> None:
-        learn(experts_format(weight), shape, self.numbers(weight).device, choices)
+    def format(self, weight: QuantizedExperts) -> str:
+        return experts_format(weight)
 
     def candidates(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
         codes, scales = self.numbers(weight), weight.gate_up
@@ -214,11 +210,6 @@ class _Codes(NamedTuple):
         codes = self.numbers(weight)
         x = torch.zeros(rows, shape.hidden, dtype=self.dtype, device=codes.device)
         return run_quantized_experts(x, weight, *random_choice(rows, shape, len(codes), codes.device), config)
-
-
-@functools.cache
-def _kind(dtype: torch.dtype) -> _Codes:
-    return _Codes(dtype)
 
 
 def _product(

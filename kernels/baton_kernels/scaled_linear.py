@@ -9,7 +9,6 @@ Products with a scale for each row and output also exist in torch: in FP8 as a w
 as sums, which a kernel here scales.
 """
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -23,8 +22,8 @@ from .parts import add_parts, arrivals_of, parts_for
 from .reference.quantize import QuantizedRows
 from .reference.scaled_linear import ScaledWeight
 from .tile_order import tile_of
-from .tuning import compile_first, is_known, learn, quantized_config
-from .unmeasured import coded_candidates, has_rules
+from .tuning import compile_first, quantized_config
+from .unmeasured import coded_candidates
 from .unmeasured_products import watch
 
 # Rows up to which the kernels here are used where nothing was measured and torch has a product in FP8.
@@ -270,7 +269,7 @@ def scaled_linear(
     tiled = weight.tile[1] < inner
     if config is None:
         format = format_of(weight)
-        watch(_kind(dtype, format, x.zeros is not None), weight, Product(outputs, inner, gated))
+        watch(_Codes(dtype, x.zeros is not None), weight, Product(outputs, inner, gated))
         shape = format, outputs, inner, gated, x.codes.device
         for each in compile_first(*shape):
             scaled_linear(_first_row(x), weight, bias, dtype, gated, each)
@@ -320,7 +319,6 @@ class _Codes(NamedTuple):
     """Implements Kind. dtype: of the results. zeros: rows have them."""
 
     dtype: torch.dtype
-    format: str
     zeros: bool
 
     @property
@@ -330,12 +328,8 @@ class _Codes(NamedTuple):
     def numbers(self, weight: ScaledWeight) -> torch.Tensor:
         return weight.codes
 
-    def is_open(self, weight: ScaledWeight, shape: Product) -> bool:
-        device = weight.codes.device
-        return has_rules(shape.inner, device) and not is_known(self.format, shape, device)
-
-    def learn(self, weight: ScaledWeight, shape: Product, choices: dict[int, LinearConfig | None]) -> None:
-        learn(self.format, shape, weight.codes.device, choices)
+    def format(self, weight: ScaledWeight) -> str:
+        return format_of(weight)
 
     def candidates(self, weight: ScaledWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
         found: list[LinearConfig | None] = []
@@ -364,11 +358,6 @@ class _Codes(NamedTuple):
         codes, scales = weight.codes.new_zeros(rows, weight.codes.shape[1]), weight.scales
         zeros = codes.new_zeros(rows, dtype=torch.int32) if self.zeros else None
         return QuantizedRows(codes, scales.new_ones(rows, scales.shape[1]), zeros)
-
-
-@functools.cache
-def _kind(dtype: torch.dtype, format: str, zeros: bool) -> _Codes:
-    return _Codes(dtype, format, zeros)
 
 
 def _first_row(x: QuantizedRows) -> QuantizedRows:

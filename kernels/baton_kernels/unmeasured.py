@@ -22,7 +22,7 @@ _ONE_ROW = {
 
 
 # For more pairs of a token and an expert, reading each row's weights anew is never faster.
-_MOST_PAIRS_BY_ROW = 256
+MOST_PAIRS_BY_ROW = 256
 # Tiles of experts by the rows of a block.
 _BLOCKS = {
     16: (
@@ -157,14 +157,14 @@ def experts_candidates(tokens: int, layer: ExpertLayer, device: torch.device) ->
     """Return what is worth measuring for experts of 16 bits where `has_rules`; what the rule says comes first."""
     pairs = tokens * layer.used
     found = [unmeasured_experts(pairs, layer.used, layer.experts, layer.size, 2, device)]
-    if pairs <= _MOST_PAIRS_BY_ROW:
+    if pairs <= MOST_PAIRS_BY_ROW:
         inner = min(triton.next_power_of_2(layer.size), 128)
         down = ProductConfig(2, inner, 4, 1), ProductConfig(4, inner, 8, 1)
         tiles = [
             ProductConfig(*each, 1) for each in ((2, 2048, 4), (1, 2048, 4), (1, 1024, 2)) if each[1] <= layer.hidden
         ]
         found += [ExpertsConfig(1, *each) for each in itertools.product(tiles, down)]
-    for rows in _rows_of_blocks(pairs / layer.experts):
+    for rows in rows_of_blocks(pairs / layer.experts):
         for config in _BLOCKS[rows]:
             whole = config.gate_up._replace(whole=True), config.down._replace(whole=True)
             found += [config, ExpertsConfig(rows, *whole)]
@@ -183,16 +183,16 @@ def coded_experts_candidates(
         warps = 8 if block * rows * weights > 8192 else 4
         return ProductConfig(block, inner, warps, min(max(_SHARED // stage, 2), 6))
 
-    rows_of_blocks = _rows_of_blocks(tokens * layer.used / layer.experts)
+    blocks = rows_of_blocks(tokens * layer.used / layer.experts)
     inners = (block_inner,) if block_inner else (128, 256)
     return [
         ExpertsConfig(rows, tiles(rows, block, inner, 2), tiles(rows, block, inner, 1))
-        for rows, block, inner in itertools.product(rows_of_blocks, (64, 128), inners)
+        for rows, block, inner in itertools.product(blocks, (64, 128), inners)
         if block * rows <= 128 * 128
     ]
 
 
-def _rows_of_blocks(mean: float) -> list[int]:
+def rows_of_blocks(mean: float) -> list[int]:
     """Return the rows of a block that may be fastest for experts with so many rows on average."""
     return [rows for rows in _BLOCKS if min(mean / 2, 64) <= rows <= max(2 * mean, 16)]
 

@@ -9,6 +9,8 @@ import torch
 
 from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product
 from .reference.routing import NOT_OWN
+from .tuning import is_known, learn
+from .unmeasured import has_rules
 
 Shape = Product | ExpertLayer
 Config = LinearConfig | ExpertsConfig | None  # None = by a library
@@ -21,20 +23,17 @@ class Kind(Protocol):
     @property
     def rows(self) -> tuple[int, ...]: ...
 
+    def format(self, weight: Any) -> str:
+        """Return what tables call the format of a weight; "" = 16 bits."""
+
     def numbers(self, weight: Any) -> torch.Tensor:
         """Return the numbers or codes of a weight."""
-
-    def is_open(self, weight: Any, shape: Any) -> bool:
-        """Whether a product has not been measured and is worth it."""
 
     def candidates(self, weight: Any, shape: Any, rows: int) -> list[Any]:
         """Return the configurations that are worth measuring."""
 
     def compute(self, weight: Any, shape: Any, rows: int, config: Any) -> object:
         """Multiply so many rows of zeros."""
-
-    def learn(self, weight: Any, shape: Any, choices: dict[int, Any]) -> None:
-        """Take these configurations from now on. choices: by the most rows that each is for, in ascending order."""
 
 
 class Unmeasured(NamedTuple):
@@ -44,13 +43,18 @@ class Unmeasured(NamedTuple):
     shape: Shape
     weights: list[Any]
 
+    def learn(self, choices: dict[int, Config]) -> None:
+        """Take these configurations from now on. choices: by the most rows that each is for, in ascending order."""
+        weight = self.weights[0]
+        learn(self.kind.format(weight), self.shape, self.kind.numbers(weight).device, choices)
 
-_found: dict[tuple[Kind, Shape], Unmeasured] | None = None
+
+_found: dict[tuple[str, Shape], Unmeasured] | None = None
 
 
 @contextmanager
-def watching() -> Iterator[dict[tuple[Kind, Shape], Unmeasured]]:
-    """Yield the products that are computed in this context and are worth measuring."""
+def watching() -> Iterator[dict[tuple[str, Shape], Unmeasured]]:
+    """Yield the products that are computed in this context and are worth measuring, by format and shape."""
     global _found
     _found = {}
     try:
@@ -61,9 +65,13 @@ def watching() -> Iterator[dict[tuple[Kind, Shape], Unmeasured]]:
 
 def watch(kind: Kind, weight: Any, shape: Shape) -> None:
     """Note that a product is computed."""
-    if _found is None or not kind.is_open(weight, shape):
+    if _found is None:
         return
-    weights = _found.setdefault((kind, shape), Unmeasured(kind, shape, [])).weights
+    format, device = kind.format(weight), kind.numbers(weight).device
+    inner = (shape.inner,) if isinstance(shape, Product) else (shape.hidden, shape.size)
+    if is_known(format, shape, device) or not all(has_rules(each, device) for each in inner):
+        return
+    weights = _found.setdefault((format, shape), Unmeasured(kind, shape, [])).weights
     if all(kind.numbers(other) is not kind.numbers(weight) for other in weights):
         weights.append(weight)
 

@@ -31,11 +31,11 @@ from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
 from baton_kernels.reference.quantized_experts import QuantizedExperts
 from baton_kernels.tuning import experts_config, experts_name, table_name
+from baton_kernels.unmeasured import MOST_PAIRS_BY_ROW, rows_of_blocks
 from loadtest.engine.tune_linear import TABLES, seconds, write_table
 from loadtest.engine.tuned_formats import FORMATS, SHARED_MEMORY, Product
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-MOST_PAIRS_BY_ROW = 256  # for more, reading each row's weights anew is never faster
 BLOCK_ROWS = (16, 32, 64, 128)
 COPIED = 3  # so many of the fastest candidates are tried with the copy engine
 DEVICE = "cuda"
@@ -141,8 +141,7 @@ def tiles(layer: Layer, rows: int) -> tuple[list[ProductConfig], list[ProductCon
 def rows_to_try(layer: Layer, tokens: int) -> list[int]:
     """Return the rows of a block that can be fastest: about as many as an expert has on average."""
     pairs = tokens * layer.count
-    average = pairs / layer.experts
-    found = [rows for rows in BLOCK_ROWS if min(average / 2, 64) <= rows <= max(2 * average, 16)]
+    found = rows_of_blocks(pairs / layer.experts)
     return [1, *found] if pairs <= MOST_PAIRS_BY_ROW and layer.format == "bf16" else found
 
 

@@ -34,8 +34,7 @@ def tune_products(
                     for config in kind.candidates(weights[0], shape, rows):
                         kind.compute(weights[0], shape, rows, config)
         for each in products:
-            choices = {rows: _fastest(each, rows, seconds) for rows in each.kind.rows}
-            each.kind.learn(each.weights[0], each.shape, choices)
+            each.learn({rows: _fastest(each, rows, seconds) for rows in each.kind.rows})
     # The rules serve as well, if not as fast, so a GPU or a driver that refuses a candidate need not stop the engine.
     except Exception as error:
         log.warning("products are not measured: %s", error, extra={"event": "products_not_tuned"})

@@ -353,8 +353,8 @@ def test_settings_that_cannot_be_served_are_named(llama: Path, settings: dict[st
         assert word in message
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-def test_a_gpu_that_is_not_there_is_said(llama: Path) -> None:
+def test_a_gpu_that_is_not_there_is_said(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "no CUDA device" in refusal(llama, device="cuda")
 
 

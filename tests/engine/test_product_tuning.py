@@ -10,7 +10,7 @@ import torch
 from baton_engine import product_tuning
 from baton_engine.product_tuning import tune_products
 from baton_kernels import linear as linear_kernels
-from baton_kernels import tuning
+from baton_kernels import tuning, unmeasured_products
 from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.linear import linear
 from baton_kernels.reference.linear import linear_reference
@@ -27,7 +27,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A table with one product, on a device for which there are rules."""
     table = {"32x64": {"64": list(CANDIDATES[0] or ())}}
     monkeypatch.setattr(tuning, "_table", lambda *_: table)
-    monkeypatch.setattr(linear_kernels, "has_rules", lambda inner, device: True)
+    monkeypatch.setattr(unmeasured_products, "has_rules", lambda inner, device: True)
     monkeypatch.setattr(tuning, "unmeasured_linear", lambda *_: CANDIDATES[0])
     monkeypatch.setattr(product_tuning, "compiling_ahead", lambda cores: contextlib.nullcontext())
     monkeypatch.setattr(linear_kernels, "linear_candidates", lambda *_: CANDIDATES)

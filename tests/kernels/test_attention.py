@@ -120,7 +120,7 @@ def test_decode_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype
 @pytest.mark.parametrize("capacity", [1, 3, 64])
 @pytest.mark.parametrize("count", [1, 32, 33, 1500])
 def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -> None:
-    from baton_kernels.decode_parts import CLASSES, PARTS, SEQUENCE, plan_parts
+    from baton_kernels.decode_parts import CLASSES, FEW_SEQUENCES, PARTS, SEQUENCE, plan_parts
     from baton_kernels.reference.decode_parts import parts_reference
 
     lengths = torch.randint(0, 3000, (count,), dtype=torch.int32)
@@ -129,7 +129,7 @@ def test_parts_share_the_work(device: torch.device, count: int, capacity: int) -
     arrivals = torch.zeros(count, dtype=torch.int32, device=device)
     rows = torch.randperm(count)
     parts = plan_parts(lengths.to(device), rows.to(device), capacity, arrivals)
-    plan, classes = parts.plan.cpu(), CLASSES if count > 32 else 1
+    plan, classes = parts.plan.cpu(), CLASSES if count > FEW_SEQUENCES else 1
     expected = parts_reference(lengths.tolist(), rows.tolist(), capacity, 64, classes)
     assert plan.T[: len(expected)].tolist() == expected
     assert (plan[SEQUENCE, len(expected) :] == -1).all()

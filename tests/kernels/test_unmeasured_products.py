@@ -134,14 +134,30 @@ def test_every_candidate_computes_a_layer_of_experts(name: str, device: torch.de
         for config in kind.candidates(held, shape, rows):
             assert relative_error(run(x, held, *choice, config), expected) < bound, config
     few, many = (kind.candidates(held, shape, rows)[-1] for rows in (8, 512))
-    kind.learn(held, shape, {8: few, 512: many})
-    assert not kind.is_open(held, shape)
+    Unmeasured(kind, shape, [held]).learn({8: few, 512: many})
+    with watching() as found:
+        run(x, held, *choice)
+    assert not found
     if name == "numbers":
         chosen = [tuning.experts_config(tokens, *LAYER, 2, device) for tokens in (1, 8, 9, 9999)]
     else:
         chosen = [tuning.quantized_experts_config(tokens, name, *LAYER, device) for tokens in (1, 8, 9, 9999)]
     assert chosen == [few, few, many, many]
     assert torch.equal(run(x, held, *choice), run(x, held, *choice, few))
+
+
+def test_products_of_the_same_shape_in_other_formats_are_others(device: torch.device) -> None:
+    fp8, tiles = Case("fp8", device), Case("fp8 in tiles", device)
+    codes = torch.full((OUTPUTS, INNER), 128, dtype=torch.uint8, device=device)
+    groups = GroupedWeight("fp8", codes, torch.ones(OUTPUTS, INNER // 128, device=device))
+    x = torch.zeros(2, INNER, dtype=HALF, device=device)
+    with watching() as found:
+        for case in (fp8, tiles):
+            case.run(x, False)
+        grouped_linear(x, groups)
+    assert [format for format, _ in found] == ["fp8", "fp8_tiles", "fp8_groups"]
+    next(iter(found.values())).learn({64: LinearConfig(16, 64, 128, 1, 4, 2)})
+    assert [tuning.is_known(format, shape, device) for format, shape in found] == [True, False, False]
 
 
 def test_experts_of_other_ranks_are_left_out(device: torch.device) -> None:
@@ -154,7 +170,7 @@ def test_what_was_learned_is_used_and_not_noted_again(name: str, device: torch.d
     case = Case(name, device)
     each = noted(case, False, device)
     few, many = (each.kind.candidates(each.weights[0], each.shape, rows)[-1] for rows in (16, 64))
-    each.kind.learn(each.weights[0], each.shape, {16: few, 64: many})
+    each.learn({16: few, 64: many})
     shape = name, OUTPUTS, INNER, False, device
     chosen = [tuning.quantized_config(rows, *shape, default=lambda *_: None) for rows in (1, 16, 17, 999)]
     assert chosen == [few, few, many, many]
