@@ -1,11 +1,11 @@
 """KV from one GPU's cache into another's, beside plain NCCL send and receive of as many bytes in the same run.
 
-Usage: pair_bench.py [--ranks SENDING RECEIVING] [--repeats N] [--out FILE], on a machine with two GPUs. Each GPU has a
-process with a KV cache of the Llama-3.1-8B shape. With --ranks the cache is divided among so many ranks, as the caches
-of pods with several GPUs are. All ranks of a pod then share its GPU, so there are as many NCCL connections as between
-such pods, over one cable. KV moves with the code of an engine process: gather, checksum, announcement, NCCL,
-checksum, scatter. The same is measured without checksums. Plain NCCL is torch.distributed's, one message of this size
-at a time. The script prints a table of medians and writes JSON.
+Usage: pair_bench.py [--ranks SENDING RECEIVING] [--repeats N] [--out FILE], on a machine with at least two GPUs. Each
+pod is a process with a KV cache of the Llama-3.1-8B shape. With --ranks the cache is divided among so many ranks, as
+the caches of pods with several GPUs are. Each rank has a GPU if there are enough; else all ranks of a pod share one, so
+there are as many NCCL connections as between such pods, over one cable. KV moves with the code of an engine process:
+gather, checksum, announcement, NCCL, checksum, scatter. The same is measured without checksums. Plain NCCL is
+torch.distributed's, one message of this size at a time. The script prints a table of medians and writes JSON.
 """
 
 import argparse
@@ -54,12 +54,14 @@ MEMORY = {"slots, once": "slot_bytes", "the pair": "pair_bytes"}
 class CachesOnly:
     """The parts of an engine that the transfer of KV needs: a cache for each rank."""
 
-    def __init__(self, device: torch.device, ranks: int) -> None:
+    def __init__(self, devices: list[torch.device]) -> None:
+        """devices: of each rank."""
+        ranks = len(devices)
         layouts = [
             KvLayout(LAYERS, tuple(Plane(name, heads, HEAD_DIM, "bfloat16") for name in ("key", "value")))
             for heads in (HEADS, len(rank_heads(HEADS, 0, ranks)))
         ]
-        self.caches = [KvCache(layouts[1], BLOCK_SIZE, device, TRITON) for _ in range(ranks)]
+        self.caches = [KvCache(layouts[1], BLOCK_SIZE, device, TRITON) for device in devices]
         for cache in self.caches:
             cache.allocate(2 * max(LENGTHS) // BLOCK_SIZE)
             for plane in cache.planes:
@@ -81,8 +83,11 @@ class CachesOnly:
 
     def ends(self) -> PairEnds:
         layout, ranks = self.runner.cache.layout, len(self.caches)
-        own, *others = [RankEnd(cache, layout, rank, ranks) for rank, cache in enumerate(self.caches)]
-        return PairEnds(own, layout, OthersHere(others))
+        ends = []
+        for rank, cache in enumerate(self.caches):
+            with torch.cuda.device(cache.device):
+                ends.append(RankEnd(cache, layout, rank, ranks))
+        return PairEnds(ends[0], layout, OthersHere(ends[1:], [cache.device for cache in self.caches[1:]]))
 
     def sums(self) -> list[float]:
         """Return a sum over the KV of all ranks for each plane."""
@@ -94,16 +99,21 @@ class CachesOnly:
 class OthersHere:
     """Implements OtherRanks with ranks of this process."""
 
-    def __init__(self, ends: list[RankEnd]) -> None:
+    def __init__(self, ends: list[RankEnd], devices: list[torch.device]) -> None:
         self.count = 1 + len(ends)
-        self._ends = ends
+        self._ends = list(zip(ends, devices, strict=True))
 
     def send(self, command: PairCommand) -> None:
-        for end in self._ends:
-            end.execute(command)
+        for end, device in self._ends:
+            with torch.cuda.device(device):
+                end.execute(command)
 
     def take_reports(self) -> list[tuple[int, Report]]:
-        return [(rank, report) for rank, end in enumerate(self._ends, start=1) for report in end.settle()]
+        reports = []
+        for rank, (end, device) in enumerate(self._ends, start=1):
+            with torch.cuda.device(device):
+                reports += [(rank, report) for report in end.settle()]
+        return reports
 
 
 def run_end(rank: int, ranks: list[int], peer: Connection, orders: Connection, port: int) -> None:
@@ -111,9 +121,12 @@ def run_end(rank: int, ranks: list[int], peer: Connection, orders: Connection, p
 
     Orders are ("plain", bytes, repeats), ("pair", tokens, repeats) and ("unchecked", tokens, repeats), and answers
     are seconds."""
-    device = torch.device("cuda", rank)
+    apart = sum(ranks) <= torch.cuda.device_count()
+    first = rank * ranks[0] if apart else rank
+    devices = [torch.device("cuda", first + (own if apart else 0)) for own in range(ranks[rank])]
+    device = devices[0]
     torch.cuda.set_device(device)
-    engine = CachesOnly(device, ranks[rank])
+    engine = CachesOnly(devices)
     fds = [StagingArena.create_file("bench") for _ in range(2)]
     mover = KvMover(engine, engine.ends(), *fds, PairMemory(most=max(ranks)))  # type: ignore[arg-type]
     warm_up(device)
@@ -159,7 +172,7 @@ def connect(rank: int, peer_ranks: int, mover: KvMover, peer: Connection) -> Non
 
 
 def plain(rank: int, size: int, engine: CachesOnly, mover: KvMover, peer: Connection) -> float:
-    values = torch.empty(size, dtype=torch.uint8, device=f"cuda:{rank}")
+    values = torch.empty(size, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     meet(peer)
     began = time.perf_counter()

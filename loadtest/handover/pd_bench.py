@@ -1,8 +1,9 @@
 """Measures at the client what a hand-over costs: prefill and decode on a GPU each, beside the decode pod alone.
 
-Usage: pd_bench.py SHAPE_DIR [--transport auto|tcp|grpc] [--out FILE]. There are one prefill pod, one decode pod and two
-gateways. One gateway uses both pods; for the other the decode pod does the prefill as well. Weights are random, prefix
-caches are off, the temperature is 0.6. On a machine without GPUs both pods share the CPU.
+Usage: pd_bench.py SHAPE_DIR [--ranks PREFILL DECODE] [--transport auto|tcp|grpc] [--out FILE]. There are one prefill
+pod, one decode pod and two gateways. One gateway uses both pods; for the other the decode pod does the prefill as well.
+Weights are random, prefix caches are off, the temperature is 0.6. The pods share GPUs where there are fewer than ranks,
+and the CPU on a machine without GPUs.
 
 - first hand-over: the time until the GPUs of two linked pods are connected. No request waits for it.
 - lone TTFT: the TTFT of one request at a time, through each gateway.
@@ -32,7 +33,7 @@ from loadtest.common.bench_table import aligned, figure
 from loadtest.common.client import Load, drive
 from loadtest.common.random_model import write_random_model
 from loadtest.common.servers import HOST, as_flags, setting
-from loadtest.handover.pods import Pods, seconds_between
+from loadtest.handover.pods import Pods, gpus_from, seconds_between
 
 
 @contextlib.contextmanager
@@ -40,15 +41,19 @@ def running(model: Path, arguments: argparse.Namespace) -> Iterator[tuple[Pods, 
     """Yield the pods, and the ports of the gateway that hands over and of the one that does not."""
     longest = min(8192, load_model_config(model).max_position_embeddings)
     common = ["--max-model-len", str(longest), "--no-enable-prefix-caching", *as_flags(dict(arguments.settings))]
+    prefill_ranks, decode_ranks = arguments.ranks
+    gpus = torch.cuda.device_count()
+    first = max(min(prefill_ranks, gpus - decode_ranks), 0)
     with Pods(model, arguments.out.parent) as pods:
-        prefill = pods.start("prefill", common, "0,1")
-        decode = pods.start("decode", [*common, "--kv-transport", arguments.transport], "1,0")
+        prefill = pods.start("prefill", [*common, "--tensor-parallel", str(prefill_ranks)], gpus_from(0))
+        flags = [*common, "--tensor-parallel", str(decode_ranks), "--kv-transport", arguments.transport]
+        decode = pods.start("decode", flags, gpus_from(first))
         gateway = ["--admin-port", "0", "--decode-addresses", f"{HOST}:{decode}"]
         alone = pods.start("gateway", gateway, name="alone")
         # The benchmark measures hand-overs, even where a prefill on the decode pod would be faster.
         gateway += ["--prefill-addresses", f"{HOST}:{prefill}", "--no-local-prefill"]
         handing_over = pods.start("gateway", gateway, name="pd")
-        pods.wait_until_ready("decode" if arguments.transport == "auto" and torch.cuda.device_count() > 1 else None)
+        pods.wait_until_ready(["decode"] if arguments.transport == "auto" and gpus > 1 else [])
         yield pods, handing_over, alone
 
 
@@ -115,6 +120,9 @@ class Bench:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", type=Path, metavar="SHAPE_DIR")
+    parser.add_argument(
+        "--ranks", type=int, nargs=2, default=[1, 1], metavar=("PREFILL", "DECODE"), help="of tensor parallel pods"
+    )
     parser.add_argument("--transport", default="auto", choices=["auto", "tcp", "grpc"])
     parser.add_argument(
         "--out",

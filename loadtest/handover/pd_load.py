@@ -1,9 +1,10 @@
-"""Prefill and decode on a GPU each beside two replicas on the same GPUs: the same loads, one layout after the other.
+"""Prefill and decode on a GPU each beside replicas on the same GPUs: the same loads, one layout after the other.
 
-Usage: pd_load.py SHAPE_DIR --load ARGUMENTS... [--layouts pd,replicas] [--out DIR]. A load is arguments of `baton bench
-serve`, such as "--rates 20,35 --input-tokens 1024 --seconds 16"; what it measures goes to DIR/LAYOUT-NUMBER.json, which
-goodput_grid.py reads. pd: a prefill and a decode pod, which prefills by itself where that is predicted to cost less.
-replicas: two decode pods. Random weights, prefix caches off. On a machine without GPUs all pods share the CPU.
+Usage: pd_load.py SHAPE_DIR --load ARGUMENTS... [--pods N] [--layouts pd,replicas] [--out DIR]. A load is arguments of
+`baton bench serve`, such as "--rates 20,35 --input-tokens 1024 --seconds 16"; what it measures goes to
+DIR/LAYOUT-NUMBER.json, which goodput_grid.py reads. pd: as many prefill as decode pods, which prefill by themselves
+where that is predicted to cost less. replicas: decode pods only. Random weights, prefix caches off. On a machine
+without GPUs all pods share the CPU.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import torch
 from baton_cli.ports import free_loopback_ports
 from loadtest.common.random_model import write_random_model
 from loadtest.common.servers import HOST, as_flags, setting
-from loadtest.handover.pods import Pods
+from loadtest.handover.pods import Pods, gpus_from
 
 _LAYOUTS = ("pd", "replicas")
 # The kind of pod that computed the prompts.
@@ -34,13 +35,16 @@ def measure(layout: str, model: Path, loads: list[str], arguments: argparse.Name
     worker = ["--no-enable-prefix-caching", *as_flags(dict(arguments.settings))]
     gateway = ["--admin-port", str(admin)]
     with Pods(model, arguments.out / f"{layout}-logs") as pods:
-        first = pods.start("prefill" if layout == "pd" else "decode", worker, "0,1", "first")
-        second = pods.start("decode", worker, "1,0", "second")
-        addresses = [f"{HOST}:{port}" for port in (first, second)]
-        if layout == "pd":
-            gateway += ["--prefill-addresses", addresses.pop(0)]
-        port = pods.start("gateway", [*gateway, "--decode-addresses", ",".join(addresses)])
-        pods.wait_until_ready("second" if layout == "pd" and torch.cuda.device_count() > 1 else None)
+        prefills = arguments.pods // 2 if layout == "pd" else 0
+        addresses: dict[str, list[str]] = {"prefill": [], "decode": []}
+        for number in range(arguments.pods):
+            role = "prefill" if number < prefills else "decode"
+            addresses[role].append(f"{HOST}:{pods.start(role, worker, gpus_from(number), f'pod-{number}')}")
+        for role, known in addresses.items():
+            gateway += [f"--{role}-addresses", ",".join(known)] if known else []
+        port = pods.start("gateway", gateway)
+        decodes = range(prefills, arguments.pods)
+        pods.wait_until_ready([f"pod-{n}" for n in decodes] if torch.cuda.device_count() > 1 else [], prefills)
         for number, load in enumerate(loads):
             command = [sys.executable, "-m", "baton_cli", "bench", "serve", *shlex.split(load)]
             command += ["--seed", str(arguments.seed), "--json-file", str(arguments.out / f"{layout}-{number}.json")]
@@ -56,6 +60,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("shape", type=Path, metavar="SHAPE_DIR")
     parser.add_argument("--load", dest="loads", action="append", required=True, metavar="ARGUMENTS")
     parser.add_argument("--layouts", default="pd,replicas", help="layouts to measure, in this order")
+    parser.add_argument("--pods", type=int, default=2, help="workers of each layout, a GPU each")
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/pd_load"))
     parser.add_argument("--seed", type=int, default=0, help="seed of arrivals, lengths and weights")
     parser.add_argument("--weights-dir", type=Path, help="folder that keeps random weights for the next run")
@@ -64,6 +69,8 @@ def parse_arguments() -> argparse.Namespace:
         help="a flag that all workers get",
     )  # fmt: skip
     arguments = parser.parse_args()
+    if arguments.pods < 2 or arguments.pods % 2:
+        parser.error("--pods must be even, as half of them prefill")
     unknown = set(arguments.layouts.split(",")) - set(_LAYOUTS)
     if unknown:
         parser.error(f"--layouts: {', '.join(sorted(unknown))}: not one of {', '.join(_LAYOUTS)}")

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
+
+import torch
 
 from baton_cli.ports import free_loopback_ports
 from loadtest.common.servers import HOST
@@ -46,8 +49,8 @@ class Pods:
             self._gateways.append(port)
         return port
 
-    def wait_until_ready(self, paired: str | None = None) -> None:
-        """Wait for all gateways, and for the decode pod of this name to have a connection of its GPU to another.
+    def wait_until_ready(self, paired: Iterable[str] = (), pairs: int = 1) -> None:
+        """Wait for all gateways, and for decode pods of these names to have so many connections of GPUs each.
 
         Raises RuntimeError, with the ends of the logs, when they do not get ready.
         """
@@ -56,7 +59,7 @@ class Pods:
             with contextlib.suppress(OSError):
                 for port in self._gateways:
                     urllib.request.urlopen(f"http://{HOST}:{port}/ready", timeout=2).read()
-                if paired is None or self.events(paired, "paired", "transport_fallback"):
+                if all(len(self.events(name, "paired", "transport_fallback")) >= pairs for name in paired):
                     return
             time.sleep(0.2)
         ends = (f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self._folder.glob("*.log"))
@@ -80,6 +83,12 @@ class Pods:
                 process.wait(_STOP_S)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def gpus_from(first: int) -> str:
+    """Return CUDA_VISIBLE_DEVICES of a pod whose own GPUs begin with this one. It sees all others too."""
+    count = torch.cuda.device_count()
+    return ",".join(str(gpu) for gpu in (*range(first, count), *range(min(first, count))))
 
 
 def seconds_between(first: dict[str, Any], second: dict[str, Any]) -> float:
