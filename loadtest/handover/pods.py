@@ -86,9 +86,10 @@ class Pods:
 
 
 def gpus_from(first: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES of a pod whose own GPUs begin with this one. It sees all others too."""
+    """Return CUDA_VISIBLE_DEVICES of a pod whose own GPUs begin with this one. It sees all that this process sees."""
     count = torch.cuda.device_count()
-    return ",".join(str(gpu) for gpu in (*range(first, count), *range(min(first, count))))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
+    return ",".join(visible[first:] + visible[:first])
 
 
 def seconds_between(first: dict[str, Any], second: dict[str, Any]) -> float:
