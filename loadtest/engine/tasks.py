@@ -17,11 +17,14 @@ sys.path.append(str(Path(__file__).parents[2]))
 from loadtest.common.job import Job
 from loadtest.engine import device
 from loadtest.engine.device import Card
-from loadtest.engine.engines import ENGINES, Ours
+from loadtest.engine.engines import ENGINES, MeasuredEngine, Ours
 from loadtest.engine.job_rows import rows_of
 from loadtest.engine.rows import warm_up_rows
 
 Tell = Callable[..., None]
+
+# Kept until the process ends: the end of an engine waits for NCCL, whose operations are in the CUDA graphs of ranks.
+_engines: list[MeasuredEngine] = []
 
 
 def prepare(job: Job, tell: Tell) -> None:
@@ -45,6 +48,7 @@ def run_rows(job: Job, tell: Tell) -> None:
     """Start an engine, warm it up, and report every row."""
     began = time.perf_counter()
     engine = ENGINES[job.engine](job)
+    _engines.append(engine)
     tell("ready", seconds=time.perf_counter() - began, settings=engine.settings)
     for row in filter(None, map(engine.adapt, warm_up_rows(job.scale))):
         engine.generate(row.inputs, row.outputs)
@@ -63,6 +67,7 @@ def profile(job: Job, tell: Tell) -> None:
     from loadtest.engine.step_profile import profile_steps
 
     ours = Ours(job)
+    _engines.append(ours)
     tell("ready", seconds=None, settings=ours.settings)
     for report in profile_steps(ours, job):
         tell("profile", report=report)
@@ -88,5 +93,5 @@ def main(job_path: str, events_path: str) -> None:
 if __name__ == "__main__":
     main(*sys.argv[1:])
     sys.stdout.flush()
-    # The interpreter's own end would wait for NCCL, whose operations are in the CUDA graphs of ranks.
+    # The interpreter's own end would end the engine as well.
     os._exit(0)

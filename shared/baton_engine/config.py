@@ -38,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     set_aside_bytes: int = 0  # of this process's device memory, the bytes that it uses outside the engine
     tensor_parallel: int = 1  # processes that divide each layer among them, on a GPU each or on the CPU
     expert_parallel: bool = False  # each of them has some experts as a whole, not a part of every expert
-    symmetric_memory: bool = False  # each of them reads small messages in the memory of the other GPUs, without NCCL
+    symmetric_memory: bool = True  # each of them reads small messages in the memory of the other GPUs, without NCCL
     pipeline_parallel: int = 1  # stages that compute the layers one after another, of tensor_parallel processes each
     num_threads: int | None = None  # on CPU; None = chosen from the cores and the model
     engines_sharing_cpu: int | None = None  # number of engines that divide the cores, this one included

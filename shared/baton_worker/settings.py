@@ -78,7 +78,7 @@ class WorkerSettings(PeerSettings):
     expert_parallel: bool = False
     """Give each of these processes some experts of a mixture of experts as a whole, instead of a part of every expert.
     Attention is divided as before."""
-    symmetric_memory: bool = False
+    symmetric_memory: bool = True
     """Let these processes add up the small messages of decode steps in the memory of each other's GPUs, where that is
     faster than NCCL. Which messages are small is measured at start."""
     pipeline_parallel: int = Field(default=1, ge=1)
