@@ -1,11 +1,15 @@
-"""Agents of the openai SDK and of LangChain call functions of a scripted model, in each format."""
+"""Agents of OpenAI and of LangChain call functions of a scripted model, in each format."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from agents import Agent, FunctionTool, Model, OpenAIChatCompletionsModel, OpenAIResponsesModel, RunConfig, Runner
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from tokenizers import AddedToken
@@ -75,7 +79,7 @@ def script(stack: Stack, output: Output) -> None:
 
 
 async def openai_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]], Any]:
-    """Return the calls that the agent has made, and the last message."""
+    """Return the calls that the agent has made, and its answer."""
     client, messages = stack.client(), [{"role": "user", "content": QUESTION}]
     made: list[tuple[str, Any]] = []
     for _ in range(3):
@@ -87,7 +91,7 @@ async def openai_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]
             completion = await client.chat.completions.create(**asked)
         [choice] = completion.choices
         if choice.finish_reason != "tool_calls":
-            return made, choice.message
+            return made, choice.message.content
         messages.append(choice.message.model_dump(exclude_none=True))
         for call in choice.message.tool_calls:
             made.append((call.function.name, json.loads(call.function.arguments)))
@@ -95,27 +99,47 @@ async def openai_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]
     raise AssertionError("the loop does not end")
 
 
-async def langchain_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]], Any]:
-    chat = ChatOpenAI(model="tiny", base_url=f"{stack.url}/v1", api_key=SecretStr("none"), max_retries=0)
-    bound = chat.bind_tools(TOOLS)
-    messages: list[Any] = [HumanMessage(QUESTION)]
+async def agents_sdk(stack: Stack, stream: bool, kind: type[Model]) -> tuple[list[tuple[str, Any]], Any]:
+    """Do the same with OpenAI's Agents SDK. kind: of its two models, one for each of OpenAI's two interfaces."""
     made: list[tuple[str, Any]] = []
-    for _ in range(3):
-        if stream:
-            chunks = [chunk async for chunk in bound.astream(messages)]
-            answer: Any = sum(chunks[1:], chunks[0])
-            assert isinstance(answer, AIMessageChunk)
-        else:
-            answer = await bound.ainvoke(messages)
-            assert isinstance(answer, AIMessage)
-        assert not answer.invalid_tool_calls
-        if not answer.tool_calls:
-            return made, answer
-        messages.append(answer)
-        for call in answer.tool_calls:
-            made.append((call["name"], call["args"]))
-            messages.append(ToolMessage(RESULTS[call["name"]], tool_call_id=call["id"]))
-    raise AssertionError("the loop does not end")
+
+    def tool(name: str, schema: Any) -> FunctionTool:
+        async def call(_: Any, arguments: str) -> str:
+            made.append((name, json.loads(arguments)))
+            return RESULTS[name]
+
+        empty = {"type": "object", "properties": {}}
+        return FunctionTool(name, "", schema or empty, call, strict_json_schema=False)
+
+    model: Any = kind("tiny", openai_client=stack.client())  # type: ignore[call-arg]
+    tools: list[Any] = [tool(name, schema) for name, schema in FUNCTIONS.items()]
+    agent: Agent[Any] = Agent("weather", model=model, tools=tools)
+    config = RunConfig(tracing_disabled=True)
+    if stream:
+        streamed = Runner.run_streamed(agent, QUESTION, run_config=config, max_turns=3)
+        async for _ in streamed.stream_events():
+            pass
+        return made, streamed.final_output
+    return made, (await Runner.run(agent, QUESTION, run_config=config, max_turns=3)).final_output
+
+
+async def langchain_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]], Any]:
+    made: list[tuple[str, Any]] = []
+
+    def tool(name: str, schema: Any) -> StructuredTool:
+        async def call(**arguments: Any) -> str:
+            made.append((name, arguments))
+            return RESULTS[name]
+
+        empty = {"type": "object", "properties": {}}
+        return StructuredTool(name=name, description=name, args_schema=schema or empty, coroutine=call)
+
+    chat = ChatOpenAI(
+        model="tiny", base_url=f"{stack.url}/v1", api_key=SecretStr("none"), max_retries=0, streaming=stream
+    )
+    agent: Any = create_agent(chat, [tool(name, schema) for name, schema in FUNCTIONS.items()])
+    state = await agent.ainvoke({"messages": [HumanMessage(QUESTION)]})
+    return made, state["messages"][-1].content
 
 
 @pytest.mark.parametrize("tools", PARSERS)
@@ -127,10 +151,12 @@ async def test_agents(tmp_path: Path, tools: ToolFormat) -> None:
         (folder / "chat_template.jinja").write_text(TEMPLATE + "<think>")
     async with pods(vocab_size=900, max_model_len=4096) as decodes, running(folder, decodes, **settings) as stack:
         script(stack, output)
-        for agent in (openai_agent, langchain_agent):
+        over_chat = partial(agents_sdk, kind=OpenAIChatCompletionsModel)
+        over_responses = partial(agents_sdk, kind=OpenAIResponsesModel)
+        for agent in (openai_agent, over_chat, over_responses, langchain_agent):
             for stream in (False, True):
                 made, answer = await agent(stack, stream)
-                assert made == output.calls
-                assert answer.content == "It is sunny."
+                assert sorted(made, key=str) == sorted(output.calls, key=str)
+                assert answer == "It is sunny."
         if tools == "kimi":
             assert "functions.get_weather:0 get_weather" in stack.prompt(1)
