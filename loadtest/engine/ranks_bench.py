@@ -2,8 +2,8 @@
 
 A plan's time is measured from before it is encoded until this process learns that all ranks have decoded it, so it
 includes the way back. On GPUs, ranks add up hidden states of decode steps as they do when they serve, else over gloo.
-GPUs also add up messages of each size within a CUDA graph: over NCCL, and over symmetric memory. Sums over symmetric
-memory must be those of all ranks' parts in float32.
+GPUs also add up messages of each size within a CUDA graph: over NCCL, and over symmetric memory at once and in two
+steps. Sums over symmetric memory must be those of all ranks' parts in float32.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from baton_engine.ranks.symmetric_memory import SymmetricMemory
 from baton_engine.step_plan import StepPlan
 
 _ROUNDS = 2_000
-_MESSAGES = [1 << exponent for exponent in range(13, 23)]  # bytes
+_MESSAGES = [1 << exponent for exponent in range(13, 25)]  # bytes
 
 
 def microseconds(times: list[float]) -> str:
@@ -107,10 +108,11 @@ def time_ways(rank: int, ranks: int, folder: Path, device: torch.device, group: 
         expected = torch.zeros(size // 2, device=device)
         for part in group.join(x).view(ranks, -1):
             expected += part
-        if not torch.equal(memory.add_up(x)[0], expected.bfloat16()):
-            raise SystemExit(f"rank {rank}: the sum of {size} bytes is not that of the ranks' parts")
-        ways = {"NCCL": lambda x=x: group.sum_large(x), "symmetric memory": lambda x=x: memory.add_up(x)}
-        times = {way: graph_seconds(run) * 1e6 for way, run in ways.items()}
+        ways = {"at once": memory.add_up_at_once, "in two steps": memory.add_up_in_steps}
+        for way, add_up in ways.items():
+            if not torch.equal(add_up(x)[0], expected.bfloat16()):
+                raise SystemExit(f"rank {rank}: {way}, the sum of {size} bytes is not that of the ranks' parts")
+        times = {way: graph_seconds(partial(run, x)) * 1e6 for way, run in {"NCCL": group.sum_large, **ways}.items()}
         if rank == 0:
             shown = ", ".join(f"{way} {time:.1f} us" for way, time in times.items())
             print(f"sum of {size >> 10} KiB over {ranks} ranks in a graph: {shown}")

@@ -44,10 +44,12 @@ class ThreadMemory(SymmetricMemory):
         self.exchange = exchange
         self.count = 0  # of sums
 
-    def add_up(self, y: torch.Tensor) -> torch.Tensor:
+    def add_up_at_once(self, y: torch.Tensor) -> torch.Tensor:
         one, other = self.exchange(y.clone())
         self.count += 1
         return one + other
+
+    add_up_in_steps = add_up_at_once
 
 
 class ThreadRanks:
@@ -62,7 +64,7 @@ class ThreadRanks:
         self.rank = rank
         self._turn, self._barrier, self._parts = turn, barrier, parts
         self.memory = ThreadMemory(rank, self._exchange)
-        self._small = SmallSums(self.memory, _SMALL_BYTES)
+        self._small = SmallSums(self.memory, _SMALL_BYTES // 2, _SMALL_BYTES)
 
     def sum(self, y: torch.Tensor) -> torch.Tensor:
         small = self._small.sum(y)

@@ -1,4 +1,4 @@
-"""The choice between symmetric memory and NCCL for the sums of ranks, and which messages go where."""
+"""The choice between NCCL and the two ways over symmetric memory for the sums of ranks, and which messages go where."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ class Memory(SymmetricMemory):
         super().__init__(0, 2, torch.device("cpu"), HashStore(), "test")
         self._fails = fails
         self.steps: list[str] = []
+        self.ways: list[str] = []
 
     def allocate(self, most: int) -> None:
         self._step("allocate")
@@ -28,7 +29,12 @@ class Memory(SymmetricMemory):
     def check(self) -> None:
         self._step("check")
 
-    def add_up(self, y: torch.Tensor) -> torch.Tensor:
+    def add_up_at_once(self, y: torch.Tensor) -> torch.Tensor:
+        self.ways.append("at once")
+        return 2 * y
+
+    def add_up_in_steps(self, y: torch.Tensor) -> torch.Tensor:
+        self.ways.append("in steps")
         return 2 * y
 
     def _step(self, name: str) -> None:
@@ -37,40 +43,64 @@ class Memory(SymmetricMemory):
             raise RuntimeError(f"{name} cannot be done")
 
 
-def find(memory: SymmetricMemory, faster_up_to: int, other_rank: Callable[[int], int] = lambda own: own) -> int:
-    """Return the bytes of the largest message that is added up in the memory; 0 = none.
+Votes = Callable[[int], int]
 
-    faster_up_to: bytes up to which that is faster. other_rank: what the other rank says where this one says `own`.
+
+def find(
+    memory: Memory | SymmetricMemory, faster_up_to: int, at_once_up_to: int = 1 << 40,
+    other_rank: Votes = lambda own: own,
+) -> tuple[int, int]:  # fmt: skip
+    """Return the bytes of the largest message that is added up at once, and of the largest one in the memory; 0 = none.
+
+    faster_up_to: bytes up to which the memory is faster than NCCL. at_once_up_to: bytes up to which adding up at once
+    is faster than in steps. other_rank: what the other rank says where this one says `own`.
     """
-    sizes: list[int] = []
+    ways: list[tuple[str, int]] = []
 
     def large(y: torch.Tensor) -> None:
-        sizes.append(y.nbytes)
+        ways.append(("large", y.nbytes))
 
     def seconds(run: Callable[[], object]) -> float:
+        before = len(ways)
         run()
-        timed = clock.setdefault("small", True)
-        clock["small"] = not timed
-        return 1.0 if timed else (2.0 if sizes[-1] <= faster_up_to else 0.5)
+        if len(ways) > before:
+            return 3.0 if ways[-1][1] <= faster_up_to else 0.5
+        assert isinstance(memory, Memory)
+        size = 8192 << len(ways)
+        return 1.0 if (memory.ways[-1] == "at once") == (size <= at_once_up_to) else 2.0
 
-    clock: dict[str, bool] = {}
     sums = find_small_sums(memory, large, lambda own: min(own, other_rank(own)), seconds)
     if sums is None:
-        return 0
-    sizes = (1 << exponent for exponent in range(24, 3, -1))
-    return next(size for size in sizes if sums.sum(torch.zeros(size // 2, dtype=torch.bfloat16)) is not None)
+        return 0, 0
+    assert isinstance(memory, Memory)
+    found = {"at once": 0, "in steps": 0}
+    for size in (1 << exponent for exponent in range(4, 27)):
+        if sums.sum(torch.zeros(size // 2, dtype=torch.bfloat16)) is not None:
+            found[memory.ways[-1]] = size
+    return found["at once"], max(found.values())
 
 
 @pytest.mark.parametrize(
-    ("faster_up_to", "most"), [(0, 0), (8 << 10, 8 << 10), (100_000, 64 << 10), (1 << 40, 4 << 20)]
+    ("faster_up_to", "at_once_up_to", "found"),
+    [
+        (0, 0, (0, 0)),
+        (8 << 10, 1 << 40, (8 << 10, 8 << 10)),
+        (100_000, 1 << 40, (64 << 10, 64 << 10)),
+        (1 << 40, 1 << 40, (16 << 20, 16 << 20)),
+        (1 << 40, 300_000, (256 << 10, 16 << 20)),
+        (1 << 20, 0, (0, 1 << 20)),
+    ],
 )
-def test_messages_are_small_as_long_as_symmetric_memory_is_faster(faster_up_to: int, most: int) -> None:
-    assert find(Memory(), faster_up_to) == most
+def test_each_message_goes_the_fastest_way(faster_up_to: int, at_once_up_to: int, found: tuple[int, int]) -> None:
+    assert find(Memory(), faster_up_to, at_once_up_to) == found
 
 
-def test_a_rank_on_which_it_is_slower_decides_for_all() -> None:
-    answers = iter([1, 1, 1, 1, 1, 0])  # three steps, then 8 KiB, 16 KiB and 32 KiB
-    assert find(Memory(), 1 << 40, lambda _: next(answers)) == 16 << 10
+def test_a_rank_on_which_a_way_is_slower_decides_for_all() -> None:
+    # Three steps, then for each size whether the memory is faster, and whether adding up at once is.
+    answers = iter([1, 1, 1, 1, 1, 1, 1, 0])
+    assert find(Memory(), 1 << 40, other_rank=lambda _: next(answers)) == (16 << 10, 16 << 10)
+    answers = iter([1, 1, 1, 1, 1, 1, 0, 1, 1, 0])
+    assert find(Memory(), 1 << 40, other_rank=lambda _: next(answers)) == (8 << 10, 32 << 10)
 
 
 @pytest.mark.parametrize(("fails", "steps"), [("allocate", 1), ("connect", 2), ("check", 3)])
@@ -79,10 +109,10 @@ def test_a_step_that_fails_on_any_rank_leaves_all_sums_to_nccl(
 ) -> None:
     caplog.set_level(logging.INFO)
     own, healthy = Memory(fails), Memory()
-    assert find(own, 1 << 40) == 0
+    assert find(own, 1 << 40) == (0, 0)
     assert f"symmetric memory cannot be used: {fails} cannot be done" in caplog.messages
     answers: Iterator[int] = iter([1] * (steps - 1) + [0])
-    assert find(healthy, 1 << 40, lambda _: next(answers)) == 0
+    assert find(healthy, 1 << 40, other_rank=lambda _: next(answers)) == (0, 0)
     # The rank that could go on stops where the other one failed, and each says so once.
     assert healthy.steps == own.steps
     assert len(own.steps) == steps
@@ -91,14 +121,14 @@ def test_a_step_that_fails_on_any_rank_leaves_all_sums_to_nccl(
 
 def test_without_a_gpu_all_sums_are_left_to_nccl(caplog: pytest.LogCaptureFixture) -> None:
     memory = SymmetricMemory(0, 2, torch.device("cuda", 1000), HashStore(), "test")
-    assert find(memory, 1 << 40) == 0
+    assert find(memory, 1 << 40) == (0, 0)
     assert "symmetric memory cannot be used" in caplog.text
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 65), (1, 3), (0, 64)])
 def test_other_messages_are_left_to_nccl(rows: int, columns: int) -> None:
     """They are too large, no multiple of 16 bytes, or empty."""
-    sums = SmallSums(Memory(), 2048)
+    sums = SmallSums(Memory(), 1024, 2048)
     assert sums.sum(torch.ones(rows, columns)) is None
     found = sums.sum(torch.ones(8, 64))
     assert found is not None

@@ -13,19 +13,23 @@ from .symmetric_memory import SymmetricMemory
 log = logging.getLogger(__name__)
 
 # Bytes of the messages that are timed, and so of the largest one that may be faster than over NCCL.
-_TIMED = tuple(1 << exponent for exponent in range(13, 23))
+_TIMED = tuple(1 << exponent for exponent in range(13, 25))
 
 
 class SmallSums:
-    """Adds up messages in the memory of all ranks. A ring moves fewer bytes, so NCCL is faster from some size on."""
+    """Adds up messages in the memory of all ranks: the smallest at once, larger ones in two steps, which move fewer
+    bytes but wait for the other ranks twice. NCCL is faster from some size on."""
 
-    def __init__(self, memory: SymmetricMemory, most: int) -> None:
-        """memory: connected. most: bytes of the largest message; at most those of the memory."""
-        self._memory, self._most = memory, most
+    def __init__(self, memory: SymmetricMemory, at_once: int, most: int) -> None:
+        """memory: connected. at_once, most: bytes of the largest message that is added up at once, and of the largest
+        one at all; at most those of the memory."""
+        self._memory, self._at_once, self._most = memory, at_once, most
 
     def sum(self, y: torch.Tensor) -> torch.Tensor | None:
         """Return the sum of the ranks' y, which is contiguous; None if NCCL adds it up."""
-        return self._memory.add_up(y) if 0 < y.nbytes <= self._most and not y.nbytes % VECTOR_BYTES else None
+        if not 0 < y.nbytes <= self._most or y.nbytes % VECTOR_BYTES:
+            return None
+        return self._memory.add_up_at_once(y) if y.nbytes <= self._at_once else self._memory.add_up_in_steps(y)
 
 
 def find_small_sums(
@@ -44,17 +48,23 @@ def find_small_sums(
         if not least(int(_succeeds(step))):
             log.info("NCCL adds up what ranks have computed: symmetric memory is not available on all of them")
             return None
-    most = 0
+    at_once = most = 0
     for size in _TIMED:
         message = torch.zeros(size // 2, dtype=torch.bfloat16, device=memory.device)
-        small = seconds(partial(memory.add_up, message))
-        if not least(int(small < seconds(partial(large, message)))):
+        small, in_steps, nccl = (
+            seconds(partial(way, message)) for way in (memory.add_up_at_once, memory.add_up_in_steps, large)
+        )
+        if not least(int(min(small, in_steps) < nccl)):
             break
+        # Where two steps were faster once, they are so for all larger messages.
+        if least(int(small <= in_steps)) and at_once == most:
+            at_once = size
         most = size
     log.info(
-        "up to %d bytes of what ranks have computed are added up in symmetric memory, and NCCL does the rest", most
-    )
-    return SmallSums(memory, most) if most else None
+        "up to %d bytes of what ranks have computed are added up in symmetric memory, up to %d of them at once; NCCL "
+        "does the rest", most, at_once,
+    )  # fmt: skip
+    return SmallSums(memory, at_once, most) if most else None
 
 
 def _succeeds(step: Callable[[], None]) -> bool:

@@ -7,11 +7,27 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Store, _register_process_group, _SymmetricMemory
 
-from baton_kernels.rank_sums import programs_of, rank_sum
+from baton_kernels.rank_sums import programs_of, rank_sum, two_step_programs_of, two_step_rank_sum
 
 # Of CUdevice_P2PAttribute.
 _PEER_ATTRIBUTES = {2: "access", 3: "do atomic operations in"}
 _CHECKS = 4  # each half of the memory is used twice
+
+
+class _Place:
+    """The part of each rank's memory that one way of adding up has: room for two messages, and flags.
+
+    begin, end: offsets in bytes. most: bytes of the largest message. programs: how many add it up.
+    """
+
+    def __init__(self, begin: int, most: int, programs: int, ranks: int) -> None:
+        self._begin, self._most, self._programs = begin, most, programs
+        self.end = begin + 2 * most + 8 * programs * ranks
+
+    def connect(self, memories: torch.Tensor) -> None:
+        """memories: [ranks] int64, the addresses of the ranks' memory."""
+        self.first, self.second, self.flags = (memories + self._begin + part * self._most for part in range(3))
+        self.counts = torch.zeros(self._programs, dtype=torch.int64, device=memories.device)
 
 
 class SymmetricMemory:
@@ -36,12 +52,13 @@ class SymmetricMemory:
                 _check_peer(own, other)
         # No sum here uses NVLink multicast, which takes resources of the switches that all GPUs share.
         os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-        self._half, programs = most, programs_of(most)
-        size = 2 * most + 8 * programs * self._count
-        self._memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, self.device)
+        self._most = most
+        self._at_once = _Place(0, most, programs_of(most), self._count)
+        programs = two_step_programs_of(most, self._count)
+        self._in_steps = _Place(self._at_once.end, most, programs, self._count)
+        self._memory = _SymmetricMemory.empty_strided_p2p((self._in_steps.end,), (1,), torch.uint8, self.device)
         # No rank uses its flags before all of them have been told to go on, and this has ended by then.
         self._memory.zero_()
-        self._sums = torch.zeros(programs, dtype=torch.int64, device=self.device)
         torch.cuda.synchronize(self.device)
 
     def connect(self) -> None:
@@ -52,20 +69,28 @@ class SymmetricMemory:
         _register_process_group(self._name, self._group)
         _SymmetricMemory.set_group_info(self._name, self._rank, self._count, self._store)
         addresses = _SymmetricMemory.rendezvous(self._memory, self._name).buffer_ptrs
-        self._memories = torch.tensor(addresses, dtype=torch.int64, device=self.device)
-        self._flags = self._memories + 2 * self._half
+        memories = torch.tensor(addresses, dtype=torch.int64, device=self.device)
+        for place in (self._at_once, self._in_steps):
+            place.connect(memories)
 
     def check(self) -> None:
         """Add up numbers whose sum is known."""
         numbers = torch.arange(1024, device=self.device, dtype=torch.float32)
         for factor in range(1, 1 + _CHECKS):
-            found = self.add_up(numbers * (factor * (self._rank + 1)))
-            if not torch.equal(found, numbers * (factor * self._count * (self._count + 1) // 2)):
-                raise RuntimeError("sums over symmetric memory are wrong")
+            for way in (self.add_up_at_once, self.add_up_in_steps):
+                found = way(numbers * (factor * (self._rank + 1)))
+                if not torch.equal(found, numbers * (factor * self._count * (self._count + 1) // 2)):
+                    raise RuntimeError("sums over symmetric memory are wrong")
 
-    def add_up(self, y: torch.Tensor) -> torch.Tensor:
+    def add_up_at_once(self, y: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' y, as rank_sum does."""
-        return rank_sum(y, self._memories, self._flags, self._sums, self._half, self._rank)
+        place = self._at_once
+        return rank_sum(y, place.first, place.flags, place.counts, self._most, self._rank)
+
+    def add_up_in_steps(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' y, as two_step_rank_sum does."""
+        place = self._in_steps
+        return two_step_rank_sum(y, place.first, place.second, place.flags, place.counts, self._rank)
 
 
 def _check_peer(device: int, other: int) -> None:
