@@ -14,7 +14,7 @@ import triton.language as tl
 from .activation import gate_mul, silu_mul
 from .grouped_codes import add_units, columns_of, decode, grouped_operands, load_codes, load_inputs, load_scales
 from .kernel_configs import LinearConfig, Product
-from .overlap import let_next_start, prefetch, wait_for_inputs
+from .overlap import LINE, let_next_start, lines_ahead, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.grouped_linear import FOUR_BITS, GroupedWeight
 from .tuning import compile_first, quantized_config
@@ -23,29 +23,27 @@ from .unmeasured_products import watch
 
 # More rows than these go to cuBLAS where nothing was measured.
 _FEW_ROWS = 128
-# Bytes of each output's codes that are prefetched while the preceding kernel still runs.
-_AHEAD = 1024
 FIXED = LinearConfig(64, 64, 128, 1, 4, 3)
 # What is worth measuring for one row.
 _ONE_ROW = (LinearConfig(1, 4, 1024, 1, 4, 1), LinearConfig(1, 4, 2048, 1, 4, 1), LinearConfig(1, 8, 1024, 1, 4, 1))
 
 
 @triton.jit
-def _prefetch_rows(pointer, w_row, first, columns, BYTES: tl.constexpr):
-    """Prefetch so many bytes of each row of a matrix from its column `first` on."""
-    line_columns: tl.constexpr = 1024 // pointer.dtype.element_ty.primitive_bitwidth
-    line = tl.minimum(first + tl.arange(0, BYTES // 128) * line_columns, columns - 1)
+def _prefetch_rows(pointer, w_row, first, columns, LINES: tl.constexpr):
+    """Prefetch so many cache lines of each row of a matrix from its column `first` on."""
+    line_columns: tl.constexpr = LINE * 8 // pointer.dtype.element_ty.primitive_bitwidth
+    line = tl.minimum(first + tl.arange(0, LINES) * line_columns, columns - 1)
     prefetch(pointer + w_row[:, None] * columns + line[None, :])
 
 
 @triton.jit
 def _prefetch_weight(codes, scales, zeros, w_row, first, units, code_columns, groups, AHEAD: tl.constexpr,
                      ZEROS: tl.constexpr):  # fmt: skip
-    """Prefetch AHEAD bytes of each row's codes from its unit `first` on, and its scales there."""
+    """Prefetch AHEAD cache lines of each row's codes from its unit `first` on, and its scales there."""
     _prefetch_rows(codes, w_row, first * (code_columns // units), code_columns, AHEAD)
-    _prefetch_rows(scales, w_row, first * groups // units, groups, 256)
+    _prefetch_rows(scales, w_row, first * groups // units, groups, 2)
     if ZEROS:
-        _prefetch_rows(zeros, w_row, first * groups // units, groups, 128)
+        _prefetch_rows(zeros, w_row, first * groups // units, groups, 1)
 
 
 @triton.jit
@@ -87,7 +85,7 @@ def _one_row_kernel(
     x += tl.program_id(1).to(tl.int64) * units * UNIT
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     w_row = tl.minimum(output, outputs - 1).to(tl.int64)
-    if OVERLAP:
+    if AHEAD > 0:
         _prefetch_weight(codes, scales, zeros, w_row, 0, units, code_columns, groups, AHEAD, ZEROS)
         if GATED:
             _prefetch_weight(codes, scales, zeros, w_row + outputs, 0, units, code_columns, groups, AHEAD, ZEROS)
@@ -123,7 +121,7 @@ def _tiles_kernel(
     x_row = x + row[None, :] * units * UNIT
     steps = tl.cdiv(tl.cdiv(units, UNITS), SPLITS)
     first = part * steps * UNITS
-    if OVERLAP:
+    if AHEAD > 0:
         _prefetch_weight(codes, scales, zeros, w_row, first, units, code_columns, groups, AHEAD, ZEROS)
         if GATED:
             _prefetch_weight(codes, scales, zeros, w_row + outputs, first, units, code_columns, groups, AHEAD, ZEROS)
@@ -232,9 +230,11 @@ def grouped_linear(
         # The parts of gates and ups would have to be added up before.
         config = config._replace(splits=1)
     out = x.new_empty(rows, outputs)
-    flags |= {"GATED": gated, "BIAS": bias is not None, "AHEAD": _AHEAD, "num_warps": config.num_warps}
     tensors = (x, *tensors, out if bias is None else bias, out)
     tiles = triton.cdiv(outputs, config.block_outputs)
+    read = config.block_outputs * (2 if gated else 1)
+    ahead = lines_ahead(tiles * config.splits, read, weight.codes[0].nbytes // config.splits, x.device)
+    flags |= {"GATED": gated, "BIAS": bias is not None, "AHEAD": ahead, "num_warps": config.num_warps}
     if config.block_rows == 1:
         del flags["SUMS"], flags["FAST"]
         _one_row_kernel[(tiles, rows)](*tensors, outputs, units, *sizes, BLOCK_OUTPUTS=config.block_outputs, **flags)

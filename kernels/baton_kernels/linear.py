@@ -12,16 +12,13 @@ import triton.language as tl
 from .activation import gate_mul, gated
 from .kernel_configs import LinearConfig, Product
 from .norm import computed
-from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
+from .overlap import LINE, let_next_start, lines_ahead, overlap_options, prefetch, wait_for_inputs
 from .parts import arrivals_of
 from .reference.activation import GATES
 from .reference.norm import PendingNorm
 from .tuning import linear_config
 from .unmeasured import linear_candidates
 from .unmeasured_products import watch
-
-# Elements of each output's weights that are prefetched while the preceding kernel still runs.
-_AHEAD = 512
 
 
 @triton.jit
@@ -112,9 +109,10 @@ def _tiles_kernel(
     here = (row < rows)[None, :]
     # Offsets within a tile fit into 32 bits; the offset of its first row may not.
     x_at = x + first_row.to(tl.int64) * inner_size + (tl.arange(0, BLOCK_ROWS)[None, :] * inner_size + inner[:, None])
-    if OVERLAP and AHEAD > 0:
-        line = split * steps * BLOCK_INNER + tl.arange(0, AHEAD // 64) * 64
-        line = w_row[:, None] * inner_size + tl.minimum(line, tl.maximum(inner_size - 64, 0))[None, :]
+    if AHEAD > 0:
+        elements: tl.constexpr = LINE * 8 // weight.dtype.element_ty.primitive_bitwidth
+        line = split * steps * BLOCK_INNER + tl.arange(0, AHEAD) * elements
+        line = w_row[:, None] * inner_size + tl.minimum(line, inner_size - 1)[None, :]
         prefetch(weight + line)
         if GATED:
             prefetch(weight + tl.cast(outputs, tl.int64) * inner_size + line)
@@ -205,10 +203,13 @@ def linear(
         arrivals = arrivals_of(x.device)
         if tiles > len(arrivals):
             raise ValueError(f"{config} cuts {tiles} tiles into parts; the limit is {len(arrivals)} tiles")
+    read = config.block_outputs * (1 if gate is None else 2)
+    programs = triton.cdiv(outputs, config.block_outputs) * config.splits
+    ahead = lines_ahead(programs, read, inner * weight.element_size() // config.splits, x.device)
     _tiles_kernel[(tiles, config.splits)](
         x, weight, weight if bias is None else bias, out, partial, arrivals, rows, outputs, inner,
         BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=config.block_inner,
-        SPLITS=config.splits, AHEAD=_AHEAD, EVEN=inner % (config.block_inner * config.splits) == 0,
+        SPLITS=config.splits, AHEAD=ahead, EVEN=inner % (config.block_inner * config.splits) == 0,
         num_warps=config.num_warps, num_stages=config.num_stages, **_flags(bias, gate), **overlap_options(x.device),
     )  # fmt: skip
     return out

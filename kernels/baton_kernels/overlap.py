@@ -11,6 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
+LINE = tl.constexpr(128)  # bytes of a cache line
+# Bytes of weights that all programs of a kernel together fetch ahead. The memory delivers them while the small kernels
+# between two products run, and they take a part of the L2 cache.
+_AHEAD_BYTES = 32 << 20
+
 
 @triton.jit
 def let_next_start(OVERLAP: tl.constexpr):
@@ -35,6 +40,21 @@ def prefetch(pointers):
         is_pure=False,
         pack=1,
     )
+
+
+@functools.cache
+def lines_ahead(programs: int, rows: int, row_bytes: int, device: torch.device) -> int:
+    """Return how many cache lines of each row of its weights a program prefetches: a power of two, or none.
+
+    programs: of the kernel for few tokens, so that one compiled kernel serves every number of them. rows: of weights
+    that a program reads. row_bytes: that it reads of each.
+    """
+    if not overlap_options(device)["OVERLAP"]:
+        return 0
+    # Others begin when these have ended.
+    at_once = min(programs, 2 * torch.cuda.get_device_properties(device).multi_processor_count)
+    lines = min(_AHEAD_BYTES // (at_once * rows), row_bytes) // LINE.value
+    return 1 << lines.bit_length() - 1 if lines else 0
 
 
 @functools.cache

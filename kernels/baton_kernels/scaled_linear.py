@@ -17,7 +17,7 @@ import triton.language as tl
 
 from .activation import gate_mul, silu_mul
 from .kernel_configs import LinearConfig, Product
-from .overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
+from .overlap import LINE, let_next_start, lines_ahead, overlap_options, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.quantize import QuantizedRows
 from .reference.scaled_linear import ScaledWeight
@@ -28,8 +28,6 @@ from .unmeasured_products import watch
 
 # Rows up to which the kernels here are used where nothing was measured and torch has a product in FP8.
 _FEW_ROWS = 64
-# Bytes of each output's weights that are prefetched while the preceding kernel still runs.
-_AHEAD = 1024
 FIXED = LinearConfig(64, 64, 128, 1, 4, 3)
 # What is worth measuring for one row, and for many.
 _ONE_ROW = (LinearConfig(1, 4, 2048, 1, 4, 1), LinearConfig(1, 2, 4096, 1, 8, 1), LinearConfig(1, 8, 1024, 1, 4, 1))
@@ -155,8 +153,8 @@ def _tiles_kernel(
     w_scale_at = w_scales + w_row // ROWS_PER_SCALE * groups + part * steps
     up_scale_at = w_scales + (w_row + outputs) // ROWS_PER_SCALE * groups + part * steps
     x_scale_at = x_scales + x_row * groups + part * steps
-    if OVERLAP and AHEAD > 0:
-        line = part * steps * BLOCK_INNER + tl.arange(0, AHEAD // 128) * 128
+    if AHEAD > 0:
+        line = part * steps * BLOCK_INNER + tl.arange(0, AHEAD) * LINE
         line = w_row[:, None] * inner_size + tl.minimum(line, inner_size - 1)[None, :]
         prefetch(weight + line)
         if GATED:
@@ -301,6 +299,10 @@ def scaled_linear(
             GROUPS=max(config.block_inner // group, 1), GROUP=group, **flags,
         )  # fmt: skip
         return out
+    ahead = 0
+    if config.block_rows <= _FEW_ROWS:
+        read = config.block_outputs * (2 if gated else 1)
+        ahead = lines_ahead(tiles * config.splits, read, inner // config.splits, out.device)
     tiles *= triton.cdiv(rows, config.block_rows)
     partial = out
     if config.splits > 1:
@@ -310,7 +312,7 @@ def scaled_linear(
         *operands, partial, arrivals_of(out.device), rows, outputs, inner, x.scales.shape[1],
         BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=block_inner,
         SPLITS=config.splits, GATED=gated, EVEN=inner % (block_inner * config.splits) == 0,
-        AHEAD=_AHEAD if config.block_rows <= _FEW_ROWS else 0, num_stages=config.num_stages, **flags,
+        AHEAD=ahead, num_stages=config.num_stages, **flags,
     )  # fmt: skip
     return out
 
