@@ -346,6 +346,7 @@ class CudaRunner(Runner):
 
     def _marks(self, plan: StepPlan) -> LayerMarks | None:
         """Return marks for a step with an exported prompt so long that handing over its first layers early pays off."""
-        longest = max(plan.exported, default=0)
+        # No stage knows how far the others are.
+        longest = max(plan.exported, default=0) if self._stage.count == 1 else 0
         groups = min(longest * self.cache.layout.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.num_layers)
         return LayerMarks(self.model.num_layers, groups) if groups > 1 else None

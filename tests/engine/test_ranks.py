@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import torch
 
 from baton_engine.config import ConfigError, EngineConfig
 from baton_engine.fingerprint import layout_fingerprint
+from baton_engine.ranks import executor
 from baton_engine.ranks.messages import DrawMasked, Launch, Start, decode, encode
 from baton_engine.ranks.processes import RankDied
 from baton_engine.ranks.ring import RingReader, RingWriter, create_counter, create_memory
@@ -133,6 +135,14 @@ def test_kv_in_8_bits(
         assert tokens == rounded_choices(folder, prompt, tokens, each)
     for engine in engines:
         assert_idle(engine)
+
+
+@pytest.mark.parametrize(("on_rank_0", "on_all"), [(0, 0), (1, 0), (2, 1), (32, 31)])
+def test_a_layer_is_done_when_all_ranks_have_added_it_up(on_rank_0: int, on_all: int) -> None:
+    """Rank 0 has written the KV of a layer before the other ranks have, but after theirs of the layer before."""
+    step: Any = SimpleNamespace(layers_done=lambda: on_rank_0)
+    processes: Any = None
+    assert executor._Launched(step, processes).layers_done() == on_all
 
 
 def test_a_number_that_is_not_finite_stays_in_its_request(llama: Path, divided: MakeEngine) -> None:

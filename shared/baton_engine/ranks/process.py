@@ -54,7 +54,7 @@ _BEAT_S = 0.2
 # A GPU's next plan comes within one step, in less time than it takes to wake a sleeping process at each step.
 _SPIN_S = 0.002
 # How often a rank looks whether transfers are over, while there are some.
-_POLL_S = 0.0002
+_POLL_S = 0.00005
 # The steps behind which there are fences. Older ones are over, as fewer than this are in flight.
 _FENCES = 8
 
