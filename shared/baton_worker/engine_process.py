@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 _LOAD_INTERVAL_S = 0.1
 _MOST_KEYS = 2_048  # in one message, so that sending it does not delay a step
 _IDLE_S = 1.0
-_POLL_S = 0.0002
+_POLL_S = 0.0001
 
 
 class EngineLoop:
@@ -114,6 +114,8 @@ class EngineLoop:
             for id in result.broken:
                 mover.output.broken.append(id)
                 mover.drop(id)
+            # First tokens need not wait until the copies of their KV have been launched.
+            self._send()
             for export in result.exports:
                 mover.put(export)
             mover.pack()
