@@ -30,7 +30,7 @@ from baton_engine.ranks.symmetric_memory import SymmetricMemory
 from baton_engine.step_plan import StepPlan
 
 _ROUNDS = 2_000
-_MESSAGES = [1 << exponent for exponent in range(13, 25)]  # bytes
+_MESSAGES = [1 << exponent for exponent in range(13, 23)]  # bytes
 
 
 def microseconds(times: list[float]) -> str:

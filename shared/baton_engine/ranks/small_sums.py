@@ -12,8 +12,9 @@ from .symmetric_memory import SymmetricMemory
 
 log = logging.getLogger(__name__)
 
-# Bytes of the messages that are timed, and so of the largest one that may be faster than over NCCL.
-_TIMED = tuple(1 << exponent for exponent in range(13, 25))
+# Bytes of the messages that are timed, and so of the largest one that may be faster than over NCCL. All programs of a
+# larger one could not run at once, but each waits for those of other ranks.
+_TIMED = tuple(1 << exponent for exponent in range(13, 23))
 
 
 class SmallSums:
