@@ -127,7 +127,8 @@ async def test_renewed_files_are_taken_up_while_streams_go_on(
 
 async def test_a_whole_baton_with_tls(llama: Path, files: PeerFiles) -> None:
     """Gateway and workers by the environment; no log has the key, or says that anything was in the clear."""
-    flags = ("--num-blocks", "512", "--max-num-batched-tokens", str(STEP_TOKENS))
+    # With this level lines are shown after the pods are ready, too. Pods may link later.
+    flags = ("--num-blocks", "512", "--max-num-batched-tokens", str(STEP_TOKENS), "--log-level", "debug")
     stack = await Stack.start(llama, *flags, env=files.env)
     try:
         await stack.process.wrote(lambda line: "linked to prefill pod" in line["message"], 30)
