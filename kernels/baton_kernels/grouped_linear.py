@@ -232,8 +232,7 @@ def grouped_linear(
     out = x.new_empty(rows, outputs)
     tensors = (x, *tensors, out if bias is None else bias, out)
     tiles = triton.cdiv(outputs, config.block_outputs)
-    read = config.block_outputs * (2 if gated else 1)
-    ahead = lines_ahead(tiles * config.splits, read, weight.codes[0].nbytes // config.splits, x.device)
+    ahead = lines_ahead(outputs, weight.codes[0].nbytes, gated, config, x.device)
     flags |= {"GATED": gated, "BIAS": bias is not None, "AHEAD": ahead, "num_warps": config.num_warps}
     if config.block_rows == 1:
         del flags["SUMS"], flags["FAST"]

@@ -203,9 +203,7 @@ def linear(
         arrivals = arrivals_of(x.device)
         if tiles > len(arrivals):
             raise ValueError(f"{config} cuts {tiles} tiles into parts; the limit is {len(arrivals)} tiles")
-    read = config.block_outputs * (1 if gate is None else 2)
-    programs = triton.cdiv(outputs, config.block_outputs) * config.splits
-    ahead = lines_ahead(programs, read, inner * weight.element_size() // config.splits, x.device)
+    ahead = lines_ahead(outputs, inner * weight.element_size(), gate is not None, config, x.device)
     _tiles_kernel[(tiles, config.splits)](
         x, weight, weight if bias is None else bias, out, partial, arrivals, rows, outputs, inner,
         BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=config.block_outputs, BLOCK_INNER=config.block_inner,

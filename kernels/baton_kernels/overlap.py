@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .kernel_configs import LinearConfig
+
 LINE = tl.constexpr(128)  # bytes of a cache line
 # Bytes of weights that all programs of a kernel together fetch ahead. The memory delivers them while the small kernels
 # between two products run, and they take a part of the L2 cache.
@@ -43,17 +45,20 @@ def prefetch(pointers):
 
 
 @functools.cache
-def lines_ahead(programs: int, rows: int, row_bytes: int, device: torch.device) -> int:
-    """Return how many cache lines of each row of its weights a program prefetches: a power of two, or none.
+def lines_ahead(outputs: int, row_bytes: int, gated: bool, config: LinearConfig, device: torch.device) -> int:
+    """Return how many cache lines of each row of weights a program of a product prefetches: a power of two, or none.
 
-    programs: of the kernel for few tokens, so that one compiled kernel serves every number of them. rows: of weights
-    that a program reads. row_bytes: that it reads of each.
+    outputs: of the product. row_bytes: of an output's weights. gated: whether each output has the weights of a gate
+    and of an up.
     """
     if not overlap_options(device)["OVERLAP"]:
         return 0
+    # Of a product of few tokens, so that one compiled kernel serves every number of them.
+    programs = triton.cdiv(outputs, config.block_outputs) * config.splits
     # Others begin when these have ended.
     at_once = min(programs, 2 * torch.cuda.get_device_properties(device).multi_processor_count)
-    lines = min(_AHEAD_BYTES // (at_once * rows), row_bytes) // LINE.value
+    rows = config.block_outputs * (2 if gated else 1)
+    lines = min(_AHEAD_BYTES // (at_once * rows), row_bytes // config.splits) // LINE.value
     return 1 << lines.bit_length() - 1 if lines else 0
 
 

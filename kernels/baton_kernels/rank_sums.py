@@ -111,9 +111,9 @@ def _two_step_kernel(
     tl.store(counts + program, count + 2)
 
 
-def programs_of(size: int) -> int:
-    """Return how many programs add up a message of so many bytes."""
-    return -(-size // _PROGRAM_BYTES)
+def programs_of(size: int, parts: int = 1) -> int:
+    """Return how many programs add up a message of so many bytes. parts: that each has; in two steps one for a rank."""
+    return -(-size // (parts * _PROGRAM_BYTES))
 
 
 def rank_sum(
@@ -134,21 +134,16 @@ def rank_sum(
     return out
 
 
-def two_step_programs_of(size: int, ranks: int) -> int:
-    """Return how many programs add up a message of so many bytes in two steps."""
-    return -(-size // (ranks * _PROGRAM_BYTES))
-
-
 def two_step_rank_sum(
     y: torch.Tensor, memories: torch.Tensor, sums: torch.Tensor, flags: torch.Tensor, counts: torch.Tensor, rank: int
 ) -> torch.Tensor:
     """Do the same as rank_sum in two steps.
 
     memories, sums: [ranks] int64, the addresses at which each rank has memory of y's size. flags, counts: as in
-    rank_sum, but not the same ones, for so many programs as two_step_programs_of returns.
+    rank_sum, but not the same ones.
     """
     out, ranks = torch.empty_like(y), len(memories)
-    _two_step_kernel[(two_step_programs_of(y.nbytes, ranks),)](
+    _two_step_kernel[(programs_of(y.nbytes, ranks),)](
         y, out, memories, sums, flags, counts, y.nbytes // VECTOR_BYTES, RANK=rank, RANKS=ranks,
         BLOCK_RANKS=triton.next_power_of_2(ranks), VECTOR=VECTOR_BYTES // y.element_size(),
         PART=_PROGRAM_BYTES // y.element_size(), num_warps=4, **overlap_options(y.device),

@@ -299,10 +299,7 @@ def scaled_linear(
             GROUPS=max(config.block_inner // group, 1), GROUP=group, **flags,
         )  # fmt: skip
         return out
-    ahead = 0
-    if config.block_rows <= _FEW_ROWS:
-        read = config.block_outputs * (2 if gated else 1)
-        ahead = lines_ahead(tiles * config.splits, read, inner // config.splits, out.device)
+    ahead = lines_ahead(outputs, inner, gated, config, out.device) if config.block_rows <= _FEW_ROWS else 0
     tiles *= triton.cdiv(rows, config.block_rows)
     partial = out
     if config.splits > 1:

@@ -6,9 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, FunctionTool, Model, OpenAIChatCompletionsModel, OpenAIResponsesModel, RunConfig, Runner
+from agents import (
+    Agent,
+    FunctionTool,
+    Model,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    ToolCallItem,
+)
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
@@ -101,11 +110,11 @@ async def openai_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]
 
 async def agents_sdk(stack: Stack, stream: bool, kind: type[Model]) -> tuple[list[tuple[str, Any]], Any]:
     """Do the same with OpenAI's Agents SDK. kind: of its two models, one for each of OpenAI's two interfaces."""
-    made: list[tuple[str, Any]] = []
+    ran: list[tuple[str, Any]] = []
 
     def tool(name: str, schema: Any) -> FunctionTool:
         async def call(_: Any, arguments: str) -> str:
-            made.append((name, json.loads(arguments)))
+            ran.append((name, json.loads(arguments)))
             return RESULTS[name]
 
         empty = {"type": "object", "properties": {}}
@@ -116,30 +125,48 @@ async def agents_sdk(stack: Stack, stream: bool, kind: type[Model]) -> tuple[lis
     agent: Agent[Any] = Agent("weather", model=model, tools=tools)
     config = RunConfig(tracing_disabled=True)
     if stream:
-        streamed = Runner.run_streamed(agent, QUESTION, run_config=config, max_turns=3)
-        async for _ in streamed.stream_events():
-            pass
-        return made, streamed.final_output
-    return made, (await Runner.run(agent, QUESTION, run_config=config, max_turns=3)).final_output
+        result: Any = Runner.run_streamed(agent, QUESTION, run_config=config, max_turns=3)
+        events = [event.type async for event in result.stream_events()]
+        assert "raw_response_event" in events
+    else:
+        result = await Runner.run(agent, QUESTION, run_config=config, max_turns=3)
+    asked = [item.raw_item for item in result.new_items if isinstance(item, ToolCallItem)]
+    return same(ran, [(call.name, json.loads(call.arguments)) for call in asked]), result.final_output
 
 
 async def langchain_agent(stack: Stack, stream: bool) -> tuple[list[tuple[str, Any]], Any]:
-    made: list[tuple[str, Any]] = []
+    ran: list[tuple[str, Any]] = []
 
     def tool(name: str, schema: Any) -> StructuredTool:
         async def call(**arguments: Any) -> str:
-            made.append((name, arguments))
+            ran.append((name, arguments))
             return RESULTS[name]
 
         empty = {"type": "object", "properties": {}}
         return StructuredTool(name=name, description=name, args_schema=schema or empty, coroutine=call)
 
-    chat = ChatOpenAI(
-        model="tiny", base_url=f"{stack.url}/v1", api_key=SecretStr("none"), max_retries=0, streaming=stream
-    )
+    url, key = f"{stack.url}/v1", SecretStr("none")
+    chat = ChatOpenAI(model="tiny", base_url=url, api_key=key, max_retries=0, streaming=stream)
     agent: Any = create_agent(chat, [tool(name, schema) for name, schema in FUNCTIONS.items()])
-    state = await agent.ainvoke({"messages": [HumanMessage(QUESTION)]})
-    return made, state["messages"][-1].content
+    question = {"messages": [HumanMessage(QUESTION)]}
+    state, chunks = {}, 0
+    async for mode, part in agent.astream(question, stream_mode=["messages", "values"]):
+        if mode == "values":
+            state = part
+        else:
+            chunks += isinstance(part[0], AIMessageChunk)
+    answers = [message for message in state["messages"] if isinstance(message, AIMessage)]
+    assert (chunks > len(answers)) is stream
+    assert not any(answer.invalid_tool_calls for answer in answers)
+    asked = [(call["name"], call["args"]) for answer in answers for call in answer.tool_calls]
+    return same(ran, asked), answers[-1].content
+
+
+def same(ran: list[tuple[str, Any]], asked: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the calls in the order of the answer. The agent has run all of them, in any order, as it runs several at
+    once."""
+    assert sorted(ran, key=str) == sorted(asked, key=str)
+    return asked
 
 
 @pytest.mark.parametrize("tools", PARSERS)
@@ -156,7 +183,7 @@ async def test_agents(tmp_path: Path, tools: ToolFormat) -> None:
         for agent in (openai_agent, over_chat, over_responses, langchain_agent):
             for stream in (False, True):
                 made, answer = await agent(stack, stream)
-                assert sorted(made, key=str) == sorted(output.calls, key=str)
+                assert made == output.calls
                 assert answer == "It is sunny."
         if tools == "kimi":
             assert "functions.get_weather:0 get_weather" in stack.prompt(1)

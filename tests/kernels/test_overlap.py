@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from baton_kernels import overlap
+from baton_kernels.kernel_configs import LinearConfig
 
 GPU = torch.device("cuda", 0)
 
@@ -19,21 +20,27 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_on_a_gpu")
 @pytest.mark.parametrize(
-    ("programs", "rows", "row_bytes", "lines"),
+    ("outputs", "row_bytes", "gated", "splits", "lines"),
     [
         # All that the programs read, as there is room for it.
-        (64, 64, 1024, 8),
+        (4096, 1024, False, 1, 8),
+        (4096, 4096, False, 4, 8),
         # A power of two of lines, and whole ones.
-        (64, 64, 1000, 4),
-        (64, 64, 100, 0),
-        # 32 MiB for 12,800 rows that are read at once.
-        (200, 64, 1 << 20, 16),
-        (4000, 64, 1 << 20, 16),
+        (4096, 1000, False, 1, 4),
+        (4096, 100, False, 1, 0),
+        # 32 MiB for 12,800 rows that are read at once, and for twice as many.
+        (12_800, 1 << 20, False, 1, 16),
+        (256_000, 1 << 20, False, 1, 16),
+        (3200, 1 << 20, False, 4, 16),
+        (12_800, 1 << 20, True, 1, 8),
     ],
 )
-def test_all_programs_share_what_they_may_prefetch(programs: int, rows: int, row_bytes: int, lines: int) -> None:
-    assert overlap.lines_ahead.__wrapped__(programs, rows, row_bytes, GPU) == lines
+def test_all_programs_share_what_they_may_prefetch(
+    outputs: int, row_bytes: int, gated: bool, splits: int, lines: int
+) -> None:
+    config = LinearConfig(16, 64, 128, splits, 4, 4)
+    assert overlap.lines_ahead.__wrapped__(outputs, row_bytes, gated, config, GPU) == lines
 
 
 def test_nothing_is_prefetched_where_kernels_do_not_overlap() -> None:
-    assert overlap.lines_ahead(64, 64, 1024, torch.device("cpu")) == 0
+    assert overlap.lines_ahead(4096, 1024, False, LinearConfig(16, 64, 128, 1, 4, 4), torch.device("cpu")) == 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton_kernels.rank_sums import programs_of, rank_sum, two_step_programs_of, two_step_rank_sum
+from baton_kernels.rank_sums import programs_of, rank_sum, two_step_rank_sum
 
 SIZES = pytest.mark.parametrize(("rows", "columns"), [(1, 8), (3, 520), (7, 1024)])
 RANKS = pytest.mark.parametrize("rank", [0, 2])
@@ -38,7 +38,7 @@ def test_sums_are_those_of_all_ranks_in_order(rank: int, rows: int, columns: int
 @SIZES
 def test_two_steps_have_the_same_sums(rank: int, rows: int, columns: int) -> None:
     ranks, size = 3, rows * columns * 4
-    used = two_step_programs_of(size, ranks)
+    used = programs_of(size, ranks)
     memories, sums = ([torch.zeros(1 << 13) for _ in range(ranks)] for _ in range(2))
     flags = [torch.zeros(used + 1, ranks, dtype=torch.int64) for _ in range(ranks)]
     counts = torch.zeros(used + 1, dtype=torch.int64)

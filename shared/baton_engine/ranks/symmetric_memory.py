@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Store, _register_process_group, _SymmetricMemory
 
-from baton_kernels.rank_sums import programs_of, rank_sum, two_step_programs_of, two_step_rank_sum
+from baton_kernels.rank_sums import programs_of, rank_sum, two_step_rank_sum
 
 # Of CUdevice_P2PAttribute.
 _PEER_ATTRIBUTES = {2: "access", 3: "do atomic operations in"}
@@ -54,8 +54,7 @@ class SymmetricMemory:
         os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
         self._most = most
         self._at_once = _Place(0, most, programs_of(most), self._count)
-        programs = two_step_programs_of(most, self._count)
-        self._in_steps = _Place(self._at_once.end, most, programs, self._count)
+        self._in_steps = _Place(self._at_once.end, most, programs_of(most, self._count), self._count)
         self._memory = _SymmetricMemory.empty_strided_p2p((self._in_steps.end,), (1,), torch.uint8, self.device)
         # No rank uses its flags before all of them have been told to go on, and this has ended by then.
         self._memory.zero_()
