@@ -125,7 +125,10 @@ class EngineLoop:
             return self._channel.receive(timeout=0)
         if self._mover.busy:
             return self._channel.receive(timeout=_POLL_S)
-        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot.
+        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot. The load stays until then,
+        # so it is sent now even if the last one has just been sent.
+        self._load_due = 0.0
+        self._send()
         commands = self._channel.receive(timeout=_IDLE_S)
         if not commands:
             self._engine.check_integrity()
@@ -186,7 +189,7 @@ class EngineLoop:
 
     def _send(self) -> None:
         output, now = self._mover.output, time.monotonic()
-        if now >= self._load_due or not self._engine.has_work:
+        if now >= self._load_due:
             load = self._engine.load()
             # The load contains the engine's own histogram, which goes on counting, so compare encoded copies.
             copied = msgspec.msgpack.encode(load)

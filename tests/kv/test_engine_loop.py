@@ -29,7 +29,7 @@ class LoopInThread:
 
     def __init__(self, folder: Path) -> None:
         self._ours, theirs = socket.socketpair()
-        engine = make_engine(folder)
+        engine = make_engine(folder, export_fraction=0.01)  # a second export waits for the first
         fds = [StagingArena.create_file("exports"), StagingArena.create_file("imports")]
         self._loop = EngineLoop(EngineEnd(theirs), engine, Start(engine.config, "test", "warning", *fds), PairMemory())
         for fd in fds:
@@ -102,6 +102,14 @@ def test_a_ping_is_answered_though_there_is_no_news(loop: LoopInThread) -> None:
         loop.send(Ping())
         assert next(loop.outputs(_WAIT_S)).load is not None
     assert list(loop.outputs(_QUIET_S)) == []
+
+
+def test_what_waits_for_a_command_is_told_at_once(loop: LoopInThread) -> None:
+    """The second export comes right after a load was sent, and nothing happens until somebody receives the first."""
+    for id in range(2):
+        loop.send(Add(make_request(id, make_prompt(40, seed=id), 1, exports_from=0)))
+        loads = [output.load for output in loop.outputs(0.05 if id == 0 else _QUIET_S) if output.load is not None]
+    assert (loads[-1].waiting, loads[-1].queued_prefill_tokens, loads[-1].blocks_held) == (1, 40, 3)
 
 
 def test_the_last_step_is_told_though_no_count_but_its_own_has_changed(loop: LoopInThread) -> None:
