@@ -125,11 +125,12 @@ class EngineLoop:
             return self._channel.receive(timeout=0)
         if self._mover.busy:
             return self._channel.receive(timeout=_POLL_S)
-        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot. The load stays until then,
-        # so it is sent now even if the last one has just been sent.
-        self._load_due = 0.0
-        self._send()
-        commands = self._channel.receive(timeout=_IDLE_S)
+        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot. The load is told before the
+        # wait for one, once it is due.
+        commands = self._channel.receive(timeout=max(self._load_due - time.monotonic(), 0))
+        if not commands:
+            self._send()
+            commands = self._channel.receive(timeout=_IDLE_S)
         if not commands:
             self._engine.check_integrity()
             commands = self._channel.receive(timeout=None)

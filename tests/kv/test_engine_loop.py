@@ -104,7 +104,7 @@ def test_a_ping_is_answered_though_there_is_no_news(loop: LoopInThread) -> None:
     assert list(loop.outputs(_QUIET_S)) == []
 
 
-def test_what_waits_for_a_command_is_told_at_once(loop: LoopInThread) -> None:
+def test_what_waits_for_a_command_is_told(loop: LoopInThread) -> None:
     """The second export comes right after a load was sent, and nothing happens until somebody receives the first."""
     for id in range(2):
         loop.send(Add(make_request(id, make_prompt(40, seed=id), 1, exports_from=0)))
