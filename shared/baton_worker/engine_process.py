@@ -125,8 +125,8 @@ class EngineLoop:
             return self._channel.receive(timeout=0)
         if self._mover.busy:
             return self._channel.receive(timeout=_POLL_S)
-        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot. The load is told before the
-        # wait for one, once it is due.
+        # Only a command can bring new work now: it frees blocks, brings KV or frees a slot. Requests may wait for it,
+        # so the load is told before, once it is due.
         commands = self._channel.receive(timeout=max(self._load_due - time.monotonic(), 0))
         if not commands:
             self._send()
@@ -190,7 +190,7 @@ class EngineLoop:
 
     def _send(self) -> None:
         output, now = self._mover.output, time.monotonic()
-        if now >= self._load_due:
+        if now >= self._load_due or not self._engine.has_work:
             load = self._engine.load()
             # The load contains the engine's own histogram, which goes on counting, so compare encoded copies.
             copied = msgspec.msgpack.encode(load)

@@ -40,7 +40,7 @@ async def first_byte_s(stack: Stack, **headers: str) -> float:
 
 async def test_a_trace_has_all_parts(collector: Collector, llama, monkeypatch) -> None:
     monkeypatch.setenv("BATON_OTLP_ENDPOINT", collector.endpoint)
-    stack = await Stack.start(llama, "--max-num-batched-tokens", "4", "--no-enable-prefix-caching")
+    stack = await Stack.start(llama, "--max-num-batched-tokens", "2", "--no-enable-prefix-caching")
     try:
         await first_byte_s(stack, traceparent=f"00-{'0' * 31}1-{PARENT}-00")  # whose caller does not trace it
         ttft = await first_byte_s(stack, traceparent=f"00-{TRACE}-{PARENT}-01")
