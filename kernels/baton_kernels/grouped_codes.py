@@ -9,48 +9,34 @@ import triton.language as tl
 from .overlap import overlap_options
 from .reference.grouped_linear import FOUR_BITS, GroupedWeight
 
-# The most columns of a unit.
-_UNIT = 128
-# Triton multiplies matrices with at least so many columns.
-_LEAST_WORDS = 16
+# The most columns of a unit. Their words of four codes are as many as the tensor cores multiply at a time.
+_UNIT = 64
 
-# Two words of four int4 codes ($4) become four pairs of numbers ($0 to $3). The bits of a code become the lowest ones
-# of a bfloat16 whose other bits make it 128 + code; from that 128 + zero ($5) is subtracted, which is exact.
-_INT4_PAIRS = tl.constexpr("""{
-    .reg .b32 t;
-    lop3.b32 t, $4, 0x000f000f, 0x43004300, 0xea;
-    sub.bf16x2 $0, t, $5;
-    shr.u32 t, $4, 4;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    sub.bf16x2 $1, t, $5;
-    shr.u32 t, $4, 8;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    sub.bf16x2 $2, t, $5;
-    shr.u32 t, $4, 12;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    sub.bf16x2 $3, t, $5;
-}""")
-# The same, and each number is multiplied with its scale ($6).
-_INT4_SCALED_PAIRS = tl.constexpr("""{
-    .reg .b32 t;
-    lop3.b32 t, $4, 0x000f000f, 0x43004300, 0xea;
-    sub.bf16x2 t, t, $5;
-    mul.bf16x2 $0, t, $6;
-    shr.u32 t, $4, 4;
+
+def _int4_pairs(scaled: str) -> str:
+    """Return PTX that makes two words of four int4 codes ($4) four pairs of scaled numbers ($0 to $3).
+
+    The bits of a code become the lowest ones of a bfloat16 whose other bits make it 128 + code; from that 128 + zero
+    ($5) is subtracted, which is exact. scaled: PTX that multiplies the difference t with its scale.
+    """
+    codes = ["mov.b32 t, $4;", *(f"shr.u32 t, $4, {4 * code};" for code in (1, 2, 3))]
+    steps = [
+        f"""    {shifted}
     lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
     sub.bf16x2 t, t, $5;
-    mul.bf16x2 $1, t, $6;
-    shr.u32 t, $4, 8;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    sub.bf16x2 t, t, $5;
-    mul.bf16x2 $2, t, $6;
-    shr.u32 t, $4, 12;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    sub.bf16x2 t, t, $5;
-    mul.bf16x2 $3, t, $6;
-}""")
-# The same for e2m1 codes. The sign and the three other bits of a code become those of a bfloat16 that is 2 ** -126
-# times the number, which is multiplied with 2 ** 126 times its scale ($5).
+    {scaled.format(f"${code}")}
+"""
+        for code, shifted in enumerate(codes)
+    ]
+    return "{\n    .reg .b32 t, u;\n" + "".join(steps) + "}"
+
+
+_INT4_PAIRS = tl.constexpr(_int4_pairs("mul.bf16x2 {}, t, $6;"))
+# A scale that bfloat16 has not is the sum of two that it has ($6 and $7). The product is rounded once, as a number has
+# at most 4 bits and what is left of a float16 has 3.
+_INT4_FINE_PAIRS = tl.constexpr(_int4_pairs("mul.bf16x2 u, t, $7;\n    fma.rn.bf16x2 {}, t, $6, u;"))
+# The same for e2m1 codes, which have no zero. The sign and the three other bits of a code become those of a bfloat16
+# that is 2 ** -126 times the number, which is multiplied with 2 ** 126 times its scale ($5).
 _E2M1_PAIRS = tl.constexpr("""{
     .reg .b32 t, u;
     shl.b32 t, $4, 6;
@@ -110,19 +96,15 @@ def _load_scales(pointers, known, FAST: tl.constexpr):
 @triton.jit
 def load_scales(
     scales, zeros, w_row, first, units, groups, UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr,
-    FOUR: tl.constexpr, ZEROS: tl.constexpr, SUMS: tl.constexpr, FAST: tl.constexpr,
+    FOUR: tl.constexpr, ZEROS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Return the scales of UNITS units from the first on, and the codes of their zeros, in float32.
+    """Return the scales of UNITS units from the first on, and the codes of their zeros, [outputs, units] float32.
 
-    They are [outputs, units], or with SUMS, where all units are within one group, [outputs]. FAST: as in _load_scales.
+    FAST: as in _load_scales.
     """
-    if SUMS:
-        group = w_row * groups + first * UNIT // GROUP
-        known = (w_row >= 0) & (first < units)
-    else:
-        unit = first + tl.arange(0, UNITS)
-        group = w_row[:, None] * groups + (unit * UNIT // GROUP)[None, :]
-        known = (w_row >= 0)[:, None] & (unit < units)[None, :]
+    unit = first + tl.arange(0, UNITS)
+    group = w_row[:, None] * groups + (unit * UNIT // GROUP)[None, :]
+    known = (w_row >= 0)[:, None] & (unit < units)[None, :]
     scale = _load_scales(scales + group, known, FAST)
     zero = tl.zeros_like(scale) + (8.0 if FOUR else 128.0)
     if ZEROS:
@@ -131,14 +113,20 @@ def load_scales(
 
 
 @triton.jit
-def load_codes(codes, w_row, first, units, code_columns, UNITS: tl.constexpr, UNIT: tl.constexpr, FOUR: tl.constexpr):
-    """Return the words of UNITS units, [outputs, units, words of a unit]. A word has four codes of 4 bits, or one of
-    8."""
+def load_codes(
+    codes, w_row, first, units, code_columns, UNITS: tl.constexpr, UNIT: tl.constexpr, FOUR: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """Return the words of UNITS units, [outputs, words]. A word has four codes of 4 bits, or one of 8. EVEN: all units
+    exist."""
     size: tl.constexpr = UNIT // 4 if FOUR else UNIT
-    unit = first + tl.arange(0, UNITS)
-    word = unit[:, None] * size + tl.arange(0, size)[None, :]
-    at = codes + w_row[:, None, None] * code_columns + word[None, :, :]
-    return tl.load(at, mask=(unit < units)[None, :, None], other=0)
+    word = first * size + tl.arange(0, UNITS * size)
+    at = codes + w_row[:, None] * code_columns + word[None, :]
+    if EVEN:
+        words = tl.load(at)
+    else:
+        words = tl.load(at, mask=(word < units * size)[None, :], other=0)
+    return words
 
 
 @triton.jit
@@ -152,23 +140,33 @@ def columns_of(first, UNITS: tl.constexpr, UNIT: tl.constexpr, FOUR: tl.constexp
     return (first + tl.arange(0, UNITS))[:, None] * UNIT + inside[None, :]
 
 
-@triton.jit
-def load_inputs(x_row, here, first, units, UNITS: tl.constexpr, UNIT: tl.constexpr, FOUR: tl.constexpr):
-    """Return four tiles [words, rows] of inputs: those that the first codes of UNITS units' words multiply, those of
-    the second ones, and so on. Where words have one code, all are the first tile.
+@triton.constexpr_function
+def _units_together(units, unit):
+    """Return how many units have their columns in one order: so many that they have 16 words, if there are."""
+    return 2 if unit == 32 and units % 2 == 0 else 1
 
-    x_row: pointers to the first input of each row, [1, rows]. here: whether a row exists, likewise.
+
+@triton.jit
+def load_inputs(
+    x_row, here, first, units, UNITS: tl.constexpr, UNIT: tl.constexpr, FOUR: tl.constexpr, EVEN: tl.constexpr
+):
+    """Return the inputs of UNITS units' columns, [columns, rows], in the order in which `add_units` has the weights.
+
+    x_row: pointers to the first input of each row, [1, rows]. here: whether a row exists, likewise. EVEN: all units
+    exist.
     """
-    column = columns_of(first, UNITS, UNIT, FOUR).reshape(UNITS * (UNIT // 4 if FOUR else UNIT))
-    column = tl.max_contiguous(tl.multiple_of(column, 8), 8)[:, None]
-    known = (column < units * UNIT) & here
-    one = tl.load(x_row + column, mask=known, other=0.0)
-    two, three, four = one, one, one
+    at = tl.arange(0, UNITS * UNIT)
     if FOUR:
-        two = tl.load(x_row + column + 8, mask=known, other=0.0)
-        three = tl.load(x_row + column + 16, mask=known, other=0.0)
-        four = tl.load(x_row + column + 24, mask=known, other=0.0)
-    return one, two, three, four
+        # What the first codes of a unit's words multiply comes first, then what the second ones do.
+        together: tl.constexpr = _units_together(UNITS, UNIT) * UNIT
+        word = at % (together // 4)
+        at = at // together * together + word // 8 * 32 + at % together // (together // 4) * 8 + word % 8
+    column = tl.max_contiguous(tl.multiple_of(first * UNIT + at, 8), 8)[:, None]
+    if EVEN:
+        values = tl.load(x_row + column, mask=here, other=0.0)
+    else:
+        values = tl.load(x_row + column, mask=(column < units * UNIT) & here, other=0.0)
+    return values
 
 
 @triton.jit
@@ -186,63 +184,88 @@ def decode(words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr):
 
 
 @triton.jit
-def _decode_pairs(words, scale, zero, KIND: tl.constexpr, SUMS: tl.constexpr):
-    """Return the numbers of the four codes of words in bfloat16, times the scale unless SUMS, by instructions that work
-    on two of them at once. They have the bits that `decode` leads to."""
+def _decode_pairs(words, scale, zero, KIND: tl.constexpr, FINE: tl.constexpr):
+    """Return the numbers of the four codes of words, times the scale, in bfloat16, by instructions that work on two of
+    them at once. FINE: the scale may have more bits than a bfloat16."""
+    coarse = scale.to(tl.bfloat16)
     if KIND == "e2m1":
         one, two, three, four = tl.inline_asm_elementwise(
-            _E2M1_PAIRS, "=r,=r,=r,=r,r,r", [words, scale.to(tl.bfloat16).broadcast_to(words.shape)],
+            _E2M1_PAIRS, "=r,=r,=r,=r,r,r", [words, coarse.broadcast_to(words.shape)],
             (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
-    elif SUMS:
+    elif FINE:
+        rest = (scale - coarse.to(tl.float32)).to(tl.bfloat16)
         one, two, three, four = tl.inline_asm_elementwise(
-            _INT4_PAIRS, "=r,=r,=r,=r,r,r", [words, (zero + 128.0).to(tl.bfloat16).broadcast_to(words.shape)],
+            _INT4_FINE_PAIRS, "=r,=r,=r,=r,r,r,r,r",
+            [words, (zero + 128.0).to(tl.bfloat16).broadcast_to(words.shape), coarse.broadcast_to(words.shape),
+             rest.broadcast_to(words.shape)],
             (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     else:
         one, two, three, four = tl.inline_asm_elementwise(
-            _INT4_SCALED_PAIRS, "=r,=r,=r,=r,r,r,r",
-            [words, (zero + 128.0).to(tl.bfloat16).broadcast_to(words.shape),
-             scale.to(tl.bfloat16).broadcast_to(words.shape)],
+            _INT4_PAIRS, "=r,=r,=r,=r,r,r,r",
+            [words, (zero + 128.0).to(tl.bfloat16).broadcast_to(words.shape), coarse.broadcast_to(words.shape)],
             (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     return one, two, three, four
 
 
 @triton.jit
-def add_units(
-    acc, one, two, three, four, codes, scales, zeros, table, w_row, first, units, code_columns, groups,
-    UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
-    ZEROS: tl.constexpr, SUMS: tl.constexpr, FAST: tl.constexpr,
+def _numbers(
+    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, FAST: tl.constexpr,
+    FINE: tl.constexpr,
 ):  # fmt: skip
-    """Return acc [outputs, rows] and the product with UNITS units of the weights.
+    """Return the numbers of words [outputs, words], times their scales [outputs, units].
 
-    one, two, three, four: as load_inputs returns them. SUMS: sums are multiplied with the scale, not weights. FAST: as
-    in grouped_operands.
+    They are [outputs, blocks, units of a block, words of a unit] in DTYPE, and with FOUR [..., 2, 2], the codes of a
+    word. FAST: as in grouped_operands. FINE: as in _decode_pairs.
     """
-    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, SUMS, FAST)
-    words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR)
-    outputs: tl.constexpr = words.shape[0]
-    inner: tl.constexpr = words.shape[1] * words.shape[2]
-    w_scale = scale[:, None, None] if SUMS else scale[:, :, None]
-    w_zero = zero[:, None, None] if SUMS else zero[:, :, None]
+    outputs: tl.constexpr = scale.shape[0]
+    units: tl.constexpr = scale.shape[1]
+    size: tl.constexpr = words.shape[1] // units
+    together: tl.constexpr = _units_together(units, size * 4) if FOUR else 1
+    words = words.reshape(outputs, units // together, together, size)
+    scale = scale.reshape(outputs, units // together, together)[:, :, :, None]
+    zero = zero.reshape(outputs, units // together, together)[:, :, :, None]
     if FAST:
-        w1, w2, w3, w4 = _decode_pairs(words, w_scale, w_zero, KIND, SUMS)
+        one, two, three, four = _decode_pairs(words, scale, zero, KIND, FINE)
     else:
-        w1, w2, w3, w4 = decode(words, w_scale, w_zero, table, KIND, FOUR)
-        if not SUMS:
-            w1, w2, w3, w4 = w1 * w_scale, w2 * w_scale, w3 * w_scale, w4 * w_scale
-    part = acc
-    if SUMS:
-        part = tl.zeros_like(acc)
-    part = tl.dot(w1.to(one.dtype).reshape(outputs, inner), one, part, input_precision="ieee")
+        one, two, three, four = decode(words, scale, zero, table, KIND, FOUR)
+        one, two, three, four = one * scale, two * scale, three * scale, four * scale
+    numbers = one
     if FOUR:
-        part = tl.dot(w2.to(one.dtype).reshape(outputs, inner), two, part, input_precision="ieee")
-        part = tl.dot(w3.to(one.dtype).reshape(outputs, inner), three, part, input_precision="ieee")
-        part = tl.dot(w4.to(one.dtype).reshape(outputs, inner), four, part, input_precision="ieee")
-    if SUMS:
-        part = acc + part * scale[:, None]
-    return part
+        numbers = tl.join(tl.join(one, three), tl.join(two, four))
+    return numbers.to(DTYPE)
+
+
+@triton.jit
+def add_units(
+    acc, values, words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr, FAST: tl.constexpr,
+    FINE: tl.constexpr,
+):  # fmt: skip
+    """Return acc [outputs, rows] and the product of inputs with units of the weights.
+
+    values, words, scale, zero: as load_inputs, load_codes and load_scales return them. FAST, FINE: as in _numbers.
+    """
+    weights = _numbers(words, scale, zero, table, values.dtype, KIND, FOUR, FAST, FINE)
+    if FOUR:
+        # Codes of a word before words, so that what a thread decodes is what the tensor cores take from its registers.
+        weights = weights.permute(0, 1, 4, 5, 2, 3)
+    # The product itself adds to acc, so that the next weights are decoded while these are multiplied.
+    return tl.dot(weights.reshape(acc.shape[0], values.shape[0]), values, acc, input_precision="ieee")
+
+
+@triton.jit
+def numbers_in_order(
+    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, FAST: tl.constexpr,
+    FINE: tl.constexpr,
+):  # fmt: skip
+    """Return the numbers of words by column, [outputs, columns] in DTYPE. All arguments are as those of _numbers."""
+    outputs: tl.constexpr = words.shape[0]
+    weights = _numbers(words, scale, zero, table, DTYPE, KIND, FOUR, FAST, FINE)
+    if FOUR:
+        weights = weights.reshape(outputs, words.shape[1] // 8, 8, 2, 2).permute(0, 1, 3, 4, 2)
+    return weights.reshape(outputs, words.shape[1] * (4 if FOUR else 1))
 
 
 def grouped_operands(
@@ -258,18 +281,11 @@ def grouped_operands(
     unit = min(group & -group, _UNIT)
     fast = codes.is_cuda and dtype == torch.bfloat16
     fast &= weight.kind == "int4" or (weight.kind == "e2m1" and scales.dtype == torch.uint8)
-    units = max(block_inner // unit, 1)
-    # Scales that bfloat16 has not are multiplied with sums, or in float32 where the words of a group are too few for a
-    # product of matrices.
-    if fast and weight.kind == "int4" and scales.dtype != torch.bfloat16 and group % (units * unit):
-        fast = unit // 4 >= _LEAST_WORDS
-        units = 1 if fast else units
     tensors = (codes, scales, codes if weight.zeros is None else weight.zeros,
                codes if weight.table is None else weight.table)  # fmt: skip
     flags = {
-        "UNITS": units, "UNIT": unit, "GROUP": group, "KIND": weight.kind, "FOUR": weight.kind in FOUR_BITS,
-        "ZEROS": weight.zeros is not None, "FAST": fast,
-        "SUMS": weight.kind == "int4" and group % (units * unit) == 0,
+        "UNITS": max(block_inner // unit, 1), "UNIT": unit, "GROUP": group, "KIND": weight.kind,
+        "FOUR": weight.kind in FOUR_BITS, "ZEROS": weight.zeros is not None, "FAST": fast,
         **overlap_options(codes.device),
     }  # fmt: skip
     return tensors, (weight.inputs // unit, codes.shape[-1], scales.shape[-1]), flags

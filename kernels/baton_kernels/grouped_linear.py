@@ -12,7 +12,16 @@ import triton
 import triton.language as tl
 
 from .activation import gate_mul, silu_mul
-from .grouped_codes import add_units, columns_of, decode, grouped_operands, load_codes, load_inputs, load_scales
+from .grouped_codes import (
+    add_units,
+    columns_of,
+    decode,
+    grouped_operands,
+    load_codes,
+    load_inputs,
+    load_scales,
+    numbers_in_order,
+)
 from .kernel_configs import LinearConfig, Product
 from .overlap import LINE, let_next_start, lines_ahead, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
@@ -21,6 +30,8 @@ from .tuning import compile_first, quantized_config
 from .unmeasured import coded_candidates
 from .unmeasured_products import watch
 
+# Numbers that stay in the L2 cache until they are multiplied.
+_CACHED_BYTES = 16 << 20
 # More rows than these go to cuBLAS where nothing was measured.
 _FEW_ROWS = 128
 FIXED = LinearConfig(64, 64, 128, 1, 4, 3)
@@ -55,10 +66,9 @@ def _row_sums(
     size: tl.constexpr = UNIT // 4 if FOUR else UNIT
     acc = tl.zeros([w_row.shape[0], UNITS, size], tl.float32)
     for first in range(0, units, UNITS):
-        words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR)
-        scale, zero = load_scales(
-            scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, False, False
-        )
+        words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR, False)
+        words = words.reshape(w_row.shape[0], UNITS, size)
+        scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, False)
         scale, zero = scale[:, :, None], zero[:, :, None]
         at = x + columns_of(first, UNITS, UNIT, FOUR)
         known = (first + tl.arange(0, UNITS) < units)[:, None]
@@ -105,9 +115,9 @@ def _one_row_kernel(
 def _tiles_kernel(
     x, codes, scales, zeros, table, bias, out, partial, arrivals, rows, outputs, units, code_columns, groups,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
-    GROUP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
-    SUMS: tl.constexpr, FAST: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    GROUP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
+    ZEROS: tl.constexpr, FAST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row_tiles = tl.cdiv(rows, BLOCK_ROWS)
@@ -126,16 +136,32 @@ def _tiles_kernel(
         if GATED:
             _prefetch_weight(codes, scales, zeros, w_row + outputs, first, units, code_columns, groups, AHEAD, ZEROS)
     wait_for_inputs(OVERLAP)
+    FINE: tl.constexpr = scales.dtype.element_ty != tl.bfloat16
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
+    # Scales are too small for copies in the background, so they are loaded one step early.
+    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
+    up_scale, up_zero = scale, zero
+    if GATED:
+        up_scale, up_zero = load_scales(
+            scales, zeros, w_row + outputs, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+        )
     for step in range(0, steps):
         at = first + step * UNITS
-        one, two, three, four = load_inputs(x_row, here, at, units, UNITS, UNIT, FOUR)
-        acc = add_units(acc, one, two, three, four, codes, scales, zeros, table, w_row, at, units, code_columns, groups,
-                        UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, SUMS, FAST)  # fmt: skip
+        next_scale, next_zero = load_scales(
+            scales, zeros, w_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+        )
+        values = load_inputs(x_row, here, at, units, UNITS, UNIT, FOUR, EVEN)
+        words = load_codes(codes, w_row, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
+        acc = add_units(acc, values, words, scale, zero, table, KIND, FOUR, FAST, FINE)
+        scale, zero = next_scale, next_zero
         if GATED:
-            acc_up = add_units(acc_up, one, two, three, four, codes, scales, zeros, table, w_row + outputs, at, units,
-                               code_columns, groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, SUMS, FAST)  # fmt: skip
+            next_scale, next_zero = load_scales(
+                scales, zeros, w_row + outputs, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+            )
+            words = load_codes(codes, w_row + outputs, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
+            acc_up = add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR, FAST, FINE)
+            up_scale, up_zero = next_scale, next_zero
     acc, last = add_parts(acc, partial, arrivals, tile, part, SPLITS)
     if last:
         if BIAS:
@@ -152,30 +178,26 @@ def _tiles_kernel(
 def _dequantize_kernel(
     codes, scales, zeros, table, out, outputs, units, code_columns, groups, BLOCK_OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
-    ZEROS: tl.constexpr, OVERLAP: tl.constexpr,
+    ZEROS: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     w_row = tl.minimum(output, outputs - 1).to(tl.int64)
     first = tl.program_id(1) * UNITS
+    words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR, False)
+    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
+    numbers = numbers_in_order(words, scale, zero, table, out.dtype.element_ty, KIND, FOUR, FAST,
+                               scales.dtype.element_ty != tl.bfloat16)  # fmt: skip
+    column = first * UNIT + tl.arange(0, UNITS * UNIT)
+    known = (output < outputs)[:, None] & (column < units * UNIT)[None, :]
+    # Earlier kernels may still read the memory that the numbers go to.
     wait_for_inputs(OVERLAP)
-    words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR)
-    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, False, False)
-    scale, zero = scale[:, :, None], zero[:, :, None]
-    known = (output < outputs)[:, None, None] & (first + tl.arange(0, UNITS) < units)[None, :, None]
-    at = out + w_row[:, None, None] * units * UNIT + columns_of(first, UNITS, UNIT, FOUR)[None, :, :]
-    w1, w2, w3, w4 = decode(words, scale, zero, table, KIND, FOUR)
-    tl.store(at, (w1 * scale).to(out.dtype.element_ty), mask=known)
-    if FOUR:
-        tl.store(at + 8, (w2 * scale).to(out.dtype.element_ty), mask=known)
-        tl.store(at + 16, (w3 * scale).to(out.dtype.element_ty), mask=known)
-        tl.store(at + 24, (w4 * scale).to(out.dtype.element_ty), mask=known)
+    tl.store(out + w_row[:, None] * units * UNIT + column[None, :], numbers, mask=known)
 
 
 def dequantize_grouped(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Compute dequantize_grouped_reference."""
     tensors, (units, *sizes), flags = grouped_operands(weight, 1024, dtype)
-    del flags["SUMS"], flags["FAST"]
     flags["UNITS"] = min(triton.next_power_of_2(units), 1024 // flags["UNIT"])
     outputs = weight.codes.shape[0]
     out = torch.empty(outputs, weight.inputs, dtype=dtype, device=weight.codes.device)
@@ -186,8 +208,20 @@ def dequantize_grouped(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tenso
 
 
 def by_numbers(x: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
-    """Compute grouped_linear_reference by cuBLAS, with numbers in memory."""
-    result = torch.nn.functional.linear(x, dequantize_grouped(weight, x.dtype), bias)
+    """Compute grouped_linear_reference by cuBLAS, with the numbers of some outputs after the other in memory."""
+    (outputs, _), rows = weight.codes.shape, x.shape[0]
+    result = x.new_empty(rows, outputs)
+    some = max(_CACHED_BYTES // (weight.inputs * x.element_size()) // 128 * 128, 128)
+    for first in range(0, outputs, some):
+        part = slice(first, first + some)
+        zeros = None if weight.zeros is None else weight.zeros[part]
+        numbers = dequantize_grouped(
+            weight._replace(codes=weight.codes[part], scales=weight.scales[part], zeros=zeros), x.dtype
+        )
+        if bias is None:
+            torch.mm(x, numbers.t(), out=result[:, part])
+        else:
+            torch.addmm(bias[part], x, numbers.t(), out=result[:, part])
     return gate_mul(result, "silu") if gated else result
 
 
@@ -235,7 +269,7 @@ def grouped_linear(
     ahead = lines_ahead(outputs, weight.codes[0].nbytes, gated, config, x.device)
     flags |= {"GATED": gated, "BIAS": bias is not None, "AHEAD": ahead, "num_warps": config.num_warps}
     if config.block_rows == 1:
-        del flags["SUMS"], flags["FAST"]
+        del flags["FAST"]
         _one_row_kernel[(tiles, rows)](*tensors, outputs, units, *sizes, BLOCK_OUTPUTS=config.block_outputs, **flags)
         return out
     tiles *= triton.cdiv(rows, config.block_rows)
@@ -245,7 +279,8 @@ def grouped_linear(
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
     _tiles_kernel[(tiles, config.splits)](
         *tensors, partial, arrivals_of(x.device), rows, outputs, units, *sizes, BLOCK_ROWS=config.block_rows,
-        BLOCK_OUTPUTS=config.block_outputs, SPLITS=config.splits, num_stages=config.num_stages, **flags,
+        BLOCK_OUTPUTS=config.block_outputs, SPLITS=config.splits,
+        EVEN=units % (flags["UNITS"] * config.splits) == 0, num_stages=config.num_stages, **flags,
     )  # fmt: skip
     return out
 
@@ -266,16 +301,14 @@ class _Groups(NamedTuple):
         return grouped_format(weight)
 
     def candidates(self, weight: GroupedWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
-        if rows > 256:
-            return [None]
         bytes_each = weight.codes.nbytes / (shape.outputs * shape.inner)
         found: list[LinearConfig | None] = []
         if rows == 1:
             found += [config for config in _ONE_ROW if config.block_inner <= shape.inner]
         if rows > 64:
             found.append(None)
-        found.append(_default(min(rows, 128), shape.outputs, shape.inner))
-        found += coded_candidates(min(rows, 128), shape, bytes_each, 2, weight.codes.device)
+        found.append(_default(min(rows, _FEW_ROWS), shape.outputs, shape.inner))
+        found += coded_candidates(rows, shape, bytes_each, 2, weight.codes.device)
         return list(dict.fromkeys(found))
 
     def compute(self, weight: GroupedWeight, shape: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:

@@ -16,7 +16,7 @@ from .kernel_configs import LinearConfig
 LINE = tl.constexpr(128)  # bytes of a cache line
 # Bytes of weights that all programs of a kernel together fetch ahead. The memory delivers them while the small kernels
 # between two products run, and they take a part of the L2 cache.
-_AHEAD_BYTES = 32 << 20
+_AHEAD_BYTES = 8 << 20
 
 
 @triton.jit

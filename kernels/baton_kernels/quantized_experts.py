@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .activation import gate_of_expert
 from .experts import sum_kernel
-from .grouped_codes import add_units, grouped_operands, load_inputs
+from .grouped_codes import add_units, grouped_operands, load_codes, load_inputs, load_scales
 from .grouped_linear import grouped_format
 from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
@@ -53,7 +53,7 @@ def _grouped_kernel(
     x, codes, scales, zeros, table, bias, order, block_experts, out, outputs, units, code_columns, groups,
     pairs_per_row, blocks, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr,
     UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
-    SUMS: tl.constexpr, FAST: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr,
+    FAST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr,
     ALPHA: tl.constexpr, LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -71,14 +71,29 @@ def _grouped_kernel(
     here = (pair > -2)[None, :]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
+    FINE: tl.constexpr = scales.dtype.element_ty != tl.bfloat16
+    # Scales are too small for copies in the background, so they are loaded one step early.
+    scale, zero = load_scales(scales, zeros, w_row, 0, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
+    up_scale, up_zero = scale, zero
+    if GATED:
+        up_scale, up_zero = load_scales(
+            scales, zeros, w_row + outputs, 0, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+        )
     for first in range(0, units, UNITS):
-        one, two, three, four = load_inputs(x_row, here, first, units, UNITS, UNIT, FOUR)
-        acc = add_units(acc, one, two, three, four, codes, scales, zeros, table, w_row, first, units, code_columns,
-                        groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, SUMS, FAST)  # fmt: skip
+        next_scale, next_zero = load_scales(
+            scales, zeros, w_row, first + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+        )
+        values = load_inputs(x_row, here, first, units, UNITS, UNIT, FOUR, EVEN)
+        words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR, EVEN)
+        acc = add_units(acc, values, words, scale, zero, table, KIND, FOUR, FAST, FINE)
+        scale, zero = next_scale, next_zero
         if GATED:
-            acc_up = add_units(acc_up, one, two, three, four, codes, scales, zeros, table, w_row + outputs, first,
-                               units, code_columns, groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, SUMS,
-                               FAST)  # fmt: skip
+            next_scale, next_zero = load_scales(
+                scales, zeros, w_row + outputs, first + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+            )
+            words = load_codes(codes, w_row + outputs, first, units, code_columns, UNITS, UNIT, FOUR, EVEN)
+            acc_up = add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR, FAST, FINE)
+            up_scale, up_zero = next_scale, next_zero
     _finish(acc, acc_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, CLAMPED, ALPHA, LIMIT)
 
 
@@ -235,8 +250,9 @@ def _product(
     if isinstance(weight, GroupedWeight):
         tensors, sizes, kinds = grouped_operands(weight, tiles.block_inner, x.dtype)
         _grouped_kernel[grid](
-            x, *tensors, added, *groups, out, outputs, *sizes, pairs_per_row, blocks, **kinds, **flags
-        )
+            x, *tensors, added, *groups, out, outputs, *sizes, pairs_per_row, blocks,
+            EVEN=sizes[0] % kinds["UNITS"] == 0, **kinds, **flags,
+        )  # fmt: skip
         return
     assert held.rows is not None
     rows = quantize_rows(x, held.rows)

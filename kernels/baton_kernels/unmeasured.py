@@ -83,30 +83,40 @@ def linear_candidates(
 def coded_candidates(
     rows: int, product: Product, weight_bytes: float, input_bytes: int, device: torch.device
 ) -> list[LinearConfig]:
-    """Return what is worth measuring for weights of 8 bits or less, where `has_rules`, for at most 128 rows.
+    """Return what is worth measuring for weights of 8 bits or less, where `has_rules`.
 
     weight_bytes, input_bytes: of an element.
     """
     processors, weights = _processors(device), 2 if product.gated else 1
-    block_rows, units = max(rows, 16), product.outputs // weights
+    units = product.outputs // weights
+    decoded = input_bytes > 1
     found = []
-    for block, block_inner in itertools.product((64, 128), (128, 256)):
-        tiles, cells = triton.cdiv(units, block), block * block_rows * weights
+    sizes = (min(max(rows, 16), 128), 256) if decoded and rows > 128 else (min(max(rows, 16), 128),)
+    for block_rows, block, block_inner in itertools.product(sizes, (64, 128), (128, 256)):
+        cells = block * block_rows * weights
+        warps = _warps_of_codes(cells, block, decoded)
         stage = int(block_inner * (block * weights * weight_bytes + block_rows * input_bytes))
-        if cells > 128 * 128 or 2 * stage > _ALONE or 2 * block_inner > product.inner:
+        if cells > (4096 * warps if decoded else 128 * 128) or 2 * stage > _ALONE or 2 * block_inner > product.inner:
             continue
+        tiles = triton.cdiv(units, block) * triton.cdiv(rows, block_rows)
         # The parts of gates and ups would have to be added up before they are multiplied.
         fitting = [
             parts
             for parts in (() if product.gated else _SPLITS)
             if parts * tiles <= 2 * processors and product.inner >= 4 * block_inner * parts
         ]
-        for parts in (*fitting[-2:], 1):
+        for parts in (*fitting[-2:], *fitting[:1], 1):
             stages = (_ALONE if tiles * parts <= processors else _SHARED) // stage
-            found.append(
-                LinearConfig(block_rows, block, block_inner, parts, 8 if cells > 8192 else 4, min(max(stages, 2), 6))
-            )
-    return found
+            found.append(LinearConfig(block_rows, block, block_inner, parts, warps, min(max(stages, 2), 6)))
+    return list(dict.fromkeys(found))
+
+
+def _warps_of_codes(cells: int, block_outputs: int, decoded: bool) -> int:
+    """Return the warps of a program with so many sums.
+
+    decoded: weights become numbers in registers; each group of 4 warps has those of 64 outputs.
+    """
+    return 8 if cells > 8192 and (block_outputs > 64 or not decoded) else 4
 
 
 def has_rules(inner: int, device: torch.device) -> bool:
@@ -180,7 +190,7 @@ def coded_experts_candidates(
     def tiles(rows: int, block: int, inner: int, weights: int) -> ProductConfig:
         """weights: 2 = gates and ups."""
         stage = int(inner * (block * weights * weight_bytes + rows * input_bytes))
-        warps = 8 if block * rows * weights > 8192 else 4
+        warps = _warps_of_codes(block * rows * weights, block, input_bytes > 1)
         return ProductConfig(block, inner, warps, min(max(_SHARED // stage, 2), 6))
 
     blocks = rows_of_blocks(tokens * layer.used / layer.experts)

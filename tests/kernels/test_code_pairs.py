@@ -43,6 +43,11 @@ def run(text: str, operands: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         elif name in ("shr.u32", "shl.b32"):
             shifted = sources[0] >> sources[1] if name == "shr.u32" else sources[0] << sources[1]
             registers[to] = shifted & 0xFFFFFFFF
+        elif name == "mov.b32":
+            registers[to] = sources[0]
+        elif name == "fma.rn.bf16x2":
+            one, other, third = (halves(each).double() for each in sources)
+            registers[to] = joined(one * other + third)
         else:
             assert name in ("sub.bf16x2", "mul.bf16x2"), name
             one, other = (halves(each).double() for each in sources)
@@ -55,16 +60,18 @@ def constants(numbers: torch.Tensor) -> torch.Tensor:
     return joined(numbers[:, None].expand(-1, 2))
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_int4(scaled: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_int4(dtype: torch.dtype) -> None:
     zeros = torch.randint(0, 17, (len(WORDS),)).double()
-    scales = torch.randn(len(WORDS)).bfloat16().double()
-    operands = {"$4": PAIRS, "$5": constants(128 + zeros), "$6": constants(scales)}
-    found = run((grouped_codes._INT4_SCALED_PAIRS if scaled else grouped_codes._INT4_PAIRS).value, operands)
+    scales = torch.randn(len(WORDS)).to(dtype).double()
+    coarse = scales.bfloat16().double()
+    operands = {"$4": PAIRS, "$5": constants(128 + zeros), "$6": constants(coarse), "$7": constants(scales - coarse)}
+    fine = dtype != torch.bfloat16
+    found = run((grouped_codes._INT4_FINE_PAIRS if fine else grouped_codes._INT4_PAIRS).value, operands)
     for number, ours in enumerate(found):
         for half, words in enumerate((WORDS, WORDS.roll(1))):
-            expected = ((words >> 4 * number) & 15) - zeros
-            assert torch.equal(ours[:, half], (expected * scales if scaled else expected).bfloat16())
+            expected = (((words >> 4 * number) & 15) - zeros) * scales
+            assert torch.equal(ours[:, half], expected.bfloat16())
 
 
 def test_e2m1() -> None:

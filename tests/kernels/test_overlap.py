@@ -13,7 +13,8 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend to have a GPU with 100 multiprocessors that overlaps kernels."""
+    """Pretend to have a GPU with 100 multiprocessors that overlaps kernels, and 32 MiB for what is prefetched."""
+    monkeypatch.setattr(overlap, "_AHEAD_BYTES", 32 << 20)
     monkeypatch.setattr(overlap, "overlap_options", lambda _: {"OVERLAP": True})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=100))
 
