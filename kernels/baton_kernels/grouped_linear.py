@@ -162,7 +162,12 @@ def _tiles_kernel(
             words = load_codes(codes, w_row + outputs, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
             acc_up = add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR, FAST, FINE)
             up_scale, up_zero = next_scale, next_zero
-    acc, last = add_parts(acc, partial, arrivals, tile, part, SPLITS)
+    if GATED and SPLITS > 1:
+        both = tl.join(acc, acc_up).reshape(BLOCK_OUTPUTS, 2 * BLOCK_ROWS)
+        both, last = add_parts(both, partial, arrivals, tile, part, SPLITS)
+        acc, acc_up = tl.split(both.reshape(BLOCK_OUTPUTS, BLOCK_ROWS, 2))
+    else:
+        acc, last = add_parts(acc, partial, arrivals, tile, part, SPLITS)
     if last:
         if BIAS:
             acc += tl.load(bias + w_row).to(tl.float32)[:, None]
@@ -261,8 +266,6 @@ def grouped_linear(
     tensors, (units, *sizes), flags = grouped_operands(weight, config.block_inner, x.dtype)
     if gated:
         outputs //= 2
-        # The parts of gates and ups would have to be added up before.
-        config = config._replace(splits=1)
     out = x.new_empty(rows, outputs)
     tensors = (x, *tensors, out if bias is None else bias, out)
     tiles = triton.cdiv(outputs, config.block_outputs)
@@ -275,7 +278,7 @@ def grouped_linear(
     tiles *= triton.cdiv(rows, config.block_rows)
     partial = out
     if config.splits > 1:
-        cells = tiles * config.splits * config.block_outputs * config.block_rows
+        cells = tiles * config.splits * config.block_outputs * config.block_rows * (2 if gated else 1)
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
     _tiles_kernel[(tiles, config.splits)](
         *tensors, partial, arrivals_of(x.device), rows, outputs, units, *sizes, BLOCK_ROWS=config.block_rows,

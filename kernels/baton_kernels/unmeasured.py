@@ -99,11 +99,11 @@ def coded_candidates(
         if cells > (4096 * warps if decoded else 128 * 128) or 2 * stage > _ALONE or 2 * block_inner > product.inner:
             continue
         tiles = triton.cdiv(units, block) * triton.cdiv(rows, block_rows)
-        # The parts of gates and ups would have to be added up before they are multiplied.
+        # More warps hide the latency of decoding. Other kernels have no parts of gates and ups.
         fitting = [
             parts
-            for parts in (() if product.gated else _SPLITS)
-            if parts * tiles <= 2 * processors and product.inner >= 4 * block_inner * parts
+            for parts in (_SPLITS if decoded or not product.gated else ())
+            if parts * tiles <= (4 if decoded else 2) * processors and product.inner >= 4 * block_inner * parts
         ]
         for parts in (*fitting[-2:], *fitting[:1], 1):
             stages = (_ALONE if tiles * parts <= processors else _SHARED) // stage
