@@ -92,7 +92,8 @@ def coded_candidates(
     decoded = input_bytes > 1
     found = []
     sizes = (min(max(rows, 16), 128), 256) if decoded and rows > 128 else (min(max(rows, 16), 128),)
-    for block_rows, block, block_inner in itertools.product(sizes, (64, 128), (128, 256)):
+    inners = (128,) if decoded and rows > 32 else (128, 256)
+    for block_rows, block, block_inner in itertools.product(sizes, (64, 128), inners):
         cells = block * block_rows * weights
         warps = _warps_of_codes(cells, block, decoded)
         stage = int(block_inner * (block * weights * weight_bytes + block_rows * input_bytes))
@@ -105,7 +106,7 @@ def coded_candidates(
             for parts in (_SPLITS if decoded or not product.gated else ())
             if parts * tiles <= (4 if decoded else 2) * processors and product.inner >= 4 * block_inner * parts
         ]
-        for parts in (*fitting[-2:], *fitting[:1], 1):
+        for parts in (*(fitting[:1] + fitting[-1:] if decoded else fitting[-2:]), 1):
             stages = (_ALONE if tiles * parts <= processors else _SHARED) // stage
             found.append(LinearConfig(block_rows, block, block_inner, parts, warps, min(max(stages, 2), 6)))
     return list(dict.fromkeys(found))
