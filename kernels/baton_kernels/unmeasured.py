@@ -9,8 +9,8 @@ import triton
 
 from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
 
-# Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two.
-_ALONE, _SHARED = 200 << 10, 112 << 10
+# Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two and of four.
+_ALONE, _SHARED, _OF_FOUR = 200 << 10, 112 << 10, 54 << 10
 _SPLITS = (8, 6, 4, 3, 2)
 # Elements of a weight below which cuBLAS was faster for more than 16 rows, and for more than 32.
 _LEAST_ELEMENTS = {32: 5 << 20, 64: 50 << 20}
@@ -107,8 +107,10 @@ def coded_candidates(
             if parts * tiles <= (4 if decoded else 2) * processors and product.inner >= 4 * block_inner * parts
         ]
         for parts in (*(fitting[:1] + fitting[-1:] if decoded else fitting[-2:]), 1):
-            stages = (_ALONE if tiles * parts <= processors else _SHARED) // stage
-            found.append(LinearConfig(block_rows, block, block_inner, parts, warps, min(max(stages, 2), 6)))
+            memory = _ALONE if tiles * parts <= processors else _SHARED
+            if decoded and tiles * parts > 2 * processors:
+                memory = _OF_FOUR
+            found.append(LinearConfig(block_rows, block, block_inner, parts, warps, min(max(memory // stage, 2), 6)))
     return list(dict.fromkeys(found))
 
 
@@ -192,7 +194,8 @@ def coded_experts_candidates(
         """weights: 2 = gates and ups."""
         stage = int(inner * (block * weights * weight_bytes + rows * input_bytes))
         warps = _warps_of_codes(block * rows * weights, block, input_bytes > 1)
-        return ProductConfig(block, inner, warps, min(max(_SHARED // stage, 2), 6))
+        memory = _OF_FOUR if input_bytes > 1 else _SHARED
+        return ProductConfig(block, inner, warps, min(max(memory // stage, 2), 6))
 
     blocks = rows_of_blocks(tokens * layer.used / layer.experts)
     inners = (block_inner,) if block_inner else (128, 256)
