@@ -115,9 +115,9 @@ def _one_row_kernel(
 def _tiles_kernel(
     x, codes, scales, zeros, table, bias, out, partial, arrivals, rows, outputs, units, code_columns, groups,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
-    GROUP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
-    ZEROS: tl.constexpr, FAST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    GROUP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
+    FAST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row_tiles = tl.cdiv(rows, BLOCK_ROWS)
@@ -135,10 +135,6 @@ def _tiles_kernel(
         _prefetch_weight(codes, scales, zeros, w_row, first, units, code_columns, groups, AHEAD, ZEROS)
         if GATED:
             _prefetch_weight(codes, scales, zeros, w_row + outputs, first, units, code_columns, groups, AHEAD, ZEROS)
-    wait_for_inputs(OVERLAP)
-    FINE: tl.constexpr = scales.dtype.element_ty != tl.bfloat16
-    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
-    acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     # Scales are too small for copies in the background, so they are loaded one step early.
     scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
     up_scale, up_zero = scale, zero
@@ -146,6 +142,10 @@ def _tiles_kernel(
         up_scale, up_zero = load_scales(
             scales, zeros, w_row + outputs, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
         )
+    wait_for_inputs(OVERLAP)
+    FINE: tl.constexpr = scales.dtype.element_ty != tl.bfloat16
+    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
+    acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     for step in range(0, steps):
         at = first + step * UNITS
         next_scale, next_zero = load_scales(
