@@ -147,10 +147,10 @@ def _units_together(units, unit):
 
 
 @triton.jit
-def load_inputs(
+def _load_inputs(
     x_row, here, first, units, UNITS: tl.constexpr, UNIT: tl.constexpr, FOUR: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Return the inputs of UNITS units' columns, [columns, rows], in the order in which `add_units` has the weights.
+    """Return the inputs of UNITS units' columns, [columns, rows], in the order in which _add_units has the weights.
 
     x_row: pointers to the first input of each row, [1, rows]. here: whether a row exists, likewise. EVEN: all units
     exist.
@@ -239,13 +239,13 @@ def _numbers(
 
 
 @triton.jit
-def add_units(
+def _add_units(
     acc, values, words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr, FAST: tl.constexpr,
     FINE: tl.constexpr,
 ):  # fmt: skip
     """Return acc [outputs, rows] and the product of inputs with units of the weights.
 
-    values, words, scale, zero: as load_inputs, load_codes and load_scales return them. FAST, FINE: as in _numbers.
+    values, words, scale, zero: as _load_inputs, load_codes and load_scales return them. FAST, FINE: as in _numbers.
     """
     weights = _numbers(words, scale, zero, table, values.dtype, KIND, FOUR, FAST, FINE)
     if FOUR:
@@ -253,6 +253,47 @@ def add_units(
         weights = weights.permute(0, 1, 4, 5, 2, 3)
     # The product itself adds to acc, so that the next weights are decoded while these are multiplied.
     return tl.dot(weights.reshape(acc.shape[0], values.shape[0]), values, acc, input_precision="ieee")
+
+
+@triton.jit
+def multiply(
+    x_row, here, codes, scales, zeros, table, w_row, up_row, first, steps, units, code_columns, groups,
+    UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
+    ZEROS: tl.constexpr, FAST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Return the products of rows with rows of the weight from the unit `first` on, [outputs, rows] float32, and with
+    GATED those with other rows of it.
+
+    x_row, here: as in _load_inputs. w_row, up_row: the rows of the weight, [outputs]. steps: of UNITS units each.
+    EVEN: all these units exist. FAST: as in grouped_operands.
+    """
+    FINE: tl.constexpr = scales.dtype.element_ty != tl.bfloat16
+    acc = tl.zeros([w_row.shape[0], here.shape[1]], tl.float32)
+    acc_up = tl.zeros([w_row.shape[0], here.shape[1]], tl.float32)
+    # Scales are too small for copies in the background, so they are loaded one step early.
+    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
+    up_scale, up_zero = scale, zero
+    if GATED:
+        up_scale, up_zero = load_scales(
+            scales, zeros, up_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+        )
+    for step in range(0, steps):
+        at = first + step * UNITS
+        next_scale, next_zero = load_scales(
+            scales, zeros, w_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+        )
+        values = _load_inputs(x_row, here, at, units, UNITS, UNIT, FOUR, EVEN)
+        words = load_codes(codes, w_row, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
+        acc = _add_units(acc, values, words, scale, zero, table, KIND, FOUR, FAST, FINE)
+        scale, zero = next_scale, next_zero
+        if GATED:
+            next_scale, next_zero = load_scales(
+                scales, zeros, up_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+            )
+            words = load_codes(codes, up_row, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
+            acc_up = _add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR, FAST, FINE)
+            up_scale, up_zero = next_scale, next_zero
+    return acc, acc_up
 
 
 @triton.jit

@@ -12,16 +12,7 @@ import triton
 import triton.language as tl
 
 from .activation import gate_mul, silu_mul
-from .grouped_codes import (
-    add_units,
-    columns_of,
-    decode,
-    grouped_operands,
-    load_codes,
-    load_inputs,
-    load_scales,
-    numbers_in_order,
-)
+from .grouped_codes import columns_of, decode, grouped_operands, load_codes, load_scales, multiply, numbers_in_order
 from .kernel_configs import LinearConfig, Product
 from .overlap import LINE, let_next_start, lines_ahead, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
@@ -135,33 +126,11 @@ def _tiles_kernel(
         _prefetch_weight(codes, scales, zeros, w_row, first, units, code_columns, groups, AHEAD, ZEROS)
         if GATED:
             _prefetch_weight(codes, scales, zeros, w_row + outputs, first, units, code_columns, groups, AHEAD, ZEROS)
-    # Scales are too small for copies in the background, so they are loaded one step early.
-    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
-    up_scale, up_zero = scale, zero
-    if GATED:
-        up_scale, up_zero = load_scales(
-            scales, zeros, w_row + outputs, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
-        )
     wait_for_inputs(OVERLAP)
-    FINE: tl.constexpr = scales.dtype.element_ty != tl.bfloat16
-    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
-    acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
-    for step in range(0, steps):
-        at = first + step * UNITS
-        next_scale, next_zero = load_scales(
-            scales, zeros, w_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
-        )
-        values = load_inputs(x_row, here, at, units, UNITS, UNIT, FOUR, EVEN)
-        words = load_codes(codes, w_row, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
-        acc = add_units(acc, values, words, scale, zero, table, KIND, FOUR, FAST, FINE)
-        scale, zero = next_scale, next_zero
-        if GATED:
-            next_scale, next_zero = load_scales(
-                scales, zeros, w_row + outputs, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
-            )
-            words = load_codes(codes, w_row + outputs, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
-            acc_up = add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR, FAST, FINE)
-            up_scale, up_zero = next_scale, next_zero
+    acc, acc_up = multiply(
+        x_row, here, codes, scales, zeros, table, w_row, w_row + outputs, first, steps, units, code_columns, groups,
+        UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, FAST, EVEN, GATED,
+    )  # fmt: skip
     if GATED and SPLITS > 1:
         both = tl.join(acc, acc_up).reshape(BLOCK_OUTPUTS, 2 * BLOCK_ROWS)
         both, last = add_parts(both, partial, arrivals, tile, part, SPLITS)

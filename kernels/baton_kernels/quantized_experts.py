@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .activation import gate_of_expert
 from .experts import sum_kernel
-from .grouped_codes import add_units, grouped_operands, load_codes, load_inputs, load_scales
+from .grouped_codes import grouped_operands, multiply
 from .grouped_linear import grouped_format
 from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
@@ -69,31 +69,10 @@ def _grouped_kernel(
     w_row = expert * halves * outputs + tl.minimum(output, outputs - 1)
     x_row = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * (units * UNIT)
     here = (pair > -2)[None, :]
-    acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
-    acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
-    FINE: tl.constexpr = scales.dtype.element_ty != tl.bfloat16
-    # Scales are too small for copies in the background, so they are loaded one step early.
-    scale, zero = load_scales(scales, zeros, w_row, 0, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
-    up_scale, up_zero = scale, zero
-    if GATED:
-        up_scale, up_zero = load_scales(
-            scales, zeros, w_row + outputs, 0, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
-        )
-    for first in range(0, units, UNITS):
-        next_scale, next_zero = load_scales(
-            scales, zeros, w_row, first + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
-        )
-        values = load_inputs(x_row, here, first, units, UNITS, UNIT, FOUR, EVEN)
-        words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR, EVEN)
-        acc = add_units(acc, values, words, scale, zero, table, KIND, FOUR, FAST, FINE)
-        scale, zero = next_scale, next_zero
-        if GATED:
-            next_scale, next_zero = load_scales(
-                scales, zeros, w_row + outputs, first + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
-            )
-            words = load_codes(codes, w_row + outputs, first, units, code_columns, UNITS, UNIT, FOUR, EVEN)
-            acc_up = add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR, FAST, FINE)
-            up_scale, up_zero = next_scale, next_zero
+    acc, acc_up = multiply(
+        x_row, here, codes, scales, zeros, table, w_row, w_row + outputs, 0, tl.cdiv(units, UNITS), units, code_columns,
+        groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, FAST, EVEN, GATED,
+    )  # fmt: skip
     _finish(acc, acc_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, CLAMPED, ALPHA, LIMIT)
 
 

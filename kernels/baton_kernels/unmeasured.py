@@ -91,7 +91,7 @@ def coded_candidates(
     units = product.outputs // weights
     decoded = input_bytes > 1
     found = []
-    sizes = (min(max(rows, 16), 128), 256) if decoded and rows > 128 else (min(max(rows, 16), 128),)
+    sizes = sorted({min(max(rows, 16), most) for most in ((128, 256) if decoded else (128,))})
     # Long steps hide what each step waits for. Rows take memory, too.
     inners = [each for each in (128, 256, 512) if each <= max(8192 // rows, 128)] if decoded else [128, 256]
     for block_rows, block, block_inner in itertools.product(sizes, (64, 128), inners):
