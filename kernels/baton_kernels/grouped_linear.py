@@ -1,8 +1,8 @@
 """Products of rows with weights of 4 or 8 bits in groups, which are turned into numbers on the way.
 
 For few rows that takes as long as reading the codes once. There are two kernels: one multiplies one row elementwise, in
-the other tiles go through the tensor cores. Large batches are bound by arithmetic: the weight is turned into numbers in
-memory, and cuBLAS multiplies.
+the other tiles go through the tensor cores. Large batches are bound by arithmetic: where it was measured to be faster,
+the weight is turned into numbers in memory, and cuBLAS multiplies.
 """
 
 from typing import NamedTuple
