@@ -13,54 +13,6 @@ from .reference.grouped_linear import FOUR_BITS, GroupedWeight
 _UNIT = 64
 
 
-def _int4_pairs(scaled: str) -> str:
-    """Return PTX that makes two words of four int4 codes ($4) four pairs of scaled numbers ($0 to $3).
-
-    The bits of a code become the lowest ones of a bfloat16 whose other bits make it 128 + code; from that 128 + zero
-    ($5) is subtracted, which is exact. scaled: PTX that multiplies the difference t with its scale.
-    """
-    codes = ["mov.b32 t, $4;", *(f"shr.u32 t, $4, {4 * code};" for code in (1, 2, 3))]
-    steps = [
-        f"""    {shifted}
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    sub.bf16x2 t, t, $5;
-    {scaled.format(f"${code}")}
-"""
-        for code, shifted in enumerate(codes)
-    ]
-    return "{\n    .reg .b32 t, u;\n" + "".join(steps) + "}"
-
-
-_INT4_PAIRS = tl.constexpr(_int4_pairs("mul.bf16x2 {}, t, $6;"))
-# A scale that bfloat16 has not is the sum of two that it has ($6 and $7). The product is rounded once, as a number has
-# at most 4 bits and what is left of a float16 has 3.
-_INT4_FINE_PAIRS = tl.constexpr(_int4_pairs("mul.bf16x2 u, t, $7;\n    fma.rn.bf16x2 {}, t, $6, u;"))
-# The same for e2m1 codes, which have no zero. The sign and the three other bits of a code become those of a bfloat16
-# that is 2 ** -126 times the number, which is multiplied with 2 ** 126 times its scale ($5).
-_E2M1_PAIRS = tl.constexpr("""{
-    .reg .b32 t, u;
-    shl.b32 t, $4, 6;
-    and.b32 t, t, 0x01c001c0;
-    shl.b32 u, $4, 12;
-    lop3.b32 t, u, 0x80008000, t, 0xea;
-    mul.bf16x2 $0, t, $5;
-    shl.b32 t, $4, 2;
-    and.b32 t, t, 0x01c001c0;
-    shl.b32 u, $4, 8;
-    lop3.b32 t, u, 0x80008000, t, 0xea;
-    mul.bf16x2 $1, t, $5;
-    shr.u32 t, $4, 2;
-    and.b32 t, t, 0x01c001c0;
-    shl.b32 u, $4, 4;
-    lop3.b32 t, u, 0x80008000, t, 0xea;
-    mul.bf16x2 $2, t, $5;
-    shr.u32 t, $4, 6;
-    and.b32 t, t, 0x01c001c0;
-    lop3.b32 t, $4, 0x80008000, t, 0xea;
-    mul.bf16x2 $3, t, $5;
-}""")
-
-
 @triton.jit
 def _values(codes, zero, table, KIND: tl.constexpr):
     """Return the values of codes, int32, in float32. zero: the codes of 0, which broadcast to codes."""
@@ -79,11 +31,9 @@ def _values(codes, zero, table, KIND: tl.constexpr):
 
 
 @triton.jit
-def _load_scales(pointers, known, FAST: tl.constexpr):
-    """Load scales, as float32. FAST: exponents, of at most 128, become 2 ** 126 times the scale."""
-    if pointers.dtype.element_ty == tl.uint8 and FAST:
-        scale = ((tl.load(pointers, mask=known, other=0).to(tl.int32) + 126) << 23).to(tl.float32, bitcast=True)
-    elif pointers.dtype.element_ty == tl.uint8:
+def _load_scales(pointers, known):
+    """Load scales, as float32."""
+    if pointers.dtype.element_ty == tl.uint8:
         exponents = tl.load(pointers, mask=known, other=0).to(tl.int32)
         bits = tl.where(exponents == 0, 1 << 22, exponents << 23)
         bits = tl.where(exponents == 255, 0x7FC00000, bits)
@@ -96,16 +46,13 @@ def _load_scales(pointers, known, FAST: tl.constexpr):
 @triton.jit
 def load_scales(
     scales, zeros, w_row, first, units, groups, UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr,
-    FOUR: tl.constexpr, ZEROS: tl.constexpr, FAST: tl.constexpr,
+    FOUR: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
-    """Return the scales of UNITS units from the first on, and the codes of their zeros, [outputs, units] float32.
-
-    FAST: as in _load_scales.
-    """
+    """Return the scales of UNITS units from the first on, and the codes of their zeros, [outputs, units] float32."""
     unit = first + tl.arange(0, UNITS)
     group = w_row[:, None] * groups + (unit * UNIT // GROUP)[None, :]
     known = (w_row >= 0)[:, None] & (unit < units)[None, :]
-    scale = _load_scales(scales + group, known, FAST)
+    scale = _load_scales(scales + group, known)
     zero = tl.zeros_like(scale) + (8.0 if FOUR else 128.0)
     if ZEROS:
         zero = tl.load(zeros + group, mask=known, other=0).to(tl.float32)
@@ -184,41 +131,13 @@ def decode(words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr):
 
 
 @triton.jit
-def _decode_pairs(words, scale, zero, KIND: tl.constexpr, FINE: tl.constexpr):
-    """Return the numbers of the four codes of words, times the scale, in bfloat16, by instructions that work on two of
-    them at once. FINE: the scale may have more bits than a bfloat16."""
-    coarse = scale.to(tl.bfloat16)
-    if KIND == "e2m1":
-        one, two, three, four = tl.inline_asm_elementwise(
-            _E2M1_PAIRS, "=r,=r,=r,=r,r,r", [words, coarse.broadcast_to(words.shape)],
-            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
-    elif FINE:
-        rest = (scale - coarse.to(tl.float32)).to(tl.bfloat16)
-        one, two, three, four = tl.inline_asm_elementwise(
-            _INT4_FINE_PAIRS, "=r,=r,=r,=r,r,r,r,r",
-            [words, (zero + 128.0).to(tl.bfloat16).broadcast_to(words.shape), coarse.broadcast_to(words.shape),
-             rest.broadcast_to(words.shape)],
-            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        one, two, three, four = tl.inline_asm_elementwise(
-            _INT4_PAIRS, "=r,=r,=r,=r,r,r,r",
-            [words, (zero + 128.0).to(tl.bfloat16).broadcast_to(words.shape), coarse.broadcast_to(words.shape)],
-            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
-        )  # fmt: skip
-    return one, two, three, four
-
-
-@triton.jit
 def _numbers(
-    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, FAST: tl.constexpr,
-    FINE: tl.constexpr,
+    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
 ):  # fmt: skip
     """Return the numbers of words [outputs, words], times their scales [outputs, units].
 
     They are [outputs, blocks, units of a block, words of a unit] in DTYPE, and with FOUR [..., 2, 2], the codes of a
-    word. FAST: as in grouped_operands. FINE: as in _decode_pairs.
+    word.
     """
     outputs: tl.constexpr = scale.shape[0]
     units: tl.constexpr = scale.shape[1]
@@ -227,11 +146,8 @@ def _numbers(
     words = words.reshape(outputs, units // together, together, size)
     scale = scale.reshape(outputs, units // together, together)[:, :, :, None]
     zero = zero.reshape(outputs, units // together, together)[:, :, :, None]
-    if FAST:
-        one, two, three, four = _decode_pairs(words, scale, zero, KIND, FINE)
-    else:
-        one, two, three, four = decode(words, scale, zero, table, KIND, FOUR)
-        one, two, three, four = one * scale, two * scale, three * scale, four * scale
+    one, two, three, four = decode(words, scale, zero, table, KIND, FOUR)
+    one, two, three, four = one * scale, two * scale, three * scale, four * scale
     numbers = one
     if FOUR:
         numbers = tl.join(tl.join(one, three), tl.join(two, four))
@@ -240,14 +156,13 @@ def _numbers(
 
 @triton.jit
 def _add_units(
-    acc, values, words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr, FAST: tl.constexpr,
-    FINE: tl.constexpr,
+    acc, values, words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr,
 ):  # fmt: skip
     """Return acc [outputs, rows] and the product of inputs with units of the weights.
 
-    values, words, scale, zero: as _load_inputs, load_codes and load_scales return them. FAST, FINE: as in _numbers.
+    values, words, scale, zero: as _load_inputs, load_codes and load_scales return them.
     """
-    weights = _numbers(words, scale, zero, table, values.dtype, KIND, FOUR, FAST, FINE)
+    weights = _numbers(words, scale, zero, table, values.dtype, KIND, FOUR)
     if FOUR:
         # Codes of a word before words, so that what a thread decodes is what the tensor cores take from its registers.
         weights = weights.permute(0, 1, 4, 5, 2, 3)
@@ -259,74 +174,68 @@ def _add_units(
 def multiply(
     x_row, here, codes, scales, zeros, table, w_row, up_row, first, steps, units, code_columns, groups,
     UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
-    ZEROS: tl.constexpr, FAST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    ZEROS: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Return the products of rows with rows of the weight from the unit `first` on, [outputs, rows] float32, and with
     GATED those with other rows of it.
 
     x_row, here: as in _load_inputs. w_row, up_row: the rows of the weight, [outputs]. steps: of UNITS units each.
-    EVEN: all these units exist. FAST: as in grouped_operands.
+    EVEN: all these units exist.
     """
-    FINE: tl.constexpr = scales.dtype.element_ty != tl.bfloat16
     acc = tl.zeros([w_row.shape[0], here.shape[1]], tl.float32)
     acc_up = tl.zeros([w_row.shape[0], here.shape[1]], tl.float32)
     # Scales are too small for copies in the background, so they are loaded one step early.
-    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
+    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS)
     up_scale, up_zero = scale, zero
     if GATED:
-        up_scale, up_zero = load_scales(
-            scales, zeros, up_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
-        )
+        up_scale, up_zero = load_scales(scales, zeros, up_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS)
     for step in range(0, steps):
         at = first + step * UNITS
         next_scale, next_zero = load_scales(
-            scales, zeros, w_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+            scales, zeros, w_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS
         )
         values = _load_inputs(x_row, here, at, units, UNITS, UNIT, FOUR, EVEN)
         words = load_codes(codes, w_row, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
-        acc = _add_units(acc, values, words, scale, zero, table, KIND, FOUR, FAST, FINE)
+        acc = _add_units(acc, values, words, scale, zero, table, KIND, FOUR)
         scale, zero = next_scale, next_zero
         if GATED:
             next_scale, next_zero = load_scales(
-                scales, zeros, up_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST
+                scales, zeros, up_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS
             )
             words = load_codes(codes, up_row, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
-            acc_up = _add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR, FAST, FINE)
+            acc_up = _add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR)
             up_scale, up_zero = next_scale, next_zero
     return acc, acc_up
 
 
 @triton.jit
 def numbers_in_order(
-    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, FAST: tl.constexpr,
-    FINE: tl.constexpr,
+    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
 ):  # fmt: skip
     """Return the numbers of words by column, [outputs, columns] in DTYPE. All arguments are as those of _numbers."""
     outputs: tl.constexpr = words.shape[0]
-    weights = _numbers(words, scale, zero, table, DTYPE, KIND, FOUR, FAST, FINE)
+    weights = _numbers(words, scale, zero, table, DTYPE, KIND, FOUR)
     if FOUR:
         weights = weights.reshape(outputs, words.shape[1] // 8, 8, 2, 2).permute(0, 1, 3, 4, 2)
     return weights.reshape(outputs, words.shape[1] * (4 if FOUR else 1))
 
 
 def grouped_operands(
-    weight: GroupedWeight, block_inner: int, dtype: torch.dtype
+    weight: GroupedWeight, block_inner: int
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, Any]]:
     """Return what all kernels take of a weight, or of a stack of weights: tensors, sizes (units, words of a row,
     groups), and flags.
 
-    block_inner: columns of a step. dtype: of the inputs. FAST: pairs of codes become bfloat16 at once, on a GPU.
+    block_inner: columns of a step.
     """
     codes, scales = weight.codes, weight.scales
     group = weight.inputs // scales.shape[-1]
     unit = min(group & -group, _UNIT)
-    fast = codes.is_cuda and dtype == torch.bfloat16
-    fast &= weight.kind == "int4" or (weight.kind == "e2m1" and scales.dtype == torch.uint8)
     tensors = (codes, scales, codes if weight.zeros is None else weight.zeros,
                codes if weight.table is None else weight.table)  # fmt: skip
     flags = {
         "UNITS": max(block_inner // unit, 1), "UNIT": unit, "GROUP": group, "KIND": weight.kind,
-        "FOUR": weight.kind in FOUR_BITS, "ZEROS": weight.zeros is not None, "FAST": fast,
+        "FOUR": weight.kind in FOUR_BITS, "ZEROS": weight.zeros is not None,
         **overlap_options(codes.device),
     }  # fmt: skip
     return tensors, (weight.inputs // unit, codes.shape[-1], scales.shape[-1]), flags

@@ -1,10 +1,11 @@
 """Products of rows with weights of 4 or 8 bits in groups, which are turned into numbers on the way.
 
-For few rows that takes as long as reading the codes once. There are two kernels: one multiplies one row elementwise, in
-the other tiles go through the tensor cores. Large batches are bound by arithmetic: where it was measured to be faster,
-the weight is turned into numbers in memory, and cuBLAS multiplies.
+Hopper has a kernel of its own for most weights of 4 bits (hopper_codes.py). For the others, and on other GPUs, there
+are two: one multiplies one row elementwise, in the other tiles go through the tensor cores. Large batches are bound by
+arithmetic: the weight is turned into numbers in memory, and cuBLAS multiplies.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,12 +14,13 @@ import triton.language as tl
 
 from .activation import gate_mul, silu_mul
 from .grouped_codes import columns_of, decode, grouped_operands, load_codes, load_scales, multiply, numbers_in_order
+from .hopper_codes import has_hopper_kernel, hopper_codes
 from .kernel_configs import LinearConfig, Product
 from .overlap import LINE, let_next_start, lines_ahead, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.grouped_linear import FOUR_BITS, GroupedWeight
 from .tuning import compile_first, quantized_config
-from .unmeasured import coded_candidates
+from .unmeasured import hopper_candidates, unmeasured_hopper
 from .unmeasured_products import watch
 
 # Numbers that stay in the L2 cache until they are multiplied.
@@ -59,7 +61,7 @@ def _row_sums(
     for first in range(0, units, UNITS):
         words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR, False)
         words = words.reshape(w_row.shape[0], UNITS, size)
-        scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, False)
+        scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS)
         scale, zero = scale[:, :, None], zero[:, :, None]
         at = x + columns_of(first, UNITS, UNIT, FOUR)
         known = (first + tl.arange(0, UNITS) < units)[:, None]
@@ -107,8 +109,7 @@ def _tiles_kernel(
     x, codes, scales, zeros, table, bias, out, partial, arrivals, rows, outputs, units, code_columns, groups,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
-    FAST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     row_tiles = tl.cdiv(rows, BLOCK_ROWS)
@@ -129,7 +130,7 @@ def _tiles_kernel(
     wait_for_inputs(OVERLAP)
     acc, acc_up = multiply(
         x_row, here, codes, scales, zeros, table, w_row, w_row + outputs, first, steps, units, code_columns, groups,
-        UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, FAST, EVEN, GATED,
+        UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, EVEN, GATED,
     )  # fmt: skip
     if GATED and SPLITS > 1:
         both = tl.join(acc, acc_up).reshape(BLOCK_OUTPUTS, 2 * BLOCK_ROWS)
@@ -152,16 +153,15 @@ def _tiles_kernel(
 def _dequantize_kernel(
     codes, scales, zeros, table, out, outputs, units, code_columns, groups, BLOCK_OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
-    ZEROS: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr,
+    ZEROS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     w_row = tl.minimum(output, outputs - 1).to(tl.int64)
     first = tl.program_id(1) * UNITS
     words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR, False)
-    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS, FAST)
-    numbers = numbers_in_order(words, scale, zero, table, out.dtype.element_ty, KIND, FOUR, FAST,
-                               scales.dtype.element_ty != tl.bfloat16)  # fmt: skip
+    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS)
+    numbers = numbers_in_order(words, scale, zero, table, out.dtype.element_ty, KIND, FOUR)
     column = first * UNIT + tl.arange(0, UNITS * UNIT)
     known = (output < outputs)[:, None] & (column < units * UNIT)[None, :]
     # Earlier kernels may still read the memory that the numbers go to.
@@ -171,7 +171,7 @@ def _dequantize_kernel(
 
 def dequantize_grouped(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Compute dequantize_grouped_reference."""
-    tensors, (units, *sizes), flags = grouped_operands(weight, 1024, dtype)
+    tensors, (units, *sizes), flags = grouped_operands(weight, 1024)
     flags["UNITS"] = min(triton.next_power_of_2(units), 1024 // flags["UNIT"])
     outputs = weight.codes.shape[0]
     out = torch.empty(outputs, weight.inputs, dtype=dtype, device=weight.codes.device)
@@ -224,15 +224,20 @@ def grouped_linear(
     """Compute grouped_linear_reference. All tensors are contiguous. config: None = the fastest known."""
     rows, inner = x.shape
     outputs = weight.codes.shape[0]
+    on_hopper = has_hopper_kernel(weight, x.dtype)
     if config is None:
-        watch(_Groups(x.dtype), weight, Product(outputs, inner, gated))
-        name = grouped_format(weight), outputs, inner, gated, x.device
+        product = Product(outputs, inner, gated)
+        watch(_Groups(x.dtype), weight, product)
+        name = grouped_format(weight), *product, x.device
         for each in compile_first(*name):
             grouped_linear(x[:1], weight, bias, gated, each)
-        config = quantized_config(rows, *name, default=_default)
+        default = partial(unmeasured_hopper, gated=gated, device=x.device) if on_hopper else _default
+        config = quantized_config(rows, *name, default=default)
         if config is None:
             return by_numbers(x, weight, bias, gated)
-    tensors, (units, *sizes), flags = grouped_operands(weight, config.block_inner, x.dtype)
+    if on_hopper:
+        return hopper_codes(x, weight, bias, gated, config)
+    tensors, (units, *sizes), flags = grouped_operands(weight, config.block_inner)
     if gated:
         outputs //= 2
     out = x.new_empty(rows, outputs)
@@ -241,16 +246,15 @@ def grouped_linear(
     ahead = lines_ahead(outputs, weight.codes[0].nbytes, gated, config, x.device)
     flags |= {"GATED": gated, "BIAS": bias is not None, "AHEAD": ahead, "num_warps": config.num_warps}
     if config.block_rows == 1:
-        del flags["FAST"]
         _one_row_kernel[(tiles, rows)](*tensors, outputs, units, *sizes, BLOCK_OUTPUTS=config.block_outputs, **flags)
         return out
     tiles *= triton.cdiv(rows, config.block_rows)
-    partial = out
+    parts = out
     if config.splits > 1:
         cells = tiles * config.splits * config.block_outputs * config.block_rows * (2 if gated else 1)
-        partial = torch.empty(cells, dtype=torch.float32, device=x.device)
+        parts = torch.empty(cells, dtype=torch.float32, device=x.device)
     _tiles_kernel[(tiles, config.splits)](
-        *tensors, partial, arrivals_of(x.device), rows, outputs, units, *sizes, BLOCK_ROWS=config.block_rows,
+        *tensors, parts, arrivals_of(x.device), rows, outputs, units, *sizes, BLOCK_ROWS=config.block_rows,
         BLOCK_OUTPUTS=config.block_outputs, SPLITS=config.splits,
         EVEN=units % (flags["UNITS"] * config.splits) == 0, num_stages=config.num_stages, **flags,
     )  # fmt: skip
@@ -273,15 +277,14 @@ class _Groups(NamedTuple):
         return grouped_format(weight)
 
     def candidates(self, weight: GroupedWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
-        bytes_each = weight.codes.nbytes / (shape.outputs * shape.inner)
-        found: list[LinearConfig | None] = []
+        if has_hopper_kernel(weight, self.dtype):
+            return list(hopper_candidates(rows, shape, weight.codes.device))
+        found: list[LinearConfig | None] = [_default(min(rows, _FEW_ROWS), shape.outputs, shape.inner)]
         if rows == 1:
             found += [config for config in _ONE_ROW if config.block_inner <= shape.inner]
         if rows > 64:
             found.append(None)
-        found.append(_default(min(rows, _FEW_ROWS), shape.outputs, shape.inner))
-        found += coded_candidates(rows, shape, bytes_each, 2, weight.codes.device)
-        return list(dict.fromkeys(found))
+        return found
 
     def compute(self, weight: GroupedWeight, shape: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
         x = weight.codes.new_zeros(rows, shape.inner, dtype=self.dtype)

@@ -14,9 +14,10 @@ from .activation import gate_of_expert
 from .experts import sum_kernel
 from .grouped_codes import grouped_operands, multiply
 from .grouped_linear import grouped_format
-from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
+from .hopper_codes import has_hopper_kernel, hopper_codes
+from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
-from .pair_groups import PairGroups, group_pairs
+from .pair_groups import PairGroups, gather_rows, group_pairs
 from .quantize import quantize_rows
 from .reference.grouped_linear import GroupedWeight
 from .reference.quantized_experts import QuantizedExperts
@@ -25,7 +26,7 @@ from .scaled_linear import add_step, format_of, load_tile
 from .size_class import size_class
 from .tile_order import tile_of
 from .tuning import compile_experts_first, quantized_experts_config
-from .unmeasured import coded_experts_candidates
+from .unmeasured import coded_experts_candidates, hopper_experts_candidates
 from .unmeasured_products import TOKENS, random_choice, watch
 
 FIXED = ExpertsConfig(16, ProductConfig(64, 128, 4, 3), ProductConfig(64, 128, 4, 3))
@@ -53,8 +54,8 @@ def _grouped_kernel(
     x, codes, scales, zeros, table, bias, order, block_experts, out, outputs, units, code_columns, groups,
     pairs_per_row, blocks, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr,
     UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
-    FAST: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr,
-    ALPHA: tl.constexpr, LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
+    EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     block, tile = tile_of(tl.program_id(0), blocks, tl.cdiv(outputs, BLOCK_OUTPUTS))
@@ -71,7 +72,7 @@ def _grouped_kernel(
     here = (pair > -2)[None, :]
     acc, acc_up = multiply(
         x_row, here, codes, scales, zeros, table, w_row, w_row + outputs, 0, tl.cdiv(units, UNITS), units, code_columns,
-        groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, FAST, EVEN, GATED,
+        groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, EVEN, GATED,
     )  # fmt: skip
     _finish(acc, acc_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, CLAMPED, ALPHA, LIMIT)
 
@@ -166,10 +167,14 @@ def run_quantized_experts(
             size_class(tokens) * count, whole_layer
         )
     groups = group_pairs(experts, num_experts, config.block_rows)
-    inner, results = x.new_empty(tokens * count, both // 2), x.new_empty(tokens * count, hidden)
-    # The rows of x belong to tokens, those of `inner` to pairs.
-    _product(x, held.gate_up, held.gate_up_bias, held, groups, inner, count, config.block_rows, config.gate_up)
-    _product(inner, held.down, held.down_bias, held, groups, results, 1, config.block_rows, config.down)
+    results = x.new_empty(tokens * count, hidden)
+    if isinstance(held.gate_up, GroupedWeight) and has_hopper_kernel(held.gate_up, x.dtype):
+        _on_hopper(x, held, groups, results, count, config)
+    else:
+        # The rows of x belong to tokens, those of `inner` to pairs.
+        inner = x.new_empty(tokens * count, both // 2)
+        _product(x, held.gate_up, held.gate_up_bias, held, groups, inner, count, config.block_rows, config.gate_up)
+        _product(inner, held.down, held.down_bias, held, groups, results, 1, config.block_rows, config.down)
     out = torch.empty_like(x)
     block = min(triton.next_power_of_2(hidden), 1024)
     sum_kernel[(tokens, triton.cdiv(hidden, block))](
@@ -194,16 +199,39 @@ class _Codes(NamedTuple):
         return experts_format(weight)
 
     def candidates(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
-        codes, scales = self.numbers(weight), weight.gate_up
-        bytes_each = codes.nbytes / (len(codes) * 2 * shape.size * shape.hidden)
-        inner = scales.tile[1] if isinstance(scales, ScaledWeight) and scales.tile[1] < shape.hidden else 0
-        found = coded_experts_candidates(rows, shape, bytes_each, 1 if weight.rows else 2, inner)
-        return list(dict.fromkeys([_default(rows * shape.used, shape.experts), *found]))
+        default, scales = _default(rows * shape.used, shape.experts), weight.gate_up
+        if isinstance(scales, GroupedWeight):
+            return hopper_experts_candidates(rows, shape) if has_hopper_kernel(scales, self.dtype) else [default]
+        assert isinstance(scales, ScaledWeight)
+        inner = scales.tile[1] if scales.tile[1] < shape.hidden else 0
+        return list(dict.fromkeys([default, *coded_experts_candidates(rows, shape, inner)]))
 
     def compute(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int, config: ExpertsConfig) -> torch.Tensor:
         codes = self.numbers(weight)
         x = torch.zeros(rows, shape.hidden, dtype=self.dtype, device=codes.device)
         return run_quantized_experts(x, weight, *random_choice(rows, shape, len(codes), codes.device), config)
+
+
+def _on_hopper(
+    x: torch.Tensor,
+    held: QuantizedExperts,
+    groups: PairGroups,
+    results: torch.Tensor,
+    count: int,
+    config: ExpertsConfig,
+) -> None:
+    """Store the results of pairs, [pairs, hidden]. Between the products, rows are in the order of the groups."""
+    assert isinstance(held.gate_up, GroupedWeight)
+    assert isinstance(held.down, GroupedWeight)
+
+    def tiles(product: ProductConfig) -> LinearConfig:
+        return LinearConfig(config.block_rows, *product[:2], 1, *product[2:4])
+
+    inner = hopper_codes(
+        gather_rows(x, groups, count), held.gate_up, held.gate_up_bias, True, tiles(config.gate_up), clamp=held.clamp,
+        groups=groups,
+    )  # fmt: skip
+    hopper_codes(inner, held.down, held.down_bias, False, tiles(config.down), results, groups=groups, ordered=True)
 
 
 def _product(
@@ -227,7 +255,7 @@ def _product(
     grid = (blocks * triton.cdiv(outputs, tiles.block_outputs),)
     added = out if bias is None else bias
     if isinstance(weight, GroupedWeight):
-        tensors, sizes, kinds = grouped_operands(weight, tiles.block_inner, x.dtype)
+        tensors, sizes, kinds = grouped_operands(weight, tiles.block_inner)
         _grouped_kernel[grid](
             x, *tensors, added, *groups, out, outputs, *sizes, pairs_per_row, blocks,
             EVEN=sizes[0] % kinds["UNITS"] == 0, **kinds, **flags,

@@ -342,7 +342,7 @@ class _Codes(NamedTuple):
         if rows == 1 and not shape.gated:
             found += [config for config in _ONE_ROW if config.block_inner <= shape.inner]
         found.append(FIXED if rows == 1 else _default(rows, shape.outputs, shape.inner))
-        tiles = coded_candidates(rows, shape, 1, 1, weight.codes.device)
+        tiles = coded_candidates(rows, shape, weight.codes.device)
         found += [each for each in tiles if not tiled or each.block_inner == weight.tile[1]]
         return list(dict.fromkeys(found))
 

@@ -9,8 +9,10 @@ import triton
 
 from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
 
-# Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two and of four.
-_ALONE, _SHARED, _OF_FOUR = 200 << 10, 112 << 10, 54 << 10
+# Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two.
+_ALONE, _SHARED = 200 << 10, 112 << 10
+# The same for programs with barriers beside their tiles: of each of two and of three.
+_OF_TWO, _OF_THREE = 110 << 10, 70 << 10
 _SPLITS = (8, 6, 4, 3, 2)
 # Elements of a weight below which cuBLAS was faster for more than 16 rows, and for more than 32.
 _LEAST_ELEMENTS = {32: 5 << 20, 64: 50 << 20}
@@ -80,47 +82,71 @@ def linear_candidates(
     return list(dict.fromkeys([ruled, *tiles, None]))
 
 
-def coded_candidates(
-    rows: int, product: Product, weight_bytes: float, input_bytes: int, device: torch.device
-) -> list[LinearConfig]:
-    """Return what is worth measuring for weights of 8 bits or less, where `has_rules`.
-
-    weight_bytes, input_bytes: of an element.
-    """
+def coded_candidates(rows: int, product: Product, device: torch.device) -> list[LinearConfig]:
+    """Return what is worth measuring for rows and weights of 8 bits, where `has_rules`."""
     processors, weights = _processors(device), 2 if product.gated else 1
     units = product.outputs // weights
-    decoded = input_bytes > 1
+    block_rows = min(max(rows, 16), 128)
     found = []
-    sizes = sorted({min(max(rows, 16), most) for most in ((128, 256) if decoded else (128,))})
-    # Long steps hide what each step waits for. Rows take memory, too.
-    inners = [each for each in (128, 256, 512) if each <= max(8192 // rows, 128)] if decoded else [128, 256]
-    for block_rows, block, block_inner in itertools.product(sizes, (64, 128), inners):
+    for block, block_inner in itertools.product((64, 128), (128, 256)):
         cells = block * block_rows * weights
-        warps = _warps_of_codes(cells, block, decoded)
-        stage = int(block_inner * (block * weights * weight_bytes + block_rows * input_bytes))
-        if cells > (4096 * warps if decoded else 128 * 128) or 2 * stage > _ALONE or 2 * block_inner > product.inner:
+        stage = block_inner * (block * weights + block_rows)
+        if cells > 128 * 128 or 2 * stage > _ALONE or 2 * block_inner > product.inner:
             continue
         tiles = triton.cdiv(units, block) * triton.cdiv(rows, block_rows)
-        # More warps hide the latency of decoding. Other kernels have no parts of gates and ups.
+        # The kernel has no parts of gates and ups.
         fitting = [
             parts
-            for parts in (_SPLITS if decoded or not product.gated else ())
-            if parts * tiles <= (4 if decoded else 2) * processors and product.inner >= 4 * block_inner * parts
+            for parts in (() if product.gated else _SPLITS)
+            if parts * tiles <= 2 * processors and product.inner >= 4 * block_inner * parts
         ]
-        for parts in (*(fitting[:1] + fitting[-1:] if decoded else fitting[-2:]), 1):
+        for parts in (*fitting[-2:], 1):
             memory = _ALONE if tiles * parts <= processors else _SHARED
-            if decoded and tiles * parts > 2 * processors:
-                memory = _OF_FOUR
+            warps = 8 if cells > 8192 else 4
             found.append(LinearConfig(block_rows, block, block_inner, parts, warps, min(max(memory // stage, 2), 6)))
     return list(dict.fromkeys(found))
 
 
-def _warps_of_codes(cells: int, block_outputs: int, decoded: bool) -> int:
-    """Return the warps of a program with so many sums.
+def unmeasured_hopper(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig:
+    """Return the configuration of hopper_codes.py for x [rows, inner] times a weight [outputs, inner]."""
+    return hopper_candidates(rows, Product(outputs, inner, gated), device)[0]
 
-    decoded: weights become numbers in registers; each group of 4 warps has those of 64 outputs.
-    """
-    return 8 if cells > 8192 and (block_outputs > 64 or not decoded) else 4
+
+def hopper_candidates(rows: int, product: Product, device: torch.device) -> list[LinearConfig]:
+    """Return what is worth measuring for the kernel in hopper_codes.py; what is fastest most often comes first."""
+    processors = _processors(device)
+    rows = max(triton.next_power_of_2(rows), 16)
+    found = []
+    for block_rows in sorted({min(rows, 256), min(rows, 128)}, reverse=True):
+        for block, warps, block_inner, memory in _HOPPER_TILES[block_rows]:
+            # Tiles of both gates and ups have half of their outputs.
+            tiles = triton.cdiv(product.outputs, block) * triton.cdiv(rows, block_rows)
+            together = _ALONE // memory * processors
+            fitting = [parts for parts in (1, 2, 4, 8) if parts * block_inner <= product.inner]
+            # So many parts that there is a program for each place, or twice as many.
+            enough = [parts for parts in fitting if parts * tiles > together // 2] or fitting[-1:]
+            found += [
+                hopper_config(block_rows, block, warps, block_inner, memory)._replace(splits=parts)
+                for parts in enough[:2]
+                if parts == enough[0] or parts * tiles <= 2 * together
+            ]
+    return list(dict.fromkeys(found))
+
+
+# Outputs, warps, columns of a step and bytes of shared memory of programs in hopper_codes.py, by their rows.
+_HOPPER_TILES = {
+    16: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (64, 4, 128, _OF_TWO)),
+    32: ((128, 4, 256, _OF_TWO), (128, 8, 256, _OF_TWO), (128, 8, 128, _OF_TWO), (64, 4, 128, _OF_TWO)),
+    64: ((128, 8, 128, _ALONE), (256, 8, 128, _ALONE), (128, 8, 64, _ALONE), (256, 8, 64, _ALONE)),
+    128: ((128, 8, 64, _ALONE), (128, 8, 128, _ALONE), (256, 8, 64, _ALONE)),
+    256: ((128, 8, 64, _ALONE),),
+}
+
+
+def hopper_config(block_rows: int, block: int, warps: int, block_inner: int, memory: int) -> LinearConfig:
+    """Return a configuration without parts, with as many stages as fit."""
+    stage = block_inner * (block // 2 + 2 * block_rows)
+    return LinearConfig(block_rows, block, block_inner, 1, warps, min(max(memory // stage, 2), 8))
 
 
 def has_rules(inner: int, device: torch.device) -> bool:
@@ -185,18 +211,14 @@ def experts_candidates(tokens: int, layer: ExpertLayer, device: torch.device) ->
     return list(dict.fromkeys(found))
 
 
-def coded_experts_candidates(
-    tokens: int, layer: ExpertLayer, weight_bytes: float, input_bytes: int, block_inner: int
-) -> list[ExpertsConfig]:
-    """Return what is worth measuring for experts in 8 bits or less. weight_bytes, input_bytes: of an element.
-    block_inner: the only one that fits the scales; 0 = any."""
+def coded_experts_candidates(tokens: int, layer: ExpertLayer, block_inner: int) -> list[ExpertsConfig]:
+    """Return what is worth measuring for experts and rows in 8 bits. block_inner: the only one that fits the scales;
+    0 = any."""
 
     def tiles(rows: int, block: int, inner: int, weights: int) -> ProductConfig:
         """weights: 2 = gates and ups."""
-        stage = int(inner * (block * weights * weight_bytes + rows * input_bytes))
-        warps = _warps_of_codes(block * rows * weights, block, input_bytes > 1)
-        memory = _OF_FOUR if input_bytes > 1 else _SHARED
-        return ProductConfig(block, inner, warps, min(max(memory // stage, 2), 6))
+        warps = 8 if block * rows * weights > 8192 else 4
+        return ProductConfig(block, inner, warps, min(max(_SHARED // (inner * (block * weights + rows)), 2), 6))
 
     blocks = rows_of_blocks(tokens * layer.used / layer.experts)
     inners = (block_inner,) if block_inner else (128, 256)
@@ -204,6 +226,16 @@ def coded_experts_candidates(
         ExpertsConfig(rows, tiles(rows, block, inner, 2), tiles(rows, block, inner, 1))
         for rows, block, inner in itertools.product(blocks, (64, 128), inners)
         if block * rows <= 128 * 128
+    ]
+
+
+def hopper_experts_candidates(tokens: int, layer: ExpertLayer) -> list[ExpertsConfig]:
+    """As hopper_candidates, for a layer of experts."""
+    blocks = rows_of_blocks(tokens * layer.used / layer.experts)
+    configs = [hopper_config(rows, *tile) for rows in blocks for tile in _HOPPER_TILES[rows]]
+    return [
+        ExpertsConfig(each.block_rows, *2 * (ProductConfig(*each[1:3], each.num_warps, each.num_stages),))
+        for each in configs
     ]
 
 

@@ -138,7 +138,8 @@ class Vllm(MeasuredEngine):
             **job.vllm,
         }
         self._llm = LLM(model=job.model, **self.settings)
-        self._llm.apply_model(partial(_fill_weights, folder=Path(job.model)))
+        if self.settings["load_format"] == "dummy":
+            self._llm.apply_model(partial(_fill_weights, folder=Path(job.model)))
         self._params = SamplingParams
 
     def _answer(self, prompts: list[list[int]], outputs: list[int]) -> tuple[float, int]:

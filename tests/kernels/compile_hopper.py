@@ -1,5 +1,6 @@
-"""Compiles the prefill kernel for Hopper on any machine, and prints the size of its code for each shape and variant."""
+"""Compiles the kernels for Hopper on any machine, and prints the sizes of their code: `prefill` or `codes`."""
 
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -8,8 +9,50 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from baton_kernels import hopper_prefill as kernel
+from baton_kernels import hopper_codes, hopper_prefill
+from baton_kernels.kernel_configs import LinearConfig
+from baton_kernels.pair_groups import PairGroups
+from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.grouped_linear import GroupedWeight
 from baton_kernels.reference.paged_attention import AttentionVariant
+
+BF16 = torch.bfloat16
+
+
+def prefill() -> JITFunction:
+    hopper_prefill._multiprocessors = lambda device: 132
+    ints = torch.zeros(16, dtype=torch.int32)
+    for dim, how in (
+        (96, AttentionVariant(0.1, window=500, softcap=2.0, sinks=torch.zeros(4))),
+        (256, AttentionVariant(0.1)),
+    ):
+        q, cache = torch.zeros(8, 4, dim, dtype=BF16), torch.zeros(4, 64, 2, dim, dtype=BF16)
+        hopper_prefill.hopper_prefill(q, cache, cache, ints.view(4, 4), ints, ints, (ints, ints), how)
+    return hopper_prefill._hopper_prefill_kernel
+
+
+def codes() -> JITFunction:
+    def weight(kind: str, *shape: int, group: int = 128, scales: torch.dtype = BF16) -> GroupedWeight:
+        *outer, columns = shape
+        zeros = torch.zeros(*outer, columns // group, dtype=torch.uint8) if scales == torch.float16 else None
+        return GroupedWeight(
+            kind, torch.zeros(*outer, columns // 4, dtype=torch.int16),
+            torch.zeros(*outer, columns // group, dtype=scales), zeros,
+        )  # fmt: skip
+
+    compute, ints = hopper_codes.hopper_codes, torch.zeros(64, dtype=torch.int32)
+    x, plain = torch.zeros(16, 4096, dtype=BF16), weight("int4", 512, 4096)
+    compute(x, plain, None, True, LinearConfig(16, 128, 256, 1, 8, 4))
+    compute(x, plain, None, False, LinearConfig(16, 64, 256, 4, 4, 4))
+    compute(x, plain, None, False, LinearConfig(256, 128, 64, 1, 8, 5))
+    half = x.half()
+    compute(half, weight("int4", 512, 4096, scales=torch.float16), half[0], False, LinearConfig(64, 256, 128, 2, 8, 6))
+    compute(x, weight("int4", 512, 4096, scales=torch.float16), None, False, LinearConfig(32, 128, 256, 1, 4, 3))
+    groups, experts = PairGroups(ints, ints[:4]), weight("e2m1", 3, 64, 2880, group=32, scales=torch.uint8)
+    x, clamp = torch.zeros(64, 2880, dtype=BF16), ClampedGate(1.7, 7.0)
+    compute(x, experts, x[:3, :64], True, LinearConfig(16, 128, 256, 1, 8, 4), clamp=clamp, groups=groups)
+    compute(x, experts, None, False, LinearConfig(16, 64, 256, 1, 4, 4), x, groups=groups, ordered=True)
+    return hopper_codes._hopper_codes_kernel
 
 
 def main() -> None:
@@ -22,17 +65,11 @@ def main() -> None:
     )
     # There is no device that could load the code.
     CompiledKernel._init_handles = lambda _: None
-    kernel._multiprocessors = lambda device: 132
     run = JITFunction.run
     JITFunction.run = lambda *arguments, warmup, **options: run(*arguments, warmup=True, **options)
-    ints = torch.zeros(16, dtype=torch.int32)
-    for dim, how in (
-        (96, AttentionVariant(0.1, window=500, softcap=2.0, sinks=torch.zeros(4))),
-        (256, AttentionVariant(0.1)),
-    ):
-        q, cache = torch.zeros(8, 4, dim, dtype=torch.bfloat16), torch.zeros(4, 64, 2, dim, dtype=torch.bfloat16)
-        kernel.hopper_prefill(q, cache, cache, ints.view(4, 4), ints, ints, (ints, ints), how)
-    print([len(kernel.asm["cubin"]) for kernel in kernel._hopper_prefill_kernel.device_caches[0][0].values()])
+    kernel = {"prefill": prefill, "codes": codes}[sys.argv[1]]()
+    compiled = kernel.device_caches[0][0].values()
+    print([len(each.asm["cubin"]) for each in compiled])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from baton_kernels import grouped_codes
+from baton_kernels import hopper_codes
 from baton_kernels.reference.grouped_linear import E2M1
 
 WORDS = torch.arange(1 << 16)
@@ -13,19 +13,20 @@ WORDS = torch.arange(1 << 16)
 PAIRS = WORDS | (WORDS.roll(1) << 16)
 
 
-def halves(register: torch.Tensor) -> torch.Tensor:
-    """Return the two bfloat16 numbers of registers, [registers, 2]."""
-    return torch.stack((register & 0xFFFF, register >> 16), dim=-1).to(torch.uint16).view(torch.bfloat16)
+def halves(register: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the two numbers of registers, [registers, 2]."""
+    return torch.stack((register & 0xFFFF, register >> 16), dim=-1).to(torch.uint16).view(dtype)
 
 
-def joined(numbers: torch.Tensor) -> torch.Tensor:
-    bits = numbers.to(torch.bfloat16).view(torch.uint16).long()
+def joined(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    bits = numbers.to(dtype).view(torch.uint16).long()
     return bits[:, 0] | (bits[:, 1] << 16)
 
 
-def run(text: str, operands: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def run(text: str, operands: dict[str, torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """Carry out PTX and return the numbers of $0 to $3, [registers, 2] each. Each product or sum is rounded once."""
     registers = dict(operands)
+    pair = "bf16x2" if dtype == torch.bfloat16 else "f16x2"
 
     def value(name: str) -> torch.Tensor:
         return registers[name] if name in registers else torch.tensor(int(name, 0)).expand(len(PAIRS))
@@ -45,39 +46,41 @@ def run(text: str, operands: dict[str, torch.Tensor]) -> list[torch.Tensor]:
             registers[to] = shifted & 0xFFFFFFFF
         elif name == "mov.b32":
             registers[to] = sources[0]
-        elif name == "fma.rn.bf16x2":
-            one, other, third = (halves(each).double() for each in sources)
-            registers[to] = joined(one * other + third)
+        elif name == f"fma.rn.{pair}":
+            one, other, third = (halves(each, dtype).double() for each in sources)
+            registers[to] = joined(one * other + third, dtype)
         else:
-            assert name in ("sub.bf16x2", "mul.bf16x2"), name
-            one, other = (halves(each).double() for each in sources)
-            registers[to] = joined(one - other if name == "sub.bf16x2" else one * other)
-    return [halves(registers[f"${number}"]) for number in range(4)]
+            assert name in (f"sub.{pair}", f"mul.{pair}"), name
+            one, other = (halves(each, dtype).double() for each in sources)
+            registers[to] = joined(one - other if name.startswith("sub") else one * other, dtype)
+    return [halves(registers[f"${number}"], dtype) for number in range(4)]
 
 
-def constants(numbers: torch.Tensor) -> torch.Tensor:
+def constants(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return registers that hold a number twice."""
-    return joined(numbers[:, None].expand(-1, 2))
+    return joined(numbers[:, None].expand(-1, 2), dtype)
 
 
+@pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_int4(dtype: torch.dtype) -> None:
+def test_int4(dtype: torch.dtype, scale_dtype: torch.dtype) -> None:
     zeros = torch.randint(0, 17, (len(WORDS),)).double()
-    scales = torch.randn(len(WORDS)).to(dtype).double()
-    coarse = scales.bfloat16().double()
-    operands = {"$4": PAIRS, "$5": constants(128 + zeros), "$6": constants(coarse), "$7": constants(scales - coarse)}
-    fine = dtype != torch.bfloat16
-    found = run((grouped_codes._INT4_FINE_PAIRS if fine else grouped_codes._INT4_PAIRS).value, operands)
-    for number, ours in enumerate(found):
+    # No scale of a weight is so small that float16 has fewer bits for it.
+    scales = torch.randn(len(WORDS)).abs().add(0.01).to(scale_dtype).double()
+    base, coarse = 128 if dtype == torch.bfloat16 else 1024, scales.to(dtype).double()
+    numbers = {"$5": base + zeros, "$6": coarse, "$7": scales - coarse}
+    name = f"_INT4_{str(dtype)[6:].upper()}" + ("_FINE" if dtype != scale_dtype else "")
+    operands = {"$4": PAIRS, **{register: constants(each, dtype) for register, each in numbers.items()}}
+    for number, ours in enumerate(run(getattr(hopper_codes, name).value, operands, dtype)):
         for half, words in enumerate((WORDS, WORDS.roll(1))):
             expected = (((words >> 4 * number) & 15) - zeros) * scales
-            assert torch.equal(ours[:, half], expected.bfloat16())
+            assert torch.equal(ours[:, half], expected.to(dtype))
 
 
 def test_e2m1() -> None:
-    exponents = torch.randint(0, 129, (len(WORDS),)).double()
-    # What load_scales returns: 2 ** 126 times the scale 2 ** (exponent - 127).
-    found = run(grouped_codes._E2M1_PAIRS.value, {"$4": PAIRS, "$5": constants(2 ** (exponents - 1))})
+    exponents, dtype = torch.randint(0, 129, (len(WORDS),)).double(), torch.bfloat16
+    # The kernel takes 2 ** 126 times the scale 2 ** (exponent - 127).
+    found = run(hopper_codes._E2M1.value, {"$4": PAIRS, "$5": constants(2 ** (exponents - 1), dtype)}, dtype)
     table = torch.tensor(E2M1).double()
     for number, ours in enumerate(found):
         for half, words in enumerate((WORDS, WORDS.roll(1))):

@@ -20,8 +20,8 @@ from .closeness import relative_error
 
 CONFIGS = {
     "one row": LinearConfig(1, 32, 64, 1, 4, 1),
-    "tiles": LinearConfig(16, 32, 64, 1, 4, 2),
-    "parts": LinearConfig(16, 32, 64, 2, 4, 2),
+    "tiles": LinearConfig(16, 64, 64, 1, 4, 2),
+    "parts": LinearConfig(16, 64, 64, 2, 4, 2),
 }
 INNER = 192
 

@@ -3,24 +3,19 @@ interpreter runs it."""
 
 import dataclasses
 import itertools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from .closeness import poisoned, relative_error
+from .hopper import compiled_sizes, on_hopper
 from .test_attention import Case, variant
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 # New tokens and all tokens of each sequence.
 CHUNKS = [(1, 1), (200, 200), (130, 1000), (60, 700), (300, 333)]
 
 
-@pytest.mark.skipif(not HOPPER, reason="it runs on Hopper only")
+@on_hopper
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 64), (3, 3, 96), (4, 1, 128), (2, 1, 256)])
 def test_results_are_those_of_the_definition(heads: int, kv_heads: int, dim: int) -> None:
     for kind, window in itertools.product(("plain", "softcap", "sinks"), (0, 20, 150, 600)):
@@ -50,13 +45,6 @@ def check(heads: int, kv_heads: int, dim: int, kind: str, window: int) -> None:
 
 @pytest.mark.processes
 def test_it_compiles_for_each_kind_of_tile() -> None:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_hopper"],
-        capture_output=True, text=True, env=environment, cwd=root, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    sizes = json.loads(done.stdout.splitlines()[-1])
+    sizes = compiled_sizes("prefill")
     assert len(sizes) == 2
     assert min(sizes) > 10_000

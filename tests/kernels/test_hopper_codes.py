@@ -1,0 +1,151 @@
+"""Products with 4-bit weights on Hopper against float64 where there is such a GPU."""
+
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from baton_common.cores import available_cores
+from baton_engine.compilation import compiling_ahead
+from baton_kernels.grouped_linear import FIXED, grouped_linear, grouped_linear_fixed
+from baton_kernels.hopper_codes import has_hopper_kernel
+from baton_kernels.kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
+from baton_kernels.quantized_experts import run_quantized_experts
+from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.grouped_linear import (
+    GroupedWeight,
+    dequantize_grouped_reference,
+    grouped_linear_reference,
+    pack_four_bits,
+)
+from baton_kernels.reference.quantized_experts import QuantizedExperts, quantized_experts_reference
+from baton_kernels.reference.routing import NOT_OWN
+from baton_kernels.unmeasured import hopper_candidates, hopper_experts_candidates
+
+from .closeness import relative_error
+from .hopper import compiled_sizes, on_hopper
+
+BF16, HALF = torch.bfloat16, torch.float16
+DEVICE = torch.device("cuda", 0)
+TILES = (LinearConfig(16, 64, 64, 1, 4, 2), LinearConfig(32, 128, 128, 3, 8, 3), LinearConfig(256, 128, 64, 1, 8, 5))
+
+
+class Format(NamedTuple):
+    """zeros: whether groups have zeros of their own. dtype: of the inputs."""
+
+    kind: str
+    group: int
+    scales: torch.dtype
+    zeros: bool = False
+    dtype: torch.dtype = BF16
+
+
+FORMATS = (
+    Format("int4", 64, BF16),
+    Format("int4", 128, HALF, True),
+    Format("int4", 32, HALF, dtype=HALF),
+    Format("int4", 192, torch.float32, True, HALF),
+    Format("e2m1", 32, torch.uint8),
+)
+
+
+def make(form: Format, outputs: int, inner: int, *experts: int) -> GroupedWeight:
+    codes = pack_four_bits(torch.randint(0, 16, (*experts, outputs, inner), dtype=torch.uint8, device=DEVICE))
+    shape = *experts, outputs, inner // form.group
+    if form.kind == "e2m1":
+        return GroupedWeight("e2m1", codes, torch.randint(110, 129, shape, dtype=torch.uint8, device=DEVICE))
+    zeros = torch.randint(0, 17, shape, dtype=torch.uint8, device=DEVICE) if form.zeros else None
+    return GroupedWeight("int4", codes, (torch.rand(shape, device=DEVICE) / 8 + 0.01).to(form.scales), zeros)
+
+
+@on_hopper
+def test_the_identity_shows_the_numbers_of_the_format() -> None:
+    cases = [(make(form, 50, 384), form.dtype) for form in FORMATS]
+    identities = {dtype: torch.eye(384, dtype=dtype, device=DEVICE) for dtype in (BF16, HALF)}
+    with compiling_ahead(available_cores()):
+        for (weight, dtype), config in itertools.product(cases, TILES):
+            grouped_linear(identities[dtype], weight, config=config)
+    for (weight, dtype), config in itertools.product(cases, TILES):
+        assert has_hopper_kernel(weight, dtype)
+        for _ in range(2):  # the second time shows whether the first has left its counters at zero
+            ours = grouped_linear(identities[dtype], weight, config=config).T
+            expected = dequantize_grouped_reference(weight, dtype)
+            if weight.scales.dtype == torch.float32:
+                assert relative_error(ours, expected.double()) < 1e-3
+            else:
+                assert torch.equal(ours, expected), (weight.kind, weight.scales.dtype, dtype, config)
+
+
+@on_hopper
+def test_products_with_every_candidate() -> None:
+    """Among them sizes that fill no tile, biases, gates, and rows whose number is none of the measured ones."""
+    cases = []
+    for form, gated, (outputs, inner) in itertools.product(FORMATS, (False, True), ((600, 1152), (96, 192))):
+        weight, bias = make(form, outputs, inner), torch.randn(outputs, dtype=form.dtype, device=DEVICE)
+        for rows in (1, 20, 50, 130, 300):
+            # Kernels for float16 differ only in how a number is made.
+            tiles = hopper_candidates(rows, Product(outputs, inner, gated), DEVICE) if form.dtype == BF16 else TILES
+            cases.append((torch.randn(rows, inner, dtype=form.dtype, device=DEVICE), weight, bias, gated, tiles))
+    with compiling_ahead(available_cores()):
+        for x, weight, bias, gated, tiles in cases:
+            for config in (None, FIXED, *tiles):
+                grouped_linear(x, weight, bias, gated, config)
+    for x, weight, bias, gated, tiles in cases:
+        expected = x.double() @ dequantize_grouped_reference(weight, torch.float64).T + bias.double()
+        if gated:
+            gate, up = expected.chunk(2, dim=1)
+            expected = torch.nn.functional.silu(gate) * up
+        bound = 2 * relative_error(grouped_linear_reference(x, weight, bias, gated), expected)
+        for config in (None, FIXED, *tiles):
+            ours = grouped_linear(x, weight, bias, gated, config)
+            assert relative_error(ours, expected) < bound, (weight.kind, x.shape, gated, config)
+
+
+@on_hopper
+def test_fixed_products_do_not_depend_on_the_rows_around() -> None:
+    weight, x = make(Format("int4", 128, BF16, True), 300, 640), torch.randn(90, 640, dtype=BF16, device=DEVICE)
+    together = grouped_linear_fixed(x, weight)
+    assert torch.equal(grouped_linear_fixed(x[66:70].contiguous(), weight), together[66:70])
+
+
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+def test_layers_of_experts() -> None:
+    layer = ExpertLayer(3, 9, 320, 192)
+    small = ExpertsConfig(16, ProductConfig(64, 64, 4, 2), ProductConfig(128, 128, 8, 2))
+    sizes = (2 * layer.size, layer.hidden), (layer.hidden, layer.size)
+    for form, tokens in itertools.product((Format("int4", 64, BF16, True), FORMATS[-1]), (1, 8, 40, 700)):
+        gate_up, down = (make(form, *size, layer.experts) for size in sizes)
+        held, wide = QuantizedExperts(gate_up, down), QuantizedExperts(gate_up, down)
+        if form.kind == "e2m1":
+            first, second = (torch.randn(layer.experts, size[0], dtype=BF16, device=DEVICE) for size in sizes)
+            clamp = ClampedGate(1.7, 2.0)
+            held = QuantizedExperts(gate_up, down, first, second, clamp)
+            wide = QuantizedExperts(gate_up, down, first.double(), second.double(), clamp)
+        x = torch.randn(tokens, layer.hidden, dtype=BF16, device=DEVICE)
+        experts = torch.rand(tokens, layer.experts, device=DEVICE).argsort(dim=1)[:, : layer.used].int()
+        experts[tokens // 2, 0] = NOT_OWN
+        experts[tokens // 3] = torch.where(experts[tokens // 3] == 4, NOT_OWN, experts[tokens // 3])
+        factors = torch.rand(tokens, layer.used, device=DEVICE)
+        expected = quantized_experts_reference(x.double(), wide, factors, experts)
+        bound = 2 * relative_error(quantized_experts_reference(x, held, factors, experts), expected)
+        configs = (None, small, *hopper_experts_candidates(tokens, layer))
+        with compiling_ahead(available_cores()):
+            for config in configs:
+                run_quantized_experts(x, held, factors, experts, config)
+        for config in configs:
+            ours = run_quantized_experts(x, held, factors, experts, config)
+            assert relative_error(ours, expected) < bound, (form, tokens, config)
+
+
+def test_other_weights_and_other_devices_have_other_kernels() -> None:
+    codes, scales = torch.zeros(4, 16, dtype=torch.int16), torch.ones(4, 2)
+    assert not any(has_hopper_kernel(GroupedWeight(kind, codes, scales), BF16) for kind in ("int4", "e2m1", "table"))
+
+
+@pytest.mark.processes
+def test_it_compiles_for_each_kind_of_product() -> None:
+    sizes = compiled_sizes("codes")
+    assert len(sizes) == 7
+    assert min(sizes) > 10_000
