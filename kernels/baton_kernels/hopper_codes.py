@@ -274,7 +274,7 @@ def _add_parts(acc, partial, arrivals, tile, part):
 
 
 @gluon.jit
-def _gated(acc, DTYPE: gl.constexpr, sizes: gl.constexpr):
+def _gated(acc, DTYPE: gl.constexpr, clamp: gl.constexpr):
     """Return the gate's activation times up, [outputs, rows], of sums whose first half are gates."""
     half: gl.constexpr = acc.shape[0] // 2
     rows: gl.constexpr = acc.shape[1]
@@ -282,7 +282,7 @@ def _gated(acc, DTYPE: gl.constexpr, sizes: gl.constexpr):
     # Both are rounded to the output's type before anything else is done with them, which halves what is exchanged.
     both = acc.to(DTYPE).reshape([2, half, rows]).permute((1, 2, 0))
     gate, up = gl.split(gl.convert_layout(both, pairs))
-    return gate_of_expert(gate.to(gl.float32), up.to(gl.float32), DTYPE, sizes[0], sizes[1], sizes[2]).to(DTYPE)
+    return gate_of_expert(gate.to(gl.float32), up.to(gl.float32), DTYPE, clamp[0], clamp[1], clamp[2]).to(DTYPE)
 
 
 @gluon.jit
@@ -296,8 +296,10 @@ def _rows_of_weight(inside, w_base, output, outputs, half: gl.constexpr):
 def _store(acc, bias, order, out, row, rows, output, outputs, w_base, sizes: gl.constexpr):
     """Store the results of a tile's sums [outputs, rows]."""
     GATED: gl.constexpr = sizes[3]
+    BIAS: gl.constexpr = sizes[4]
+    ORDERED: gl.constexpr = sizes[5]
     half: gl.constexpr = acc.shape[0] // 2 if GATED else acc.shape[0]
-    if sizes[4]:
+    if BIAS:
         inside = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
         w_row = _rows_of_weight(inside, w_base, output, outputs, half)
         acc += gl.load(bias + w_row).to(gl.float32)[:, None]
@@ -309,7 +311,7 @@ def _store(acc, bias, order, out, row, rows, output, outputs, w_base, sizes: gl.
     column = output + gl.arange(0, half, layout=gl.SliceLayout(1, layout))
     at_row = row + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, layout))
     here = at_row < rows
-    if sizes[5]:
+    if ORDERED:
         at_row = gl.load(order + at_row, mask=here, other=-1)
         here = at_row >= 0
     at = out + at_row.to(gl.int64)[None, :] * outputs + column[:, None]
@@ -324,8 +326,11 @@ def _compute(GROUP: gl.constexpr, GROUPS: gl.constexpr, tensors, tiles, where, s
     row, rows, output, outputs, w_base, groups, first, steps, tile, part = where
     OUTPUTS: gl.constexpr = c_tiles.shape[1] // GROUPS
     INNER: gl.constexpr = x_tiles.shape[2]
-    half: gl.constexpr = OUTPUTS // 2 if sizes[3] else OUTPUTS
-    count: gl.constexpr = _scales_of_step(INNER, sizes[0])
+    SIZE: gl.constexpr = sizes[0]
+    GATED: gl.constexpr = sizes[3]
+    PARTED: gl.constexpr = sizes[6]
+    half: gl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
+    count: gl.constexpr = _scales_of_step(INNER, SIZE)
     layout: gl.constexpr = _words_layout(OUTPUTS, INNER // 4)
     by_scale: gl.constexpr = gl.full([OUTPUTS, INNER // 4], 0, gl.int16, layout).reshape(
         [OUTPUTS, count, INNER // 4 // count]
@@ -339,7 +344,7 @@ def _compute(GROUP: gl.constexpr, GROUPS: gl.constexpr, tensors, tiles, where, s
     # A part without steps has not waited for any input.
     wait_for_inputs(True)
     last = True
-    if sizes[6]:
+    if PARTED:
         acc, last = _add_parts(acc, partial, arrivals, tile * GROUPS + GROUP, part)
     if last:
         _store(acc, bias, order, out, row, rows, output, outputs, w_base, sizes)

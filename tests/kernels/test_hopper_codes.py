@@ -77,29 +77,44 @@ def test_the_identity_shows_the_numbers_of_the_format() -> None:
                 assert torch.equal(ours, expected), (weight.kind, weight.scales.dtype, dtype, config)
 
 
-@on_hopper
-def test_products_with_every_candidate() -> None:
-    """Among them sizes that fill no tile, biases, gates, and rows whose number is none of the measured ones."""
-    cases = []
-    for form, gated, (outputs, inner) in itertools.product(FORMATS, (False, True), ((600, 1152), (96, 192))):
-        weight, bias = make(form, outputs, inner), torch.randn(outputs, dtype=form.dtype, device=DEVICE)
-        for rows in (1, 20, 50, 130, 300):
-            # Kernels for float16 differ only in how a number is made.
-            tiles = hopper_candidates(rows, Product(outputs, inner, gated), DEVICE) if form.dtype == BF16 else TILES
-            cases.append((torch.randn(rows, inner, dtype=form.dtype, device=DEVICE), weight, bias, gated, tiles))
+Case = tuple[torch.Tensor, GroupedWeight, bool, tuple[LinearConfig, ...]]
+
+
+def check(cases: list[Case]) -> None:
+    """Check products with a bias in some configurations. Each case: inputs, weight, whether it has gates, and these."""
     with compiling_ahead(available_cores()):
-        for x, weight, bias, gated, tiles in cases:
-            for config in (None, FIXED, *tiles):
-                grouped_linear(x, weight, bias, gated, config)
-    for x, weight, bias, gated, tiles in cases:
+        for x, weight, gated, configs in cases:
+            for config in configs:
+                grouped_linear(x, weight, x.new_zeros(len(weight.codes)), gated, config)
+    for x, weight, gated, configs in cases:
+        bias = torch.randn(len(weight.codes), dtype=x.dtype, device=DEVICE)
         expected = x.double() @ dequantize_grouped_reference(weight, torch.float64).T + bias.double()
         if gated:
             gate, up = expected.chunk(2, dim=1)
             expected = torch.nn.functional.silu(gate) * up
         bound = 2 * relative_error(grouped_linear_reference(x, weight, bias, gated), expected)
-        for config in (None, FIXED, *tiles):
+        for config in configs:
             ours = grouped_linear(x, weight, bias, gated, config)
-            assert relative_error(ours, expected) < bound, (weight.kind, x.shape, gated, config)
+            assert relative_error(ours, expected) < bound, (weight.kind, weight.scales.dtype, x.shape, gated, config)
+
+
+@on_hopper
+def test_sizes_that_fill_no_tile() -> None:
+    cases: list[Case] = []
+    for form, gated, rows in itertools.product(FORMATS, (False, True), (1, 20, 300)):
+        x = torch.randn(rows, 192, dtype=form.dtype, device=DEVICE)
+        cases.append((x, make(form, 100, 192), gated, (FIXED, *TILES)))
+    check(cases)
+
+
+@on_hopper
+def test_products_with_every_candidate() -> None:
+    cases: list[Case] = []
+    for (form, gated), rows in itertools.product(((FORMATS[0], False), (FORMATS[-1], True)), (1, 20, 50, 130, 300)):
+        x = torch.randn(rows, 1152, dtype=BF16, device=DEVICE)
+        tiles = hopper_candidates(rows, Product(600, 1152, gated), DEVICE)
+        cases.append((x, make(form, 600, 1152), gated, tuple(tiles)))
+    check(cases)
 
 
 @on_hopper
