@@ -21,6 +21,14 @@ _ONE_ROW = {
     False: ((2, 2048, 8), (1, 2048, 4), (2, 2048, 4), (2, 1024, 4), (4, 2048, 8), (4, 1024, 2), (4, 512, 1)),
     True: ((1, 2048, 8), (1, 2048, 4), (1, 1024, 4), (2, 1024, 4), (2, 1024, 2), (2, 2048, 8)),
 }
+# Outputs, warps, columns of a step and bytes of shared memory of programs in hopper_codes.py, by their rows.
+_HOPPER_TILES = {
+    16: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (64, 4, 128, _OF_TWO)),
+    32: ((128, 4, 256, _OF_TWO), (128, 8, 256, _OF_TWO), (128, 8, 128, _OF_TWO), (64, 4, 128, _OF_TWO)),
+    64: ((128, 8, 128, _ALONE), (256, 8, 128, _ALONE), (128, 8, 64, _ALONE), (256, 8, 64, _ALONE)),
+    128: ((128, 8, 64, _ALONE), (128, 8, 128, _ALONE), (256, 8, 64, _ALONE)),
+    256: ((128, 8, 64, _ALONE),),
+}
 
 
 # For more pairs of a token and an expert, reading each row's weights anew is never faster.
@@ -122,8 +130,8 @@ def hopper_candidates(rows: int, product: Product, device: torch.device) -> list
             # Tiles of both gates and ups have half of their outputs.
             tiles = triton.cdiv(product.outputs, block) * triton.cdiv(rows, block_rows)
             together = _ALONE // memory * processors
-            fitting = [parts for parts in (1, 2, 4, 8) if parts * block_inner <= product.inner]
-            # So many parts that there is a program for each place, or twice as many.
+            fitting = [1, *(parts for parts in (2, 4, 8) if parts * block_inner <= product.inner)]
+            # So many parts that at least every other place for a program is taken, or twice as many.
             enough = [parts for parts in fitting if parts * tiles > together // 2] or fitting[-1:]
             found += [
                 hopper_config(block_rows, block, warps, block_inner, memory)._replace(splits=parts)
@@ -131,16 +139,6 @@ def hopper_candidates(rows: int, product: Product, device: torch.device) -> list
                 if parts == enough[0] or parts * tiles <= 2 * together
             ]
     return list(dict.fromkeys(found))
-
-
-# Outputs, warps, columns of a step and bytes of shared memory of programs in hopper_codes.py, by their rows.
-_HOPPER_TILES = {
-    16: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (64, 4, 128, _OF_TWO)),
-    32: ((128, 4, 256, _OF_TWO), (128, 8, 256, _OF_TWO), (128, 8, 128, _OF_TWO), (64, 4, 128, _OF_TWO)),
-    64: ((128, 8, 128, _ALONE), (256, 8, 128, _ALONE), (128, 8, 64, _ALONE), (256, 8, 64, _ALONE)),
-    128: ((128, 8, 64, _ALONE), (128, 8, 128, _ALONE), (256, 8, 64, _ALONE)),
-    256: ((128, 8, 64, _ALONE),),
-}
 
 
 def hopper_config(block_rows: int, block: int, warps: int, block_inner: int, memory: int) -> LinearConfig:

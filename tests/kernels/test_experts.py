@@ -8,7 +8,7 @@ import torch
 from baton_kernels import pair_groups
 from baton_kernels.experts import FIXED, run_experts, run_experts_fixed
 from baton_kernels.kernel_configs import ExpertsConfig, ProductConfig
-from baton_kernels.pair_groups import group_pairs
+from baton_kernels.pair_groups import gather_rows, group_pairs
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights, experts_reference
 from baton_kernels.reference.routing import NOT_OWN, Routing, choose_reference
@@ -118,6 +118,12 @@ def test_groups(
     assert groups.order[: len(expected)].tolist() == expected
     assert groups.block_experts[: len(owners)].tolist() == owners
     assert (groups.block_experts[len(owners) :] == -1).all()
+    # Blocks that are not used may name any pair.
+    groups.order[len(expected) :] = 1 << 30
+    x = torch.randn(-(-pairs // 3), 70, device=device)
+    gathered = gather_rows(x, groups, 3)
+    for place, pair in enumerate(expected):
+        assert pair < 0 or torch.equal(gathered[place], x[pair // 3])
 
 
 def test_a_token_does_not_depend_on_the_others(device: torch.device) -> None:

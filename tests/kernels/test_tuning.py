@@ -1,5 +1,6 @@
 """The kernel and the configuration that each matrix product gets."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from importlib import resources
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from baton_kernels import tuning, unmeasured
-from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig
+from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig, Product
 from baton_kernels.tuning import MOST_ROWS, experts_config, linear_config
+from baton_kernels.unmeasured import hopper_candidates, unmeasured_hopper
 
 DEVICE = torch.device("cuda")
 ALL_TABLES = sorted(path.name for path in (resources.files("baton_kernels") / "tuned").iterdir())
@@ -91,6 +93,21 @@ def test_hopper_has_rules_for_what_was_not_measured(outputs: int, inner: int, mo
             if config.splits > 1:
                 assert inner % (config.splits * config.block_inner) == 0
                 assert -(-outputs // config.block_outputs) * config.splits <= 132
+
+
+@pytest.mark.parametrize("inner", [32, 96, 768, 2880, 14_336])
+@pytest.mark.parametrize("outputs", [64, 600, 6144, 28_672])
+def test_tiles_of_codes_fit_into_hopper(outputs: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are some for every shape, each part has a step, and sums fit into the registers."""
+    pretend(monkeypatch, (9, 0))
+    for rows, gated in itertools.product((1, 16, 17, 64, 100, 128, 256, 2048, 5000), (False, True)):
+        candidates = hopper_candidates(rows, Product(outputs, inner, gated), DEVICE)
+        assert candidates[0] == unmeasured_hopper(rows, outputs, inner, gated, DEVICE)
+        for config in candidates:
+            stage = config.block_inner * (config.block_outputs // 2 + 2 * config.block_rows)
+            assert stage * config.num_stages < 225 << 10
+            assert config.splits == 1 or config.splits * config.block_inner <= inner
+            assert config.block_rows * config.block_outputs <= 128 * 32 * config.num_warps
 
 
 def pretend(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
