@@ -21,8 +21,8 @@ class ExpertLayer(NamedTuple):
 
 
 class LinearConfig(NamedTuple):
-    """A configuration of the kernels in linear.py, scaled_linear.py, grouped_linear.py and hopper_codes.py. block_rows 1
-    selects the one-row kernel, which hopper_codes.py has not. splits: parts of the inner dimension."""
+    """A configuration of the kernels in linear.py, scaled_linear.py, grouped_linear.py and hopper_codes.py. block_rows
+    1 selects the one-row kernel, which hopper_codes.py has not. splits: parts of the inner dimension."""
 
     block_rows: int
     block_outputs: int
