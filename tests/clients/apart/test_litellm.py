@@ -52,7 +52,7 @@ def test_a_streamed_chat(baton: Baton) -> None:
         pieces = [
             chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content
         ]
-        assert len(pieces) > 5
+        assert len(pieces) > 1
         assert "".join(pieces) == expected.choices[0].message.content
         [usage] = [chunk.usage for chunk in chunks if getattr(chunk, "usage", None)]
         assert usage.completion_tokens == expected.usage.completion_tokens

@@ -47,7 +47,7 @@ def test_a_streamed_chat(baton: Baton, expected_chat: str) -> None:
         return [part async for part in await llm.astream_chat(TURNS)]
 
     for parts in (list(llm.stream_chat(TURNS)), asyncio.run(read())):
-        assert len(parts) > 5
+        assert len(parts) > 1
         assert "".join(part.delta or "" for part in parts) == expected_chat == parts[-1].message.content
 
 
@@ -56,5 +56,5 @@ def test_completions(baton: Baton, expected_text: str) -> None:
     answers = [llm.complete(PROMPT), asyncio.run(llm.acomplete(PROMPT))]
     assert [answer.text for answer in answers] == [expected_text] * 2
     parts = list(llm.stream_complete(PROMPT))
-    assert len(parts) > 5
+    assert len(parts) > 1
     assert "".join(part.delta or "" for part in parts) == expected_text == parts[-1].text
