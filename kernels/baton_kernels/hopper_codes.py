@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .activation import gate_of_expert
+from .code_pairs import numbers_of, words_layout
 from .kernel_configs import LinearConfig
 from .overlap import let_next_start, wait_for_inputs
 from .pair_groups import PairGroups
@@ -39,80 +40,10 @@ _FETCHING_REGISTERS = gl.constexpr(24)  # of a thread that fetches
 _MOST_REGISTERS = 168  # of each thread of 12 warps that have a multiprocessor alone, when they start
 
 
-def _int4_pairs(pair: str, base: int, scaled: str) -> str:
-    """Return PTX that makes two words of four int4 codes ($4) four pairs of scaled numbers ($0 to $3).
-
-    The bits of a code become the lowest ones of a number whose other bits make it a power of two + code; from that the
-    power + zero ($5) is subtracted, which is exact. pair: the type of two numbers. base: the bits of the power of two.
-    scaled: PTX that multiplies the difference t with its scale.
-    """
-    codes = ["mov.b32 t, $4;", *(f"shr.u32 t, $4, {4 * code};" for code in (1, 2, 3))]
-    steps = [
-        f"""    {shifted}
-    lop3.b32 t, t, 0x000f000f, 0x{base:04x}{base:04x}, 0xea;
-    sub.{pair} t, t, $5;
-    {scaled.format(f"${code}", pair=pair)}
-"""
-        for code, shifted in enumerate(codes)
-    ]
-    return "{\n    .reg .b32 t, u;\n" + "".join(steps) + "}"
-
-
-_SCALED = "mul.{pair} {}, t, $6;"
-# A scale that the numbers' type has not is the sum of two that it has ($6 and $7). The product of a float16 scale is
-# rounded once, as a number has at most 4 bits and what is left of the scale has 3.
-_SCALED_TWICE = "mul.{pair} u, t, $7;\n    fma.rn.{pair} {}, t, $6, u;"
-# 128 in bfloat16 and 1024 in float16.
-_INT4_BFLOAT16 = gl.constexpr(_int4_pairs("bf16x2", 0x4300, _SCALED))
-_INT4_BFLOAT16_FINE = gl.constexpr(_int4_pairs("bf16x2", 0x4300, _SCALED_TWICE))
-_INT4_FLOAT16 = gl.constexpr(_int4_pairs("f16x2", 0x6400, _SCALED))
-_INT4_FLOAT16_FINE = gl.constexpr(_int4_pairs("f16x2", 0x6400, _SCALED_TWICE))
-# The same for e2m1 codes, which have no zero. The sign and the three other bits of a code become those of a bfloat16
-# that is 2 ** -126 times the number, which is multiplied with 2 ** 126 times its scale ($5).
-_E2M1 = gl.constexpr("""{
-    .reg .b32 t, u;
-    shl.b32 t, $4, 6;
-    and.b32 t, t, 0x01c001c0;
-    shl.b32 u, $4, 12;
-    lop3.b32 t, u, 0x80008000, t, 0xea;
-    mul.bf16x2 $0, t, $5;
-    shl.b32 t, $4, 2;
-    and.b32 t, t, 0x01c001c0;
-    shl.b32 u, $4, 8;
-    lop3.b32 t, u, 0x80008000, t, 0xea;
-    mul.bf16x2 $1, t, $5;
-    shr.u32 t, $4, 2;
-    and.b32 t, t, 0x01c001c0;
-    shl.b32 u, $4, 4;
-    lop3.b32 t, u, 0x80008000, t, 0xea;
-    mul.bf16x2 $2, t, $5;
-    shr.u32 t, $4, 6;
-    and.b32 t, t, 0x01c001c0;
-    lop3.b32 t, $4, 0x80008000, t, 0xea;
-    mul.bf16x2 $3, t, $5;
-}""")
-
-
-@gluon.constexpr_function
-def _words_layout(outputs, words):
-    """Return which thread of a group has which words [outputs, words] of four codes: those whose numbers the tensor
-    cores take from its registers."""
-    registers = [[0, 1], [8, 0]]
-    registers += [[0, 1 << bit] for bit in range(3, words.bit_length() - 1)]
-    registers += [[1 << bit, 0] for bit in range(6, outputs.bit_length() - 1)]
-    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [outputs, words])
-
-
 @gluon.constexpr_function
 def _scales_of_step(inner, group):
     """Return how many scales the columns of a step have for each output, each for the same number of columns."""
     return max(inner // (group & -group), 1)
-
-
-@gluon.constexpr_function
-def _four_of(dtype):
-    return (dtype,) * 4
 
 
 @gluon.jit
@@ -167,51 +98,6 @@ def _load_scales(scales, zeros, w_row, column, groups, SIZE: gl.constexpr, ZEROS
 
 
 @gluon.jit
-def _spread(values, shape: gl.constexpr):
-    """Return a value of each output and group, [outputs, groups], for each of the group's words, [outputs, groups,
-    words]."""
-    return values.expand_dims(2).broadcast_to(shape)
-
-
-@gluon.jit
-def _numbers(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, ZEROS: gl.constexpr):
-    """Return the numbers of words [outputs, words], times their scales [outputs, groups], as [outputs, columns]."""
-    outputs: gl.constexpr = words.shape[0]
-    count: gl.constexpr = words.shape[1]
-    groups: gl.constexpr = scale.shape[1]
-    shape: gl.constexpr = [outputs, groups, count // groups]
-    words = words.reshape(shape)
-    four: gl.constexpr = _four_of(DTYPE)
-    if KIND == "e2m1":
-        # The bits of 2 ** 126 times a scale whose exponent has a bias of 127.
-        whole = ((scale.to(gl.int16) + 126) << 7).to(gl.bfloat16, bitcast=True)
-        one, two, three, last = gl.inline_asm_elementwise(
-            _E2M1, "=r,=r,=r,=r,r,r", [words, _spread(whole, shape)], four, is_pure=True, pack=2
-        )
-    else:
-        bfloat16: gl.constexpr = gl.bfloat16 == DTYPE
-        base: gl.constexpr = 128.0 if bfloat16 else 1024.0
-        zeros = gl.full(shape, base + 8.0, DTYPE, words.type.layout)
-        if ZEROS:
-            zeros = _spread((zero.to(gl.float32) + base).to(DTYPE), shape)
-        coarse = scale.to(DTYPE)
-        if scale.dtype == DTYPE:
-            one, two, three, last = gl.inline_asm_elementwise(
-                _INT4_BFLOAT16 if bfloat16 else _INT4_FLOAT16, "=r,=r,=r,=r,r,r,r",
-                [words, zeros, _spread(coarse, shape)], four, is_pure=True, pack=2,
-            )  # fmt: skip
-        else:
-            rest = (scale.to(gl.float32) - coarse.to(gl.float32)).to(DTYPE)
-            one, two, three, last = gl.inline_asm_elementwise(
-                _INT4_BFLOAT16_FINE if bfloat16 else _INT4_FLOAT16_FINE, "=r,=r,=r,=r,r,r,r,r",
-                [words, zeros, _spread(coarse, shape), _spread(rest, shape)], four, is_pure=True, pack=2,
-            )  # fmt: skip
-    numbers = gl.join(gl.join(one, three), gl.join(two, last))
-    # Codes of a word are 8 columns apart.
-    return numbers.reshape([outputs, count // 8, 8, 2, 2]).permute((0, 1, 3, 4, 2)).reshape([outputs, 4 * count])
-
-
-@gluon.jit
 def _multiply(
     x_tiles, c_tiles, full, empty, scales, zeros, w_row, column, groups, first, steps, GROUP: gl.constexpr,
     sizes: gl.constexpr,
@@ -238,8 +124,8 @@ def _multiply(
         next_scale, next_zero = _load_scales(scales, zeros, w_row, following, groups, SIZE, ZEROS)
         mbarrier.wait(full.index(stage), at // STAGES & 1)
         codes = c_tiles.index(stage).slice(GROUP * OUTPUTS, OUTPUTS, 0)
-        words = codes.load(_words_layout(OUTPUTS, INNER // 4))
-        numbers = _numbers(words, scale, zero, x_tiles.dtype, KIND, ZEROS)
+        words = codes.load(words_layout(OUTPUTS, INNER // 4))
+        numbers = numbers_of(words, scale, zero, x_tiles.dtype, KIND, ZEROS)
         # Every thread has these numbers already.
         numbers = gl.convert_layout(numbers, operand, assert_trivial=True)
         acc = warpgroup_mma(numbers, x_tiles.index(stage).permute((1, 0)), acc, is_async=True)
@@ -331,7 +217,7 @@ def _compute(GROUP: gl.constexpr, GROUPS: gl.constexpr, tensors, tiles, where, s
     PARTED: gl.constexpr = sizes[6]
     half: gl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
     count: gl.constexpr = _scales_of_step(INNER, SIZE)
-    layout: gl.constexpr = _words_layout(OUTPUTS, INNER // 4)
+    layout: gl.constexpr = words_layout(OUTPUTS, INNER // 4)
     by_scale: gl.constexpr = gl.full([OUTPUTS, INNER // 4], 0, gl.int16, layout).reshape(
         [OUTPUTS, count, INNER // 4 // count]
     ).type.layout  # fmt: skip

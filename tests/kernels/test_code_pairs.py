@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from baton_kernels import hopper_codes
+from baton_kernels import code_pairs
 from baton_kernels.reference.grouped_linear import E2M1
 
 WORDS = torch.arange(1 << 16)
@@ -65,13 +65,16 @@ def constants(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_int4(dtype: torch.dtype, scale_dtype: torch.dtype) -> None:
     zeros = torch.randint(0, 17, (len(WORDS),)).double()
-    # No scale of a weight is so small that float16 has fewer bits for it.
-    scales = torch.randn(len(WORDS)).abs().add(0.01).to(scale_dtype).double()
+    scales = torch.randn(len(WORDS))
+    if dtype == torch.float16:
+        # No scale of a weight is so small that float16 has fewer bits for it.
+        scales += scales.sign() * 0.01
+    scales = scales.to(scale_dtype).double()
     base, coarse = 128 if dtype == torch.bfloat16 else 1024, scales.to(dtype).double()
     numbers = {"$5": base + zeros, "$6": coarse, "$7": scales - coarse}
     name = f"_INT4_{str(dtype)[6:].upper()}" + ("_FINE" if dtype != scale_dtype else "")
     operands = {"$4": PAIRS, **{register: constants(each, dtype) for register, each in numbers.items()}}
-    for number, ours in enumerate(run(getattr(hopper_codes, name).value, operands, dtype)):
+    for number, ours in enumerate(run(getattr(code_pairs, name).value, operands, dtype)):
         for half, words in enumerate((WORDS, WORDS.roll(1))):
             expected = (((words >> 4 * number) & 15) - zeros) * scales
             assert torch.equal(ours[:, half], expected.to(dtype))
@@ -80,7 +83,7 @@ def test_int4(dtype: torch.dtype, scale_dtype: torch.dtype) -> None:
 def test_e2m1() -> None:
     exponents, dtype = torch.randint(0, 129, (len(WORDS),)).double(), torch.bfloat16
     # The kernel takes 2 ** 126 times the scale 2 ** (exponent - 127).
-    found = run(hopper_codes._E2M1.value, {"$4": PAIRS, "$5": constants(2 ** (exponents - 1), dtype)}, dtype)
+    found = run(code_pairs._E2M1.value, {"$4": PAIRS, "$5": constants(2 ** (exponents - 1), dtype)}, dtype)
     table = torch.tensor(E2M1).double()
     for number, ours in enumerate(found):
         for half, words in enumerate((WORDS, WORDS.roll(1))):
