@@ -78,14 +78,26 @@ class Cache:
 
     def complete(self, file: RemoteFile, descriptor: int) -> None:
         """Turn a partial file into the blob. descriptor: of the partial file, which is complete."""
+        named = self._blob(file).with_name(f".{uuid.uuid4().hex}")
         try:
-            if os.path.samestat(os.fstat(descriptor), self.partial(file).stat()):
-                os.replace(self.partial(file), self._blob(file))
-        except FileNotFoundError:
-            pass
-        # Where locks do not work, another process may have renamed or discarded the partial file.
+            # Where locks do not work, the partial file's name may be that of another process's file by now. A link to
+            # the open file is to this one. Without a folder's descriptor, os.link would link the link in /proc.
+            os.link(f"/proc/self/fd/{descriptor}", named, src_dir_fd=descriptor)
+        except OSError:  # there are no links, or another process has discarded the partial file
+            with contextlib.suppress(FileNotFoundError):
+                if self._is_partial(file, descriptor):
+                    os.replace(self.partial(file), self._blob(file))
+        else:
+            os.replace(named, self._blob(file))
+            named.unlink(missing_ok=True)  # it is left where the blob is the same file already
+            with contextlib.suppress(FileNotFoundError):
+                if self._is_partial(file, descriptor):
+                    self.discard(file)
         if not self.has_blob(file):
             raise HubError(f"another process took {file.name} out of the cache {self.root}; start again")
+
+    def _is_partial(self, file: RemoteFile, descriptor: int) -> bool:
+        return os.path.samestat(os.fstat(descriptor), self.partial(file).stat())
 
     def discard(self, file: RemoteFile) -> None:
         self.partial(file).unlink(missing_ok=True)

@@ -98,7 +98,9 @@ class Download:
 
 def _read(partial: BinaryIO, hasher: "_Hash", size: int) -> int:
     """Hash the content of a partial file of which `size` bytes may be right. Return the number of its bytes."""
-    partial.truncate(min(os.fstat(partial.fileno()).st_size, size))
+    # Another process may be writing to the file, so that a smaller size is out of date at once.
+    if os.fstat(partial.fileno()).st_size > size:
+        partial.truncate(size)
     partial.seek(0)
     present = 0
     while chunk := partial.read(_CHUNK):

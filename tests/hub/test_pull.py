@@ -1,6 +1,7 @@
 """Downloads from a hub into the cache."""
 
 import json
+import os
 import shutil
 import threading
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ import pytest
 from huggingface_hub import constants, hf_hub_download, scan_cache_dir, snapshot_download
 
 from baton_hub import cache as cache_module
+from baton_hub.cache import Cache
 from baton_hub.errors import HubError
+from baton_hub.listing import RemoteFile
 from baton_hub.model_id import HubModel
 from baton_hub.pull import Pulled, pull
 
@@ -395,6 +398,31 @@ def test_threads_that_pull_one_model_download_it_once(hub: HubDouble, cache: Pat
         thread.join()
     assert len({result.folder for result in results}) == 1
     assert [len(hub.downloads(name)) for name in SHARDS] == [1, 1]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_whose_name_is_that_of_another_one_by_now(cache: Path, monkeypatch, links: bool) -> None:
+    """Another process makes the partial file the blob, and a third one begins anew, while this one does the former."""
+    held, file = Cache(MODEL, cache), RemoteFile("a", 4, sha256(b"abcd"))
+    held.prepare(0)
+    partial, same = held.partial(file), os.path.samestat
+    partial.write_bytes(b"abcd")
+    descriptor = os.open(partial, os.O_RDWR)
+
+    def another_comes_first(*stats: os.stat_result) -> bool:
+        monkeypatch.undo()
+        os.replace(partial, partial.with_suffix(""))
+        partial.touch()
+        return same(*stats)
+
+    if links:
+        monkeypatch.setattr(cache_module.os.path, "samestat", another_comes_first)
+    else:
+        monkeypatch.setattr(cache_module.os, "link", lambda *_, **__: os.stat("/nowhere"))
+    held.complete(file, descriptor)
+    os.close(descriptor)
+    blobs = {path.name: path.read_bytes() for path in partial.parent.iterdir()}
+    assert blobs == {file.hash: b"abcd"}
 
 
 def test_two_at_a_time_end_well_where_locks_do_not_work(hub: HubDouble, cache: Path, monkeypatch) -> None:
