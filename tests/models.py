@@ -31,6 +31,49 @@ _CLASSES = {
     "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM"),
     "deepseek_v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM"),
+    "glm": ("GlmConfig", "GlmForCausalLM"),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM"),
+    "olmo": ("OlmoConfig", "OlmoForCausalLM"),
+    "olmo3": ("Olmo3Config", "Olmo3ForCausalLM"),
+    "cohere": ("CohereConfig", "CohereForCausalLM"),
+    "cohere2": ("Cohere2Config", "Cohere2ForCausalLM"),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM"),
+    "stablelm": ("StableLmConfig", "StableLmForCausalLM"),
+    "phi": ("PhiConfig", "PhiForCausalLM"),
+    "nemotron": ("NemotronConfig", "NemotronForCausalLM"),
+    "arcee": ("ArceeConfig", "ArceeForCausalLM"),
+    "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM"),
+    "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM"),
+    "ernie4_5_moe": ("Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM"),
+    "exaone4": ("Exaone4Config", "Exaone4ForCausalLM"),
+    "ministral": ("MinistralConfig", "MinistralForCausalLM"),
+    "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM"),
+    "dots1": ("Dots1Config", "Dots1ForCausalLM"),
+    "ministral3": ("Ministral3Config", "Ministral3ForCausalLM"),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM"),
+    "exaone_moe": ("ExaoneMoeConfig", "ExaoneMoeForCausalLM"),
+    "flex_olmo": ("FlexOlmoConfig", "FlexOlmoForCausalLM"),
+    "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration"),
+    "gemma3_mm": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
+    "mistral3": ("Mistral3Config", "Mistral3ForConditionalGeneration"),
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
+    "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),
+}
+# The vision part of models whose text part is served.
+_VISION: dict[str, dict[str, Any]] = {
+    "gemma3_mm": {"hidden_size": 32, "num_attention_heads": 2, "image_size": 56, "patch_size": 14},
+    "mistral3": {"model_type": "pixtral", "hidden_size": 32, "num_attention_heads": 2},
+    "qwen2_5_vl": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
+    "qwen3_vl": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    "kimi_k25": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64},
+}
+_TEXT_OF = {
+    "gemma3_mm": "gemma3",
+    "mistral3": "ministral3",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "kimi_k25": "deepseek_v3",
 }
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
@@ -90,6 +133,7 @@ def make_model(
     """
     import torch
     import transformers
+    from safetensors.torch import load_file, save_file
 
     if family == "qwen":
         # transformers has no such family. The reference is a Qwen2 of the same weights.
@@ -100,6 +144,7 @@ def make_model(
         make_tokenizer().save_pretrained(folder)
         return folder
 
+    kind = _TEXT_OF.get(family, family)
     fields: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -113,35 +158,58 @@ def make_model(
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    if family == "bloom":
+    if kind == "bloom":
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_layer": fields.pop("num_hidden_layers")}
         fields["seq_length"] = fields.pop("max_position_embeddings")
-    if family == "gpt2":
+    if kind == "gpt2":
         fields |= {"n_embd": fields.pop("hidden_size"), "n_layer": fields.pop("num_hidden_layers")}
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_positions": fields.pop("max_position_embeddings")}
-    if family == "gemma3":
+    if kind == "gemma3":
         fields |= {"num_hidden_layers": 3, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 19}
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
         ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
-    if family in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe"):
+    if kind in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe"):
         fields |= {"num_experts_per_tok": 2, "pad_token_id": None}
-        fields["n_routed_experts" if family == "glm4_moe" else "num_experts"] = 6
-    if family in ("qwen2_moe", "qwen3_moe"):
+        fields["n_routed_experts" if kind == "glm4_moe" else "num_experts"] = 6
+    if kind in ("qwen2_moe", "qwen3_moe"):
         fields |= {"moe_intermediate_size": 40, "decoder_sparse_step": 1}
-    if family == "gpt_oss":
+    if kind == "gpt_oss":
         fields |= {"head_dim": 16, "sliding_window": 19, "num_hidden_layers": 3}
-    if family == "glm4_moe":
+    if kind == "glm4_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 32}
-    if family in ("deepseek_v2", "deepseek_v3"):
+    if kind in ("glm", "glm4", "minimax_m2", "seed_oss", "ernie4_5", "ministral", "ministral3"):
+        fields |= {"head_dim": 16, "pad_token_id": None}
+    if kind == "ernie4_5_moe":
+        fields |= {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40}
+    if kind == "minimax_m2":
+        fields |= {"num_local_experts": 6, "num_experts_per_tok": 2}
+    if kind == "dots1":
+        fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+    if kind in ("olmo3", "cohere2", "exaone4", "ministral"):
+        fields |= {"num_hidden_layers": 4, "sliding_window": 19}
+    if kind == "olmo3":
+        ropes = {"full_attention": ROPES[rope], "sliding_attention": ROPES["default"]}
+        fields["rope_parameters"] = ropes
+    if kind in ("exaone_moe", "flex_olmo"):
+        fields |= {"num_experts": 8, "num_experts_per_tok": 2, "pad_token_id": None}
+    if kind == "exaone_moe":
+        fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         fields |= {"v_head_dim": 12, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
         fields.pop("num_key_value_heads")
-    if family == "qwen2_moe":
+    if kind == "glm4_moe_lite":
+        fields["num_key_value_heads"] = 4
+    if kind == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
+    fields |= overrides
+    if family in _TEXT_OF:
+        text = {**fields, "model_type": "ministral3"} if family == "mistral3" else fields
+        fields = {"text_config": text, "vision_config": _VISION[family], "tie_word_embeddings": False}
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
-    config = config_class(**{**fields, **overrides})
+    config = config_class(**fields)
     torch.manual_seed(seed)
     model = model_class(config).float()
     with torch.no_grad():
@@ -155,6 +223,12 @@ def make_model(
             elif "norm" in name or "ln_" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
+    if family == "kimi_k25":
+        # transformers writes the layers of the text part by the name that those of the vision part have.
+        [path] = folder.glob("*.safetensors")
+        tensors = load_file(path)
+        save_file({name.replace("language_model.model.blocks.", "language_model.model.layers."): tensor
+                   for name, tensor in tensors.items()}, path, {"format": "pt"})  # fmt: skip
     make_tokenizer().save_pretrained(folder)
     return folder
 
@@ -180,12 +254,11 @@ def make_tokenizer() -> "PreTrainedTokenizerFast":
 def reference_model(folder: Path) -> "PreTrainedModel":
     """Return transformers' own model of a folder, in float32."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    instead = folder / _REFERENCE
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        instead if instead.exists() else folder, dtype=torch.float32
-    )
+    folder = folder / _REFERENCE if (folder / _REFERENCE).exists() else folder
+    [name] = transformers.AutoConfig.from_pretrained(folder).architectures
+    model: PreTrainedModel = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32)
     return model.eval()
 
 

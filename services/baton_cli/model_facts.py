@@ -20,6 +20,7 @@ from baton_engine.loading import Weights, dtype_name, weights_bytes
 from baton_engine.memory_estimate import Card, Fit, fit
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import MODELS, load_model_config
+from baton_engine.quantization.fields import quantization_of
 from baton_engine.quantization.registry import read_quantization
 
 # Tokens of the shorter sequences that are counted for each GPU.
@@ -104,7 +105,7 @@ def model_facts(folder: Path, dtype: str, cards: Sequence[Card], kv_cache_dtype:
     return ModelFacts(
         architecture=file.architecture,
         not_served=not_served,
-        quantization=_quantization(file.fields.get("quantization_config")),
+        quantization=_quantization(quantization_of(file.fields)),
         files=files,
         served=served,
         licence=read_licence(folder),

@@ -14,6 +14,7 @@ from .config import ConfigError
 from .config_file import ConfigFile
 from .kv_scales import KvScales
 from .loading import PLAIN, Weights, dtype_name
+from .quantization.fields import quantization_of
 from .read_ahead import Range
 
 # The names behind that of an attention layer, for keys and for values. Newer tools come first.
@@ -117,7 +118,7 @@ def _find(names: Iterable[str], layers: int) -> list[tuple[str, str]] | None:
 
 def _are_for_e4m3(config: dict[str, Any]) -> bool:
     """config: the fields of config.json."""
-    quantization = config.get("quantization_config") or config.get("compression_config")
+    quantization = quantization_of(config)
     scheme = quantization.get("kv_cache_scheme") if isinstance(quantization, dict) else None
     if not isinstance(scheme, dict):
         return True

@@ -86,7 +86,9 @@ class StreamedModel:
         """Read a layer. checkpoint: has its tensors. policy: how they are stored."""
         with self._weights(self._part(checkpoint, self.prefix(index))) as weights:
             source = Source(weights, TORCH, policy).at("model").at(f"layers.{index}")
-            return self._kind.layer(self.config, source, index, self._rotary if self.config.rotates(index) else None)
+            return self._kind.layer(
+                self.config, source, index, None if self.config.rope_of(index) is None else self._rotary
+            )
 
     @torch.inference_mode()
     def run(self, layer: Layer, hidden: list[torch.Tensor], each: Callable[[], None] = lambda: None) -> None:

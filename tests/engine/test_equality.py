@@ -20,6 +20,10 @@ LONGROPE: dict[str, Any] = {
         "long_factor": [1.5 + pair for pair in range(6)],
     },
 }
+GROWTH = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
 # Together they have each family with each kind of rope, each head size and each number of heads per KV head.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-plain": ("llama", {"num_key_value_heads": 4, "head_dim": 32}),
@@ -217,6 +221,64 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "use_parallel_residual": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "gemma": ("gemma", {"initializer_range": 0.2, "head_dim": 32, "tie_word_embeddings": False}),
+    "glm": ("glm", {}),
+    "glm4-whole-heads-yarn": ("glm4", {"rope": "yarn"}),
+    "glm4-half-heads": (
+        "glm4",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "olmo-limited": ("olmo", {"clip_qkv": 1.5}),
+    "olmo3-yarn": ("olmo3", {"rope": "yarn"}),
+    "cohere": ("cohere", {}),
+    "cohere-norms-untied": (
+        "cohere",
+        {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3, "tie_word_embeddings": False},
+    ),
+    "cohere2": ("cohere2", {}),
+    "starcoder2-window": ("starcoder2", {"sliding_window": 21, "tie_word_embeddings": False}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm-parallel-norms": (
+        "stablelm",
+        {
+            "seed": 1,
+            "use_parallel_residual": True,
+            "qk_layernorm": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        },
+    ),
+    "phi": (
+        "phi",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "nemotron": (
+        "nemotron",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "arcee": ("arcee", {"mlp_bias": True}),
+    "seed-oss": ("seed_oss", {"attention_out_bias": True}),
+    "ernie4-5-biases": ("ernie4_5", {"use_bias": True}),
+    "ernie4-5-moe": ("ernie4_5_moe", {"num_hidden_layers": 3}),
+    "exaone4-windows": ("exaone4", {}),
+    "exaone4-no-windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "ministral": ("ministral", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "minimax-m2": ("minimax_m2", {"rotary_dim": 8}),
+    "dots1": ("dots1", {"n_shared_experts": 2, "norm_topk_prob": True, "first_k_dense_replace": 1}),
+    "ministral3-growth": ("ministral3", {"rope_parameters": GROWTH}),
+    "glm4-moe-lite": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "exaone-moe": ("exaone_moe", {}),
+    "flex-olmo": ("flex_olmo", {}),
+    "kimi-k2-5": ("kimi_k25", {}),
+    "gemma3-and-images": ("gemma3_mm", {"initializer_range": 0.1}),
+    "mistral3-and-images": ("mistral3", {"rope_parameters": GROWTH, "tie_word_embeddings": True}),
+    "qwen2-5-vl": ("qwen2_5_vl", {"rope_parameters": {"rope_theta": 1e4, "type": "mrope", "mrope_section": [2, 3, 3]}}),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [4, 2, 2]},
         },
     ),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),

@@ -321,7 +321,7 @@ def test_layers_of_smollm3_that_do_not_rotate(fields: dict[str, Any], count: int
     own.pop("architectures")
     ours = parse_model_config({**own, "architectures": ["SmolLM3ForCausalLM"]})
     expected = transformers.SmolLM3Config(**own).no_rope_layers
-    assert [ours.rotates(layer) for layer in range(ours.num_layers)] == [bool(entry) for entry in expected]
+    assert [ours.rope_of(layer) is not None for layer in range(ours.num_layers)] == [bool(entry) for entry in expected]
     assert expected.count(0) == count
 
 

@@ -117,6 +117,19 @@ def test_groups_of_modules_and_ignored_ones(base: Path, tmp_path: Path) -> None:
     assert_tokens_of(folder, tokens(folder))
 
 
+def test_the_text_part_of_a_larger_model(base: Path, tmp_path: Path) -> None:
+    alone, _ = compress(base, tmp_path / "alone", {"group_0": scheme("int4 weights")}, ["lm_head"])
+    larger = tmp_path / "larger"
+    larger.mkdir()
+    fields = json.loads((alone / "config.json").read_text())
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": fields}
+    (larger / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(alone / "model.safetensors")
+    save_file({f"language_model.{name}": tensor for name, tensor in tensors.items()}, larger / "model.safetensors")
+    assert read_quantization(larger).name == "compressed-tensors"
+    assert tokens(larger) == tokens(alone)
+
+
 @pytest.mark.parametrize("format", ["gptq", "awq"])
 @pytest.mark.parametrize("older_file", [False, True], ids=["config.json", "older file"])
 def test_gptq_and_awq(format: str, older_file: bool, base: Path, tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ FAMILIES = (
     "bloom-twelve-heads-residual-after-norm-untied", "gemma2-tied", "gemma3-tied", "granite-biases", "smollm3", "olmo2",
     "mixtral-window", "qwen2-moe-dense-layer-normalized", "qwen3-moe", "olmoe", "gpt-oss", "glm4-moe-groups",
     "glm4-moe-dense-layers-biases", "deepseek-v2-lite", "deepseek-v3-groups", "phi3-a-part-rotated-tied", "falcon-7b",
-    "falcon-40b", "falcon-in-turn", "gpt2", "gpt-neox",
+    "falcon-40b", "falcon-in-turn", "gpt2", "gpt-neox", "gemma", "glm4-half-heads", "olmo-limited", "olmo3-yarn",
+    "cohere-norms-untied", "cohere2", "starcoder2-window", "stablelm-parallel-norms", "phi", "nemotron", "arcee",
+    "seed-oss", "ernie4-5-biases", "ernie4-5-moe", "exaone4-windows", "ministral", "minimax-m2", "dots1",
+    "ministral3-growth", "glm4-moe-lite", "exaone-moe", "flex-olmo", "kimi-k2-5", "gemma3-and-images", "qwen3-vl",
 )  # fmt: skip
 
 

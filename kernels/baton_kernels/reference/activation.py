@@ -14,6 +14,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
 GATES = ("silu", "gelu_tanh")

@@ -116,15 +116,17 @@ def _no_logits(hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.T
     raise RuntimeError("the last stage of a pipeline alone computes logits")
 
 
-def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head") -> Head:
+def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head", bias: bool = False) -> Head:
     """Return the layer that turns hidden states [R, hidden] into logits [R, vocab].
 
-    tied: the layer shares the weights of the embedding; otherwise it has those that the source has by this name.
+    tied: the layer shares the weights of the embedding; otherwise it has those that the source has by this name, maybe
+    with a bias.
     """
     vocab_size, hidden_size = embedding.shape
     if not source.stage.is_last:
         return Head(_no_logits, vocab_size, source.ranks, source.dtype)
     if tied:
         return Head(embedding.as_head(), vocab_size, source.ranks, source.dtype)
-    linear = Linear(source, [name], [vocab_size], hidden_size, shard=_Tokens(source.ranks), sensitive=True)
+    shard = _Tokens(source.ranks)
+    linear = Linear(source, [name], [vocab_size], hidden_size, bias=bias, shard=shard, sensitive=True)
     return Head(linear, vocab_size, source.ranks, source.dtype)

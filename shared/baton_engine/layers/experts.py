@@ -21,7 +21,7 @@ _MOST_NORMED = 4096
 class Router:
     """Chooses the experts of each token, as baton_kernels.reference.routing.route_reference does.
 
-    corrected: the checkpoint has the tensor e_score_correction_bias, which is added to the scores for the choice.
+    correction: [experts] float32, is added to the scores for the choice; None = 0.
     """
 
     inputs: Inputs = NormedNumbers(_MOST_NORMED)
@@ -34,13 +34,11 @@ class Router:
         hidden: int,
         *,
         bias: bool = False,
-        corrected: bool = False,
+        correction: torch.Tensor | None = None,
     ) -> None:
         self._weight = source.take("weight", (experts, hidden))
         self._bias = source.take("bias", (experts,)) if bias else None
-        self._correction = None
-        if corrected:
-            self._correction = source.take("e_score_correction_bias", (experts,), dtype=torch.float32)
+        self._correction = correction
         own = source.own_experts(experts)
         self._routing = replace(routing, own=own) if len(own) < experts else routing
         self._ops = source.ops

@@ -1,5 +1,8 @@
 """Normalization of hidden states."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -63,13 +66,41 @@ class InputNorm:
 
 
 class LayerNorm:
-    """(x - mean(x)) / std(x) * weight + bias (Ba et al., "Layer Normalization", 2016)."""
+    """(x - mean(x)) / std(x) * weight + bias (Ba et al., "Layer Normalization", 2016).
 
-    def __init__(self, source: Source, size: int, eps: float) -> None:
-        self._weight = source.take("weight", (size,))
-        self._bias = source.take("bias", (size,))
+    weight, bias: whether the checkpoint has them; without one it is 1 or 0. offset: as in RmsNorm.
+    """
+
+    def __init__(
+        self, source: Source, size: int, eps: float, *, weight: bool = True, bias: bool = True, offset: float = 0.0
+    ) -> None:
+        self._shape = (size,)
+        self._weight = source.take("weight", self._shape) + offset if weight else None
+        self._bias = source.take("bias", self._shape) if bias else None
         self._eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, size]. Returns a new tensor."""
-        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+        return functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """As RmsNorm.add does."""
+        total = x if residual is None else residual.add_(x)
+        return self(total), total
+
+
+class HeadLayerNorms:
+    """A projection to queries, keys and values, with a LayerNorm of each query head and of each key head.
+
+    weights: [heads of the queries and then of the keys, head_dim] float32.
+    """
+
+    def __init__(self, qkv: Callable[[Any], torch.Tensor], weights: torch.Tensor, eps: float) -> None:
+        self._qkv, self._weights, self._eps = qkv, weights, eps
+        self.inputs = inputs_of(qkv)
+
+    def __call__(self, x: InputRows) -> torch.Tensor:
+        qkv = self._qkv(x)
+        heads = qkv[:, : self._weights.numel()].view(len(qkv), *self._weights.shape)
+        heads.copy_(functional.layer_norm(heads.float(), heads.shape[-1:], eps=self._eps) * self._weights)
+        return qkv

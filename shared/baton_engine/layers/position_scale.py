@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -41,3 +42,12 @@ def log_scales(trained: int, max_positions: int, dtype: torch.dtype, device: tor
     "Entropy invariance of attention", 2021)."""
     scales = [math.log(seen, trained) if seen > trained else 1.0 for seen in range(1, max_positions + 1)]
     return torch.tensor(scales, dtype=dtype, device=device)
+
+
+@cache
+def stepped_scales(
+    trained: int, growth: float, max_positions: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return [max_positions] factors 1 + growth * log(1 + position // trained), as Llama 4 has them."""
+    steps = torch.arange(max_positions, device=device) // trained
+    return (1 + growth * torch.log1p(steps.float())).to(dtype)

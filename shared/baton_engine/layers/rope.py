@@ -27,6 +27,7 @@ class Rope(msgspec.Struct, frozen=True):
     attention_factor: float = 1.0
     truncate: bool = True
     partial: float = 1.0  # fraction of a head's dimensions that is rotated
+    interleaved: bool = False  # pairs are dimensions next to each other, as in the original paper
     # Factors of each pair's period, for contexts of up to original_max_position_embeddings and for longer ones.
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
@@ -51,40 +52,47 @@ class Rope(msgspec.Struct, frozen=True):
         """Return the order of a QKV projection's outputs that `rotary_tables` needs; None = the checkpoint's order.
 
         The tables pair dimension i of a head with i + head_dim / 2, but a partial rotation pairs i with i + rotary_dim
-        / 2. Queries and keys whose dimensions are permuted in the same way have the same dot products.
+        / 2, and an interleaved one 2 * i with 2 * i + 1. Queries and keys whose dimensions are permuted in the same way
+        have the same dot products.
         """
         rotated = self.rotary_dim(head_dim)
-        if rotated == head_dim:
+        if rotated == head_dim and not self.interleaved:
             return None
         dims, half, middle = list(range(head_dim)), rotated // 2, rotated + (head_dim - rotated) // 2
-        moved = dims[:half] + dims[rotated:middle] + dims[half:rotated] + dims[middle:]
+        first, second = dims[:half], dims[half:rotated]
+        if self.interleaved:
+            first, second = dims[0:rotated:2], dims[1:rotated:2]
+        moved = first + dims[rotated:middle] + second + dims[middle:]
         permuted = [head * head_dim + dim for head in range(num_heads + num_kv_heads) for dim in moved]
         return permuted + list(range(len(permuted), len(permuted) + num_kv_heads * head_dim))
 
 
-def read_rope(file: ConfigFile, context: int, partial: float | None = None) -> Rope:
+def read_rope(
+    file: ConfigFile, context: int, partial: float | None = None, *, theta: float = 10000.0, interleaved: bool = False
+) -> Rope:
     """Return the rope of a config.json, which has either rope_parameters or the older rope_theta and rope_scaling.
 
     context: max_position_embeddings. partial: the fraction of a head that the family rotates by default; None = the
-    family always rotates whole heads.
+    family always rotates whole heads. theta: the family's default. interleaved: as in Rope.
     """
-    parameters = _parameters(file)
+    parameters = rope_fields(file)
     given = parameters.pop("partial_rotary_factor", None) or file.fields.get("partial_rotary_factor")
     if partial is None and given not in (None, 1.0):
         raise ConfigError(f"partial_rotary_factor {given!r} in config.json is not served for {file.architecture}")
     if given is not None and not (isinstance(given, int | float) and 0 < given <= 1):
         raise ConfigError(f"partial_rotary_factor in config.json is {given!r}; it must be above 0 and at most 1")
-    rope = parse_rope(parameters, file.number("rope_theta", 10000.0), context, file.fields)
-    return msgspec.structs.replace(rope, partial=float(given or partial or 1.0))
+    rope = parse_rope(parameters, file.number("rope_theta", theta), context, file.fields)
+    return msgspec.structs.replace(rope, partial=float(given or partial or 1.0), interleaved=interleaved)
 
 
-def _parameters(file: ConfigFile) -> dict[str, Any]:
+def rope_fields(file: ConfigFile) -> dict[str, Any]:
+    """Return the parameters of the rope of a config.json, in either of their forms."""
     return {**(file.fields.get("rope_scaling") or {}), **(file.fields.get("rope_parameters") or {})}
 
 
 def yarn_scale(file: ConfigFile) -> float:
     """Return the factor of queries and keys that mscale_all_dim in config.json calls for (DeepSeek-V2)."""
-    parameters = ConfigFile(_parameters(file))
+    parameters = ConfigFile(rope_fields(file))
     kind = parameters.fields.get("rope_type") or parameters.fields.get("type") or "default"
     multiplier = parameters.number("mscale_all_dim", 0.0)
     return _grown(parameters.number("factor", 1.0), multiplier) if multiplier and kind != "default" else 1.0
@@ -97,6 +105,9 @@ def _grown(factor: float, multiplier: float) -> float:
 def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[str, Any]) -> Rope:
     """Return the rope with these parameters. theta: used if they name none. fields: all fields of config.json."""
     kind = given.get("rope_type") or given.get("type") or "default"
+    # Sections of the pairs count tokens, rows and columns of an image: text has the same number in all of them. Dynamic
+    # scaling begins beyond max_position_embeddings.
+    kind = "default" if kind in ("mrope", "dynamic") else kind
     theta = float(given.get("rope_theta") or theta)
     if kind not in _TYPES:
         raise ConfigError(f"rope type {kind!r} is unknown; served are {', '.join(_TYPES)}")

@@ -7,7 +7,7 @@ import torch
 
 from baton_engine.context import Context
 from baton_engine.layers.embedding import Embedding, Head
-from baton_engine.layers.norm import RmsNorm
+from baton_engine.layers.norm import LayerNorm, RmsNorm
 from baton_engine.source import Source
 
 
@@ -43,7 +43,7 @@ class Decoder:
 class ResidualDecoder(Decoder):
     """A model whose layers leave their last addition to the next norm: x, residual = layer(x, residual, ctx)."""
 
-    norm: RmsNorm
+    norm: RmsNorm | LayerNorm
 
     def __call__(self, ctx: Context) -> torch.Tensor:
         x = self.embed(ctx) if ctx.received is None else ctx.received

@@ -94,13 +94,14 @@ class DeepseekV2(Llama):
 
 
 def read_deepseek_config(
-    file: ConfigFile, defaults: dict[str, Any], *, chosen: int, interleaved: bool = True, corrected: bool = False,
-    **how: Any,
+    file: ConfigFile, defaults: dict[str, Any], *, chosen: int, dense_layers: frozenset[int] | None = None,
+    interleaved: bool = True, corrected: bool = False, **how: Any,
 ) -> DeepseekConfig:  # fmt: skip
     """Return the config of a config.json with DeepSeek's fields.
 
     defaults: of fields that are absent. Some of them can also be null, which means something else. chosen: the family's
-    default for the experts of a token. how: other fields of Routing.
+    default for the experts of a token. dense_layers: None = those that DeepSeek's fields name. how: other fields of
+    Routing.
     """
     file = ConfigFile({**defaults, **file.fields})
     file.choice("hidden_act", "silu", ("silu",))
@@ -110,6 +111,8 @@ def read_deepseek_config(
     context = file.count("max_position_embeddings")
     experts, size = file.count("n_routed_experts"), file.count("moe_intermediate_size")
     dense, every = file.integer("first_k_dense_replace", 0), file.count("moe_layer_freq", 1)
+    if dense_layers is None:
+        dense_layers = frozenset(layer for layer in range(layers) if layer < dense or layer % every)
     spec = _read_spec(file)
     return DeepseekConfig(
         architecture=file.architecture,
@@ -131,7 +134,7 @@ def read_deepseek_config(
         expert_size=size,
         routing=read_grouped_routing(file, experts, chosen, **how),
         shared_size=file.integer("n_shared_experts", 0) * size,
-        dense_layers=frozenset(layer for layer in range(layers) if layer < dense or layer % every),
+        dense_layers=dense_layers,
         latent=spec,
         low_rank=None if file.fields.get("q_lora_rank") is None else file.count("q_lora_rank"),
         corrected=corrected,

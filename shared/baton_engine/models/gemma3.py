@@ -10,16 +10,17 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.inputs import OutputRows
 from baton_engine.layers.attention import Attention
-from baton_engine.layers.embedding import Embedding, head
+from baton_engine.layers.embedding import Embedding, Head, head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
-from baton_engine.layers.rope import Rope, parse_rope, rotary_tables
+from baton_engine.layers.rope import Rope, rotary_tables
 from baton_engine.model_config import ModelConfig
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
 
 from .decoder import ResidualDecoder
+from .sliding_windows import ropes_by_window
 
 _OFFSET = 1.0  # the checkpoint stores a norm's weight minus this
 
@@ -99,7 +100,7 @@ class Gemma3Layer:
 class Gemma3(ResidualDecoder):
     def __init__(self, config: Gemma3Config, source: Source, max_positions: int) -> None:
         super().__init__(source)
-        inside = source.at("model")
+        inside, source = self.parts(source)
         hidden = config.hidden_size
         full, window = (
             rotary_tables(rope, config.head_dim, max_positions, source.device)
@@ -113,7 +114,14 @@ class Gemma3(ResidualDecoder):
             for layer in source.stage.layers(config.num_layers)
         ]
         self.norm = RmsNorm(inside.at("norm"), hidden, config.rms_norm_eps, _OFFSET)
-        self.head = head(source, self.embedding, config.tie_word_embeddings)
+        self.head = self.make_head(config, source)
+
+    def parts(self, source: Source) -> tuple[Source, Source]:
+        """As Llama.parts."""
+        return source.at("model"), source
+
+    def make_head(self, config: Gemma3Config, source: Source) -> Head:
+        return head(source, self.embedding, config.tie_word_embeddings)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma3Config:
@@ -121,7 +129,8 @@ class Gemma3(ResidualDecoder):
             file.require_absent(name)
         layers, context = file.count("num_hidden_layers", 26), file.count("max_position_embeddings", 131072)
         scale, window = file.number("query_pre_attn_scalar", 256) ** -0.5, file.count("sliding_window", 4096)
-        rope, window_rope = _ropes(file, context)
+        theta, window_theta = file.number("rope_theta", 1e6), file.number("rope_local_base_freq", 10000.0)
+        rope, window_rope = ropes_by_window(file, context, theta, window_theta)
         return read_gemma_config(
             Gemma3Config,
             file,
@@ -146,19 +155,3 @@ def _layer_types(file: ConfigFile, layers: int) -> list[str]:
     name = "sliding_window_pattern" if "sliding_window_pattern" in file.fields else "_sliding_window_pattern"
     pattern = file.count(name, 6)
     return ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)]
-
-
-def _ropes(file: ConfigFile, context: int) -> tuple[Rope, Rope]:
-    """Return the rotations of layers without and with a window.
-
-    The newer form of config.json has rope_parameters by kind of layer. The older one has rope_theta and rope_scaling
-    for layers without a window, and rope_local_base_freq for those with one, which are never scaled.
-    """
-    given = file.fields.get("rope_parameters") or {}
-    by_kind = given if "full_attention" in given or "sliding_attention" in given else {}
-    full = by_kind.get("full_attention") or {**(file.fields.get("rope_scaling") or {}), **({} if by_kind else given)}
-    window = by_kind.get("sliding_attention") or {}
-    return (
-        parse_rope(full, file.number("rope_theta", 1e6), context, file.fields),
-        parse_rope(window, file.number("rope_local_base_freq", 10000.0), context, file.fields),
-    )

@@ -4,12 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.linear import Linear
-from baton_engine.layers.norm import RmsNorm
 from baton_engine.layers.rope import read_rope
-from baton_engine.shard import Heads
 from baton_engine.source import Source
 
 from .deepseek_experts import make_experts
@@ -26,24 +22,6 @@ class Glm4MoeLayer(LlamaLayer):
             return super().make_mlp(config, source, layer)
         return make_experts(config, source.at("mlp"), corrected=True)
 
-    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[torch.Tensor], torch.Tensor]:
-        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        names, order = (
-            ["q_proj", "k_proj", "v_proj"],
-            config.rope.order(config.num_heads, config.num_kv_heads, config.head_dim),
-        )
-        shard = Heads(source.ranks, config.head_dim)
-        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, order=order, shard=shard)
-
-    def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
-        norms = super().qk_norms(config, source)
-        # The dimensions of one head, in the order that its queries and keys have.
-        order = config.rope.order(1, 0, config.head_dim)
-        if order is not None:
-            for norm in norms:
-                norm.weight = norm.weight[order]
-        return norms
-
 
 class Glm4Moe(Llama):
     layer = Glm4MoeLayer
@@ -53,7 +31,7 @@ class Glm4Moe(Llama):
         layers, experts = file.count("num_hidden_layers"), file.count("n_routed_experts", 128)
         size, shared = file.count("moe_intermediate_size", 1408), file.count("n_shared_experts", 1)
         dense = file.integer("first_k_dense_replace", 1)
-        config = read_llama_config(
+        return read_llama_config(
             SparseConfig,
             file,
             Defaults(_CONTEXT, num_kv_heads=8, rms_norm_eps=1e-5),
@@ -68,7 +46,3 @@ class Glm4Moe(Llama):
             shared_size=shared * size,
             dense_layers=frozenset(range(min(dense, layers))),
         )
-        if config.rope.rotary_dim(config.head_dim) % 2:
-            part, dim = config.rope.partial, config.head_dim
-            raise ConfigError(f"partial_rotary_factor {part} of heads of {dim} in config.json is not an even number")
-        return config

@@ -82,8 +82,6 @@ class GptNeoX(Decoder):
             raise ConfigError(f"hidden_size {hidden} is not a multiple of the {heads} attention heads")
         partial, theta = file.number("rotary_pct", 0.25), file.number("rotary_emb_base", 10000.0)
         rope = read_rope(ConfigFile({"rope_theta": theta, **file.fields}), context, partial)
-        if rope.rotary_dim(hidden // heads) % 2:
-            raise ConfigError(f"rotary_pct {rope.partial} of heads of {hidden // heads} is not an even number")
         return GptNeoXConfig(
             architecture=file.architecture,
             vocab_size=file.count("vocab_size", 50432),

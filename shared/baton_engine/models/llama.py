@@ -1,6 +1,6 @@
 """Llama 1 to 3 (Touvron et al., 2023; Grattafiori et al., 2024), and the layers that models derived from it share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -10,10 +10,10 @@ from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
-from baton_engine.layers.embedding import Embedding, head
+from baton_engine.layers.embedding import Embedding, Head, head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
-from baton_engine.layers.norm import RmsNorm
+from baton_engine.layers.norm import LayerNorm, RmsNorm
 from baton_engine.layers.rope import Rope, read_rope, rotary_tables
 from baton_engine.shard import Columns, Heads, Rows, head_part
 from baton_engine.source import Source
@@ -22,12 +22,16 @@ from .decoder import ResidualDecoder
 from .rotary_config import RotaryConfig
 
 _QK_NORMS = ("q_norm", "k_norm")
+_SILU = {"silu": "silu"}
 
 
 class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
-    """The config of Llama and of the models derived from it."""
+    """The config of Llama and of the models derived from it. rms_norm_eps, norm_offset: as in RmsNorm. activation: of
+    the MLP, a key of baton_kernels.reference.activation.ACTIVATIONS."""
 
     rms_norm_eps: float
+    norm_offset: float = 0.0
+    activation: str = "silu"
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -38,9 +42,9 @@ class LlamaConfig(RotaryConfig, frozen=True, kw_only=True):
         """Elements of a head of which the rope rotates all or a part."""
         return self.head_dim
 
-    def rotates(self, layer: int) -> bool:
-        """Whether a layer rotates its queries and keys."""
-        return True
+    def rope_of(self, layer: int) -> Rope | None:
+        """Return how a layer rotates its queries and keys; None = not at all."""
+        return self.rope
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,17 @@ def read_llama_config(
     scale: float | None = None,
     rope: Rope | None = None,
     sinks: bool = False,
+    activations: Mapping[str, str] = _SILU,
     **facts: Any,
 ) -> Kind:
     """Return the config of a config.json with Llama's fields.
 
     windows: the sliding window of each layer; None = no layer has one. scale: of attention scores; None = head_dim **
-    -0.5. rope: None = read from the fields. sinks: all layers have them. kind: the family's class. facts: its own
-    fields beside Llama's.
+    -0.5. rope: None = read from the fields. sinks: all layers have them. activations: those of config.json that the
+    family may have, its default first, with their keys in ACTIVATIONS. kind: the family's class. facts: its own fields
+    beside Llama's.
     """
-    file.choice("hidden_act", "silu", ("silu",))
+    activation = activations[file.choice("hidden_act", next(iter(activations)), tuple(activations))]
     heads, hidden, layers = (file.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     kv_heads = file.count("num_key_value_heads", defaults.num_kv_heads or heads)
     head_dim = file.count("head_dim", defaults.head_dim or hidden // heads)
@@ -98,21 +104,27 @@ def read_llama_config(
         ),
         rms_norm_eps=file.number("rms_norm_eps", defaults.rms_norm_eps),
         rope=rope or read_rope(file, context),
+        activation=activation,
         **facts,
     )
 
 
 class LlamaLayer:
-    """Attention and an MLP, each after a norm, which also adds the previous output to the residual."""
+    """Attention and an MLP, each after a norm, which also adds the previous output to the residual.
+
+    output: the name of attention's last projection.
+    """
+
+    output = "o_proj"
 
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
-        hidden, eps = config.hidden_size, config.rms_norm_eps
+        hidden, eps, offset = config.hidden_size, config.rms_norm_eps, config.norm_offset
         self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
-        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps).before(self.attention)
+        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps, offset).before(self.attention)
         self.mlp = self.make_mlp(config, source, layer)
-        self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps).before(self.mlp)
+        self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps, offset).before(self.mlp)
 
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
@@ -125,7 +137,7 @@ class LlamaLayer:
             sinks = source.take("sinks", (config.num_heads,), (own,), torch.float32)
         attended = config.num_heads * config.head_dim
         output = Linear(
-            source, ["o_proj"], [config.hidden_size], attended, bias=config.output_bias, shard=Rows(source.ranks)
+            source, [self.output], [config.hidden_size], attended, bias=config.output_bias, shard=Rows(source.ranks)
         )
         qkv = self.qkv(config, source)
         return Attention(config, layer, source, qkv, output, rotary, norms, sinks)
@@ -135,18 +147,23 @@ class LlamaLayer:
         source = source.at("mlp")
         inner, shard = config.intermediate_size, Rows(source.ranks)
         down = Linear(source, ["down_proj"], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
-        return GatedMlp(self.gate_up(config, source), down, "silu")
+        return GatedMlp(self.gate_up(config, source), down, config.activation)
 
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
         """Return the projection of [T, hidden] to queries, keys and values side by side."""
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         names = ["q_proj", "k_proj", "v_proj"]
+        order = config.rope.order(config.num_heads, config.num_kv_heads, config.head_dim)
         shard = Heads(source.ranks, config.head_dim)
-        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, shard=shard)
+        return Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, order=order, shard=shard)
 
     def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
         """Return the norms of each query head and of each key head."""
         q_norm, k_norm = (RmsNorm(source.at(name), config.head_dim, config.rms_norm_eps) for name in _QK_NORMS)
+        # The dimensions of one head, in the order that its queries and keys have.
+        order = config.rope.order(1, 0, config.head_dim)
+        if order is not None:
+            q_norm.weight, k_norm.weight = q_norm.weight[order], k_norm.weight[order]
         return q_norm, k_norm
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
@@ -179,15 +196,29 @@ class Llama(ResidualDecoder):
 
     def __init__(self, config: LlamaConfig, source: Source, max_positions: int) -> None:
         super().__init__(source)
-        inside = source.at("model")
+        inside, source = self.parts(source)
         self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, config.hidden_size)
-        rotary = rotary_tables(config.rope, config.rotary_dim, max_positions, source.device)
+        numbers = source.stage.layers(config.num_layers)
+        rotary: dict[Rope | None, tuple[torch.Tensor, torch.Tensor] | None] = {None: None}
+        for rope in filter(None, map(config.rope_of, numbers)):
+            if rope not in rotary:
+                rotary[rope] = rotary_tables(rope, config.rotary_dim, max_positions, source.device)
         self.layers = [
-            self.layer(config, inside.at(f"layers.{layer}"), layer, rotary if config.rotates(layer) else None)
-            for layer in source.stage.layers(config.num_layers)
+            self.layer(config, inside.at(f"layers.{layer}"), layer, rotary[config.rope_of(layer)]) for layer in numbers
         ]
-        self.norm = RmsNorm(inside.at("norm"), config.hidden_size, config.rms_norm_eps)
-        self.head = head(source, self.embedding, config.tie_word_embeddings)
+        self.norm = self.make_norm(config, inside)
+        self.head = self.make_head(config, source)
+
+    def parts(self, source: Source) -> tuple[Source, Source]:
+        """Return the source of the embedding, the layers and the norm, and that of the head."""
+        return source.at("model"), source
+
+    def make_norm(self, config: LlamaConfig, source: Source) -> RmsNorm | LayerNorm:
+        """Return the norm after the last layer."""
+        return RmsNorm(source.at("norm"), config.hidden_size, config.rms_norm_eps, config.norm_offset)
+
+    def make_head(self, config: LlamaConfig, source: Source) -> Head:
+        return head(source, self.embedding, config.tie_word_embeddings)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

@@ -13,7 +13,7 @@ from baton_kernels.reference.routing import Routing
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .sparse_config import SparseConfig, read_experts_per_token
 
-_NAMES = ExpertNames(gate="w1", up="w3", down="w2")
+NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 class MixtralLayer(LlamaLayer):
@@ -21,7 +21,7 @@ class MixtralLayer(LlamaLayer):
         assert isinstance(config, SparseConfig)
         source, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
         router = Router(source.at("gate"), config.routing, experts, hidden)
-        held = load_experts(source.at("experts"), _NAMES, experts, hidden, config.expert_size)
+        held = load_experts(source.at("experts"), NAMES, experts, hidden, config.expert_size)
         return ExpertMlp(router, held, source.ranks)
 
 

@@ -1,33 +1,39 @@
 """OLMo 2 (OLMo Team, "2 OLMo 2 Furious", 2025): Llama with norms after each block and across all heads of q and k."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
-from baton_engine.inputs import InputRows
-from baton_engine.layers.attention import Attention
-from baton_engine.layers.linear import Linear
-from baton_engine.layers.mlp import GatedMlp
+from baton_engine.inputs import InputRows, inputs_of
 from baton_engine.layers.norm import RmsNorm
-from baton_engine.shard import Columns, Heads, Rows
+from baton_engine.shard import Heads
 from baton_engine.source import Source
 
-from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
 
 class NormedQkv:
     """A projection to queries, keys and values, with one norm over the queries of all heads and one over all keys.
 
-    sizes: outputs of the queries and of the keys. shard: that of qkv.
+    qkv: without the norms.
     """
 
-    def __init__(self, source: Source, qkv: Linear, sizes: tuple[int, int], eps: float, shard: Heads) -> None:
-        self._qkv, self._ranks, self.inputs = qkv, source.ranks, qkv.inputs
-        parts = shard.outputs(sizes)
+    def __init__(self, config: LlamaConfig, source: Source, qkv: Callable[[Any], torch.Tensor]) -> None:
+        self._qkv, self._ranks, self.inputs = qkv, source.ranks, inputs_of(qkv)
+        dim, eps, order = config.head_dim, config.rms_norm_eps, config.rope.order(1, 0, config.head_dim)
+        sizes = config.num_heads * dim, config.num_kv_heads * dim
         self._norms = [
             RmsNorm(source.at(name), size, eps, part=part)
-            for name, size, part in zip(("q_norm", "k_norm"), sizes, parts, strict=True)
+            for name, size, part in zip(
+                ("q_norm", "k_norm"), sizes, Heads(source.ranks, dim).outputs(sizes), strict=True
+            )
         ]
+        if order is not None:
+            for norm in self._norms:
+                norm.weight = norm.weight.view(-1, dim)[:, order].flatten()
 
     def __call__(self, x: InputRows) -> torch.Tensor:
         qkv = self._qkv(x)
@@ -46,29 +52,24 @@ class NormedQkv:
         return torch.cat([*normed, qkv[:, q + k :]], dim=1)
 
 
-class Olmo2Layer:
+class Olmo2Layer(LlamaLayer):
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
-        hidden, inner, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
-        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        attention, mlp = source.at("self_attn"), source.at("mlp")
-        columns, rows, heads = Columns(source.ranks), Rows(source.ranks), Heads(source.ranks, config.head_dim)
-        qkv = Linear(attention, ["q_proj", "k_proj", "v_proj"], [q, kv, kv], hidden, bias=config.qkv_bias, shard=heads)
-        normed = NormedQkv(attention, qkv, (q, kv), eps, heads)
-        output = Linear(attention, ["o_proj"], [hidden], q, bias=config.output_bias, shard=rows)
-        gate_up = Linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, shard=columns)
-        down = Linear(mlp, ["down_proj"], [hidden], inner, shard=rows)
-        self.attention = Attention(config, layer, source, normed, output, rotary)
-        self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
-        self.mlp = GatedMlp(gate_up, down, "silu")
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
+        self.attended_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps)
+        self.mlp = self.make_mlp(config, source, layer)
         self.post_mlp_norm = RmsNorm(source.at("post_feedforward_layernorm"), hidden, eps)
+
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
+        return NormedQkv(config, source, super().qkv(config, source))
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = x if residual is None else residual.add_(x)
-        residual.add_(self.post_attention_norm(self.attention(residual, ctx)))
+        residual.add_(self.attended_norm(self.attention(residual, ctx)))
         return self.post_mlp_norm(self.mlp(residual)), residual
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.linear import Linear
-from baton_engine.shard import Heads
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
@@ -18,10 +16,7 @@ from .sparse_config import SparseConfig, read_experts_per_token
 
 class OlmoeLayer(SparseQwenLayer):
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[torch.Tensor], torch.Tensor]:
-        q, kv, eps = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.rms_norm_eps
-        names, heads = ["q_proj", "k_proj", "v_proj"], Heads(source.ranks, config.head_dim)
-        linear = Linear(source, names, [q, kv, kv], config.hidden_size, bias=config.qkv_bias, shard=heads)
-        return NormedQkv(source, linear, (q, kv), eps, heads)
+        return NormedQkv(config, source, super().qkv(config, source))
 
 
 class Olmoe(Llama):

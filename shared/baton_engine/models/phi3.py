@@ -19,8 +19,13 @@ class Phi3Layer(LlamaLayer):
         )  # fmt: skip
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
-        inner, shard = config.intermediate_size, Columns(source.ranks)
-        return Linear(source, ["gate_up_proj"], [2 * inner], config.hidden_size, parts=[inner, inner], shard=shard)
+        return fused_gate_up(config, source)
+
+
+def fused_gate_up(config: LlamaConfig, source: Source) -> Linear:
+    """Return the gates and ups of an MLP that a checkpoint holds as one matrix."""
+    inner, shard = config.intermediate_size, Columns(source.ranks)
+    return Linear(source, ["gate_up_proj"], [2 * inner], config.hidden_size, parts=[inner, inner], shard=shard)
 
 
 class Phi3(Llama):

@@ -4,12 +4,19 @@ from typing import Any, Self
 
 import msgspec
 
+from baton_engine.config import ConfigError
 from baton_engine.layers.rope import Rope
 from baton_engine.model_config import ModelConfig
 
 
 class RotaryConfig(ModelConfig, frozen=True, kw_only=True):
     rope: Rope
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rope.rotary_dim(self.head_dim) % 2:
+            part = f"partial_rotary_factor {self.rope.partial} of heads of {self.head_dim}"
+            raise ConfigError(f"{part} in config.json is not an even number")
 
     def layout(self) -> dict[str, Any]:
         return {**super().layout(), "rope": self.rope.layout}

@@ -1,6 +1,7 @@
-"""Reads from config.json which layers of a model have a sliding window."""
+"""Reads from config.json which layers of a model have a sliding window, and how layers rotate."""
 
 from baton_engine.config_file import ConfigFile
+from baton_engine.layers.rope import Rope, parse_rope
 
 
 def optional_windows(file: ConfigFile, layers: int) -> tuple[int | None, ...]:
@@ -8,12 +9,47 @@ def optional_windows(file: ConfigFile, layers: int) -> tuple[int | None, ...]:
 
     layer_types names the layers that have one. Without that field, the layers from max_window_layers on have one.
     """
+    return windows_from(file, layers, 28) if file.flag("use_sliding_window") else (None,) * layers
+
+
+def windows_from(file: ConfigFile, layers: int, first: int) -> tuple[int | None, ...]:
+    """As optional_windows, for families that have windows unless sliding_window is null. first: the default of
+    max_window_layers."""
     # An explicit null turns windows off, unlike an absent field.
-    if not file.flag("use_sliding_window") or file.fields.get("sliding_window", 0) is None:
+    if file.fields.get("sliding_window", 0) is None:
         return (None,) * layers
     window = file.count("sliding_window", 4096)
     types = file.layer_types("layer_types", layers)
     if types is None:
-        first = file.integer("max_window_layers", 28)
+        first = file.integer("max_window_layers", first)
         types = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def windows_in_turn(file: ConfigFile, layers: int, pattern: int, window: int = 4096) -> tuple[int | None, ...]:
+    """Return the window of each layer, for families in which most layers have one.
+
+    layer_types names the layers that have one. Without that field, all but every sliding_window_pattern-th have one.
+    pattern, window: the family's defaults. An explicit null of sliding_window turns windows off.
+    """
+    if file.fields.get("sliding_window", 0) is None:
+        return (None,) * layers
+    window = file.count("sliding_window", window)
+    types = file.layer_types("layer_types", layers)
+    if types is None:
+        pattern = file.count("sliding_window_pattern", pattern)
+        types = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)]
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def ropes_by_window(file: ConfigFile, context: int, theta: float, window_theta: float) -> tuple[Rope, Rope]:
+    """Return the rotations of layers without and with a window.
+
+    The newer form of config.json has rope_parameters by kind of layer. The older one has rope_theta and rope_scaling
+    for layers without a window; layers with one are never scaled. theta, window_theta: where config.json has none.
+    """
+    given = file.fields.get("rope_parameters") or {}
+    by_kind = given if "full_attention" in given or "sliding_attention" in given else {}
+    full = by_kind.get("full_attention") or {**(file.fields.get("rope_scaling") or {}), **({} if by_kind else given)}
+    window = by_kind.get("sliding_attention") or {}
+    return parse_rope(full, theta, context, file.fields), parse_rope(window, window_theta, context, file.fields)

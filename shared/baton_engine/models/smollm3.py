@@ -4,6 +4,7 @@ from typing import Any
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
+from baton_engine.layers.rope import Rope
 
 from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .sliding_windows import optional_windows
@@ -15,8 +16,8 @@ class SmolLm3Config(LlamaConfig, frozen=True, kw_only=True):
     def layout(self) -> dict[str, Any]:
         return {**super().layout(), "rotating": list(self.rotating)}
 
-    def rotates(self, layer: int) -> bool:
-        return self.rotating[layer]
+    def rope_of(self, layer: int) -> Rope | None:
+        return self.rope if self.rotating[layer] else None
 
 
 class SmolLm3(Llama):

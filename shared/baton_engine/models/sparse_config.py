@@ -74,6 +74,17 @@ def read_grouped_routing(file: ConfigFile, experts: int, chosen: int, **how: Any
     return routing
 
 
+def read_layers_without_experts(file: ConfigFile, layers: int, first: int) -> frozenset[int]:
+    """Return the layers without experts: those that mlp_layer_types calls dense, or else the first_k_dense_replace
+    first ones. first: the default of the latter."""
+    types = file.fields.get("mlp_layer_types")
+    if types is None:
+        return frozenset(range(min(file.integer("first_k_dense_replace", first), layers)))
+    if not isinstance(types, list) or len(types) != layers or not all(kind in ("dense", "sparse") for kind in types):
+        raise ConfigError(f"mlp_layer_types in config.json must be a list of dense or sparse, one for each of {layers}")
+    return frozenset(layer for layer, kind in enumerate(types) if kind == "dense")
+
+
 def read_dense_layers(file: ConfigFile, layers: int) -> frozenset[int]:
     """Return the layers without experts, as Qwen's configs name them."""
     step, dense = file.count("decoder_sparse_step", 1), file.integers("mlp_only_layers")

@@ -6,6 +6,17 @@ from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 
 
+def quantization_of(config: dict[str, Any]) -> Any:
+    """Return what a config.json says of quantized weights, maybe in the part for text; None if nothing.
+
+    config: its fields.
+    """
+    text = config.get("text_config")
+    parts = [config, *([text] if isinstance(text, dict) else [])]
+    found = (part.get(name) for part in parts for name in ("quantization_config", "compression_config"))
+    return next(filter(None, found), None)
+
+
 class QuantizationFields(ConfigFile):
     """The object quantization_config of a config.json, or a file that older tools write beside it."""
 

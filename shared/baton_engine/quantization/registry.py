@@ -18,7 +18,7 @@ from baton_engine.ops import Ops
 from baton_engine.source import Policy
 
 from .dense import as_stored
-from .fields import QuantizationFields
+from .fields import QuantizationFields, quantization_of
 from .int8_on_cpu import has_int8_products
 
 # For each quant_method, the module in this package whose function `read_policy` reads the config.
@@ -130,7 +130,7 @@ def _on_load(requested: str, fields: QuantizationFields | None) -> Quantization:
 
 def _fields(config: dict[str, Any], folder: Path | None) -> QuantizationFields | None:
     """Return the quantization config of a model; None if it has none."""
-    found = config.get("quantization_config") or config.get("compression_config")
+    found = quantization_of(config)
     if found is None and folder is not None:
         for name, method in _OLDER_FILES.items():
             if (folder / name).exists():

@@ -1,0 +1,96 @@
+"""Llama with LayerNorms in place of RMSNorms, which several families are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from baton_engine.context import Context
+from baton_engine.layers.linear import Linear
+from baton_engine.layers.mlp import Mlp
+from baton_engine.layers.norm import LayerNorm
+from baton_engine.shard import Columns, Rows, head_part
+from baton_engine.source import Source
+
+from .llama import Llama, LlamaConfig, LlamaLayer
+
+
+class LayerNormConfig(LlamaConfig, frozen=True, kw_only=True):
+    """norm_weight, norm_bias: whether LayerNorms have them. parallel: the MLP reads the input of attention instead of
+    its output. two_norms: attention and MLP have separate norms."""
+
+    norm_weight: bool = True
+    norm_bias: bool = True
+    parallel: bool = False
+    two_norms: bool = True
+
+    def norm(self, source: Source) -> LayerNorm:
+        return LayerNorm(
+            source, self.hidden_size, self.rms_norm_eps, weight=self.norm_weight, bias=self.norm_bias,
+            offset=self.norm_offset,
+        )  # fmt: skip
+
+
+class LayerNormLayer(LlamaLayer):
+    def __init__(
+        self, config: LayerNormConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> None:
+        self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
+        self.mlp = self.make_mlp(config, source, layer)
+        self.attention_norm = config.norm(source.at("input_layernorm"))
+        self.mlp_norm = config.norm(source.at("post_attention_layernorm")) if config.two_norms else None
+        self.parallel = config.parallel
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, residual = self.attention_norm.add(x, residual)
+        x = self.attention(normed, ctx)
+        if self.parallel:
+            normed = normed if self.mlp_norm is None else self.mlp_norm(residual)
+            return self.mlp(normed).add_(x), residual
+        assert self.mlp_norm is not None
+        normed, residual = self.mlp_norm.add(x, residual)
+        return self.mlp(normed), residual
+
+
+class PlainMlpLayer(LayerNormLayer):
+    """A layer whose MLP has no gates. projections: the names of its two."""
+
+    projections = ("fc1", "fc2")
+
+    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
+        return plain_mlp(config, source.at("mlp"), self.projections)
+
+
+def plain_mlp(config: LlamaConfig, source: Source, names: tuple[str, str]) -> Mlp:
+    """Return an MLP without gates. names: of its projections."""
+    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    up = Linear(source, [names[0]], [inner], hidden, bias=bias, shard=Columns(source.ranks))
+    down = Linear(source, [names[1]], [hidden], inner, bias=bias, shard=Rows(source.ranks))
+    return Mlp(up, down, config.activation)
+
+
+class LayerNormLlama(Llama):
+    layer = LayerNormLayer
+    final_norm = "norm"
+
+    def make_norm(self, config: LlamaConfig, source: Source) -> LayerNorm:
+        assert isinstance(config, LayerNormConfig)
+        return config.norm(source.at(self.final_norm))
+
+
+def head_norms(config: LlamaConfig, source: Source, names: Callable[[str, int], list[str]]) -> torch.Tensor:
+    """Return the weights of LayerNorms of this rank's query and key heads, as HeadLayerNorms takes them.
+
+    names: gives the tensors of "q" or "k" and so many heads, each [head_dim] or all together [heads, head_dim].
+    """
+    weights = []
+    for kind, heads in (("q", config.num_heads), ("k", config.num_kv_heads)):
+        taken = names(kind, heads)
+        shape = (heads, config.head_dim) if len(taken) == 1 else (config.head_dim,)
+        parts = [source.take(name, shape, dtype=torch.float32) for name in taken]
+        weights.append(torch.stack(parts).view(heads, config.head_dim)[head_part(heads, source.ranks)])
+    joined = torch.cat(weights)
+    order = config.rope.order(1, 0, config.head_dim)
+    return joined if order is None else joined[:, order]

@@ -1,0 +1,30 @@
+"""StarCoder2 (Lozhkov et al., 2024): Llama with LayerNorms, biases and an MLP without gates."""
+
+from baton_engine.config_file import ConfigFile
+
+from .layer_norm_llama import LayerNormConfig, LayerNormLlama, PlainMlpLayer
+from .llama import Defaults, LlamaConfig, read_llama_config
+
+
+class Starcoder2Layer(PlainMlpLayer):
+    projections = ("c_fc", "c_proj")
+
+
+class Starcoder2(LayerNormLlama):
+    layer = Starcoder2Layer
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        bias = file.flag("use_bias", True)
+        window = None if file.fields.get("sliding_window") is None else file.count("sliding_window")
+        eps = file.number("norm_epsilon", 1e-5)
+        return read_llama_config(
+            LayerNormConfig,
+            file,
+            Defaults(4096, num_kv_heads=2, rms_norm_eps=eps, tie_word_embeddings=True),
+            (window,) * file.count("num_hidden_layers"),
+            activations={"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"},
+            qkv_bias=bias,
+            output_bias=bias,
+            mlp_bias=bias,
+        )

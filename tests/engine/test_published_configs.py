@@ -1,0 +1,130 @@
+"""Fields of config.json as models were published with them, some in forms that transformers no longer writes."""
+
+from typing import Any
+
+import pytest
+
+from baton_engine.config import ConfigError
+from baton_engine.models.llama import LlamaConfig
+from baton_engine.models.registry import parse_model_config
+from baton_engine.models.sparse_config import SparseConfig
+
+SIZES = {
+    "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def parse(architecture: str, **fields: Any) -> LlamaConfig:
+    config = parse_model_config({**SIZES, "architectures": [architecture], **fields})
+    assert isinstance(config, LlamaConfig)
+    return config
+
+
+def test_command_r7b() -> None:
+    config = parse(
+        "Cohere2ForCausalLM", layer_norm_eps=1e-5, logit_scale=0.25, rope_theta=50000, sliding_window=4096,
+        sliding_window_pattern=4, position_embedding_type="rope_gptj", rotary_pct=1.0, head_dim=128, layer_switch=4,
+    )  # fmt: skip
+    assert [window is None for window in config.sliding_windows] == [False, False, False, True] * 2
+    assert [config.rope_of(layer) is None for layer in range(8)] == [False, False, False, True] * 2
+    assert config.tie_word_embeddings
+    assert (config.rope.theta, config.rope.interleaved, config.rms_norm_eps) == (50000, True, 1e-5)
+
+
+def test_olmo_3() -> None:
+    scaling = {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,
+        "beta_slow": 1.0, "attention_factor": 1.2079441541679836,
+    }  # fmt: skip
+    kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 2
+    config = parse(
+        "Olmo3ForCausalLM", rope_theta=500000, rope_scaling=scaling, sliding_window=4096, layer_types=kinds,
+        max_position_embeddings=65536,
+    )  # fmt: skip
+    ropes = [config.rope_of(layer) for layer in range(8)]
+    assert [rope.type for rope in ropes if rope] == (["default"] * 3 + ["yarn"]) * 2
+    assert {rope.theta for rope in ropes if rope} == {500000.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "rotated"),
+    [
+        ("PhiForCausalLM", {"partial_rotary_factor": 0.4, "head_dim": 80, "num_key_value_heads": None}, 32),
+        ("StableLmForCausalLM", {"partial_rotary_factor": 0.25, "use_qkv_bias": True}, 32),
+        ("NemotronForCausalLM", {"partial_rotary_factor": 0.5, "norm_eps": 1e-5, "hidden_act": "relu2"}, 64),
+        ("Glm4ForCausalLM", {"partial_rotary_factor": 0.5, "attention_bias": False}, 64),
+        ("MiniMaxM2ForCausalLM", {"rotary_dim": 64, "scoring_func": "sigmoid", "qk_norm_type": "per_layer"}, 64),
+    ],
+)
+def test_heads_of_which_a_part_rotates(architecture: str, fields: dict[str, Any], rotated: int) -> None:
+    config = parse(architecture, **fields)
+    assert config.rope.rotary_dim(config.head_dim) == rotated
+
+
+def test_windows_of_exaone() -> None:
+    kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 2
+    config = parse(
+        "Exaone4ForCausalLM", sliding_window=4096, sliding_window_pattern="LLLG", layer_types=kinds, head_dim=128
+    )
+    assert [config.rope_of(layer) is None for layer in range(8)] == [False, False, False, True] * 2
+    small = parse("Exaone4ForCausalLM", sliding_window=None, sliding_window_pattern=None, layer_types=None)
+    assert all(small.rope_of(layer) for layer in range(8))
+
+
+def test_experts() -> None:
+    ernie = parse(
+        "Ernie4_5_MoeForCausalLM", moe_num_experts=64, moe_k=6, moe_layer_start_index=1, moe_layer_end_index=6,
+        moe_layer_interval=1, moe_num_shared_experts=2, moe_intermediate_size=1536, use_bias=False, rope_theta=500000.0,
+    )  # fmt: skip
+    assert isinstance(ernie, SparseConfig)
+    assert (ernie.dense_layers, ernie.shared_size, ernie.routing.count) == ({0, 7}, 3072, 6)
+    flash = parse(
+        "Glm4MoeLiteForCausalLM", first_k_dense_replace=1, n_group=1, topk_group=1, topk_method="noaux_tc",
+        partial_rotary_factor=1.0, kv_lora_rank=512, q_lora_rank=768, qk_rope_head_dim=64, num_key_value_heads=20,
+    )  # fmt: skip
+    assert isinstance(flash, SparseConfig)
+    assert (flash.dense_layers, flash.routing.count, flash.routing.scale, flash.routing.sigmoid) == ({0}, 4, 1.8, True)
+    with pytest.raises(ConfigError, match="mlp_layer_types"):
+        parse("Glm4MoeLiteForCausalLM", mlp_layer_types=["dense"])
+
+
+def test_text_beside_images() -> None:
+    gemma = parse_model_config(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "eos_token_id": [1, 106],
+            "torch_dtype": "bfloat16",
+            "text_config": {
+                "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+            },
+        }
+    )  # fmt: skip
+    assert (gemma.num_heads, gemma.num_kv_heads, gemma.head_dim, gemma.vocab_size) == (8, 4, 256, 262208)
+    assert (gemma.dtype, gemma.eos_token_ids, gemma.tie_word_embeddings) == ("bfloat16", (1, 106), True)
+    qwen = parse(
+        "Qwen2_5_VLForConditionalGeneration", rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]},
+        rope_theta=1e6, use_sliding_window=False, vision_config={"hidden_size": 1},
+    )  # fmt: skip
+    assert (qwen.rope.type, qwen.rope.theta, qwen.qkv_bias) == ("default", 1e6, True)
+    mistral = parse(
+        "Mistral3ForConditionalGeneration",
+        text_config={**SIZES, "model_type": "mistral", "rope_theta": 1e9, "sliding_window": None, "head_dim": 128},
+    )
+    assert (mistral.rope.theta, mistral.tie_word_embeddings) == (1e9, False)
+    for broken in ("text", 3, []):
+        with pytest.raises(ConfigError, match="text_config"):
+            parse("Mistral3ForConditionalGeneration", text_config=broken)
+
+
+def test_gemma_1_says_gelu_and_means_its_approximation() -> None:
+    assert parse("GemmaForCausalLM", hidden_act="gelu").activation == "gelu_tanh"
+    with pytest.raises(ConfigError, match="hidden_act"):
+        parse("GemmaForCausalLM", hidden_act="silu")
+
+
+def test_a_head_that_is_said_to_be_tied_in_one_of_two_places() -> None:
+    for whole, text in ((True, None), (None, True), (False, True)):
+        given = {"tie_word_embeddings": whole, "text_config": {**SIZES, "tie_word_embeddings": text}}
+        assert parse("Qwen3VLForConditionalGeneration", **given).tie_word_embeddings
