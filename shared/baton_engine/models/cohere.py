@@ -53,8 +53,9 @@ def read_cohere_config(
     return read_llama_config(
         kind,
         file,
-        Defaults(8192, rms_norm_eps=file.number("layer_norm_eps", 1e-5), tie_word_embeddings=True),
+        Defaults(8192, tie_word_embeddings=True),
         windows,
+        eps=file.number("layer_norm_eps", 1e-5),
         rope=read_rope(file, context, theta=THETA, interleaved=True),
         qkv_bias=bias,
         output_bias=bias,

@@ -69,6 +69,7 @@ def read_llama_config(
     windows: tuple[int | None, ...] | None = None,
     scale: float | None = None,
     rope: Rope | None = None,
+    eps: float | None = None,
     sinks: bool = False,
     activations: Mapping[str, str] = _SILU,
     **facts: Any,
@@ -76,9 +77,9 @@ def read_llama_config(
     """Return the config of a config.json with Llama's fields.
 
     windows: the sliding window of each layer; None = no layer has one. scale: of attention scores; None = head_dim **
-    -0.5. rope: None = read from the fields. sinks: all layers have them. activations: those of config.json that the
-    family may have, its default first, with their keys in ACTIVATIONS. kind: the family's class. facts: its own fields
-    beside Llama's.
+    -0.5. rope, eps: None = read from Llama's fields. sinks: all layers have them. activations: those of config.json
+    that the family may have, its default first, with their keys in ACTIVATIONS. kind: the family's class. facts: its
+    own fields beside Llama's.
     """
     activation = activations[file.choice("hidden_act", next(iter(activations)), tuple(activations))]
     heads, hidden, layers = (file.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
@@ -102,7 +103,7 @@ def read_llama_config(
             AttentionSpec(scale=scale or head_dim**-0.5, window=window, sinks=sinks)
             for window in windows or (None,) * layers
         ),
-        rms_norm_eps=file.number("rms_norm_eps", defaults.rms_norm_eps),
+        rms_norm_eps=file.number("rms_norm_eps", defaults.rms_norm_eps) if eps is None else eps,
         rope=rope or read_rope(file, context),
         activation=activation,
         **facts,

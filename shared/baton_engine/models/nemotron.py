@@ -20,7 +20,8 @@ class Nemotron(LayerNormLlama):
         return read_llama_config(
             LayerNormConfig,
             file,
-            Defaults(4096, rms_norm_eps=file.number("norm_eps", 1e-5)),
+            Defaults(4096),
+            eps=file.number("norm_eps", 1e-5),
             rope=read_rope(file, file.count("max_position_embeddings", 4096), partial=0.5),
             activations={"relu2": "relu2"},
             norm_offset=1.0,

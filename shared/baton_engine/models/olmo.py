@@ -44,7 +44,8 @@ class Olmo(LayerNormLlama):
         return read_llama_config(
             OlmoConfig,
             file,
-            Defaults(2048, rms_norm_eps=1e-5),
+            Defaults(2048),
+            eps=1e-5,
             norm_weight=False,
             norm_bias=False,
             qkv_bias=bias,

@@ -28,7 +28,8 @@ class Phi(LayerNormLlama):
         return read_llama_config(
             LayerNormConfig,
             file,
-            Defaults(2048, rms_norm_eps=file.number("layer_norm_eps", 1e-5)),
+            Defaults(2048),
+            eps=file.number("layer_norm_eps", 1e-5),
             rope=read_rope(file, file.count("max_position_embeddings", 2048), partial=0.5),
             activations={"gelu_new": "gelu_tanh"},
             qkv_bias=True,

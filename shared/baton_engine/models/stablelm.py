@@ -35,7 +35,8 @@ class StableLm(LayerNormLlama):
         return read_llama_config(
             StableLmConfig,
             file,
-            Defaults(4096, rms_norm_eps=file.number("layer_norm_eps", 1e-5)),
+            Defaults(4096),
+            eps=file.number("layer_norm_eps", 1e-5),
             rope=read_rope(file, context, partial=0.25),
             qkv_bias=file.flag("use_qkv_bias"),
             parallel=parallel,

@@ -17,12 +17,12 @@ class Starcoder2(LayerNormLlama):
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         bias = file.flag("use_bias", True)
         window = None if file.fields.get("sliding_window") is None else file.count("sliding_window")
-        eps = file.number("norm_epsilon", 1e-5)
         return read_llama_config(
             LayerNormConfig,
             file,
-            Defaults(4096, num_kv_heads=2, rms_norm_eps=eps, tie_word_embeddings=True),
+            Defaults(4096, num_kv_heads=2, tie_word_embeddings=True),
             (window,) * file.count("num_hidden_layers"),
+            eps=file.number("norm_epsilon", 1e-5),
             activations={"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"},
             qkv_bias=bias,
             output_bias=bias,
