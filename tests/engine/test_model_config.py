@@ -225,7 +225,6 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
         ({"architectures": ["Glm4MoeForCausalLM"], "partial_rotary_factor": 0.45}, ["partial_rotary_factor", "even"]),
         ({"rope_parameters": {"rope_type": "ntk"}}, ["rope type 'ntk' is unknown", "yarn"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["short_factor", "a list of numbers"]),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope type 'dynamic' is unknown"]),
         ({"rope_scaling": {"type": "linear"}}, ["'linear' needs a factor"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5", "LlamaForCausalLM"]),
         ({"num_key_value_heads": 3}, ["4 attention heads", "3 key-value heads"]),

@@ -62,6 +62,10 @@ def test_heads_of_which_a_part_rotates(architecture: str, fields: dict[str, Any]
     assert config.rope.rotary_dim(config.head_dim) == rotated
 
 
+def test_dynamic_scaling_begins_beyond_the_positions_that_are_served() -> None:
+    assert parse("LlamaForCausalLM", rope_scaling={"type": "dynamic", "factor": 2.0}).rope.type == "default"
+
+
 def test_windows_of_exaone() -> None:
     kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 2
     config = parse(
