@@ -54,6 +54,9 @@ _CLASSES = {
     "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM"),
     "exaone_moe": ("ExaoneMoeConfig", "ExaoneMoeForCausalLM"),
     "flex_olmo": ("FlexOlmoConfig", "FlexOlmoForCausalLM"),
+    "granitemoe": ("GraniteMoeConfig", "GraniteMoeForCausalLM"),
+    "granitemoeshared": ("GraniteMoeSharedConfig", "GraniteMoeSharedForCausalLM"),
+    "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration"),
     "gemma3_mm": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
     "mistral3": ("Mistral3Config", "Mistral3ForConditionalGeneration"),
@@ -68,12 +71,14 @@ _VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
     "kimi_k25": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64},
 }
+_VISION["qwen3_vl_moe"] = _VISION["qwen3_vl"]
 _TEXT_OF = {
     "gemma3_mm": "gemma3",
     "mistral3": "ministral3",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3",
     "kimi_k25": "deepseek_v3",
+    "qwen3_vl_moe": "qwen3_moe",
 }
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
@@ -191,6 +196,8 @@ def make_model(
     if kind == "olmo3":
         ropes = {"full_attention": ROPES[rope], "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
+    if kind in ("granitemoe", "granitemoeshared"):
+        fields |= {"num_local_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}
     if kind in ("exaone_moe", "flex_olmo"):
         fields |= {"num_experts": 8, "num_experts_per_tok": 2, "pad_token_id": None}
     if kind == "exaone_moe":

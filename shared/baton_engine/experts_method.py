@@ -5,6 +5,8 @@ from typing import Protocol
 
 import torch
 
+from baton_kernels.reference.activation import ClampedGate
+
 
 @dataclass(frozen=True)
 class ExpertNames:
@@ -13,6 +15,21 @@ class ExpertNames:
     gate: str
     up: str
     down: str
+
+
+@dataclass(frozen=True)
+class JoinedForm:
+    """How a checkpoint stores the experts of a layer in two tensors: one for gates and ups, one for the outputs.
+
+    gate_up, down: the tensors' names. in_turn: gates and ups of an expert are in turn, as [inputs, outputs], and have
+    biases (gpt-oss). Otherwise gates come first, as [outputs, inputs] or [inputs, outputs], and nothing has a bias.
+    clamp: of the gate.
+    """
+
+    gate_up: str = "gate_up_proj"
+    down: str = "down_proj"
+    in_turn: bool = False
+    clamp: ClampedGate | None = None
 
 
 class ExpertsMethod(Protocol):

@@ -5,10 +5,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from baton_kernels.reference.activation import ClampedGate
-
 from .config import ConfigError
-from .experts_method import ExpertNames, ExpertsMethod
+from .experts_method import ExpertNames, ExpertsMethod, JoinedForm
 from .inputs import InputRows, Inputs
 from .ops import Ops
 from .shard import ALONE, Ranks, even_part, own_experts
@@ -68,11 +66,8 @@ class Method(Protocol):
     def experts(self, source: "Source", names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
         """Read each expert's projections, which a checkpoint stores at the expert's number, [outputs, inputs] each."""
 
-    def joined_experts(
-        self, source: "Source", experts: int, hidden: int, size: int, clamp: ClampedGate
-    ) -> ExpertsMethod:
-        """Read the tensors of all experts together, as gpt-oss stores them: gate_up_proj, with the gates and ups of an
-        expert in turn, and down_proj, each with a bias."""
+    def joined_experts(self, source: "Source", experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
+        """Read the tensors of all experts together."""
 
 
 class Policy(Protocol):

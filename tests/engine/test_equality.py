@@ -1,9 +1,11 @@
 """Greedy tokens of the engine are those of transformers in float32, one for one."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import MakeModel
 from tests.models import reference_choices, reference_greedy
@@ -271,6 +273,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone-moe": ("exaone_moe", {}),
     "flex-olmo": ("flex_olmo", {}),
     "kimi-k2-5": ("kimi_k25", {}),
+    "granitemoe": ("granitemoe", {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 7.0}),
+    "granitemoe-shared": ("granitemoeshared", {"shared_intermediate_size": 48, "attention_multiplier": 0.2}),
+    "qwen3-vl-moe": (
+        "qwen3_vl_moe",
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [4, 2, 2]},
+        },
+    ),
     "gemma3-and-images": ("gemma3_mm", {"initializer_range": 0.1}),
     "mistral3-and-images": ("mistral3", {"rope_parameters": GROWTH, "tie_word_embeddings": True}),
     "qwen2-5-vl": ("qwen2_5_vl", {"rope_parameters": {"rope_theta": 1e4, "type": "mrope", "mrope_section": [2, 3, 3]}}),
@@ -313,6 +324,20 @@ def test_every_shape_gives_the_tokens_of_transformers(tiny_model: MakeModel, sha
         assert len(set(expected)) > 3, "the reference repeats itself: this model tests little"
         assert transcript.tokens[id, 0] == expected
     assert_idle(engine)
+
+
+def test_experts_that_are_stored_with_their_inputs_first(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """As Qwen3-VL was published."""
+    folder = tiny_model("qwen3_vl_moe", **SHAPES["qwen3-vl-moe"][1])
+    shutil.copytree(folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    turned = {name: each.mT.contiguous() if ".experts." in name else each for name, each in tensors.items()}
+    save_file(turned, tmp_path / "model" / "model.safetensors")
+    outputs = [
+        generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens
+        for each in (folder, tmp_path / "model")
+    ]
+    assert outputs[0] == outputs[1]
 
 
 def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:

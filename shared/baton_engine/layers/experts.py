@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from baton_engine.experts_method import ExpertNames, ExpertsMethod
+from baton_engine.experts_method import ExpertNames, ExpertsMethod, JoinedForm
 from baton_engine.inputs import InputRows, Inputs, NormedNumbers
 from baton_engine.shard import Ranks
 from baton_engine.source import Source
-from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.routing import Routing
 
 from .linear import Linear
@@ -58,9 +57,9 @@ def load_experts(source: Source, names: ExpertNames, experts: int, hidden: int, 
     return source.method(parts).experts(source, names, experts, hidden, size)
 
 
-def load_joined_experts(source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+def load_joined_experts(source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
     """Return the experts of a layer, as Method.joined_experts does, by the method that the source has for them."""
-    return source.method(["gate_up_proj", "down_proj"]).joined_experts(source, experts, hidden, size, clamp)
+    return source.method([form.gate_up, form.down]).joined_experts(source, experts, hidden, size, form)
 
 
 class ExpertMlp:

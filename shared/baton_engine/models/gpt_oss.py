@@ -6,6 +6,7 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
+from baton_engine.experts_method import JoinedForm
 from baton_engine.layers.experts import ExpertMlp, Router, load_joined_experts
 from baton_engine.layers.rope import read_rope
 from baton_engine.source import Source
@@ -34,9 +35,10 @@ class GptOssLayer(LlamaLayer):
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
         assert isinstance(config, GptOssConfig)
         mlp, experts, hidden = source.at("mlp"), config.num_experts, config.hidden_size
+        form = JoinedForm(in_turn=True, clamp=config.clamp)
         return ExpertMlp(
             Router(mlp.at("router"), config.routing, experts, hidden, bias=True),
-            load_joined_experts(mlp.at("experts"), experts, hidden, config.expert_size, config.clamp),
+            load_joined_experts(mlp.at("experts"), experts, hidden, config.expert_size, form),
             source.ranks,
         )
 

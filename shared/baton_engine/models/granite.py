@@ -2,30 +2,35 @@
 
 from typing import Any
 
+import msgspec
 import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.source import Source
 
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import Defaults, Kind, Llama, LlamaConfig, LlamaLayer, read_llama_config
+
+
+class Multipliers(msgspec.Struct, frozen=True):
+    """The factors of embeddings and of what blocks add to the residual, and the number by which logits are divided."""
+
+    embeddings: float
+    residual: float
+    logits: float
 
 
 class GraniteConfig(LlamaConfig, frozen=True, kw_only=True):
-    embedding_multiplier: float
-    residual_multiplier: float
-    logits_scaling: float  # logits are divided by it
+    multipliers: Multipliers
 
     def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "multipliers": [self.embedding_multiplier, self.residual_multiplier]}
+        return {**super().layout(), "multipliers": [self.multipliers.embeddings, self.multipliers.residual]}
 
 
 class GraniteLayer(LlamaLayer):
-    def __init__(
-        self, config: GraniteConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]
-    ) -> None:
+    def __init__(self, config: Any, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor]) -> None:
         super().__init__(config, source, layer, rotary)
-        self.multiplier = config.residual_multiplier
+        self.multiplier = config.multipliers.residual
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
@@ -39,26 +44,34 @@ class GraniteLayer(LlamaLayer):
 class Granite(Llama):
     layer = GraniteLayer
 
-    def __init__(self, config: GraniteConfig, source: Source, max_positions: int) -> None:
+    def __init__(self, config: Any, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
-        self.multiplier = config.embedding_multiplier
-        self.head.finish_with(lambda logits: logits.div_(config.logits_scaling))
+        self.multiplier = config.multipliers.embeddings
+        self.head.finish_with(lambda logits: logits.div_(config.multipliers.logits))
 
     @classmethod
-    def read_config(cls, file: ConfigFile) -> GraniteConfig:
-        bias = file.flag("attention_bias")
-        return read_llama_config(
-            GraniteConfig,
-            file,
-            Defaults(2048),
-            scale=file.number("attention_multiplier", 1.0),
-            qkv_bias=bias,
-            output_bias=bias,
-            mlp_bias=file.flag("mlp_bias"),
-            embedding_multiplier=file.number("embedding_multiplier", 1.0),
-            residual_multiplier=file.number("residual_multiplier", 1.0),
-            logits_scaling=file.number("logits_scaling", 1.0),
-        )
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        return read_granite_config(GraniteConfig, file, mlp_bias=file.flag("mlp_bias"))
 
     def embed(self, ctx: Context) -> torch.Tensor:
         return super().embed(ctx).mul_(self.multiplier)
+
+
+def read_granite_config(kind: type[Kind], file: ConfigFile, **facts: Any) -> Kind:
+    """Return the config of a config.json with Granite's fields. kind, which has multipliers, and facts: as in
+    read_llama_config."""
+    bias = file.flag("attention_bias")
+    return read_llama_config(
+        kind,
+        file,
+        Defaults(2048),
+        scale=file.number("attention_multiplier", 1.0),
+        qkv_bias=bias,
+        output_bias=bias,
+        multipliers=Multipliers(
+            file.number("embedding_multiplier", 1.0),
+            file.number("residual_multiplier", 1.0),
+            file.number("logits_scaling", 1.0),
+        ),
+        **facts,
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.experts_method import ExpertNames
+from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert, load_experts
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
@@ -35,13 +35,16 @@ class SparseQwenLayer(LlamaLayer):
         source, hidden, shared = source.at("mlp"), config.hidden_size, config.shared_size
         count = config.num_experts
         router = Router(source.at("gate"), config.routing, count, hidden)
-        held = load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size)
+        held = self.load_experts(config, source.at("experts"))
         experts = ExpertMlp(router, held, source.ranks)
         if not shared:
             return experts
         mlp = shared_expert(source.at("shared_expert"), shared, hidden)
         gate = Linear(source, ["shared_expert_gate"], [1], hidden, sensitive=True)
         return WithSharedExpert(experts, mlp, source.ranks, gate)
+
+    def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
+        return load_experts(source, NAMES, config.num_experts, config.hidden_size, config.expert_size)
 
 
 class Qwen2Moe(Llama):

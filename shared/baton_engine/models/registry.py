@@ -58,6 +58,8 @@ MODELS = {
     "Ministral3ForCausalLM": ("ministral3", "Ministral3"),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", "Glm4MoeLite"),
     "ExaoneMoeForCausalLM": ("exaone_moe", "ExaoneMoe"),
+    "GraniteMoeForCausalLM": ("granitemoe", "GraniteMoe"),
+    "GraniteMoeSharedForCausalLM": ("granitemoe", "GraniteMoe"),
     "FlexOlmoForCausalLM": ("flex_olmo", "FlexOlmo"),
     "KimiK25ForConditionalGeneration": ("text_part", "KimiText"),
     "Kimi_K25ForConditionalGeneration": ("text_part", "KimiText"),
@@ -66,6 +68,7 @@ MODELS = {
     "Qwen2VLForConditionalGeneration": ("text_part", "Qwen2Text"),
     "Qwen2_5_VLForConditionalGeneration": ("text_part", "Qwen2Text"),
     "Qwen3VLForConditionalGeneration": ("text_part", "Qwen3Text"),
+    "Qwen3VLMoeForConditionalGeneration": ("text_part", "Qwen3MoeText"),
 }
 
 

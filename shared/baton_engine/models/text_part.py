@@ -4,14 +4,19 @@ from typing import Any
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
+from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.layers.embedding import Head, head
+from baton_engine.layers.experts import load_joined_experts
 from baton_engine.source import Source
 
 from .deepseek_v3 import DeepseekV3
 from .gemma3 import Gemma3
 from .ministral3 import Ministral3
 from .qwen2 import Qwen2
+from .qwen2_moe import SparseQwenLayer
 from .qwen3 import Qwen3
+from .qwen3_moe import Qwen3Moe
+from .sparse_config import SparseConfig
 
 # Where checkpoints have the embedding and the layers, and where the head.
 _PLACES = (("language_model.model", "language_model"), ("model.language_model", None), ("model", None))
@@ -70,3 +75,18 @@ class Qwen2Text(_TextPart, Qwen2):
 
 class Qwen3Text(_TextPart, Qwen3):
     """Qwen3-VL without experts."""
+
+
+class _JoinedLayer(SparseQwenLayer):
+    def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
+        return load_joined_experts(source, config.num_experts, config.hidden_size, config.expert_size, JoinedForm())
+
+
+class Qwen3MoeText(_TextPart, Qwen3Moe):
+    """Qwen3-VL with experts."""
+
+    layer = _JoinedLayer
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> Any:
+        return super().read_config(ConfigFile({"norm_topk_prob": True, **text_fields(file).fields}))

@@ -6,9 +6,8 @@ from typing import Generic, TypeVar
 import msgspec
 import torch
 
-from baton_engine.experts_method import ExpertsMethod
+from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.source import Outputs, Product, Source
-from baton_kernels.reference.activation import ClampedGate
 
 from .dense import load_biases
 from .quantized_experts import not_joined
@@ -64,6 +63,6 @@ class CodedMethod(msgspec.Struct, Generic[PartT], frozen=True):
         [part] = self.read_all(source, [taken], inputs, columns)
         return self.dense(part, source.dtype)
 
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
         """As in Method."""
         raise not_joined(source)

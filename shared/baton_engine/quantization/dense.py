@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from baton_engine.experts_method import ExpertNames
+from baton_engine.experts_method import ExpertNames, JoinedForm
 from baton_engine.inputs import NUMBERS, InputRows, Inputs, NormedNumbers
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Source
-from baton_kernels.reference.activation import GATES, ClampedGate
+from baton_kernels.reference.activation import GATES
 from baton_kernels.reference.norm import PendingNorm
 
 from .dense_experts import DenseExperts
@@ -72,8 +72,9 @@ class DenseMethod(msgspec.Struct, frozen=True):
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> DenseExperts:
         return DenseExperts.load(source, names, experts, hidden, size)
 
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> DenseExperts:
-        return DenseExperts.load_joined(source, experts, hidden, size, clamp)
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> DenseExperts:
+        load = DenseExperts.load_in_turn if form.in_turn else DenseExperts.load_joined
+        return load(source, experts, hidden, size, form)
 
 
 DENSE = DenseMethod()

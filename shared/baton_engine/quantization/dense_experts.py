@@ -1,13 +1,13 @@
 """Experts whose weights are not quantized."""
 
+from dataclasses import replace
 from typing import Self
 
 import torch
 
-from baton_engine.experts_method import ExpertNames
+from baton_engine.experts_method import ExpertNames, JoinedForm
 from baton_engine.ops import Ops
 from baton_engine.source import Source
-from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
 
 
@@ -35,8 +35,24 @@ class DenseExperts:
         return cls(held, source.ops)
 
     @classmethod
-    def load_joined(cls, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> Self:
-        """As in Method, from weights that are not quantized, which are stored as [inputs, outputs]."""
+    def load_joined(cls, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> Self:
+        """As in Method, from weights that are not quantized, with the gates of an expert first."""
+        units = source.own_units(size)
+        own, ups = units.stop - units.start, slice(size + units.start, size + units.stop)
+        held = _empty(source, experts, hidden, own)
+        # Some tools store these tensors as [inputs, outputs].
+        plain = source.stored_shape(form.gate_up) == (experts, 2 * size, hidden)
+        both, back = (experts, 2 * size, hidden), (experts, hidden, size)
+        for place, number in enumerate(source.own_experts(experts)):
+            one, whole = slice(number, number + 1), slice(0, hidden)
+            for part, to in ((units, slice(0, own)), (ups, slice(own, 2 * own))):
+                held.gate_up[place, to] = _take(source, form.gate_up, both, (one, part, whole), plain)
+            held.down[place] = _take(source, form.down, back, (one, whole, units), plain)
+        return cls(replace(held, clamp=form.clamp), source.ops)
+
+    @classmethod
+    def load_in_turn(cls, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> Self:
+        """As in Method, from weights that are not quantized, as gpt-oss has them."""
         units = source.own_units(size)
         both, own = slice(2 * units.start, 2 * units.stop), units.stop - units.start
         biases = joined_biases(source, experts, hidden, size)
@@ -46,7 +62,7 @@ class DenseExperts:
             gate_up = source.take("gate_up_proj", (experts, hidden, 2 * size), (one, slice(None), both))[0]
             held.gate_up[place, :own], held.gate_up[place, own:] = gate_up[:, ::2].t(), gate_up[:, 1::2].t()
             held.down[place] = source.take("down_proj", (experts, size, hidden), (one, units, slice(None)))[0].t()
-        return cls(ExpertWeights(held.gate_up, held.down, *biases, clamp, experts), source.ops)
+        return cls(ExpertWeights(held.gate_up, held.down, *biases, form.clamp, experts), source.ops)
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         return self._ops.run_experts(x, self._held, weights, experts)
@@ -62,6 +78,18 @@ def joined_biases(source: Source, experts: int, hidden: int, size: int) -> tuple
     if units.start:
         down_bias.zero_()
     return torch.cat([bias[:, ::2], bias[:, 1::2]], dim=1), down_bias
+
+
+def _take(
+    source: Source, name: str, shape: tuple[int, int, int], part: tuple[slice, slice, slice], plain: bool
+) -> torch.Tensor:
+    """Return a part of one expert, [outputs, inputs]. shape: [experts, outputs, inputs]. plain: it is stored like
+    that, otherwise with outputs and inputs exchanged."""
+    if plain:
+        return source.take(name, shape, part)[0]
+    experts, outputs, inputs = shape
+    one, rows, columns = part
+    return source.take(name, (experts, inputs, outputs), (one, columns, rows))[0].t()
 
 
 def as_slice(numbers: range) -> slice:

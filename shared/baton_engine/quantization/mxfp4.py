@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.experts_method import ExpertsMethod
+from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.source import Method, Source
-from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
 from baton_kernels.reference.grouped_linear import GroupedWeight, dequantize_grouped_reference, held_exponents
 from baton_kernels.reference.quantized_experts import QuantizedExperts
@@ -31,8 +30,10 @@ class Mxfp4(GroupedMethod, frozen=True):
     ) -> Part:
         return Part(read_blocks(source, name, (outputs, inputs), (rows, columns)))
 
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, clamp: ClampedGate) -> ExpertsMethod:
-        units = source.own_units(size)
+    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
+        if not form.in_turn:
+            return super().joined_experts(source, experts, hidden, size, form)
+        clamp, units = form.clamp, source.own_units(size)
         own, all_inputs = as_slice(source.own_experts(experts)), slice(0, hidden)
         part = own, slice(2 * units.start, 2 * units.stop), all_inputs
         both = read_blocks(source, "gate_up_proj", (experts, 2 * size, hidden), part)

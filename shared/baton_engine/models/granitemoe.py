@@ -1,0 +1,60 @@
+"""Granite 3 with experts (IBM, 2024), maybe beside one that all tokens use."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from baton_engine.config_file import ConfigFile
+from baton_engine.experts_method import JoinedForm
+from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert, load_joined_experts
+from baton_engine.layers.linear import Linear
+from baton_engine.layers.mlp import GatedMlp
+from baton_engine.shard import Columns, Rows
+from baton_engine.source import Source
+from baton_kernels.reference.routing import Routing
+
+from .granite import Granite, GraniteLayer, Multipliers, read_granite_config
+from .llama import LlamaConfig
+from .sparse_config import SparseConfig, read_experts_per_token
+
+_FORM = JoinedForm("input_linear.weight", "output_linear.weight")
+
+
+class GraniteMoeConfig(SparseConfig, frozen=True, kw_only=True):
+    multipliers: Multipliers
+
+    def layout(self) -> dict[str, Any]:
+        return {**super().layout(), "multipliers": [self.multipliers.embeddings, self.multipliers.residual]}
+
+
+class GraniteMoeLayer(GraniteLayer):
+    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
+        assert isinstance(config, GraniteMoeConfig)
+        sparse, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
+        router = Router(sparse.at("router.layer"), config.routing, experts, hidden)
+        held = load_joined_experts(sparse, experts, hidden, config.expert_size, _FORM)
+        mlp, shared = ExpertMlp(router, held, source.ranks), config.shared_size
+        if not shared:
+            return mlp
+        part, columns = source.at("shared_mlp"), Columns(source.ranks)
+        gate_up = Linear(part, ["input_linear"], [2 * shared], hidden, parts=[shared, shared], shard=columns)
+        down = Linear(part, ["output_linear"], [hidden], shared, shard=Rows(source.ranks, joins=False))
+        return WithSharedExpert(mlp, GatedMlp(gate_up, down, "silu"), source.ranks)
+
+
+class GraniteMoe(Granite):
+    layer = GraniteMoeLayer
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        experts = file.count("num_local_experts", 8)
+        return read_granite_config(
+            GraniteMoeConfig,
+            file,
+            num_experts=experts,
+            expert_size=file.count("intermediate_size"),
+            # The softmax of the chosen experts' logits alone.
+            routing=Routing(read_experts_per_token(file, experts, 2), normalize=True),
+            shared_size=file.integer("shared_intermediate_size", 0),
+        )
