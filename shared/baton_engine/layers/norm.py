@@ -68,7 +68,7 @@ class InputNorm:
 class LayerNorm:
     """(x - mean(x)) / std(x) * weight + bias (Ba et al., "Layer Normalization", 2016).
 
-    weight, bias: whether the checkpoint has them; without one it is 1 or 0. offset: as in RmsNorm.
+    weight, bias: whether the checkpoint has them; without one it is 1 or 0. offset: added to the weights.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from baton_engine.context import Context
-from baton_engine.layers.embedding import Embedding, Head
+from baton_engine.layers.embedding import Embedding, Head, head
 from baton_engine.layers.norm import LayerNorm, RmsNorm
 from baton_engine.source import Source
 
@@ -25,6 +25,14 @@ class Decoder:
 
     def __init__(self, source: Source) -> None:
         self.dtype, self.stage = source.dtype, source.stage
+
+    def parts(self, source: Source) -> tuple[Source, Source]:
+        """Return the source of the embedding, the layers and the norm, and that of the head."""
+        return source.at("model"), source
+
+    def make_head(self, config: Any, source: Source) -> Head:
+        """config: of the family."""
+        return head(source, self.embedding, config.tie_word_embeddings)
 
     def embed(self, ctx: Context) -> torch.Tensor:
         """Return the hidden states [T, hidden] before the first layer."""

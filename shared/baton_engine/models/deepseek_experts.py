@@ -1,30 +1,34 @@
-"""Experts with the names of DeepSeek's checkpoints: routed ones and those that all tokens use, as one wider expert."""
+"""Layers of experts with the names of DeepSeek's checkpoints: routed ones and those that all tokens use, as one wider
+expert."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert, load_experts
 from baton_engine.source import Source
 
+from .llama import LlamaConfig, LlamaLayer
 from .qwen2_moe import NAMES, shared_expert
 from .sparse_config import SparseConfig
 
 
-def make_experts(config: SparseConfig, source: Source, corrected: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a layer's MLP, from [T, hidden] to [T, hidden]. corrected: the router has a correction of its scores."""
-    count, hidden = config.num_experts, config.hidden_size
-    gate = source.at("gate")
-    correction = gate.take("e_score_correction_bias", (count,), dtype=torch.float32) if corrected else None
-    router = Router(gate, config.routing, count, hidden, correction=correction)
-    return routed_and_shared(config, source, router)
+class DeepseekExpertsLayer(LlamaLayer):
+    """A Llama layer with such experts, unless the config names it among the dense ones."""
 
+    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
+        assert isinstance(config, SparseConfig)
+        if layer in config.dense_layers:
+            return super().make_mlp(config, source, layer)
+        source, count, hidden = source.at("mlp"), config.num_experts, config.hidden_size
+        router = Router(source.at("gate"), config.routing, count, hidden, correction=self.correction(config, source))
+        held = load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size)
+        experts, shared = ExpertMlp(router, held, source.ranks), config.shared_size
+        if not shared:
+            return experts
+        return WithSharedExpert(experts, shared_expert(source.at("shared_experts"), shared, hidden), source.ranks)
 
-def routed_and_shared(config: SparseConfig, source: Source, router: Router) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the experts that a router chooses, and the shared one, if there is one."""
-    count, hidden, shared = config.num_experts, config.hidden_size, config.shared_size
-    held = load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size)
-    experts = ExpertMlp(router, held, source.ranks)
-    if not shared:
-        return experts
-    return WithSharedExpert(experts, shared_expert(source.at("shared_experts"), shared, hidden), source.ranks)
+    def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
+        """Return the correction of the router's scores, as in Router. source: of the layer's MLP."""
+        return source.take("gate.e_score_correction_bias", (config.num_experts,), dtype=torch.float32)

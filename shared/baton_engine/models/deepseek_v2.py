@@ -14,8 +14,8 @@ from baton_engine.layers.latent_attention import LatentAttention
 from baton_engine.layers.rope import read_rope, yarn_scale
 from baton_engine.source import Source
 
-from .deepseek_experts import make_experts
-from .llama import Llama, LlamaConfig, LlamaLayer
+from .deepseek_experts import DeepseekExpertsLayer
+from .llama import Llama, LlamaConfig
 from .sparse_config import SparseConfig, read_grouped_routing
 
 
@@ -52,7 +52,7 @@ class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
         return KvLayout(self.num_layers, (Plane("latent", 1, self.latent.latent_dim, dtype),))
 
 
-class DeepseekLayer(LlamaLayer):
+class DeepseekLayer(DeepseekExpertsLayer):
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Callable[[torch.Tensor, Context], torch.Tensor]:
@@ -63,11 +63,9 @@ class DeepseekLayer(LlamaLayer):
             rotary=rotary, interleaved=config.interleaved,
         )  # fmt: skip
 
-    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
         assert isinstance(config, DeepseekConfig)
-        if layer in config.dense_layers:
-            return super().make_mlp(config, source, layer)
-        return make_experts(config, source.at("mlp"), config.corrected)
+        return super().correction(config, source) if config.corrected else None
 
 
 # Those of transformers' configuration class.

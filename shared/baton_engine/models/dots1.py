@@ -2,14 +2,14 @@
 
 from baton_engine.config_file import ConfigFile
 
-from .glm4_moe import Glm4Moe, Glm4MoeLayer
-from .llama import Defaults, LlamaConfig, read_llama_config
+from .deepseek_experts import DeepseekExpertsLayer
+from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .sliding_windows import windows_from
-from .sparse_config import SparseConfig, read_grouped_routing
+from .sparse_config import SparseConfig, read_grouped_routing, read_layers_without_experts
 
 
-class Dots1(Glm4Moe):
-    layer = Glm4MoeLayer
+class Dots1(Llama):
+    layer = DeepseekExpertsLayer
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
@@ -30,5 +30,5 @@ class Dots1(Glm4Moe):
                 group_best=2,
             ),
             shared_size=file.integer("n_shared_experts", 0) * size,
-            dense_layers=frozenset(range(min(file.integer("first_k_dense_replace", 0), layers))),
+            dense_layers=read_layers_without_experts(file, layers, 0),
         )  # fmt: skip

@@ -1,30 +1,21 @@
 """ERNIE 4.5 with experts (Baidu, 2025): chosen by corrected softmax scores, beside experts that all tokens use."""
 
-from collections.abc import Callable
-
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import Router
 from baton_engine.layers.rope import read_rope
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
-from .deepseek_experts import routed_and_shared
+from .deepseek_experts import DeepseekExpertsLayer
 from .ernie4_5 import CONTEXT, THETA
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .sparse_config import SparseConfig
 
 
-class Ernie45MoeLayer(LlamaLayer):
-    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        assert isinstance(config, SparseConfig)
-        if layer in config.dense_layers:
-            return super().make_mlp(config, source, layer)
-        source, experts = source.at("mlp"), config.num_experts
-        correction = source.take("moe_statics.e_score_correction_bias", (1, experts), dtype=torch.float32)[0]
-        router = Router(source.at("gate"), config.routing, experts, config.hidden_size, correction=correction)
-        return routed_and_shared(config, source, router)
+class Ernie45MoeLayer(DeepseekExpertsLayer):
+    def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
+        return source.take("moe_statics.e_score_correction_bias", (1, config.num_experts), dtype=torch.float32)[0]
 
 
 class Ernie45Moe(Llama):

@@ -1,34 +1,26 @@
 """EXAONE 4 (LG AI Research, 2025): norms after each block and of each head, rotation where a layer has a window."""
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope
-from baton_engine.source import Source
 
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
-from .olmo2 import Olmo2Layer
+from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .olmo2 import NormedAfterLayer
 from .sliding_windows import windows_in_turn
+
+
+def rope_of_windows(config: LlamaConfig, layer: int) -> Rope | None:
+    """Return the rope of a layer in models that rotate where there is a window, or everywhere if there is none."""
+    everywhere = not any(config.sliding_windows)
+    return config.rope if everywhere or config.sliding_windows[layer] else None
 
 
 class Exaone4Config(LlamaConfig, frozen=True, kw_only=True):
     def rope_of(self, layer: int) -> Rope | None:
-        # Models whose layers see everything rotate in all of them.
-        everywhere = not any(spec.window for spec in self.attention)
-        return self.rope if everywhere or self.attention[layer].window else None
-
-
-class Exaone4Layer(Olmo2Layer):
-    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
-        # Norms are of each head, which attention computes.
-        return LlamaLayer.qkv(self, config, source)
+        return rope_of_windows(self, layer)
 
 
 class Exaone4(Llama):
-    layer = Exaone4Layer
+    layer = NormedAfterLayer
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

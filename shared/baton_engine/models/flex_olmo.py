@@ -1,28 +1,17 @@
 """FlexOlmo (Ai2, 2025): OLMo 2 with experts in place of each MLP."""
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, Router, load_experts
 from baton_engine.layers.rope import read_rope
-from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
 from .llama import Defaults, LlamaConfig, read_llama_config
 from .olmo2 import Olmo2, Olmo2Layer
-from .qwen2_moe import NAMES
+from .qwen2_moe import SparseQwenLayer
 from .sparse_config import SparseConfig, read_experts_per_token
 
 
-class FlexOlmoLayer(Olmo2Layer):
-    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
-        assert isinstance(config, SparseConfig)
-        source, experts, hidden = source.at("mlp"), config.num_experts, config.hidden_size
-        held = load_experts(source.at("experts"), NAMES, experts, hidden, config.expert_size)
-        return ExpertMlp(Router(source.at("gate"), config.routing, experts, hidden), held, source.ranks)
+class FlexOlmoLayer(Olmo2Layer, SparseQwenLayer):
+    """OLMo 2's attention and norms, and experts with the names that Qwen's have."""
 
 
 class FlexOlmo(Olmo2):

@@ -10,7 +10,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.inputs import OutputRows
 from baton_engine.layers.attention import Attention
-from baton_engine.layers.embedding import Embedding, Head, head
+from baton_engine.layers.embedding import Embedding
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import RmsNorm
@@ -115,13 +115,6 @@ class Gemma3(ResidualDecoder):
         ]
         self.norm = RmsNorm(inside.at("norm"), hidden, config.rms_norm_eps, _OFFSET)
         self.head = self.make_head(config, source)
-
-    def parts(self, source: Source) -> tuple[Source, Source]:
-        """As Llama.parts."""
-        return source.at("model"), source
-
-    def make_head(self, config: Gemma3Config, source: Source) -> Head:
-        return head(source, self.embedding, config.tie_word_embeddings)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma3Config:

@@ -10,7 +10,7 @@ from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
-from baton_engine.layers.embedding import Embedding, Head, head
+from baton_engine.layers.embedding import Embedding
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import GatedMlp
 from baton_engine.layers.norm import LayerNorm, RmsNorm
@@ -136,12 +136,14 @@ class LlamaLayer:
         if config.attention[layer].sinks:
             own = head_part(config.num_heads, source.ranks)
             sinks = source.take("sinks", (config.num_heads,), (own,), torch.float32)
-        attended = config.num_heads * config.head_dim
-        output = Linear(
-            source, [self.output], [config.hidden_size], attended, bias=config.output_bias, shard=Rows(source.ranks)
-        )
-        qkv = self.qkv(config, source)
-        return Attention(config, layer, source, qkv, output, rotary, norms, sinks)
+        # baton_quantize counts on the projection of the output being read first.
+        output = self.attended(config, source)
+        return Attention(config, layer, source, self.qkv(config, source), output, rotary, norms, sinks)
+
+    def attended(self, config: LlamaConfig, source: Source) -> Linear:
+        """Return the projection of the heads' results to [T, hidden]."""
+        inputs, shard = config.num_heads * config.head_dim, Rows(source.ranks)
+        return Linear(source, [self.output], [config.hidden_size], inputs, bias=config.output_bias, shard=shard)
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         """Return the MLP, from [T, hidden], in the form that it takes, to [T, hidden]."""
@@ -210,16 +212,9 @@ class Llama(ResidualDecoder):
         self.norm = self.make_norm(config, inside)
         self.head = self.make_head(config, source)
 
-    def parts(self, source: Source) -> tuple[Source, Source]:
-        """Return the source of the embedding, the layers and the norm, and that of the head."""
-        return source.at("model"), source
-
     def make_norm(self, config: LlamaConfig, source: Source) -> RmsNorm | LayerNorm:
         """Return the norm after the last layer."""
         return RmsNorm(source.at("norm"), config.hidden_size, config.rms_norm_eps, config.norm_offset)
-
-    def make_head(self, config: LlamaConfig, source: Source) -> Head:
-        return head(source, self.embedding, config.tie_word_embeddings)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

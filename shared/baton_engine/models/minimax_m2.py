@@ -5,28 +5,22 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.experts import ExpertMlp, Router, load_experts
 from baton_engine.layers.rope import read_rope
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
-from .mixtral import NAMES
+from .llama import Defaults, Llama, LlamaConfig, read_llama_config
+from .mixtral import MixtralLayer
 from .olmo2 import NormedQkv
 from .sparse_config import SparseConfig, read_experts_per_token
 
 
-class MiniMaxM2Layer(LlamaLayer):
+class MiniMaxM2Layer(MixtralLayer):
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[torch.Tensor], torch.Tensor]:
         return NormedQkv(config, source, super().qkv(config, source))
 
-    def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        assert isinstance(config, SparseConfig)
-        source, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
-        correction = source.take("e_score_correction_bias", (experts,), dtype=torch.float32)
-        router = Router(source.at("gate"), config.routing, experts, hidden, correction=correction)
-        held = load_experts(source.at("experts"), NAMES, experts, hidden, config.expert_size)
-        return ExpertMlp(router, held, source.ranks)
+    def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
+        return source.take("e_score_correction_bias", (config.num_experts,), dtype=torch.float32)
 
 
 class MiniMaxM2(Llama):

@@ -7,13 +7,12 @@ import torch
 
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
-from baton_engine.layers.linear import Linear
 from baton_engine.layers.position_scale import PositionScaledAttention, stepped_scales
 from baton_engine.layers.rope import rope_fields
-from baton_engine.shard import Rows
 from baton_engine.source import Source
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .sliding_windows import same_window
 
 
 class Ministral3Config(LlamaConfig, frozen=True, kw_only=True):
@@ -28,9 +27,9 @@ class Ministral3Layer(LlamaLayer):
         assert rotary is not None
         if not config.growth:
             return super().make_attention(config, source, layer, rotary)
-        attended, trained = config.num_heads * config.head_dim, config.rope.original_max_position_embeddings
-        output = Linear(source, [self.output], [config.hidden_size], attended, shard=Rows(source.ranks))
+        trained = config.rope.original_max_position_embeddings
         scales = stepped_scales(trained, config.growth, len(rotary[0]), source.dtype, source.device)
+        output = self.attended(config, source)
         return PositionScaledAttention(config, layer, source, self.qkv(config, source), output, rotary, scales)
 
 
@@ -39,11 +38,10 @@ class Ministral3(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        window = None if file.fields.get("sliding_window") is None else file.count("sliding_window")
         return read_llama_config(
             Ministral3Config,
             file,
             Defaults(262144, num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5),
-            (window,) * file.count("num_hidden_layers"),
+            same_window(file),
             growth=ConfigFile(rope_fields(file)).number("llama_4_scaling_beta", 0.0),
         )

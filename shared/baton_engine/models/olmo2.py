@@ -52,7 +52,9 @@ class NormedQkv:
         return torch.cat([*normed, qkv[:, q + k :]], dim=1)
 
 
-class Olmo2Layer(LlamaLayer):
+class NormedAfterLayer(LlamaLayer):
+    """A layer with a norm after each block and none before it."""
+
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
@@ -62,15 +64,17 @@ class Olmo2Layer(LlamaLayer):
         self.mlp = self.make_mlp(config, source, layer)
         self.post_mlp_norm = RmsNorm(source.at("post_feedforward_layernorm"), hidden, eps)
 
-    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
-        return NormedQkv(config, source, super().qkv(config, source))
-
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, ctx: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = x if residual is None else residual.add_(x)
         residual.add_(self.attended_norm(self.attention(residual, ctx)))
         return self.post_mlp_norm(self.mlp(residual)), residual
+
+
+class Olmo2Layer(NormedAfterLayer):
+    def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
+        return NormedQkv(config, source, super().qkv(config, source))
 
 
 class Olmo2(Llama):

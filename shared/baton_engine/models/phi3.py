@@ -7,6 +7,7 @@ from baton_engine.shard import Columns, Heads
 from baton_engine.source import Source
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .sliding_windows import same_window
 
 
 class Phi3Layer(LlamaLayer):
@@ -33,12 +34,11 @@ class Phi3(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        window = None if file.fields.get("sliding_window") is None else file.count("sliding_window")
         context = file.count("max_position_embeddings", 4096)
         return read_llama_config(
             LlamaConfig,
             file,
             Defaults(4096, rms_norm_eps=1e-5),
-            (window,) * file.count("num_hidden_layers"),
+            same_window(file),
             rope=read_rope(file, context, partial=1.0),
         )

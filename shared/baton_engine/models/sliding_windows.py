@@ -4,6 +4,12 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope, parse_rope
 
 
+def same_window(file: ConfigFile) -> tuple[int | None, ...]:
+    """Return the window of each layer, for families in which all have sliding_window, or none if it is absent."""
+    window = None if file.fields.get("sliding_window") is None else file.count("sliding_window")
+    return (window,) * file.count("num_hidden_layers")
+
+
 def optional_windows(file: ConfigFile, layers: int) -> tuple[int | None, ...]:
     """Return the window of each layer, for the families that have windows only where use_sliding_window is set.
 

@@ -4,6 +4,7 @@ from baton_engine.config_file import ConfigFile
 
 from .layer_norm_llama import LayerNormConfig, LayerNormLlama, PlainMlpLayer
 from .llama import Defaults, LlamaConfig, read_llama_config
+from .sliding_windows import same_window
 
 
 class Starcoder2Layer(PlainMlpLayer):
@@ -16,12 +17,11 @@ class Starcoder2(LayerNormLlama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         bias = file.flag("use_bias", True)
-        window = None if file.fields.get("sliding_window") is None else file.count("sliding_window")
         return read_llama_config(
             LayerNormConfig,
             file,
             Defaults(4096, num_kv_heads=2, tie_word_embeddings=True),
-            (window,) * file.count("num_hidden_layers"),
+            same_window(file),
             eps=file.number("norm_epsilon", 1e-5),
             activations={"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"},
             qkv_bias=bias,
