@@ -56,6 +56,8 @@ _CLASSES = {
     "flex_olmo": ("FlexOlmoConfig", "FlexOlmoForCausalLM"),
     "granitemoe": ("GraniteMoeConfig", "GraniteMoeForCausalLM"),
     "granitemoeshared": ("GraniteMoeSharedConfig", "GraniteMoeSharedForCausalLM"),
+    "hunyuan_v1_dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM"),
+    "hunyuan_v1_moe": ("HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration"),
     "gemma3_mm": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
@@ -183,10 +185,13 @@ def make_model(
         fields |= {"head_dim": 16, "sliding_window": 19, "num_hidden_layers": 3}
     if kind == "glm4_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 3, "head_dim": 32}
-    if kind in ("glm", "glm4", "minimax_m2", "seed_oss", "ernie4_5", "ministral", "ministral3"):
+    if kind in ("glm", "glm4", "minimax_m2", "seed_oss", "ernie4_5", "ministral", "ministral3",
+                "hunyuan_v1_dense", "hunyuan_v1_moe"):  # fmt: skip
         fields |= {"head_dim": 16, "pad_token_id": None}
     if kind == "ernie4_5_moe":
         fields |= {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40}
+    if kind == "hunyuan_v1_moe":
+        fields |= {"num_experts": 6, "moe_topk": 2}
     if kind == "minimax_m2":
         fields |= {"num_local_experts": 6, "num_experts_per_tok": 2}
     if kind == "dots1":

@@ -131,6 +131,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 352,
     },
     "flex_olmo": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 16, "num_experts_per_tok": 4},
+    "hunyuan_v1_dense": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "hunyuan_v1_moe": {
+        "head_dim": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_experts": 16,
+        "moe_topk": 4,
+    },
 }
 REAL = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "vocab_size": 8192}
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}

@@ -272,6 +272,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "exaone-moe": ("exaone_moe", {}),
     "flex-olmo": ("flex_olmo", {}),
+    "hunyuan-alpha": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "hunyuan-biases": ("hunyuan_v1_dense", {"attention_bias": True, "rms_norm_eps": 0.1}),
+    "hunyuan-moe": ("hunyuan_v1_moe", {}),
     "kimi-k2-5": ("kimi_k25", {}),
     "granitemoe": ("granitemoe", {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 7.0}),
     "granitemoe-shared": ("granitemoeshared", {"shared_intermediate_size": 48, "attention_multiplier": 0.2}),

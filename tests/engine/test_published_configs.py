@@ -93,6 +93,32 @@ def test_experts() -> None:
         parse("Glm4MoeLiteForCausalLM", mlp_layer_types=["dense"])
 
 
+def test_hunyuan() -> None:
+    scaling = {
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    }  # fmt: skip
+    common: dict[str, Any] = {
+        "attention_head_dim": 128, "rope_theta": 10000.0, "rope_scaling": scaling, "max_position_embeddings": 32768,
+        "use_qk_norm": True, "use_cla": False, "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+    dense = parse("HunYuanDenseV1ForCausalLM", num_experts=1, use_mixed_mlp_moe=False, **common)
+    assert dense.rope.theta == 10000.0 * 1000.0 ** (128 / 126)
+    assert (dense.head_dim, dense.rope.type, dense.rms_norm_eps) == (128, "default", 1e-5)
+    experts = {
+        "num_experts": 64, "moe_topk": [8] * 8, "num_shared_expert": [1] * 8, "moe_intermediate_size": [1024] * 8,
+        "use_mixed_mlp_moe": True, "norm_topk_prob": True, "moe_layer_num_skipped": 0,
+    }  # fmt: skip
+    sparse = parse("HunYuanMoEV1ForCausalLM", **experts, **common)
+    assert isinstance(sparse, SparseConfig)
+    assert (sparse.routing.count, sparse.expert_size, sparse.shared_size) == (8, 1024, 1024)
+    for name, value in (("moe_topk", [8] * 7 + [4]), ("use_cla", True), ("norm_topk_prob", False)):
+        with pytest.raises(ConfigError, match=name):
+            parse("HunYuanMoEV1ForCausalLM", **{**experts, **common, name: value})
+    with pytest.raises(ConfigError, match="rope type 'yarn'"):
+        parse("HunYuanDenseV1ForCausalLM", **{**common, "rope_scaling": {"type": "yarn", "factor": 4.0}})
+
+
 def test_text_beside_images() -> None:
     gemma = parse_model_config(
         {

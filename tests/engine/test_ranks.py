@@ -43,7 +43,7 @@ FAMILIES = (
     "cohere-norms-untied", "cohere2", "starcoder2-window", "stablelm-parallel-norms", "phi", "nemotron", "arcee",
     "seed-oss", "ernie4-5-biases", "ernie4-5-moe", "exaone4-windows", "ministral", "minimax-m2", "dots1",
     "ministral3-growth", "glm4-moe-lite", "exaone-moe", "flex-olmo", "kimi-k2-5", "gemma3-and-images", "qwen3-vl",
-    "granitemoe-shared",
+    "granitemoe-shared", "hunyuan-alpha", "hunyuan-moe",
 )  # fmt: skip
 
 

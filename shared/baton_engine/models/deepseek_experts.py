@@ -15,19 +15,27 @@ from .sparse_config import SparseConfig
 
 
 class DeepseekExpertsLayer(LlamaLayer):
-    """A Llama layer with such experts, unless the config names it among the dense ones."""
+    """A Llama layer with such experts, unless the config names it among the dense ones.
+
+    router, shared: the names of the router and of the expert that all tokens use.
+    """
+
+    router = "gate"
+    shared = "shared_experts"
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         assert isinstance(config, SparseConfig)
         if layer in config.dense_layers:
             return super().make_mlp(config, source, layer)
         source, count, hidden = source.at("mlp"), config.num_experts, config.hidden_size
-        router = Router(source.at("gate"), config.routing, count, hidden, correction=self.correction(config, source))
+        router = Router(
+            source.at(self.router), config.routing, count, hidden, correction=self.correction(config, source)
+        )
         held = load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size)
-        experts, shared = ExpertMlp(router, held, source.ranks), config.shared_size
-        if not shared:
+        experts, size = ExpertMlp(router, held, source.ranks), config.shared_size
+        if not size:
             return experts
-        return WithSharedExpert(experts, shared_expert(source.at("shared_experts"), shared, hidden), source.ranks)
+        return WithSharedExpert(experts, shared_expert(source.at(self.shared), size, hidden), source.ranks)
 
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
         """Return the correction of the router's scores, as in Router. source: of the layer's MLP."""

@@ -21,7 +21,6 @@ from baton_engine.source import Source
 from .decoder import ResidualDecoder
 from .rotary_config import RotaryConfig
 
-_QK_NORMS = ("q_norm", "k_norm")
 _SILU = {"silu": "silu"}
 
 
@@ -113,10 +112,11 @@ def read_llama_config(
 class LlamaLayer:
     """Attention and an MLP, each after a norm, which also adds the previous output to the residual.
 
-    output: the name of attention's last projection.
+    output, head_norms: the names of attention's last projection and of the norms of its query and key heads.
     """
 
     output = "o_proj"
+    head_norms = ("q_norm", "k_norm")
 
     def __init__(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
@@ -162,7 +162,7 @@ class LlamaLayer:
 
     def qk_norms(self, config: LlamaConfig, source: Source) -> tuple[RmsNorm, RmsNorm]:
         """Return the norms of each query head and of each key head."""
-        q_norm, k_norm = (RmsNorm(source.at(name), config.head_dim, config.rms_norm_eps) for name in _QK_NORMS)
+        q_norm, k_norm = (RmsNorm(source.at(name), config.head_dim, config.rms_norm_eps) for name in self.head_norms)
         # The dimensions of one head, in the order that its queries and keys have.
         order = config.rope.order(1, 0, config.head_dim)
         if order is not None:

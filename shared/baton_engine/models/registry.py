@@ -61,6 +61,8 @@ MODELS = {
     "GraniteMoeForCausalLM": ("granitemoe", "GraniteMoe"),
     "GraniteMoeSharedForCausalLM": ("granitemoe", "GraniteMoe"),
     "FlexOlmoForCausalLM": ("flex_olmo", "FlexOlmo"),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan", "HunYuan"),
+    "HunYuanMoEV1ForCausalLM": ("hunyuan_moe", "HunYuanMoe"),
     "KimiK25ForConditionalGeneration": ("text_part", "KimiText"),
     "Kimi_K25ForConditionalGeneration": ("text_part", "KimiText"),
     "Gemma3ForConditionalGeneration": ("text_part", "Gemma3Text"),
