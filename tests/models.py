@@ -58,6 +58,11 @@ _CLASSES = {
     "granitemoeshared": ("GraniteMoeSharedConfig", "GraniteMoeSharedForCausalLM"),
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM"),
     "hunyuan_v1_moe": ("HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM"),
+    "opt": ("OPTConfig", "OPTForCausalLM"),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM"),
+    "codegen": ("CodeGenConfig", "CodeGenForCausalLM"),
+    "gpt_bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM"),
+    "mpt": ("MptConfig", "MptForCausalLM"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration"),
     "gemma3_mm": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
@@ -168,9 +173,16 @@ def make_model(
     if kind == "bloom":
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_layer": fields.pop("num_hidden_layers")}
         fields["seq_length"] = fields.pop("max_position_embeddings")
-    if kind == "gpt2":
+    if kind in ("gpt2", "gptj", "codegen", "gpt_bigcode"):
         fields |= {"n_embd": fields.pop("hidden_size"), "n_layer": fields.pop("num_hidden_layers")}
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_positions": fields.pop("max_position_embeddings")}
+    if kind in ("gptj", "codegen"):
+        fields["rotary_dim"] = 8
+    if kind == "opt":
+        fields |= {"ffn_dim": fields.pop("intermediate_size"), "init_std": INITIALIZER_RANGE}
+    if kind == "mpt":
+        fields |= {"d_model": fields.pop("hidden_size"), "n_layers": fields.pop("num_hidden_layers")}
+        fields |= {"n_heads": fields.pop("num_attention_heads"), "max_seq_len": fields.pop("max_position_embeddings")}
     if kind == "gemma3":
         fields |= {"num_hidden_layers": 3, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 19}
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]

@@ -131,6 +131,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 352,
     },
     "flex_olmo": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 16, "num_experts_per_tok": 4},
+    "opt": {"num_attention_heads": 8, "ffn_dim": 2816},
+    "gptj": {"num_attention_heads": 8, "rotary_dim": 64},
+    "codegen": {"num_attention_heads": 8, "rotary_dim": 64},
+    "gpt_bigcode": {"num_attention_heads": 8},
+    "mpt": {"num_attention_heads": 8},
     "hunyuan_v1_dense": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
     "hunyuan_v1_moe": {
         "head_dim": 128,

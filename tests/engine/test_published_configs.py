@@ -119,6 +119,62 @@ def test_hunyuan() -> None:
         parse("HunYuanDenseV1ForCausalLM", **{**common, "rope_scaling": {"type": "yarn", "factor": 4.0}})
 
 
+def test_older_models_without_gates() -> None:
+    opt = {
+        "activation_function": "relu", "ffn_dim": 3072, "do_layer_norm_before": True, "word_embed_proj_dim": 512,
+        "_remove_final_layer_norm": False, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    config = parse("OPTForCausalLM", **opt)
+    assert (config.intermediate_size, config.num_kv_heads, config.activation) == (3072, 4, "relu")
+    assert (config.tie_word_embeddings, config.qkv_bias, config.rope_of(0)) == (True, True, None)
+    galactica = {"activation_function": "gelu", "enable_bias": False, "layer_norm_elementwise_affine": False}
+    assert parse("OPTForCausalLM", **{**opt, **galactica}).mlp_bias is False
+    for name, value in (("do_layer_norm_before", False), ("word_embed_proj_dim", 256)):
+        with pytest.raises(ConfigError, match=name):
+            parse("OPTForCausalLM", **{**opt, name: value})
+    gptj = {
+        "activation_function": "gelu_new", "n_embd": 4096, "n_head": 16, "n_inner": None, "n_layer": 28,
+        "n_positions": 2048, "rotary": True, "rotary_dim": 64, "scale_attn_weights": True, "tie_word_embeddings": False,
+        "layer_norm_epsilon": 1e-5,
+    }  # fmt: skip
+    for architecture in ("GPTJForCausalLM", "CodeGenForCausalLM"):
+        config = parse(architecture, **gptj)
+        assert (config.num_layers, config.head_dim, config.intermediate_size) == (28, 256, 16384)
+        assert (config.rope.rotary_dim(256), config.rope.interleaved, config.activation) == (64, True, "gelu_tanh")
+    with pytest.raises(ConfigError, match="n_head"):
+        parse("CodeGenForCausalLM", **{**gptj, "n_head": 2})
+    with pytest.raises(ConfigError, match="n_embd 4095 is not a multiple"):
+        parse("GPTJForCausalLM", **{**gptj, "n_embd": 4095})
+    starcoder = {
+        "activation_function": "gelu", "attention_softmax_in_fp32": True, "multi_query": True, "n_embd": 6144,
+        "n_head": 48, "n_inner": 24576, "n_layer": 40, "n_positions": 8192, "scale_attn_weights": True,
+        "layer_norm_epsilon": 1e-5,
+    }  # fmt: skip
+    config = parse("GPTBigCodeForCausalLM", **starcoder)
+    assert (config.num_kv_heads, config.head_dim, config.max_position_embeddings) == (1, 128, 8192)
+
+
+def test_mpt() -> None:
+    attention = {
+        "alibi": True, "alibi_bias_max": 16, "attn_impl": "torch", "attn_pdrop": 0, "attn_type": "multihead_attention",
+        "attn_uses_sequence_id": False, "clip_qkv": 6, "prefix_lm": False, "qk_ln": False, "softmax_scale": None,
+    }  # fmt: skip
+    fields: dict[str, Any] = {
+        "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 65536, "expansion_ratio": 4, "no_bias": True,
+        "logit_scale": None, "norm_type": "low_precision_layernorm", "learned_pos_emb": True,
+    }  # fmt: skip
+    # The architecture's name in the first versions, before transformers had the family.
+    config = parse("MPTForCausalLM", attn_config=attention, **fields)
+    assert (config.num_layers, config.head_dim, config.intermediate_size) == (32, 128, 16384)
+    assert config.attention[0].alibi == tuple(2.0 ** (-head / 2) for head in range(1, 33))
+    for name, value in (("alibi", False), ("qk_ln", True), ("attn_type", "multiquery_attention")):
+        with pytest.raises(ConfigError, match=name):
+            parse("MptForCausalLM", attn_config={**attention, name: value}, **fields)
+    for name, value in (("no_bias", False), ("norm_type", "rmsnorm"), ("logit_scale", "inv_sqrt_d_model")):
+        with pytest.raises(ConfigError, match=name):
+            parse("MptForCausalLM", attn_config=attention, **{**fields, name: value})
+
+
 def test_text_beside_images() -> None:
     gemma = parse_model_config(
         {

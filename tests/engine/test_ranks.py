@@ -43,7 +43,8 @@ FAMILIES = (
     "cohere-norms-untied", "cohere2", "starcoder2-window", "stablelm-parallel-norms", "phi", "nemotron", "arcee",
     "seed-oss", "ernie4-5-biases", "ernie4-5-moe", "exaone4-windows", "ministral", "minimax-m2", "dots1",
     "ministral3-growth", "glm4-moe-lite", "exaone-moe", "flex-olmo", "kimi-k2-5", "gemma3-and-images", "qwen3-vl",
-    "granitemoe-shared", "hunyuan-alpha", "hunyuan-moe",
+    "granitemoe-shared", "hunyuan-alpha", "hunyuan-moe", "opt", "gptj", "codegen", "gpt-bigcode",
+    "gpt-bigcode-a-key-per-head", "mpt-limited-twelve-heads",
 )  # fmt: skip
 
 

@@ -75,6 +75,19 @@ class Embedding:
         return self._ranks.sum(x)
 
 
+class LearnedPositions:
+    """The vectors of the positions 0 to count - 1. offset: how many rows the checkpoint has before that of position
+    0."""
+
+    def __init__(self, source: Source, count: int, hidden_size: int, offset: int = 0) -> None:
+        rows = slice(offset, offset + count) if source.stage.is_first else slice(0, 0)
+        self._weight = source.take("weight", (offset + count, hidden_size), (rows,))
+
+    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
+        """positions: [T] int64. Returns [T, hidden]."""
+        return functional.embedding(positions, self._weight)
+
+
 class Head:
     """The layer that turns hidden states into logits. product: gives the logits of this rank's tokens.
 

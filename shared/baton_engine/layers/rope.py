@@ -67,6 +67,12 @@ class Rope(msgspec.Struct, frozen=True):
         return permuted + list(range(len(permuted), len(permuted) + num_kv_heads * head_dim))
 
 
+def fraction_of(rotated: int, head_dim: int) -> float:
+    """Return `partial` of a rope that rotates so many of a head's dimensions."""
+    fraction = rotated / head_dim
+    return fraction if int(head_dim * fraction) == rotated else math.nextafter(fraction, 1.0)
+
+
 def read_rope(
     file: ConfigFile, context: int, partial: float | None = None, *, theta: float = 10000.0, interleaved: bool = False
 ) -> Rope:

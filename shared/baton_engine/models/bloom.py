@@ -26,16 +26,15 @@ class BloomConfig(ModelConfig, frozen=True, kw_only=True):
     residual_after_norm: bool  # the residual is the norms' output instead of their input
 
 
-def alibi_slopes(heads: int) -> tuple[float, ...]:
+def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
     """Return the slope of each head (Press et al., "Train Short, Test Long", 2022, and its reference code).
 
     For a power of two they are a geometric sequence. Otherwise the remaining heads take every other slope of the next
-    power of two.
+    power of two. most: the last slope of a power of two is 2 ** -most.
     """
 
     def sequence(count: int, power: int) -> list[float]:
-        base = 2.0 ** -(2.0 ** -(math.log2(power) - 3))
-        return [base**exponent for exponent in range(1, count + 1)]
+        return [2.0 ** (-most * exponent / power) for exponent in range(1, count + 1)]
 
     power = 2 ** math.floor(math.log2(heads))
     between = sequence(2 * (heads - power), 2 * power)[::2]

@@ -1,14 +1,13 @@
 """GPT-2 (Radford et al., 2019): learned positions, layer norms with biases, weights stored as [inputs, outputs]."""
 
 import torch
-from torch.nn import functional
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
-from baton_engine.layers.embedding import Embedding, head
+from baton_engine.layers.embedding import Embedding, LearnedPositions, head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
@@ -54,7 +53,7 @@ class Gpt2(Decoder):
         inside = source.at("transformer") if "transformer.wte.weight" in source else source
         hidden, eps = config.hidden_size, config.layer_norm_epsilon
         self.embedding = Embedding(inside.at("wte"), config.vocab_size, hidden)
-        self.positions = inside.take("wpe.weight", (config.max_position_embeddings, hidden))
+        self.positions = LearnedPositions(inside.at("wpe"), config.max_position_embeddings, hidden)
         self.layers = [
             Gpt2Layer(config, inside.at(f"h.{layer}"), layer) for layer in source.stage.layers(config.num_layers)
         ]
@@ -88,4 +87,4 @@ class Gpt2(Decoder):
         )
 
     def embed(self, ctx: Context) -> torch.Tensor:
-        return self.embedding(ctx.ids) + functional.embedding(ctx.positions, self.positions)
+        return self.embedding(ctx.ids).add_(self.positions(ctx.positions))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from baton_engine.context import Context
+from baton_engine.layers.embedding import Head, head
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
@@ -32,13 +33,18 @@ class LayerNormConfig(LlamaConfig, frozen=True, kw_only=True):
 
 
 class LayerNormLayer(LlamaLayer):
+    """blocks: the names of attention and of the MLP. norms: those of the norms before them."""
+
+    blocks = ("self_attn", "mlp")
+    norms = ("input_layernorm", "post_attention_layernorm")
+
     def __init__(
         self, config: LayerNormConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
-        self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
+        self.attention = self.make_attention(config, source.at(self.blocks[0]), layer, rotary)
         self.mlp = self.make_mlp(config, source, layer)
-        self.attention_norm = config.norm(source.at("input_layernorm"))
-        self.mlp_norm = config.norm(source.at("post_attention_layernorm")) if config.two_norms else None
+        self.attention_norm = config.norm(source.at(self.norms[0]))
+        self.mlp_norm = config.norm(source.at(self.norms[1])) if config.two_norms else None
         self.parallel = config.parallel
 
     def __call__(
@@ -60,7 +66,7 @@ class PlainMlpLayer(LayerNormLayer):
     projections = ("fc1", "fc2")
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
-        return plain_mlp(config, source.at("mlp"), self.projections)
+        return plain_mlp(config, source.at(self.blocks[1]), self.projections)
 
 
 def plain_mlp(config: LlamaConfig, source: Source, names: tuple[str, str]) -> Mlp:
@@ -72,8 +78,14 @@ def plain_mlp(config: LlamaConfig, source: Source, names: tuple[str, str]) -> Ml
 
 
 class LayerNormLlama(Llama):
+    """final_norm: the name of the norm after the last layer. head_bias: whether the head has a bias."""
+
     layer = LayerNormLayer
     final_norm = "norm"
+    head_bias = False
+
+    def make_head(self, config: LlamaConfig, source: Source) -> Head:
+        return head(source, self.embedding, config.tie_word_embeddings, bias=self.head_bias)
 
     def make_norm(self, config: LlamaConfig, source: Source) -> LayerNorm:
         assert isinstance(config, LayerNormConfig)

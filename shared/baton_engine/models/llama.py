@@ -1,12 +1,13 @@
 """Llama 1 to 3 (Touvron et al., 2023; Grattafiori et al., 2024), and the layers that models derived from it share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from baton_engine.attention_spec import AttentionSpec
+from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.attention import Attention
@@ -109,6 +110,39 @@ def read_llama_config(
     )
 
 
+def llama_fields(file: ConfigFile, activation: str | None = None, **names: tuple[str, int]) -> ConfigFile:
+    """Return a config.json with Llama's names for its sizes, of a family with keys for each of its heads.
+
+    names: by Llama's name, the family's own name and default. activation: the family's name for hidden_act.
+    """
+    fields: dict[str, Any] = {
+        ours: file.count(own, file.count(ours, default)) for ours, (own, default) in names.items()
+    }
+    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+    if hidden % heads:
+        raise ConfigError(f"{names['hidden_size'][0]} {hidden} is not a multiple of the {heads} attention heads")
+    fields |= {"num_key_value_heads": heads, "head_dim": hidden // heads}
+    if activation is not None:
+        fields["hidden_act"] = file.fields.get(activation)
+    return ConfigFile({**file.fields, **fields})
+
+
+def fused_qkv(config: LlamaConfig, source: Source, name: str, order: Sequence[int] | None = None) -> Linear:
+    """Return a projection to queries, keys and values that a checkpoint holds as one matrix.
+
+    order: the outputs of the checkpoint that are all queries, all keys and all values in turn; None = its own order.
+    """
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    parts = [heads * dim, kv_heads * dim, kv_heads * dim]
+    permuted = config.rope.order(heads, kv_heads, dim)
+    if order is not None and permuted is not None:
+        permuted = [order[output] for output in permuted]
+    return Linear(
+        source, [name], [sum(parts)], config.hidden_size, bias=config.qkv_bias, order=permuted or order, parts=parts,
+        shard=Heads(source.ranks, dim),
+    )  # fmt: skip
+
+
 class LlamaLayer:
     """Attention and an MLP, each after a norm, which also adds the previous output to the residual.
 
@@ -193,21 +227,24 @@ class Layer(Protocol):
 
 
 class Llama(ResidualDecoder):
-    """A decoder of Llama layers."""
+    """A decoder of Llama layers. embedding_name, layers_name: those of the checkpoint."""
 
     layer: Callable[..., Layer] = LlamaLayer
+    embedding_name = "embed_tokens"
+    layers_name = "layers"
 
     def __init__(self, config: LlamaConfig, source: Source, max_positions: int) -> None:
         super().__init__(source)
         inside, source = self.parts(source)
-        self.embedding = Embedding(inside.at("embed_tokens"), config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(inside.at(self.embedding_name), config.vocab_size, config.hidden_size)
         numbers = source.stage.layers(config.num_layers)
         rotary: dict[Rope | None, tuple[torch.Tensor, torch.Tensor] | None] = {None: None}
         for rope in filter(None, map(config.rope_of, numbers)):
             if rope not in rotary:
                 rotary[rope] = rotary_tables(rope, config.rotary_dim, max_positions, source.device)
         self.layers = [
-            self.layer(config, inside.at(f"layers.{layer}"), layer, rotary[config.rope_of(layer)]) for layer in numbers
+            self.layer(config, inside.at(f"{self.layers_name}.{layer}"), layer, rotary[config.rope_of(layer)])
+            for layer in numbers
         ]
         self.norm = self.make_norm(config, inside)
         self.head = self.make_head(config, source)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.rope import read_rope
+from baton_engine.layers.rope import fraction_of, read_rope
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
@@ -34,7 +34,7 @@ class MiniMaxM2(Llama):
         file.require_absent("use_routing_bias", True)
         experts, context = file.count("num_local_experts", 256), file.count("max_position_embeddings", 196608)
         dim = file.count("head_dim", 128)
-        rotated = file.at_most("rotary_dim", dim, dim) / dim
+        rotated = fraction_of(file.at_most("rotary_dim", dim, dim), dim)
         return read_llama_config(
             SparseConfig,
             file,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.inputs import InputRows, inputs_of
+from baton_engine.layers.limited import Limited
 from baton_engine.source import Source
 
 from .layer_norm_llama import LayerNormConfig, LayerNormLayer, LayerNormLlama
@@ -17,22 +17,11 @@ class OlmoConfig(LayerNormConfig, frozen=True, kw_only=True):
     limit: float | None  # of the absolute values of queries, keys and values
 
 
-class _Limited:
-    """A projection whose results are at most `limit` away from 0."""
-
-    def __init__(self, projection: Callable[[Any], torch.Tensor], limit: float) -> None:
-        self._projection, self._limit = projection, limit
-        self.inputs = inputs_of(projection)
-
-    def __call__(self, x: InputRows) -> torch.Tensor:
-        return self._projection(x).clamp_(-self._limit, self._limit)
-
-
 class OlmoLayer(LayerNormLayer):
     def qkv(self, config: LlamaConfig, source: Source) -> Callable[[Any], torch.Tensor]:
         assert isinstance(config, OlmoConfig)
         qkv = super().qkv(config, source)
-        return qkv if config.limit is None else _Limited(qkv, config.limit)
+        return qkv if config.limit is None else Limited(qkv, config.limit)
 
 
 class Olmo(LayerNormLlama):

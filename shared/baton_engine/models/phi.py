@@ -1,9 +1,7 @@
 """Phi-1, Phi-1.5 and Phi-2 (Gunasekar et al., 2023): attention and MLP in parallel after one LayerNorm, biases."""
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.embedding import Head, head
 from baton_engine.layers.rope import read_rope
-from baton_engine.source import Source
 
 from .layer_norm_llama import LayerNormConfig, LayerNormLlama, PlainMlpLayer
 from .llama import Defaults, LlamaConfig, read_llama_config
@@ -16,9 +14,7 @@ class PhiLayer(PlainMlpLayer):
 class Phi(LayerNormLlama):
     layer = PhiLayer
     final_norm = "final_layernorm"
-
-    def make_head(self, config: LlamaConfig, source: Source) -> Head:
-        return head(source, self.embedding, config.tie_word_embeddings, bias=True)
+    head_bias = True
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

@@ -3,21 +3,16 @@
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.linear import Linear
 from baton_engine.layers.rope import read_rope
-from baton_engine.shard import Columns, Heads
+from baton_engine.shard import Columns
 from baton_engine.source import Source
 
-from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
+from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, fused_qkv, read_llama_config
 from .sliding_windows import same_window
 
 
 class Phi3Layer(LlamaLayer):
     def qkv(self, config: LlamaConfig, source: Source) -> Linear:
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        parts = [heads * dim, kv_heads * dim, kv_heads * dim]
-        return Linear(
-            source, ["qkv_proj"], [sum(parts)], config.hidden_size, order=config.rope.order(heads, kv_heads, dim),
-            parts=parts, shard=Heads(source.ranks, dim),
-        )  # fmt: skip
+        return fused_qkv(config, source, "qkv_proj")
 
     def gate_up(self, config: LlamaConfig, source: Source) -> Linear:
         return fused_gate_up(config, source)
