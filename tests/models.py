@@ -63,6 +63,8 @@ _CLASSES = {
     "codegen": ("CodeGenConfig", "CodeGenForCausalLM"),
     "gpt_bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM"),
     "mpt": ("MptConfig", "MptForCausalLM"),
+    "phimoe": ("PhimoeConfig", "PhimoeForCausalLM"),
+    "dbrx": ("DbrxConfig", "DbrxForCausalLM"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration"),
     "gemma3_mm": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
@@ -178,6 +180,12 @@ def make_model(
         fields |= {"n_head": fields.pop("num_attention_heads"), "n_positions": fields.pop("max_position_embeddings")}
     if kind in ("gptj", "codegen"):
         fields["rotary_dim"] = 8
+    if kind == "phimoe":
+        fields |= {"num_local_experts": 6, "pad_token_id": None, "router_jitter_noise": 0.2}
+    if kind == "dbrx":
+        fields["d_model"] = fields.pop("hidden_size")
+        fields["attn_config"] = {"kv_n_heads": fields.pop("num_key_value_heads"), "clip_qkv": 1.5, "rope_theta": 1e4}
+        fields["ffn_config"] = {"ffn_hidden_size": 40, "moe_num_experts": 6, "moe_top_k": 2}
     if kind == "opt":
         fields |= {"ffn_dim": fields.pop("intermediate_size"), "init_std": INITIALIZER_RANGE}
     if kind == "mpt":

@@ -45,7 +45,7 @@ def _choose(
     logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
+    NEAR: tl.constexpr, CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
 ):  # fmt: skip
     """Choose the experts of one token. logits, weights and experts point to those of the token."""
     member = tl.arange(0, BLOCK_SIZE)[None, :]
@@ -54,7 +54,7 @@ def _choose(
     scores = tl.load(logits + expert, mask=real, other=float("-inf"), cache_modifier=".cg")
     if SIGMOID:
         scores = 1 / (1 + tl.exp(-scores))
-    else:
+    elif NEAR == 0:
         most = tl.max(tl.max(scores, axis=1), axis=0)
         scores = tl.exp(scores - most)
         total = tl.sum(tl.sum(scores, axis=1), axis=0)
@@ -82,13 +82,22 @@ def _choose(
     keys = tl.where(real, keys, _NONE)
     choice = tl.arange(0, BLOCK_COUNT)
     found = tl.zeros([BLOCK_COUNT], tl.int64)
+    shares = tl.zeros([BLOCK_COUNT], tl.float32)
     for number in tl.static_range(COUNT):
         key = tl.max(tl.max(keys, axis=1), axis=0)
+        if NEAR > 0:
+            top = _flipped((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+            # A logit that is not finite must not be left out by the comparison.
+            far = (top - left) / tl.maximum(tl.abs(left), top) > NEAR
+            parts = tl.where(far | (keys == _NONE), 0.0, tl.exp(left - top))
+            shares = tl.where(choice == number, 1 / tl.sum(tl.sum(parts, axis=1), axis=0), shares)
         found = tl.where(choice == number, key, found)
         keys = tl.where(keys == key, _NONE, keys)
     chosen = (found & _LOW).to(tl.int32) ^ _LOW
     weight = _flipped((found >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
-    if CORRECTED:
+    if NEAR > 0:
+        weight = shares
+    elif CORRECTED:
         weight = tl.load(logits + chosen, mask=choice < COUNT, other=float("-inf"), cache_modifier=".cg")
         if SIGMOID:
             weight = 1 / (1 + tl.exp(-weight))
@@ -106,7 +115,8 @@ def _choose_experts_kernel(
     logits, correction, weights, experts, scale, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
+    NEAR: tl.constexpr, CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -114,7 +124,7 @@ def _choose_experts_kernel(
     _choose(
         logits + token * EXPERTS, correction, weights + token * COUNT, experts + token * COUNT, scale,
         EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
-        CORRECTED, OWN_FIRST, OWN_END,
+        NEAR, CORRECTED, OWN_FIRST, OWN_END,
     )  # fmt: skip
 
 
@@ -125,7 +135,8 @@ def _route_kernel(
     NORM: tl.constexpr, ADD: tl.constexpr, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, COUNT: tl.constexpr, BLOCK_COUNT: tl.constexpr,
     USED: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr, OVERLAP: tl.constexpr,
+    NEAR: tl.constexpr, CORRECTED: tl.constexpr, OWN_FIRST: tl.constexpr, OWN_END: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     token = tl.program_id(1).to(tl.int64)
@@ -166,7 +177,7 @@ def _route_kernel(
         _choose(
             logits + token * EXPERTS, correction, weights + token * COUNT, experts + token * COUNT, scale,
             EXPERTS, GROUPS, SIZE, BLOCK_GROUPS, BLOCK_SIZE, COUNT, BLOCK_COUNT, USED, GROUP_BEST, SIGMOID, NORMALIZE,
-            CORRECTED, OWN_FIRST, OWN_END,
+            NEAR, CORRECTED, OWN_FIRST, OWN_END,
         )  # fmt: skip
 
 
@@ -174,6 +185,7 @@ def _route_kernel(
 def _sizes(experts: int, routing: Routing, corrected: bool) -> dict[str, Any]:
     """Return the parameters of _choose that are known when it is compiled."""
     assert routing.group_best <= 2, routing
+    assert not (routing.near and (corrected or routing.sigmoid)), routing
     # Without a choice between them, groups do not matter.
     groups = routing.groups if routing.used_groups < routing.groups else 1
     own = range(experts) if routing.own is None else routing.own
@@ -189,6 +201,7 @@ def _sizes(experts: int, routing: Routing, corrected: bool) -> dict[str, Any]:
         "GROUP_BEST": routing.group_best,
         "SIGMOID": routing.sigmoid,
         "NORMALIZE": routing.normalize,
+        "NEAR": routing.near,
         "CORRECTED": corrected,
         "OWN_FIRST": own.start,
         "OWN_END": own.stop,

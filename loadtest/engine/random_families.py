@@ -136,6 +136,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "codegen": {"num_attention_heads": 8, "rotary_dim": 64},
     "gpt_bigcode": {"num_attention_heads": 8},
     "mpt": {"num_attention_heads": 8},
+    "phimoe": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_local_experts": 16,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "pad_token_id": None,
+    },
+    "dbrx": {
+        "d_model": 1024,
+        "num_attention_heads": 8,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500000.0},
+        "ffn_config": {"ffn_hidden_size": 704, "moe_num_experts": 16, "moe_top_k": 4},
+    },
     "hunyuan_v1_dense": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
     "hunyuan_v1_moe": {
         "head_dim": 128,

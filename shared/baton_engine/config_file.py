@@ -98,6 +98,12 @@ class ConfigFile:
         if value is not None and value not in values:
             raise ConfigError(f"{name} {value!r} in config.json is not served for {self.architecture}")
 
+    def part(self, name: str) -> "ConfigFile":
+        """Return the fields of an object in this one, which may be absent."""
+        value: dict[str, Any] = self._present(name, {})
+        self._check(name, value, isinstance(value, dict), "an object")
+        return ConfigFile({**value, "architectures": self.fields.get("architectures")})
+
     def layer_types(self, name: str, layers: int) -> list[str] | None:
         """Return the kind of attention of each layer; None when the field is absent."""
         value: list[str] | None = self.fields.get(name)

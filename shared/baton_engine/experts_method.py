@@ -19,16 +19,17 @@ class ExpertNames:
 
 @dataclass(frozen=True)
 class JoinedForm:
-    """How a checkpoint stores the experts of a layer in two tensors: one for gates and ups, one for the outputs.
+    """How a checkpoint stores the experts of a layer together: one tensor for gates and ups, one for the outputs.
 
     gate_up, down: the tensors' names. in_turn: gates and ups of an expert are in turn, as [inputs, outputs], and have
     biases (gpt-oss). Otherwise gates come first, as [outputs, inputs] or [inputs, outputs], and nothing has a bias.
-    clamp: of the gate.
+    up: ups have a tensor of this name, and each of the three is [experts * units, hidden] (DBRX). clamp: of the gate.
     """
 
     gate_up: str = "gate_up_proj"
     down: str = "down_proj"
     in_turn: bool = False
+    up: str | None = None
     clamp: ClampedGate | None = None
 
 

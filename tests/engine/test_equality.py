@@ -297,6 +297,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "phimoe-biases": ("phimoe", {"attention_bias": True, "lm_head_bias": True, "sliding_window": 21}),
+    "phimoe-longrope": (
+        "phimoe",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + pair / 10 for pair in range(8)],
+                "long_factor": [1.5 + pair for pair in range(8)],
+                "short_mscale": 1.2,
+                "long_mscale": 1.2,
+                "original_max_position_embeddings": 512,
+            },
+        },
+    ),
+    "dbrx": ("dbrx", {}),
     "kimi-k2-5": ("kimi_k25", {}),
     "granitemoe": ("granitemoe", {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 7.0}),
     "granitemoe-shared": ("granitemoeshared", {"shared_intermediate_size": 48, "attention_multiplier": 0.2}),

@@ -175,6 +175,51 @@ def test_mpt() -> None:
             parse("MptForCausalLM", attn_config=attention, **{**fields, name: value})
 
 
+def test_phi_3_5_moe() -> None:
+    scaling = {
+        "long_factor": [2.0] * 64, "long_mscale": 1.243163121016122, "original_max_position_embeddings": 4096,
+        "short_factor": [1.0] * 64, "short_mscale": 1.243163121016122, "type": "longrope",
+    }  # fmt: skip
+    fields: dict[str, Any] = {
+        "attention_bias": True, "lm_head_bias": True, "num_local_experts": 16, "num_experts_per_tok": 2,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_scaling": scaling, "rope_theta": 10000.0,
+        "router_jitter_noise": 0.01, "input_jitter_noise": 0.01, "sliding_window": 131072, "tie_word_embeddings": False,
+        "original_max_position_embeddings": 4096,
+    }  # fmt: skip
+    config = parse("PhiMoEForCausalLM", **fields)
+    assert isinstance(config, SparseConfig)
+    assert (config.rope.type, config.rope.attention_factor, config.rope.theta) == ("longrope", 1.243163121016122, 1e4)
+    assert (config.routing.count, config.routing.near, config.output_bias) == (2, 0.02, True)
+    for name, value in (("num_experts_per_tok", 4), ("tie_word_embeddings", True)):
+        with pytest.raises(ConfigError, match=name):
+            parse("PhimoeForCausalLM", **{**fields, name: value})
+    with pytest.raises(ConfigError, match="long_mscale"):
+        parse("PhimoeForCausalLM", **{**fields, "rope_scaling": {**scaling, "long_mscale": 1.5}})
+
+
+def test_dbrx() -> None:
+    fields: dict[str, Any] = {
+        "d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32768, "tie_word_embeddings": False,
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "rope_theta": 500000},
+    }  # fmt: skip
+    ffn = {
+        "ffn_hidden_size": 10752, "model_type": "", "moe_jitter_eps": 0.01, "moe_loss_weight": 0.05,
+        "moe_num_experts": 16, "moe_top_k": 4,
+    }  # fmt: skip
+    config = parse("DbrxForCausalLM", ffn_config=ffn, **fields)
+    assert isinstance(config, SparseConfig)
+    assert (config.num_layers, config.num_kv_heads, config.head_dim, config.rope.theta) == (40, 8, 128, 500000)
+    assert (config.expert_size, config.routing.count, config.routing.normalize) == (10752, 4, True)
+    plain = parse("DbrxForCausalLM", ffn_config={**ffn, "moe_normalize_expert_weights": None}, **fields)
+    assert isinstance(plain, SparseConfig)
+    assert not plain.routing.normalize
+    for name, value in (("moe_normalize_expert_weights", 2), ("ffn_act_fn", {"name": "gelu"})):
+        with pytest.raises(ConfigError, match=name):
+            parse("DbrxForCausalLM", ffn_config={**ffn, name: value}, **fields)
+    with pytest.raises(ConfigError, match="ffn_config"):
+        parse("DbrxForCausalLM", ffn_config=[], **fields)
+
+
 def test_text_beside_images() -> None:
     gemma = parse_model_config(
         {

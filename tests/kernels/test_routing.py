@@ -8,6 +8,7 @@ import transformers
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 
 from baton_kernels import routing as routing_kernels
 from baton_kernels.reference.routing import NOT_OWN, Routing, choose_reference, route_reference
@@ -36,6 +37,19 @@ def test_choice(experts: int, routing: Routing, corrected: bool, device: torch.d
     expected_weights, expected = choose_reference(logits, correction, routing)
     assert torch.equal(chosen, expected)
     torch.testing.assert_close(weights, expected_weights)
+
+
+@pytest.mark.parametrize("experts", [3, 16])
+def test_weights_among_near_logits(experts: int, device: torch.device) -> None:
+    routing = Routing(2, near=0.4, scale=1.5)
+    logits = torch.randn(40, experts, device=device) + torch.linspace(-5, 5, 40, device=device)[:, None]
+    weights, chosen = choose(logits, None, routing)
+    expected_weights, expected = choose_reference(logits, None, routing)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, expected_weights)
+    alone = expected_weights == routing.scale
+    assert alone.any()
+    assert not alone.all()
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -113,13 +127,19 @@ THEIRS: dict[str, tuple[type, type, dict[str, Any], Routing]] = {
         Routing(4, scale=16.0, **GROUPED),
     ),
     "gpt_oss": (GptOssTopKRouter, transformers.GptOssConfig, {"num_local_experts": 24}, Routing(4, normalize=True)),
+    "phimoe": (
+        PhimoeTopKRouter,
+        transformers.PhimoeConfig,
+        {"num_local_experts": 24, "router_jitter_noise": 0.1, "num_experts_per_tok": 2},
+        Routing(2, near=0.2),
+    ),
 }
 
 
 @pytest.mark.parametrize("family", THEIRS)
 def test_the_reference_is_transformers_router(family: str) -> None:
     router_class, config_class, fields, routing = THEIRS[family]
-    router = router_class(config_class(hidden_size=32, num_experts_per_tok=4, **fields))
+    router = router_class(config_class(**{"hidden_size": 32, "num_experts_per_tok": 4, **fields})).eval()
     with torch.no_grad():
         for tensor in (*router.parameters(), *router.buffers()):
             tensor.normal_()

@@ -17,7 +17,9 @@ class Routing:
 
     count: experts of a token. sigmoid: an expert's score is the sigmoid of its logit; otherwise the scores are the
     softmax of all logits. normalize: the weights of a token, which are the scores of its experts, are divided by their
-    sum. scale: factor of the weights.
+    sum. scale: factor of the weights. near: above 0, a weight is the softmax of the logits alone that are near the
+    expert's: not chosen before it, and lower by at most this part of the greater of its logit and their own absolute
+    value (Liu et al., "GRIN: GRadient-INformed MoE", 2024).
 
     groups: experts form so many groups of neighbours of one size. A token gets experts of used_groups groups alone,
     those whose group_best highest scores have the greatest sum (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3
@@ -31,6 +33,7 @@ class Routing:
     sigmoid: bool = False
     normalize: bool = False
     scale: float = 1.0
+    near: float = 0.0
     groups: int = 1
     used_groups: int = 1
     group_best: int = 1
@@ -55,13 +58,24 @@ def choose_reference(
         unused = torch.ones_like(best, dtype=torch.bool).scatter_(-1, used, False)
         merit = grouped.masked_fill(unused.unsqueeze(-1), float("-inf")).flatten(-2)
     experts = merit.topk(routing.count, dim=-1).indices
-    weights = scores.gather(-1, experts)
+    weights = _near_shares(logits, routing) if routing.near else scores.gather(-1, experts)
     if routing.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + TINY)
     if routing.own is not None:
         elsewhere = (experts < routing.own.start) | (experts >= routing.own.stop)
         experts = (experts - routing.own.start).masked_fill_(elsewhere, NOT_OWN)
     return weights * routing.scale, experts.int()
+
+
+def _near_shares(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the weights of the experts with the greatest logits, as `near` of Routing has them."""
+    shares, left = [], logits
+    for _ in range(routing.count):
+        top, chosen = left.max(dim=-1, keepdim=True)
+        far = (top - left) / torch.maximum(left.abs(), top) > routing.near
+        shares.append(1 / (left - top).masked_fill(far, float("-inf")).exp().sum(dim=-1, keepdim=True))
+        left = left.scatter(-1, chosen, float("-inf"))
+    return torch.cat(shares, dim=-1)
 
 
 def route_reference(

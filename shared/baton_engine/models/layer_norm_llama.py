@@ -14,22 +14,43 @@ from baton_engine.shard import Columns, Rows, head_part
 from baton_engine.source import Source
 
 from .llama import Llama, LlamaConfig, LlamaLayer
+from .sparse_config import SparseConfig
 
 
-class LayerNormConfig(LlamaConfig, frozen=True, kw_only=True):
-    """norm_weight, norm_bias: whether LayerNorms have them. parallel: the MLP reads the input of attention instead of
-    its output. two_norms: attention and MLP have separate norms."""
+class LayerNorms:
+    """A part of the config of a model with LayerNorms.
 
-    norm_weight: bool = True
-    norm_bias: bool = True
-    parallel: bool = False
-    two_norms: bool = True
+    norm_weight, norm_bias: whether LayerNorms have them. parallel: the MLP reads the input of attention instead of its
+    output. two_norms: attention and MLP have separate norms.
+    """
+
+    hidden_size: int
+    rms_norm_eps: float
+    norm_offset: float
+    norm_weight: bool
+    norm_bias: bool
+    parallel: bool
+    two_norms: bool
 
     def norm(self, source: Source) -> LayerNorm:
         return LayerNorm(
             source, self.hidden_size, self.rms_norm_eps, weight=self.norm_weight, bias=self.norm_bias,
             offset=self.norm_offset,
         )  # fmt: skip
+
+
+class LayerNormConfig(LayerNorms, LlamaConfig, frozen=True, kw_only=True):
+    norm_weight: bool = True
+    norm_bias: bool = True
+    parallel: bool = False
+    two_norms: bool = True
+
+
+class SparseLayerNormConfig(LayerNorms, SparseConfig, frozen=True, kw_only=True):
+    norm_weight: bool = True
+    norm_bias: bool = True
+    parallel: bool = False
+    two_norms: bool = True
 
 
 class LayerNormLayer(LlamaLayer):
@@ -39,7 +60,7 @@ class LayerNormLayer(LlamaLayer):
     norms = ("input_layernorm", "post_attention_layernorm")
 
     def __init__(
-        self, config: LayerNormConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
+        self, config: Any, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         self.attention = self.make_attention(config, source.at(self.blocks[0]), layer, rotary)
         self.mlp = self.make_mlp(config, source, layer)
@@ -88,7 +109,7 @@ class LayerNormLlama(Llama):
         return head(source, self.embedding, config.tie_word_embeddings, bias=self.head_bias)
 
     def make_norm(self, config: LlamaConfig, source: Source) -> LayerNorm:
-        assert isinstance(config, LayerNormConfig)
+        assert isinstance(config, LayerNorms)
         return config.norm(source.at(self.final_norm))
 
 

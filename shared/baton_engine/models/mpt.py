@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import torch
 
-from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.limited import Limited
 from baton_engine.source import Source
@@ -42,10 +41,7 @@ class Mpt(LayerNormLlama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        given = file.fields.get("attn_config") or {}
-        if not isinstance(given, dict):
-            raise ConfigError(f"attn_config in config.json is {given!r}; it must be an object")
-        attention = ConfigFile({**given, "architectures": file.fields["architectures"]})
+        attention = file.part("attn_config")
         for name, value in (("no_bias", True), ("expansion_ratio", 4), ("logit_scale", None)):
             file.require_absent(name, value)
         file.choice("norm_type", "low_precision_layernorm", ("low_precision_layernorm", "layernorm"))

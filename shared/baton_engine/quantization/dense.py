@@ -73,7 +73,8 @@ class DenseMethod(msgspec.Struct, frozen=True):
         return DenseExperts.load(source, names, experts, hidden, size)
 
     def joined_experts(self, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> DenseExperts:
-        load = DenseExperts.load_in_turn if form.in_turn else DenseExperts.load_joined
+        load = DenseExperts.load_joined if form.up is None else DenseExperts.load_rows
+        load = DenseExperts.load_in_turn if form.in_turn else load
         return load(source, experts, hidden, size, form)
 
 

@@ -51,6 +51,20 @@ class DenseExperts:
         return cls(replace(held, clamp=form.clamp), source.ops)
 
     @classmethod
+    def load_rows(cls, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> Self:
+        """As in Method, from weights that are not quantized, as DBRX has them."""
+        assert form.up is not None
+        units = source.own_units(size)
+        own, shape = units.stop - units.start, (experts * size, hidden)
+        held = _empty(source, experts, hidden, own)
+        for place, number in enumerate(source.own_experts(experts)):
+            rows = (slice(number * size + units.start, number * size + units.stop),)
+            held.gate_up[place, :own] = source.take(form.gate_up, shape, rows)
+            held.gate_up[place, own:] = source.take(form.up, shape, rows)
+            held.down[place] = source.take(form.down, shape, rows).t()
+        return cls(held, source.ops)
+
+    @classmethod
     def load_in_turn(cls, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> Self:
         """As in Method, from weights that are not quantized, as gpt-oss has them."""
         units = source.own_units(size)
