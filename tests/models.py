@@ -65,6 +65,11 @@ _CLASSES = {
     "mpt": ("MptConfig", "MptForCausalLM"),
     "phimoe": ("PhimoeConfig", "PhimoeForCausalLM"),
     "dbrx": ("DbrxConfig", "DbrxForCausalLM"),
+    "apertus": ("ApertusConfig", "ApertusForCausalLM"),
+    "helium": ("HeliumConfig", "HeliumForCausalLM"),
+    "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM"),
+    "persimmon": ("PersimmonConfig", "PersimmonForCausalLM"),
+    "xglm": ("XGLMConfig", "XGLMForCausalLM"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration"),
     "gemma3_mm": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
@@ -186,6 +191,12 @@ def make_model(
         fields["d_model"] = fields.pop("hidden_size")
         fields["attn_config"] = {"kv_n_heads": fields.pop("num_key_value_heads"), "clip_qkv": 1.5, "rope_theta": 1e4}
         fields["ffn_config"] = {"ffn_hidden_size": 40, "moe_num_experts": 6, "moe_top_k": 2}
+    if kind in ("helium", "vaultgemma"):
+        fields["head_dim"] = 16
+    if kind == "xglm":
+        fields |= {"d_model": fields.pop("hidden_size"), "num_layers": fields.pop("num_hidden_layers")}
+        fields |= {"attention_heads": fields.pop("num_attention_heads"), "ffn_dim": fields.pop("intermediate_size")}
+        fields["init_std"] = INITIALIZER_RANGE
     if kind == "opt":
         fields |= {"ffn_dim": fields.pop("intermediate_size"), "init_std": INITIALIZER_RANGE}
     if kind == "mpt":
@@ -250,7 +261,7 @@ def make_model(
         for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
-            elif name.endswith("sinks"):
+            elif name.endswith(("sinks", "alpha_p", "alpha_n")):
                 parameter.normal_()
             elif "norm" in name or "ln_" in name:
                 parameter.uniform_(0.5, 1.5)

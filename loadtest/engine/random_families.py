@@ -150,6 +150,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500000.0},
         "ffn_config": {"ffn_hidden_size": 704, "moe_num_experts": 16, "moe_top_k": 4},
     },
+    "apertus": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "helium": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "vaultgemma": {"head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 96},
+    "persimmon": {"num_attention_heads": 16},
+    "xglm": {"num_attention_heads": 16, "ffn_dim": 2816},
     "hunyuan_v1_dense": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
     "hunyuan_v1_moe": {
         "head_dim": 128,

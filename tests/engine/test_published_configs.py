@@ -220,6 +220,52 @@ def test_dbrx() -> None:
         parse("DbrxForCausalLM", ffn_config=[], **fields)
 
 
+def test_apertus() -> None:
+    scaling = {
+        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }  # fmt: skip
+    fields: dict[str, Any] = {
+        "hidden_act": "xielu", "max_position_embeddings": 65536, "mlp_bias": False, "attention_bias": False,
+        "post_norm": False, "qk_norm": True, "rms_norm_eps": 1e-5, "rope_theta": 12000000,
+    }  # fmt: skip
+    config = parse("ApertusForCausalLM", rope_scaling=scaling, **fields)
+    assert (config.rope.type, config.rope.theta, config.qk_norm) == ("llama3", 12e6, True)
+    assert parse("ApertusForCausalLM", **fields).rope == config.rope
+    for name, value in (("hidden_act", "silu"), ("qk_norm", False), ("mlp_bias", True)):
+        with pytest.raises(ConfigError, match=name):
+            parse("ApertusForCausalLM", **{**fields, name: value})
+
+
+def test_vaultgemma() -> None:
+    fields: dict[str, Any] = {
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 256, "sliding_window": 512,
+        "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "rope_theta": 10000.0,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+    }  # fmt: skip
+    config = parse("VaultGemmaForCausalLM", **fields)
+    assert config.sliding_windows == (512, None) * 4
+    assert {(spec.softcap, spec.scale) for spec in config.attention} == {(50.0, 1 / 16)}
+    assert (config.activation, config.tie_word_embeddings) == ("gelu_tanh", True)
+    with pytest.raises(ConfigError, match="hidden_act"):
+        parse("VaultGemmaForCausalLM", **{**fields, "hidden_activation": "silu"})
+
+
+def test_helium_persimmon_and_xglm() -> None:
+    helium = parse("HeliumForCausalLM", head_dim=128, rms_norm_eps=1e-8, rope_theta=100000.0, attention_bias=False)
+    assert (helium.rope.theta, helium.rope.interleaved, helium.rms_norm_eps) == (1e5, True, 1e-8)
+    persimmon = parse(
+        "PersimmonForCausalLM", hidden_act="relu2", layer_norm_eps=1e-5, max_position_embeddings=16384,
+        qk_layernorm=True, rope_theta=25000.0, tie_word_embeddings=False,
+    )  # fmt: skip
+    assert (persimmon.num_kv_heads, persimmon.rope.rotary_dim(128), persimmon.rope.theta) == (4, 64, 25000.0)
+    xglm = parse(
+        "XGLMForCausalLM", activation_function="gelu", attention_heads=16, d_model=1024, ffn_dim=4096, num_layers=24,
+        max_position_embeddings=2048, scale_embedding=True, decoder_start_token_id=2, layerdrop=0.0,
+    )  # fmt: skip
+    assert (xglm.num_layers, xglm.head_dim, xglm.intermediate_size, xglm.tie_word_embeddings) == (24, 64, 4096, True)
+
+
 def test_text_beside_images() -> None:
     gemma = parse_model_config(
         {

@@ -44,7 +44,8 @@ FAMILIES = (
     "seed-oss", "ernie4-5-biases", "ernie4-5-moe", "exaone4-windows", "ministral", "minimax-m2", "dots1",
     "ministral3-growth", "glm4-moe-lite", "exaone-moe", "flex-olmo", "kimi-k2-5", "gemma3-and-images", "qwen3-vl",
     "granitemoe-shared", "hunyuan-alpha", "hunyuan-moe", "opt", "gptj", "codegen", "gpt-bigcode",
-    "gpt-bigcode-a-key-per-head", "mpt-limited-twelve-heads", "phimoe-biases", "dbrx",
+    "gpt-bigcode-a-key-per-head", "mpt-limited-twelve-heads", "phimoe-biases", "dbrx", "apertus-biases-llama3",
+    "helium-biases", "vaultgemma", "persimmon", "xglm",
 )  # fmt: skip
 
 

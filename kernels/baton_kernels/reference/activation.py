@@ -9,8 +9,10 @@ from torch.nn import functional
 
 from .quantize import QuantizedRows, RowFormat, quantize_rows_reference
 
+# Takes a tensor, and returns one of the same shape and dtype.
+Activation = Callable[[torch.Tensor], torch.Tensor]
 # gelu_tanh is the approximation of GELU by tanh. gate_mul has kernels for the gates that models have: GATES.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Activation] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "relu": functional.relu,

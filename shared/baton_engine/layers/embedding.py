@@ -3,6 +3,7 @@
 Each rank has the same number of tokens of the vocabulary, a multiple of 4, the last ranks maybe fewer.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -86,6 +87,17 @@ class LearnedPositions:
     def __call__(self, positions: torch.Tensor) -> torch.Tensor:
         """positions: [T] int64. Returns [T, hidden]."""
         return functional.embedding(positions, self._weight)
+
+
+def sinusoids(count: int, size: int, first: int = 0) -> torch.Tensor:
+    """Return [count, size] float32: sines and then cosines of the positions from `first` on.
+
+    Periods grow from 2 pi to 20,000 pi (Vaswani et al., "Attention Is All You Need", 2017, as in tensor2tensor).
+    """
+    half = size // 2
+    frequencies = torch.exp(torch.arange(half).float() * (-math.log(10000) / (half - 1)))
+    angles = torch.arange(first, first + count).float()[:, None] * frequencies
+    return functional.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, size % 2))
 
 
 class Head:

@@ -3,7 +3,7 @@
 import torch
 
 from baton_engine.inputs import InputRows
-from baton_kernels.reference.activation import ACTIVATIONS
+from baton_kernels.reference.activation import Activation
 
 from .linear import Linear
 
@@ -24,11 +24,10 @@ class GatedMlp:
 
 
 class Mlp:
-    """down(activation(up(x))). activation: a key of ACTIVATIONS."""
+    """down(activation(up(x)))."""
 
-    def __init__(self, up: Linear, down: Linear, activation: str) -> None:
-        self._up, self._down = up, down
-        self._activation = ACTIVATIONS[activation]
+    def __init__(self, up: Linear, down: Linear, activation: Activation) -> None:
+        self._up, self._down, self._activation = up, down, activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden]."""

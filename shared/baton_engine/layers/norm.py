@@ -92,15 +92,18 @@ class LayerNorm:
 class HeadLayerNorms:
     """A projection to queries, keys and values, with a LayerNorm of each query head and of each key head.
 
-    weights: [heads of the queries and then of the keys, head_dim] float32.
+    weights, biases: [heads of the queries and then of the keys, head_dim] float32. Without biases they are 0.
     """
 
-    def __init__(self, qkv: Callable[[Any], torch.Tensor], weights: torch.Tensor, eps: float) -> None:
-        self._qkv, self._weights, self._eps = qkv, weights, eps
+    def __init__(
+        self, qkv: Callable[[Any], torch.Tensor], weights: torch.Tensor, eps: float, biases: torch.Tensor | None = None
+    ) -> None:
+        self._qkv, self._weights, self._biases, self._eps = qkv, weights, biases, eps
         self.inputs = inputs_of(qkv)
 
     def __call__(self, x: InputRows) -> torch.Tensor:
         qkv = self._qkv(x)
         heads = qkv[:, : self._weights.numel()].view(len(qkv), *self._weights.shape)
-        heads.copy_(functional.layer_norm(heads.float(), heads.shape[-1:], eps=self._eps) * self._weights)
+        normed = functional.layer_norm(heads.float(), heads.shape[-1:], eps=self._eps).mul_(self._weights)
+        heads.copy_(normed if self._biases is None else normed.add_(self._biases))
         return qkv

@@ -17,6 +17,7 @@ from baton_engine.layers.norm import LayerNorm
 from baton_engine.model_config import ModelConfig
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ACTIVATIONS
 
 from .decoder import Decoder
 
@@ -57,7 +58,7 @@ class BloomLayer:
         self.input_norm = LayerNorm(source.at("input_layernorm"), hidden, eps)
         self.attention = Attention(config, layer, source, qkv, output)
         self.post_attention_norm = LayerNorm(source.at("post_attention_layernorm"), hidden, eps)
-        self.mlp = Mlp(up, down, "gelu_tanh")
+        self.mlp = Mlp(up, down, ACTIVATIONS["gelu_tanh"])
         self.residual_after_norm = config.residual_after_norm
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:

@@ -15,6 +15,7 @@ from baton_engine.layers.norm import LayerNorm
 from baton_engine.layers.rope import read_rope, rotary_tables
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ACTIVATIONS
 
 from .decoder import Decoder
 from .rotary_config import RotaryConfig
@@ -48,7 +49,7 @@ class FalconLayer:
         self.attention = Attention(config, layer, source, qkv, output, rotary)
         alone = config.parallel and not config.two_norms
         self.mlp_norm = None if alone else LayerNorm(source.at(names[1]), hidden, eps)
-        self.mlp = Mlp(up, down, "gelu")
+        self.mlp = Mlp(up, down, ACTIVATIONS["gelu"])
         self.parallel = config.parallel
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
+from baton_engine.layers.embedding import Head
 from baton_engine.layers.rope import read_rope
 from baton_engine.source import Source
 
@@ -18,11 +19,25 @@ class Gemma2Config(Gemma3Config, frozen=True, kw_only=True):
         return {**super().layout(), "softcaps": [spec.softcap for spec in self.attention]}
 
 
+def read_softcaps(file: ConfigFile) -> tuple[float, float]:
+    """Return the softcaps of scores and of logits. An explicit null turns one off, unlike an absent field."""
+    scores, logits = (
+        0.0 if file.fields.get(name, 0) is None else file.number(name, default)
+        for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
+    )
+    return scores, logits
+
+
+def soften(head: Head, cap: float) -> None:
+    """Let a head give logits with a softcap; 0 = none."""
+    if cap:
+        head.finish_with(lambda logits: logits.div_(cap).tanh_().mul_(cap))
+
+
 class Gemma2(Gemma3):
     def __init__(self, config: Gemma2Config, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
-        if cap := config.logit_softcap:
-            self.head.finish_with(lambda logits: logits.div_(cap).tanh_().mul_(cap))
+        soften(self.head, config.logit_softcap)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma2Config:
@@ -31,11 +46,7 @@ class Gemma2(Gemma3):
             "full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)
         ]
         context = file.count("max_position_embeddings", 8192)
-        # An explicit null turns the softcap off, unlike an absent field.
-        scores, logits = (
-            0.0 if file.fields.get(name, 0) is None else file.number(name, default)
-            for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
-        )
+        scores, logits = read_softcaps(file)
         scale, window = file.number("query_pre_attn_scalar", 256) ** -0.5, file.count("sliding_window", 4096)
         rope = read_rope(file, context)
         return read_gemma_config(

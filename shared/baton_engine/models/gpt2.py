@@ -14,6 +14,7 @@ from baton_engine.layers.norm import LayerNorm
 from baton_engine.model_config import ModelConfig
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ACTIVATIONS
 
 from .decoder import Decoder
 
@@ -39,7 +40,7 @@ class Gpt2Layer:
         self.input_norm = LayerNorm(source.at("ln_1"), hidden, eps)
         self.attention = Attention(config, layer, source, qkv, output)
         self.post_attention_norm = LayerNorm(source.at("ln_2"), hidden, eps)
-        self.mlp = Mlp(up, down, config.activation)
+        self.mlp = Mlp(up, down, ACTIVATIONS[config.activation])
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:
         x = self.attention(self.input_norm(x), ctx) + x

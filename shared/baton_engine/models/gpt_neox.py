@@ -15,6 +15,7 @@ from baton_engine.layers.norm import LayerNorm
 from baton_engine.layers.rope import read_rope, rotary_tables
 from baton_engine.shard import Columns, Heads, Rows
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ACTIVATIONS
 
 from .decoder import Decoder
 from .rotary_config import RotaryConfig
@@ -49,7 +50,7 @@ class GptNeoXLayer:
         self.input_norm = LayerNorm(source.at("input_layernorm"), hidden, eps)
         self.attention = Attention(config, layer, source, qkv, output, rotary)
         self.post_attention_norm = LayerNorm(source.at("post_attention_layernorm"), hidden, eps)
-        self.mlp = Mlp(up, down, config.activation)
+        self.mlp = Mlp(up, down, ACTIVATIONS[config.activation])
         self.parallel = config.parallel
 
     def __call__(self, x: torch.Tensor, ctx: Context) -> torch.Tensor:

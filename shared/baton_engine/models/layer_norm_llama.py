@@ -12,6 +12,7 @@ from baton_engine.layers.mlp import Mlp
 from baton_engine.layers.norm import LayerNorm
 from baton_engine.shard import Columns, Rows, head_part
 from baton_engine.source import Source
+from baton_kernels.reference.activation import ACTIVATIONS, Activation
 
 from .llama import Llama, LlamaConfig, LlamaLayer
 from .sparse_config import SparseConfig
@@ -54,11 +55,6 @@ class SparseLayerNormConfig(LayerNorms, SparseConfig, frozen=True, kw_only=True)
 
 
 class LayerNormLayer(LlamaLayer):
-    """blocks: the names of attention and of the MLP. norms: those of the norms before them."""
-
-    blocks = ("self_attn", "mlp")
-    norms = ("input_layernorm", "post_attention_layernorm")
-
     def __init__(
         self, config: Any, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
@@ -90,12 +86,12 @@ class PlainMlpLayer(LayerNormLayer):
         return plain_mlp(config, source.at(self.blocks[1]), self.projections)
 
 
-def plain_mlp(config: LlamaConfig, source: Source, names: tuple[str, str]) -> Mlp:
-    """Return an MLP without gates. names: of its projections."""
+def plain_mlp(config: LlamaConfig, source: Source, names: tuple[str, str], activation: Activation | None = None) -> Mlp:
+    """Return an MLP without gates. names: of its projections. activation: None = that of the config."""
     hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
     up = Linear(source, [names[0]], [inner], hidden, bias=bias, shard=Columns(source.ranks))
     down = Linear(source, [names[1]], [hidden], inner, bias=bias, shard=Rows(source.ranks))
-    return Mlp(up, down, config.activation)
+    return Mlp(up, down, activation or ACTIVATIONS[config.activation])
 
 
 class LayerNormLlama(Llama):

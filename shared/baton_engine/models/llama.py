@@ -146,9 +146,12 @@ def fused_qkv(config: LlamaConfig, source: Source, name: str, order: Sequence[in
 class LlamaLayer:
     """Attention and an MLP, each after a norm, which also adds the previous output to the residual.
 
-    output, head_norms: the names of attention's last projection and of the norms of its query and key heads.
+    blocks: the names of attention and of the MLP. norms: those of the norms before them. output, head_norms: those of
+    attention's last projection and of the norms of its query and key heads.
     """
 
+    blocks = ("self_attn", "mlp")
+    norms = ("input_layernorm", "post_attention_layernorm")
     output = "o_proj"
     head_norms = ("q_norm", "k_norm")
 
@@ -156,10 +159,10 @@ class LlamaLayer:
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> None:
         hidden, eps, offset = config.hidden_size, config.rms_norm_eps, config.norm_offset
-        self.attention = self.make_attention(config, source.at("self_attn"), layer, rotary)
-        self.input_norm = RmsNorm(source.at("input_layernorm"), hidden, eps, offset).before(self.attention)
+        self.attention = self.make_attention(config, source.at(self.blocks[0]), layer, rotary)
+        self.input_norm = RmsNorm(source.at(self.norms[0]), hidden, eps, offset).before(self.attention)
         self.mlp = self.make_mlp(config, source, layer)
-        self.post_attention_norm = RmsNorm(source.at("post_attention_layernorm"), hidden, eps, offset).before(self.mlp)
+        self.post_attention_norm = RmsNorm(source.at(self.norms[1]), hidden, eps, offset).before(self.mlp)
 
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
@@ -181,7 +184,7 @@ class LlamaLayer:
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         """Return the MLP, from [T, hidden], in the form that it takes, to [T, hidden]."""
-        source = source.at("mlp")
+        source = source.at(self.blocks[1])
         inner, shard = config.intermediate_size, Rows(source.ranks)
         down = Linear(source, ["down_proj"], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)
         return GatedMlp(self.gate_up(config, source), down, config.activation)
