@@ -15,6 +15,7 @@ from .decode_parts import TILE_KEYS, DecodeParts
 from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
+from .windows import oldest_key
 
 # Keys of a tile and warps of a program, and those for heads of more than 128 elements, whose tiles take more memory.
 _TILE, _TALL_TILE = (64, 2), (32, 4)
@@ -34,8 +35,8 @@ def _decode_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, CODES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    CODES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     slot, kv_head = tl.program_id(0), tl.program_id(1)
@@ -51,7 +52,8 @@ def _decode_kernel(
     table = tables + row.to(tl.int64) * table_stride
     begin = 0
     if WINDOW > 0:
-        begin = tl.maximum(length - WINDOW, 0) // TILE * TILE
+        oldest = oldest_key(length - 1, WINDOW, CHUNKED)
+        begin = tl.maximum(oldest, 0) // TILE * TILE
     tiles = tl.cdiv(tl.cdiv(length - begin, TILE), parts)
     first = begin + part * tiles * TILE
     last = tl.minimum(first + tiles * TILE, length)
@@ -82,7 +84,7 @@ def _decode_kernel(
         # Cache slots that the query does not see may hold NaN, and 0 * NaN is NaN, so they are not loaded.
         seen = key < last
         if WINDOW > 0:
-            seen = seen & (key >= length - WINDOW)
+            seen = seen & (key >= oldest)
         if PAGE % KEYS == 0:
             page = tl.load(table + tile // PAGE).to(tl.int64)
         else:
@@ -237,7 +239,7 @@ def decode_attention(
         GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), TILE=TILE_KEYS,
         KEYS=keys_at_once or chosen[0],
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
-        WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
+        WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         SINKS=variant.sinks is not None, CODES=scales is not None,
         num_warps=num_warps or chosen[1], num_stages=num_stages or 3, **overlap_options(q.device),
     )  # fmt: skip

@@ -72,7 +72,13 @@ def _item(round):
 
 
 @gluon.jit
-def _facts(item, where, HEADS: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr):
+def _oldest_key(position, WINDOW: gl.constexpr, CHUNKED: gl.constexpr):
+    """Compute oldest_key of windows.py."""
+    return position // WINDOW * WINDOW if CHUNKED else position - WINDOW + 1
+
+
+@gluon.jit
+def _facts(item, where, HEADS: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr, CHUNKED: gl.constexpr):
     """Return of a tile of queries: its head, sequence, first row, and the sequence's last row and length; the keys
     [begin, end) to fetch, of which [inner, middle) need no mask; and the oldest key that a query sees."""
     tile_sequences, tile_starts, starts, lengths, tiles = where
@@ -87,9 +93,10 @@ def _facts(item, where, HEADS: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: g
     middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
     begin, inner, oldest = 0, 0, 0
     if WINDOW > 0:
-        oldest = gl.maximum(lowest - WINDOW + 1, 0)
+        oldest = gl.maximum(_oldest_key(lowest, WINDOW, CHUNKED), 0)
         begin = oldest // BLOCK_KEYS * BLOCK_KEYS
-        inner = gl.minimum(gl.maximum(end - WINDOW + BLOCK_KEYS - 1, 0) // BLOCK_KEYS * BLOCK_KEYS, middle)
+        last_begin = gl.maximum(_oldest_key(end - 1, WINDOW, CHUNKED) + BLOCK_KEYS - 1, 0)
+        inner = gl.minimum(last_begin // BLOCK_KEYS * BLOCK_KEYS, middle)
         inner = gl.maximum(inner, begin)
     return item % HEADS, sequence, first_row, end_row, length, begin, middle, inner, end, oldest
 
@@ -105,9 +112,12 @@ def _fetch(
     BLOCK_KEYS: gl.constexpr = sizes[3]
     WINDOW: gl.constexpr = sizes[4]
     GROUP: gl.constexpr = sizes[7]
+    CHUNKED: gl.constexpr = sizes[8]
     fetched = 0
     for round in range(_rounds(where[4] * HEADS)):
-        head, sequence, _, _, _, begin, _, _, end, oldest = _facts(_item(round), where, HEADS, BLOCK_KEYS, WINDOW)
+        head, sequence, _, _, _, begin, _, _, end, oldest = _facts(
+            _item(round), where, HEADS, BLOCK_KEYS, WINDOW, CHUNKED
+        )
         table, column = tables + sequence.to(gl.int64) * table_stride, head // GROUP * DIM
         count = gl.cdiv(end - begin, BLOCK_KEYS)
         for at in range(count):
@@ -123,7 +133,8 @@ def _fetch(
 @gluon.jit
 def _weights_of(
     scores, peak, total, position, first, end, scale, softcap,
-    LAYOUT: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
+    LAYOUT: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr, CHUNKED: gl.constexpr, SOFTCAP: gl.constexpr,
+    MASKED: gl.constexpr,
 ):  # fmt: skip
     """Return the weights of a tile whose first key is `first`, the new peak and total, and the old weights' factor."""
     factor = scale * _LOG2E
@@ -135,7 +146,9 @@ def _weights_of(
         key = first + gl.arange(0, BLOCK_KEYS, layout=gl.SliceLayout(0, LAYOUT))
         age = position[:, None] - key[None, :]
         seen = (age >= 0) & (key < end)[None, :]
-        if WINDOW > 0:
+        if CHUNKED:
+            seen = seen & (age < (position % WINDOW + 1)[:, None])
+        elif WINDOW > 0:
             seen = seen & (age < WINDOW)
         scores = gl.where(seen, scores, float("-inf"))
     new_peak = gl.maximum(peak, gl.max(scores, axis=1) * factor)
@@ -163,7 +176,7 @@ def _attend_tiles(
     acc, peak, total, weights, first_at, end_at, begin, count, before, turns, position, end, scale, softcap,
     q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
     LAYOUT: gl.constexpr, BLOCK_KEYS: gl.constexpr,
-    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
+    WINDOW: gl.constexpr, CHUNKED: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of tiles [first_at, end_at), in the order in which they are fetched, and add up the values of
     the tile before each.
@@ -185,7 +198,7 @@ def _attend_tiles(
         mbarrier.arrive(k_empty.index(stage), count=1)
         new_weights, peak, total, shrink = _weights_of(
             scores, peak, total, position, begin + (count - 1 - at) * BLOCK_KEYS, end, scale, softcap,
-            LAYOUT, BLOCK_KEYS, WINDOW, SOFTCAP, MASKED,
+            LAYOUT, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, MASKED,
         )  # fmt: skip
         new_weights = gl.convert_layout(new_weights.to(weights.dtype), weights.type.layout)
         # Without this wait for the next keys, the assembler moves the wait for the products before all of the weights,
@@ -211,6 +224,7 @@ def _attend(first, q_tile, my_turn, other_turn, shared, where, sizes: gl.constex
     WINDOW: gl.constexpr = sizes[4]
     SOFTCAP: gl.constexpr = sizes[5]
     SINKS: gl.constexpr = sizes[6]
+    CHUNKED: gl.constexpr = sizes[8]
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_DIM, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
@@ -220,7 +234,7 @@ def _attend(first, q_tile, my_turn, other_turn, shared, where, sizes: gl.constex
     before, turns = 0, 0
     for round in range(_rounds(where[4] * HEADS)):
         head, _, first_row, end_row, length, begin, middle, inner, end, oldest = _facts(
-            _item(round), where, HEADS, BLOCK_KEYS, WINDOW
+            _item(round), where, HEADS, BLOCK_KEYS, WINDOW, CHUNKED
         )
         first_row += first
         row = first_row + gl.arange(0, _GROUP_QUERIES, layout=gl.SliceLayout(1, loaded))
@@ -246,7 +260,7 @@ def _attend(first, q_tile, my_turn, other_turn, shared, where, sizes: gl.constex
         newest = begin + (count - 1) * BLOCK_KEYS
         weights, peak, total, _ = _weights_of(
             scores, peak, total, position, newest, end, scale, softcap,
-            scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, True,
+            scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, True,
         )  # fmt: skip
         mbarrier.wait(v_full.index(stage), phase)
         _clean(v_tiles.index(stage), newest, oldest, end, BLOCK_KEYS, BLOCK_DIM)
@@ -260,18 +274,18 @@ def _attend(first, q_tile, my_turn, other_turn, shared, where, sizes: gl.constex
         acc, peak, total, weights = _attend_tiles(
             acc, peak, total, weights, 1, gl.minimum(unmasked, count), begin, count, before, turns, position, end,
             scale, softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
-            scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, True,
+            scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, True,
         )  # fmt: skip
         acc, peak, total, weights = _attend_tiles(
             acc, peak, total, weights, unmasked, gl.minimum(masked, count), begin, count, before, turns, position, end,
             scale, softcap, q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
-            scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, False,
+            scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, False,
         )  # fmt: skip
         if WINDOW > 0:
             acc, peak, total, weights = _attend_tiles(
                 acc, peak, total, weights, masked, count, begin, count, before, turns, position, end, scale, softcap,
                 q_tile, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, my_turn, other_turn,
-                scores_layout, BLOCK_KEYS, WINDOW, SOFTCAP, True,
+                scores_layout, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, True,
             )  # fmt: skip
         turns += count - 1
         before += count
@@ -295,7 +309,7 @@ def _hopper_prefill_kernel(
     q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, sinks, out,
     scale, softcap, table_stride, cache_rows, tiles,
     HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, PAGE: gl.constexpr,
-    BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, SINKS: gl.constexpr,
+    BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr, CHUNKED: gl.constexpr, SOFTCAP: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     q_tiles = gl.allocate_shared_memory(keys.dtype, [2, _GROUP_QUERIES, BLOCK_DIM], keys.layout)
     k_tiles = gl.allocate_shared_memory(keys.dtype, [_STAGES, BLOCK_KEYS, BLOCK_DIM], keys.layout)
@@ -318,7 +332,7 @@ def _hopper_prefill_kernel(
     fence_async_shared()
     where = (tile_sequences, tile_starts, starts, lengths, tiles)
     shared = (q, out, sinks, scale, softcap, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty)
-    sizes: gl.constexpr = (HEADS, DIM, BLOCK_DIM, BLOCK_KEYS, WINDOW, SOFTCAP, SINKS, HEADS // KV_HEADS)
+    sizes: gl.constexpr = (HEADS, DIM, BLOCK_DIM, BLOCK_KEYS, WINDOW, SOFTCAP, SINKS, HEADS // KV_HEADS, CHUNKED)
     gl.warp_specialize(
         [
             (_attend, (0, q_tiles.index(0), turns.index(0), turns.index(1), shared, where, sizes)),
@@ -367,8 +381,8 @@ def hopper_prefill(
         q, *caches, tables, lengths, starts, *tiles, q if variant.sinks is None else variant.sinks, out,
         variant.scale, variant.softcap, tables.stride(0), rows, len(tiles[0]),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        BLOCK_KEYS=64 if block_dim > 128 else 128, WINDOW=variant.window, SOFTCAP=variant.softcap > 0,
-        SINKS=variant.sinks is not None, num_warps=4,
+        BLOCK_KEYS=64 if block_dim > 128 else 128, WINDOW=variant.window, CHUNKED=variant.chunked,
+        SOFTCAP=variant.softcap > 0, SINKS=variant.sinks is not None, num_warps=4,
     )  # fmt: skip
     return out
 

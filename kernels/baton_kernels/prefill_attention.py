@@ -16,6 +16,7 @@ from .e4m3 import WEIGHT_SCALE, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .prefill_cuts import TileCuts, join_parts
 from .reference.paged_attention import AttentionVariant
+from .windows import oldest_key, reach
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -25,8 +26,8 @@ def _attend(
     acc, peak, total, query, position, oldest, begin, end, gap_begin, gap, keys, values, table,
     slope, scale, softcap, kv_head,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr, WHOLE: tl.constexpr,
-    MASKED: tl.constexpr, CUT: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr,
+    WHOLE: tl.constexpr, MASKED: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     """Attend with one tile of queries over keys [begin, end). Without MASKED, every query must see all of these keys.
     With WINDOW or CUT, a query may see none.
@@ -70,7 +71,7 @@ def _attend(
         if MASKED:
             seen = (age >= 0) & known[None, :]
             if WINDOW > 0:
-                seen = seen & (age < WINDOW)
+                seen = seen & (age < reach(position, WINDOW, CHUNKED))
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         # A tile without a visible key leaves the peak at -inf, and -inf - -inf is NaN.
@@ -104,8 +105,8 @@ def _prefill_kernel(
     cuts, partial, logsums, scale, softcap, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, CODES: tl.constexpr,
-    WHOLE: tl.constexpr, UNIFORM: tl.constexpr, CUT: tl.constexpr, OVERLAP: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    CODES: tl.constexpr, WHOLE: tl.constexpr, UNIFORM: tl.constexpr, CUT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -150,12 +151,13 @@ def _prefill_kernel(
     acc = tl.zeros([BLOCK_QUERIES, BLOCK_DIM], tl.float32)
     # All queries of the tile see the keys [inner, middle), which need no mask: none is newer than the first query, and
     # all are inside the window of the last one.
-    begin, inner, middle = 0, 0, 0
+    begin, inner, middle, oldest = 0, 0, 0, 0
     if not UNIFORM:
         middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
     if WINDOW > 0:
-        begin = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_KEYS * BLOCK_KEYS
-        inner = tl.maximum(highest - WINDOW + BLOCK_KEYS - 1, 0) // BLOCK_KEYS * BLOCK_KEYS
+        oldest = oldest_key(lowest, WINDOW, CHUNKED)
+        begin = tl.maximum(oldest, 0) // BLOCK_KEYS * BLOCK_KEYS
+        inner = tl.maximum(oldest_key(highest - 1, WINDOW, CHUNKED) + BLOCK_KEYS - 1, 0) // BLOCK_KEYS * BLOCK_KEYS
         middle = tl.maximum(middle, inner)
     end = highest
     if CUT:
@@ -170,13 +172,13 @@ def _prefill_kernel(
         acc, peak, total = _attend(
             acc, peak, total, query, position, 0, inner, middle, 0, 0, keys, values, table,
             slope, scale, softcap, kv_head,
-            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, False, CUT,
+            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, False, CUT,
         )  # fmt: skip
     gap = middle - inner if WINDOW > 0 else 0
     acc, peak, total = _attend(
-        acc, peak, total, query, position, lowest - WINDOW + 1, begin if WINDOW > 0 else middle, end, inner, gap,
+        acc, peak, total, query, position, oldest, begin if WINDOW > 0 else middle, end, inner, gap,
         keys, values, table, slope, scale, softcap, kv_head,
-        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, SOFTCAP, ALIBI, CODES, WHOLE, True, CUT,
+        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, True, CUT,
     )  # fmt: skip
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)
@@ -265,7 +267,7 @@ def prefill_attention(
         q if cuts is None else cuts.tiles, partial, logsums, variant.scale, variant.softcap, tables.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
         BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole, UNIFORM=uniform, CUT=cuts is not None,
-        WINDOW=variant.window, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
+        WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         SINKS=variant.sinks is not None, CODES=scales is not None,
         num_warps=8 if block_queries * block_dim > 128 * 128 else 4, num_stages=num_stages, **overlap_options(q.device),
     )  # fmt: skip

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
+from .reference.paged_attention import oldest_key
 
 PROGRAMS = 264  # of the prefill kernel, which fill a device: two on each multiprocessor of an H200
 # Keys of a part, at least: its result is written and read once more in float32, which must not cost more than its keys.
@@ -52,17 +53,18 @@ def cut_tiles(
     window: int,
     capacity: int,
     least: int = 2,
+    chunked: bool = False,
 ) -> CutPlan | None:
     """Return the step's tiles with those cut that have more than a program's share of the keys; None = no tile would
     have as many as `least` parts.
 
-    tiles, starts: as `prefill_tiles` returns and takes them. lengths: of the sequences, in tokens. window: as in
-    AttentionVariant. capacity: the tiles that fill a device.
+    tiles, starts: as `prefill_tiles` returns and takes them. lengths: of the sequences, in tokens. window,
+    chunked: as in AttentionVariant. capacity: the tiles that fill a device.
     """
     seen = []
     for sequence, row in zip(*tiles, strict=True):
         first = lengths[sequence] - starts[sequence + 1] + row
-        oldest = max(first - window + 1, 0) if window else 0
+        oldest = max(oldest_key(first, window, chunked), 0) if window else 0
         seen.append(min(first + block_queries, lengths[sequence]) - oldest)
     total = sum(seen)
     # Rounded down: with more programs than fit at once, the rest would run after all others.

@@ -25,6 +25,7 @@ def prefill() -> JITFunction:
     for dim, how in (
         (96, AttentionVariant(0.1, window=500, softcap=2.0, sinks=torch.zeros(4))),
         (256, AttentionVariant(0.1)),
+        (128, AttentionVariant(0.1, window=8192, chunked=True)),
     ):
         q, cache = torch.zeros(8, 4, dim, dtype=BF16), torch.zeros(4, 64, 2, dim, dtype=BF16)
         hopper_prefill.hopper_prefill(q, cache, cache, ints.view(4, 4), ints, ints, (ints, ints), how)

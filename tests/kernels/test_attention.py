@@ -11,18 +11,19 @@ from baton_kernels.reference.paged_attention import AttentionVariant
 from .closeness import relative_error
 
 LENGTHS = [1, 16, 77, 190]
-VARIANTS = ["plain", "window", "softcap", "alibi", "sinks", "all"]
+VARIANTS = ["plain", "window", "chunks", "softcap", "alibi", "sinks", "all"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 
 
 def variant(kind: str, heads: int, dim: int, device: torch.device) -> AttentionVariant:
     return AttentionVariant(
         scale=dim**-0.5,
-        window=20 if kind in ("window", "all") else 0,
+        window=20 if kind in ("window", "chunks", "all") else 0,
         softcap=3.0 if kind in ("softcap", "all") else 0.0,
         alibi=torch.rand(heads, device=device) if kind in ("alibi", "all") else None,
         # Some outweigh all keys, and some change little.
         sinks=2 * torch.randn(heads, device=device) if kind in ("sinks", "all") else None,
+        chunked=kind == "chunks",
     )
 
 
@@ -30,13 +31,16 @@ def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: AttentionVaria
     """Attention of a sequence's last queries [n, heads, dim] over all its keys [t, kv_heads, dim], in float64."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
-    ages = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))[None, :]
+    positions = torch.arange(len(k) - len(q), len(k))[:, None]
+    ages = positions - torch.arange(len(k))[None, :]
     scores = q.double().transpose(0, 1) @ keys.transpose(1, 2) * how.scale
     if how.softcap:
         scores = how.softcap * torch.tanh(scores / how.softcap)
     if how.alibi is not None:
         scores = scores - how.alibi.cpu().double()[:, None, None] * ages
     seen = (ages >= 0) & (ages < how.window) if how.window else ages >= 0
+    if how.chunked:
+        seen = (ages >= 0) & (torch.arange(len(k)) // how.window == positions // how.window)
     scores[:, ~seen] = float("-inf")
     if how.sinks is not None:
         sinks = how.sinks.cpu().double()[:, None, None].expand(-1, len(q), 1)
@@ -165,11 +169,12 @@ def test_prefill_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtyp
     check_prefill(Case(2, 1, dim, 64, device, dtype), "window")
 
 
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("window", [64, 150, 200, 192])
 @pytest.mark.parametrize(("page", "queries", "dtype"), [(16, 64, torch.float32), (64, 128, torch.float16)])
 def test_prefill_of_windows_with_whole_tiles_inside(
-    device: torch.device, page: int, queries: int, dtype: torch.dtype, window: int, uniform: bool
+    device: torch.device, page: int, queries: int, dtype: torch.dtype, window: int, uniform: bool, chunked: bool
 ) -> None:
     """Keys that all queries of a tile see lie between those that some see no longer, and those that some do not yet."""
     from baton_kernels.prefill_attention import prefill_attention, prefill_tiles
@@ -181,7 +186,7 @@ def test_prefill_of_windows_with_whole_tiles_inside(
     for table, length, new in zip(case.tables, lengths, (290, 150), strict=True):
         for at in range(max(length - new - window + 1, 0)):
             case.keys[table[at // page], at % page] = case.values[table[at // page], at % page] = float("nan")
-    how = dataclasses.replace(variant("plain", 2, 16, device), window=window)
+    how = dataclasses.replace(variant("plain", 2, 16, device), window=window, chunked=chunked)
     q = torch.randn(starts[-1], 2, 16, dtype=dtype, device=device)
     where, *tiles = (
         torch.tensor(x, dtype=torch.int32, device=device) for x in (starts, *prefill_tiles(starts, queries))

@@ -19,16 +19,17 @@ CHUNKS = [(1, 1), (200, 200), (130, 1000), (60, 700), (300, 333)]
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 64), (3, 3, 96), (4, 1, 128), (2, 1, 256)])
 def test_results_are_those_of_the_definition(heads: int, kv_heads: int, dim: int) -> None:
     for kind, window in itertools.product(("plain", "softcap", "sinks"), (0, 20, 150, 600)):
-        check(heads, kv_heads, dim, kind, window)
+        for chunked in (False, True) if window else (False,):
+            check(heads, kv_heads, dim, kind, window, chunked)
 
 
-def check(heads: int, kv_heads: int, dim: int, kind: str, window: int) -> None:
+def check(heads: int, kv_heads: int, dim: int, kind: str, window: int, chunked: bool) -> None:
     from baton_kernels.hopper_prefill import BLOCK_QUERIES, hopper_prefill
     from baton_kernels.prefill_attention import prefill_tiles
 
     device = torch.device("cuda")
     case = Case(heads, kv_heads, dim, 64, device, torch.float16, [length for _, length in CHUNKS])
-    how = dataclasses.replace(variant(kind, heads, dim, device), window=window)
+    how = dataclasses.replace(variant(kind, heads, dim, device), window=window, chunked=chunked)
     starts = [sum(count for count, _ in CHUNKS[:index]) for index in range(len(CHUNKS) + 1)]
     q = torch.randn(starts[-1], heads, dim, dtype=torch.float16, device=device)
     where, *tiles = (
@@ -40,11 +41,11 @@ def check(heads: int, kv_heads: int, dim: int, kind: str, window: int) -> None:
             case.keys[table[at // 64], at % 64] = case.values[table[at // 64], at % 64] = float("nan")
     facts = case.tables, case.lengths, where, (tiles[0], tiles[1])
     out = hopper_prefill(q, case.keys, case.values, *facts, how, poisoned(*q.shape, like=q))
-    assert relative_error(out.cpu(), case.expected(q, starts, how)) < 2e-3, (kind, window)
+    assert relative_error(out.cpu(), case.expected(q, starts, how)) < 2e-3, (kind, window, chunked)
 
 
 @pytest.mark.processes
 def test_it_compiles_for_each_kind_of_tile() -> None:
     sizes = compiled_sizes("prefill")
-    assert len(sizes) == 2
+    assert len(sizes) == 3
     assert min(sizes) > 10_000

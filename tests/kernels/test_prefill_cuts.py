@@ -29,7 +29,7 @@ def attend(case: Case, q: torch.Tensor, starts: list[int], how: AttentionVariant
 
     queries = 64
     tiles = prefill_tiles(starts, queries)
-    plan = cut_tiles(tiles, starts, case.lengths.tolist(), queries, how.window, capacity)
+    plan = cut_tiles(tiles, starts, case.lengths.tolist(), queries, how.window, capacity, chunked=how.chunked)
     assert plan is not None
     assert len(plan.columns[0]) > len(tiles[0])
     where, sequences, rows, which, joins = (

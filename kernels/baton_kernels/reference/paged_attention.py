@@ -1,8 +1,12 @@
 """Attention over the paged cache in plain torch, the reference for both attention kernels."""
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+
+# An integer, or an array or tensor of them.
+Positions = TypeVar("Positions", int, Any)
 
 
 @dataclass(frozen=True)
@@ -12,6 +16,7 @@ class AttentionVariant:
     window: tokens that a query sees, its own included; 0 = all. softcap: scores become softcap * tanh(score / softcap)
     (Gemma 2); 0 = off. alibi: slopes [heads] float32, added to the scores as -slope * distance (Press et al., 2022).
     sinks: [heads] float32, one more score of each query, without a key or a value, in the softmax (OpenAI, gpt-oss).
+    chunked: tokens form chunks of `window` tokens, and a query sees those of its own chunk up to its own (Llama 4).
     """
 
     scale: float
@@ -19,6 +24,13 @@ class AttentionVariant:
     softcap: float = 0.0
     alibi: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    chunked: bool = False
+
+
+def oldest_key(position: Positions, window: int, chunked: bool) -> Positions:
+    """Return the position of the first key that a query sees, which may be negative. window, chunked: as in
+    AttentionVariant."""
+    return position // window * window if chunked else position - window + 1
 
 
 def paged_attention_reference(
@@ -56,8 +68,12 @@ def paged_attention_reference(
         k, v = (_read(x, found, slots, padding) for x in (keys, values))
         if scales is not None:
             k, v = (x * scale.double()[:, None] for x, scale in zip((k, v), scales, strict=True))
+        # Keys behind a sequence's end are newer than all of its queries.
         ages = (known - count)[:, :, None] + torch.arange(count, device=q.device)[:, None] - positions
-        out[rows] = _attention(q[rows].double(), k, v, ages[:, None], variant).to(q.dtype)
+        hidden = ages < 0
+        if variant.window:
+            hidden |= positions < oldest_key(ages + positions, variant.window, variant.chunked)
+        out[rows] = _attention(q[rows].double(), k, v, ages[:, None], hidden[:, None], variant).to(q.dtype)
     return out
 
 
@@ -67,12 +83,15 @@ def _read(cache: torch.Tensor, blocks: torch.Tensor, slots: torch.Tensor, paddin
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ages: torch.Tensor, variant: AttentionVariant
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ages: torch.Tensor,
+    hidden: torch.Tensor,
+    variant: AttentionVariant,
 ) -> torch.Tensor:
     """Return [S, queries, heads, dim of values]. ages: [S, 1, queries, keys], by how much a query is newer than a key.
-
-    A key is hidden from older queries. Those behind a sequence's end are newer than all of its queries.
-    """
+    hidden: whether it does not see the key."""
     group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
     scores = torch.einsum("sqhd,skhd->shqk", q, k) * variant.scale
@@ -80,9 +99,6 @@ def _attention(
         scores = variant.softcap * torch.tanh(scores / variant.softcap)
     if variant.alibi is not None:
         scores = scores - variant.alibi.double()[:, None, None] * ages
-    hidden = ages < 0
-    if variant.window:
-        hidden |= ages >= variant.window
     scores = scores.masked_fill(hidden, float("-inf"))
     if variant.sinks is not None:
         sinks = variant.sinks.double()[:, None, None].expand(len(scores), -1, scores.shape[2], 1)

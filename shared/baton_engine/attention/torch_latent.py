@@ -27,7 +27,7 @@ class TorchLatent(TorchSdpa):
         up, [latents] = weights, self._cache.layer(layer)
         spec, group = self._spec, self._cache.group_of(layer)
         for call in self._calls:
-            read = call.keys[spec.window]
+            read = call.keys[spec.reach]
             # [keys, 1, latent_dim]. A latent that no query sees may hold anything, and 0 times NaN is NaN: it is 0
             # here.
             keys = latents.index_select(0, read.blocks[group]).flatten(0, 1).index_fill_(0, read.unseen, 0.0)

@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from baton_engine.attention_spec import AttentionSpec
 from baton_engine.kv_cache import KvCache
 from baton_kernels.reference.kv_codes import kv_numbers_reference
+from baton_kernels.reference.paged_attention import oldest_key
 
 from .backend import AttentionBatch, StepLimits
 
@@ -30,15 +31,15 @@ class _Keys(msgspec.Struct):
 class _Call(msgspec.Struct):
     """Sequences that go into one call: decodes together, each prefill chunk alone.
 
-    rows: of the step's tokens. queries: tokens per sequence. length: tokens of the longest sequence. keys: by window.
-    masks: None = plain causal from the first token.
+    rows: of the step's tokens. queries: tokens per sequence. length: tokens of the longest sequence. keys: by
+    `reach` of a spec.     masks: None = plain causal from the first token.
     """
 
     rows: slice
     sequences: int
     queries: int
     length: int
-    keys: dict[int | None, _Keys]
+    keys: dict[tuple[int, bool], _Keys]
     masks: dict[AttentionSpec, torch.Tensor | None]
 
 
@@ -53,7 +54,7 @@ class TorchSdpa:
         self._group_size = num_heads // self._kv_heads
         self._specs = specs
         self._slopes = {spec: self._slopes_of(spec.alibi) for spec in set(specs) if spec.alibi is not None}
-        self._windows = {spec.window for spec in specs}
+        self._reaches = {spec.reach for spec in specs}
         self._calls: list[_Call] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
@@ -67,8 +68,9 @@ class TorchSdpa:
         queries = torch.from_numpy(lengths - 1).to(self._cache.device)[:, None]
         masks: dict[AttentionSpec, torch.Tensor | None] = {}
         for spec in set(self._specs):
-            distance = (queries - keys[spec.window].positions)[:, None, None, :]
-            masks[spec] = self._mask(spec, _is_seen(distance, spec.window), distance)
+            positions = keys[spec.reach].positions
+            seen, distance = _is_seen(queries, positions, spec), queries - positions
+            masks[spec] = self._mask(spec, seen[:, None, None, :], distance[:, None, None, :])
         return _Call(rows, len(lengths), 1, int(lengths.max()), keys, masks)
 
     def _chunk_call(self, batch: AttentionBatch, index: int) -> _Call:
@@ -81,28 +83,28 @@ class TorchSdpa:
             if first == 0 and length > 1 and (spec.window is None or spec.window >= length) and spec.alibi is None:
                 masks[spec] = None
                 continue
-            distance = (queries - keys[spec.window].positions)[None, None]
-            masks[spec] = self._mask(spec, _is_seen(distance, spec.window), distance)
+            positions = keys[spec.reach].positions
+            seen, distance = _is_seen(queries, positions, spec), queries - positions
+            masks[spec] = self._mask(spec, seen[None, None], distance[None, None])
         return _Call(slice(start, end), 1, end - start, length, keys, masks)
 
-    def _all_keys(self, tables: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> dict[int | None, _Keys]:
-        """Return the keys of some sequences for each window.
+    def _all_keys(self, tables: np.ndarray, lengths: np.ndarray, firsts: np.ndarray) -> dict[tuple[int, bool], _Keys]:
+        """Return the keys of some sequences for each `reach`.
 
         tables: [sequences, groups of layers, most blocks]. lengths: [sequences]. firsts: [sequences], the positions of
         their first queries.
         """
         size, device, found = self._block_size, self._cache.device, {}
-        for window in self._windows:
-            begins = np.maximum(firsts + 1 - window, 0) // size if window else np.zeros_like(firsts)
+        for window, chunked in self._reaches:
+            oldest = np.maximum(oldest_key(firsts, window, chunked), 0) if window else np.zeros_like(firsts)
+            begins = oldest // size
             blocks = np.arange(max(-(-lengths // size) - begins))
             # What lies beyond the end of a table is not seen.
             index = np.minimum(begins[:, None] + blocks, tables.shape[2] - 1)
             chosen = np.take_along_axis(tables, index[:, None, :], axis=2).astype(np.int64)
             positions = begins[:, None] * size + np.arange(len(blocks) * size)
-            unseen = positions >= lengths[:, None]
-            if window:
-                unseen |= positions <= (firsts - window)[:, None]
-            found[window] = _Keys(
+            unseen = (positions >= lengths[:, None]) | (positions < oldest[:, None])
+            found[window, chunked] = _Keys(
                 torch.from_numpy(chosen).to(device).transpose(0, 1).flatten(1),
                 torch.from_numpy(positions).to(device),
                 torch.from_numpy(np.flatnonzero(unseen)).to(device),
@@ -133,7 +135,7 @@ class TorchSdpa:
         spec, group = self._specs[layer], self._cache.group_of(layer)
         sinks = None if weights is None else weights.view(self._kv_heads, self._group_size, 1)
         for call in self._calls:
-            read = call.keys[spec.window]
+            read = call.keys[spec.reach]
             # [keys, kv_heads, head_dim]. A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0
             # here.
             k, v = (
@@ -221,10 +223,10 @@ def _attention(
     return scores.softmax(dim=-1)[..., : k.shape[-2]].to(v.dtype) @ v
 
 
-def _is_seen(distance: torch.Tensor, window: int | None) -> torch.Tensor:
-    """distance: of queries from keys."""
-    seen = distance >= 0
-    return seen if window is None else seen & (distance < window)
+def _is_seen(queries: torch.Tensor, keys: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    """queries, keys: positions, of shapes that broadcast."""
+    seen, (window, chunked) = keys <= queries, spec.reach
+    return seen & (keys >= oldest_key(queries, window, chunked)) if window else seen
 
 
 def _parts(lengths: list[int], block_size: int) -> list[slice]:

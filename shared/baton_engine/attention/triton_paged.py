@@ -48,10 +48,10 @@ class TritonPaged:
         self._capacity = max(_PROGRAMS // kv_heads, 1)
         # Graphs keep its address, so it is never replaced.
         self._arrivals = torch.zeros(limits.sequences * kv_heads, dtype=torch.int32, device=cache.device)
-        self._windows = {variant.window for variant in self._variants}
+        self._reaches = {spec.reach for spec in specs}
         self._tile_capacity = max(PROGRAMS // num_heads, 1)
-        # By window, which decides how many keys a tile has.
-        self._tiles: dict[int, tuple[Tiles, TileCuts | None]] = {}
+        # By `reach` of a spec, which decides how many keys a tile has.
+        self._tiles: dict[tuple[int, bool], tuple[Tiles, TileCuts | None]] = {}
         # [sequences, most blocks] for each group of layers. Views made anew for each layer would slow down short steps.
         self._tables: tuple[torch.Tensor, ...] = ()
         self._chunk_tables: tuple[torch.Tensor, ...] = ()
@@ -67,20 +67,20 @@ class TritonPaged:
             parts += plan.columns
         flat, self._lengths, self._starts, sequence_of, row_of, *columns = pack_to_device(parts, self._cache.device)
         self._tables = self._chunk_tables = flat.view(batch.tables.shape).unbind(1)
-        self._tiles = dict.fromkeys(self._windows, ((sequence_of, row_of), None)) if tiles[0] else {}
+        self._tiles = dict.fromkeys(self._reaches, ((sequence_of, row_of), None)) if tiles[0] else {}
         uploaded = iter(columns)
-        for window, plan in cuts.items():
+        for reach, plan in cuts.items():
             cut = next(uploaded), next(uploaded)
-            self._tiles[window] = cut, TileCuts(next(uploaded).view(3, -1), next(uploaded), plan.slots)
+            self._tiles[reach] = cut, TileCuts(next(uploaded).view(3, -1), next(uploaded), plan.slots)
         if len(self._in_order) < self._decodes:
             self._in_order = torch.arange(max(self._decodes, 1024), device=self._cache.device)
         self._rows = self._in_order
         self._plan()
 
-    def _cuts(self, batch: AttentionBatch, tiles: tuple[list[int], list[int]]) -> dict[int, CutPlan]:
-        """Return the plans of the windows for which tiles are cut."""
+    def _cuts(self, batch: AttentionBatch, tiles: tuple[list[int], list[int]]) -> dict[tuple[int, bool], CutPlan]:
+        """Return the plans by which tiles are cut, by `reach` of the specs that need one."""
         plans = {
-            window: cut_tiles(
+            (window, chunked): cut_tiles(
                 tiles,
                 batch.starts,
                 batch.lengths,
@@ -88,10 +88,11 @@ class TritonPaged:
                 window,
                 self._tile_capacity,
                 self._least_parts,
+                chunked,
             )
-            for window in self._windows
+            for window, chunked in self._reaches
         }
-        return {window: plan for window, plan in plans.items() if plan is not None}
+        return {reach: plan for reach, plan in plans.items() if plan is not None}
 
     def use_rows(self, tables: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
         self._decodes, self._tiles = len(rows), {}
@@ -104,7 +105,7 @@ class TritonPaged:
         tables, lengths, starts: as AttentionBatch has them, of the chunks alone, on the device. tiles: of
         queries_per_tile rows, as prefill_attention has them.
         """
-        self._tiles = dict.fromkeys(self._windows, (tiles, None))
+        self._tiles = dict.fromkeys(self._reaches, (tiles, None))
         self._chunk_tables, self._lengths, self._starts = tables.unbind(1), lengths, starts
 
     def _plan(self) -> None:
@@ -126,7 +127,7 @@ class TritonPaged:
         if n:
             decode_attention(q[:n], keys, values, self._tables[group], variant, self._parts, out[:n], scales=scales)
         if self._tiles:
-            tiles, cuts = self._tiles[variant.window]
+            tiles, cuts = self._tiles[variant.window, variant.chunked]
             self._attend_tiles(q, keys, values, self._chunk_tables[group], tiles, variant, out, scales, cuts)
 
     def _attend_tiles(
@@ -159,4 +160,4 @@ def _shared_memory(device: torch.device) -> int:
 
 def _variant(spec: AttentionSpec, device: torch.device) -> AttentionVariant:
     alibi = None if spec.alibi is None else torch.tensor(spec.alibi, dtype=torch.float32, device=device)
-    return AttentionVariant(spec.scale, spec.window or 0, spec.softcap, alibi)
+    return AttentionVariant(spec.scale, spec.window or 0, spec.softcap, alibi, chunked=spec.chunked)
