@@ -70,6 +70,8 @@ _CLASSES = {
     "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM"),
     "persimmon": ("PersimmonConfig", "PersimmonForCausalLM"),
     "xglm": ("XGLMConfig", "XGLMForCausalLM"),
+    "llama4": ("Llama4TextConfig", "Llama4ForCausalLM"),
+    "llama4_mm": ("Llama4Config", "Llama4ForConditionalGeneration"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration"),
     "gemma3_mm": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
@@ -83,6 +85,16 @@ _VISION: dict[str, dict[str, Any]] = {
     "mistral3": {"model_type": "pixtral", "hidden_size": 32, "num_attention_heads": 2},
     "qwen2_5_vl": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
     "qwen3_vl": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+    "llama4_mm": {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "vision_output_dim": 32,
+        "projector_input_dim": 32,
+        "projector_output_dim": 32,
+        "image_size": 28,
+    },
     "kimi_k25": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64},
 }
 _VISION["qwen3_vl_moe"] = _VISION["qwen3_vl"]
@@ -92,6 +104,7 @@ _TEXT_OF = {
     "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3",
     "kimi_k25": "deepseek_v3",
+    "llama4_mm": "llama4",
     "qwen3_vl_moe": "qwen3_moe",
 }
 VOCAB_SIZE = 512
@@ -197,6 +210,9 @@ def make_model(
         fields |= {"d_model": fields.pop("hidden_size"), "num_layers": fields.pop("num_hidden_layers")}
         fields |= {"attention_heads": fields.pop("num_attention_heads"), "ffn_dim": fields.pop("intermediate_size")}
         fields["init_std"] = INITIALIZER_RANGE
+    if kind == "llama4":
+        fields |= {"head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 96, "num_local_experts": 6}
+        fields |= {"num_hidden_layers": 4, "attention_chunk_size": 24, "floor_scale": 20, "attn_scale": 0.5}
     if kind == "opt":
         fields |= {"ffn_dim": fields.pop("intermediate_size"), "init_std": INITIALIZER_RANGE}
     if kind == "mpt":

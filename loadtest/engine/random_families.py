@@ -155,6 +155,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "vaultgemma": {"head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 96},
     "persimmon": {"num_attention_heads": 16},
     "xglm": {"num_attention_heads": 16, "ffn_dim": 2816},
+    "llama4_text": {
+        "head_dim": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_local_experts": 16,
+        "intermediate_size_mlp": 2816,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 96,
+        "floor_scale": 64,
+    },
     "hunyuan_v1_dense": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
     "hunyuan_v1_moe": {
         "head_dim": 128,

@@ -104,10 +104,11 @@ class ConfigFile:
         self._check(name, value, isinstance(value, dict), "an object")
         return ConfigFile({**value, "architectures": self.fields.get("architectures")})
 
-    def layer_types(self, name: str, layers: int) -> list[str] | None:
-        """Return the kind of attention of each layer; None when the field is absent."""
+    def layer_types(
+        self, name: str, layers: int, kinds: tuple[str, ...] = ("full_attention", "sliding_attention")
+    ) -> list[str] | None:
+        """Return the kind of attention of each layer, one of kinds; None when the field is absent."""
         value: list[str] | None = self.fields.get(name)
-        kinds = ("full_attention", "sliding_attention")
         valid = value is None or (isinstance(value, list) and len(value) == layers and all(k in kinds for k in value))
         self._check(name, value, valid, f"a list of {' or '.join(kinds)}, one for each of {layers} layers")
         return value

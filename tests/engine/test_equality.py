@@ -331,6 +331,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon-no-head-norms": ("persimmon", {"qk_layernorm": False}),
     "xglm": ("xglm", {"tie_word_embeddings": False}),
     "xglm-tied-unscaled": ("xglm", {"scale_embedding": False, "activation_function": "relu"}),
+    "llama4": ("llama4", {"interleave_moe_layer_step": 2}),
+    "llama4-no-head-norms-llama3": (
+        "llama4",
+        {
+            "rope": "llama3",
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "no_rope_layers": [1, 0, 1, 0],
+            "attention_chunk_size": 7,
+        },
+    ),
+    "llama4-and-images": ("llama4_mm", {"moe_layers": [0, 3]}),
     "kimi-k2-5": ("kimi_k25", {}),
     "granitemoe": ("granitemoe", {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 7.0}),
     "granitemoe-shared": ("granitemoeshared", {"shared_intermediate_size": 48, "attention_multiplier": 0.2}),
@@ -411,6 +424,20 @@ def test_longrope_beyond_the_original_context(tiny_model: MakeModel) -> None:
     assert within.layout() != make_engine(folder).layout(), "such pods would decode each other's keys into garbage"
     prompt = make_prompt(3)
     assert generate(within, [make_request(0, prompt, 5)]).tokens[0, 0] == reference_greedy(folder, prompt, 5)
+
+
+def test_chunks_of_attention_and_cached_prefixes(tiny_model: MakeModel) -> None:
+    """A prefix ends before, at and after the first token of a chunk of 24 tokens."""
+    folder = tiny_model("llama4")
+    engine = make_engine(folder, block_size=4, max_num_batched_tokens=13)
+    prompt = make_prompt(90)
+    generate(engine, [make_request(0, prompt, 8)])
+    for id, (shared, new) in enumerate([(20, 2), (47, 3), (48, 1), (49, 30), (72, 40)], start=1):
+        again = prompt[:shared] + make_prompt(new, seed=id)
+        transcript = generate(engine, [make_request(id, again, 30)])
+        assert transcript.first(id).cached_tokens == shared // 4 * 4
+        assert transcript.tokens[id, 0] == reference_greedy(folder, again, 30)
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize("block_size", [4, 16, 32])

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from baton_engine.config import ConfigError
+from baton_engine.layers.rope import inverse_frequencies
 from baton_engine.models.llama import LlamaConfig
+from baton_engine.models.llama4 import Llama4Config
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
 
@@ -264,6 +266,38 @@ def test_helium_persimmon_and_xglm() -> None:
         max_position_embeddings=2048, scale_embedding=True, decoder_start_token_id=2, layerdrop=0.0,
     )  # fmt: skip
     assert (xglm.num_layers, xglm.head_dim, xglm.intermediate_size, xglm.tie_word_embeddings) == (24, 64, 4096, True)
+
+
+def test_llama_4() -> None:
+    scaling = {
+        "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }  # fmt: skip
+    text: dict[str, Any] = {
+        **SIZES, "attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": 4,
+        "floor_scale": 8192, "head_dim": 128, "hidden_act": "silu", "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760,
+        "model_type": "llama4_text", "moe_layers": None, "no_rope_layers": [], "num_experts_per_tok": 1,
+        "num_local_experts": 16, "rms_norm_eps": 1e-5, "rope_scaling": scaling, "rope_theta": 500000.0,
+        "use_qk_norm": True,
+    }  # fmt: skip
+    scout = parse("Llama4ForConditionalGeneration", text_config=text, tie_word_embeddings=False)
+    assert isinstance(scout, Llama4Config)
+    assert [spec.reach for spec in scout.attention] == [(8192, True), (8192, True), (8192, True), (0, False)] * 2
+    assert [scout.rope_of(layer) is None for layer in range(8)] == [False, False, False, True] * 2
+    assert (scout.dense_layers, scout.expert_size, scout.shared_size, scout.growth) == (set(), 8192, 8192, 0.1)
+    assert inverse_frequencies(scout.rope, 128).isfinite().all()
+    fields = {"interleave_moe_layer_step": 2, "num_local_experts": 128, "use_qk_norm": False, "rope_scaling": None}
+    maverick = parse("Llama4ForConditionalGeneration", text_config={**text, **fields})
+    assert isinstance(maverick, Llama4Config)
+    assert (maverick.dense_layers, maverick.qk_norm, maverick.intermediate_size) == ({0, 2, 4, 6}, False, 16384)
+    newer = {"layer_types": ["full_attention"] * 8, "attn_temperature_tuning": False, "moe_layers": [7]}
+    config = parse("Llama4ForCausalLM", **{**text, **newer})
+    assert isinstance(config, Llama4Config)
+    assert (config.sliding_windows, config.growth, len(config.dense_layers)) == ((None,) * 8, 0.0, 7)
+    for name, value in (("num_experts_per_tok", 2), ("layer_types", ["sliding_attention"] * 8)):
+        with pytest.raises(ConfigError, match=name):
+            parse("Llama4ForCausalLM", **{**text, name: value})
 
 
 def test_text_beside_images() -> None:

@@ -45,7 +45,7 @@ FAMILIES = (
     "ministral3-growth", "glm4-moe-lite", "exaone-moe", "flex-olmo", "kimi-k2-5", "gemma3-and-images", "qwen3-vl",
     "granitemoe-shared", "hunyuan-alpha", "hunyuan-moe", "opt", "gptj", "codegen", "gpt-bigcode",
     "gpt-bigcode-a-key-per-head", "mpt-limited-twelve-heads", "phimoe-biases", "dbrx", "apertus-biases-llama3",
-    "helium-biases", "vaultgemma", "persimmon", "xglm",
+    "helium-biases", "vaultgemma", "persimmon", "xglm", "llama4", "llama4-and-images",
 )  # fmt: skip
 
 

@@ -79,6 +79,14 @@ class ExpertMlp:
         return x, self._experts(x, weights, experts)
 
 
+class ScaledInputMlp(ExpertMlp):
+    """The result of a token's only expert for the token times its weight (Meta, Llama 4)."""
+
+    def part(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weights, experts = self._router(x)
+        return x, self._experts((x * weights).to(x.dtype), torch.ones_like(weights), experts)
+
+
 class WithSharedExpert:
     """Experts, and one more that all tokens use (Dai et al., "DeepSeekMoE", 2024).
 

@@ -50,6 +50,14 @@ class RmsNorm:
         return InputNorm(self, inputs_of(part), self._ops)
 
 
+class UnitNorm(RmsNorm):
+    """x / rms(x), for which a checkpoint has no weights."""
+
+    def __init__(self, source: Source, size: int, eps: float) -> None:
+        self.weight = torch.ones(size, dtype=source.dtype, device=source.device)
+        self._ops, self.eps = source.ops, eps
+
+
 class InputNorm:
     """An RmsNorm whose result is in the form that the product after it takes."""
 

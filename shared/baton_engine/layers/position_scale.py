@@ -25,7 +25,7 @@ class PositionScaledAttention(Attention):
         source: Source,
         qkv: Callable[[torch.Tensor], torch.Tensor],
         output: Linear,
-        rotary: tuple[torch.Tensor, torch.Tensor],
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
         scales: torch.Tensor | None,
     ) -> None:
         super().__init__(config, layer, source, qkv, output, rotary)
@@ -46,8 +46,9 @@ def log_scales(trained: int, max_positions: int, dtype: torch.dtype, device: tor
 
 @cache
 def stepped_scales(
-    trained: int, growth: float, max_positions: int, dtype: torch.dtype, device: torch.device
+    trained: int, growth: float, max_positions: int, dtype: torch.dtype, device: torch.device, first: int = 0
 ) -> torch.Tensor:
-    """Return [max_positions] factors 1 + growth * log(1 + position // trained), as Llama 4 has them."""
-    steps = torch.arange(max_positions, device=device) // trained
+    """Return [max_positions] factors 1 + growth * log(1 + number // trained), as Llama 4 has them. first: the number of
+    the first position."""
+    steps = torch.arange(first, first + max_positions, device=device) // trained
     return (1 + growth * torch.log1p(steps.float())).to(dtype)

@@ -77,6 +77,8 @@ MODELS = {
     "VaultGemmaForCausalLM": ("vaultgemma", "VaultGemma"),
     "PersimmonForCausalLM": ("persimmon", "Persimmon"),
     "XGLMForCausalLM": ("xglm", "Xglm"),
+    "Llama4ForCausalLM": ("llama4", "Llama4"),
+    "Llama4ForConditionalGeneration": ("text_part", "Llama4Text"),
     "KimiK25ForConditionalGeneration": ("text_part", "KimiText"),
     "Kimi_K25ForConditionalGeneration": ("text_part", "KimiText"),
     "Gemma3ForConditionalGeneration": ("text_part", "Gemma3Text"),

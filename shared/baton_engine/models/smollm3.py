@@ -32,11 +32,11 @@ class SmolLm3(Llama):
             qkv_bias=bias,
             output_bias=bias,
             mlp_bias=file.flag("mlp_bias"),
-            rotating=_rotating(file, layers),
+            rotating=read_rotating(file, layers),
         )
 
 
-def _rotating(file: ConfigFile, layers: int) -> tuple[bool, ...]:
+def read_rotating(file: ConfigFile, layers: int) -> tuple[bool, ...]:
     """Return for each layer whether it rotates: whether no_rope_layers has a 1 for it. Without that field, all layers
     but every no_rope_layer_interval-th rotate."""
     given = file.fields.get("no_rope_layers")

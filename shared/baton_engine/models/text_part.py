@@ -11,6 +11,7 @@ from baton_engine.source import Source
 
 from .deepseek_v3 import DeepseekV3
 from .gemma3 import Gemma3
+from .llama4 import Llama4
 from .ministral3 import Ministral3
 from .qwen2 import Qwen2
 from .qwen2_moe import SparseQwenLayer
@@ -63,6 +64,10 @@ class Gemma3Text(_TextPart, Gemma3):
 
 class Mistral3Text(_TextPart, Ministral3):
     """Mistral Small 3.1 and later, and Ministral 3."""
+
+
+class Llama4Text(_TextPart, Llama4):
+    """Llama 4 Scout and Maverick."""
 
 
 class KimiText(_TextPart, DeepseekV3):

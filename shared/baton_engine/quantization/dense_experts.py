@@ -41,8 +41,8 @@ class DenseExperts:
         own, ups = units.stop - units.start, slice(size + units.start, size + units.stop)
         held = _empty(source, experts, hidden, own)
         # Some tools store these tensors as [inputs, outputs].
-        plain = source.stored_shape(form.gate_up) == (experts, 2 * size, hidden)
         both, back = (experts, 2 * size, hidden), (experts, hidden, size)
+        plain = source.stored_shape(form.gate_up) == both and source.stored_shape(form.down) == back
         for place, number in enumerate(source.own_experts(experts)):
             one, whole = slice(number, number + 1), slice(0, hidden)
             for part, to in ((units, slice(0, own)), (ups, slice(own, 2 * own))):
