@@ -131,11 +131,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 352,
     },
     "flex_olmo": {"num_attention_heads": 8, "num_key_value_heads": 2, "num_experts": 16, "num_experts_per_tok": 4},
-    "opt": {"num_attention_heads": 8, "ffn_dim": 2816},
-    "gptj": {"num_attention_heads": 8, "rotary_dim": 64},
-    "codegen": {"num_attention_heads": 8, "rotary_dim": 64},
-    "gpt_bigcode": {"num_attention_heads": 8},
-    "mpt": {"num_attention_heads": 8},
+    "opt": {"num_attention_heads": 8, "ffn_dim": 2816, "tie_word_embeddings": False},
+    "gptj": {"num_attention_heads": 8, "rotary_dim": 16},
+    "codegen": {"num_attention_heads": 8, "rotary_dim": 16},
+    "gpt_bigcode": {"num_attention_heads": 8, "tie_word_embeddings": False},
+    "mpt": {"num_attention_heads": 8, "tie_word_embeddings": False},
     "phimoe": {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
@@ -145,16 +145,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "pad_token_id": None,
     },
     "dbrx": {
-        "d_model": 1024,
         "num_attention_heads": 8,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500000.0},
         "ffn_config": {"ffn_hidden_size": 704, "moe_num_experts": 16, "moe_top_k": 4},
     },
     "apertus": {"num_attention_heads": 8, "num_key_value_heads": 2},
     "helium": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
-    "vaultgemma": {"head_dim": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 96},
+    "vaultgemma": {
+        "head_dim": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "sliding_window": 96,
+        "tie_word_embeddings": False,
+    },
     "persimmon": {"num_attention_heads": 16},
-    "xglm": {"num_attention_heads": 16, "ffn_dim": 2816},
+    "xglm": {"num_attention_heads": 16, "ffn_dim": 2816, "tie_word_embeddings": False},
     "llama4_text": {
         "head_dim": 128,
         "num_attention_heads": 8,
@@ -186,6 +191,9 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
         make_model(folder / "reference", "qwen2", {**fields, **heads}, seed)
         write_qwen(folder, folder / "reference", torch_dtype="bfloat16")
         return
+    if family == "dbrx":
+        # Its class derives other sizes from d_model before it sees hidden_size, which is the same.
+        fields = {**fields, "d_model": fields["hidden_size"]}
     common = {"max_position_embeddings": 1024, "bos_token_id": 0, "eos_token_id": 1}
     config = transformers.AutoConfig.for_model(family, **common, **fields)
     torch.manual_seed(seed)
