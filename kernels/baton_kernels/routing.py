@@ -52,9 +52,11 @@ def _choose(
     real = (tl.arange(0, BLOCK_GROUPS) < GROUPS)[:, None] & (member < SIZE)
     expert = tl.where(real, tl.arange(0, BLOCK_GROUPS)[:, None] * SIZE + member, EXPERTS)
     scores = tl.load(logits + expert, mask=real, other=float("-inf"), cache_modifier=".cg")
-    if SIGMOID:
+    # Sigmoids of great logits are equal, so logits decide where nothing is added.
+    PLAIN: tl.constexpr = SIGMOID and not CORRECTED and USED == GROUPS
+    if SIGMOID and not PLAIN:
         scores = 1 / (1 + tl.exp(-scores))
-    elif NEAR == 0:
+    elif not SIGMOID and NEAR == 0:
         most = tl.max(tl.max(scores, axis=1), axis=0)
         scores = tl.exp(scores - most)
         total = tl.sum(tl.sum(scores, axis=1), axis=0)
@@ -97,6 +99,8 @@ def _choose(
     weight = _flipped((found >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
     if NEAR > 0:
         weight = shares
+    elif PLAIN:
+        weight = 1 / (1 + tl.exp(-weight))
     elif CORRECTED:
         weight = tl.load(logits + chosen, mask=choice < COUNT, other=float("-inf"), cache_modifier=".cg")
         if SIGMOID:

@@ -87,6 +87,14 @@ def test_a_tokens_weights_do_not_depend_on_the_others(device: torch.device) -> N
         assert torch.equal(route_fixed(x[token : token + 1], weight, None, None, Routing(4))[1][0], together[token])
 
 
+def test_sigmoids_that_are_equal_do_not_decide(device: torch.device) -> None:
+    logits = torch.tensor([[30.0, 31.0, 29.0], [-40.0, -41.0, -39.0]], device=device)
+    for function in (choose, choose_reference):
+        weights, chosen = function(logits, None, Routing(1, sigmoid=True))
+        assert chosen.tolist() == [[1], [2]]
+        torch.testing.assert_close(weights, logits.amax(dim=1, keepdim=True).sigmoid())
+
+
 def test_equal_logits_choose_different_experts(device: torch.device) -> None:
     logits = torch.zeros(2, 6, device=device)
     weights, chosen = choose(logits, None, Routing(3, normalize=True))

@@ -50,7 +50,9 @@ def choose_reference(
     experts, [T, count] int32, each token's from its first choice on.
     """
     scores = logits.sigmoid() if routing.sigmoid else logits.softmax(dim=-1)
-    merit = scores if correction is None else scores + correction
+    # Sigmoids of great logits are equal, so logits decide where nothing is added.
+    plain = routing.near or (routing.sigmoid and routing.used_groups == routing.groups)
+    merit = scores + correction if correction is not None else logits if plain else scores
     if routing.used_groups < routing.groups:
         grouped = merit.unflatten(-1, (routing.groups, -1))
         best = grouped.topk(routing.group_best, dim=-1).values.sum(dim=-1)
