@@ -291,12 +291,13 @@ def test_llama_4() -> None:
     maverick = parse("Llama4ForConditionalGeneration", text_config={**text, **fields})
     assert isinstance(maverick, Llama4Config)
     assert (maverick.dense_layers, maverick.qk_norm, maverick.intermediate_size) == ({0, 2, 4, 6}, False, 16384)
+    yarn = "rope_scaling", {"rope_type": "yarn", "factor": 4.0}
     newer = {"layer_types": ["full_attention"] * 8, "attn_temperature_tuning": False, "moe_layers": [7]}
     config = parse("Llama4ForCausalLM", **{**text, **newer})
     assert isinstance(config, Llama4Config)
     assert (config.sliding_windows, config.growth, len(config.dense_layers)) == ((None,) * 8, 0.0, 7)
-    for name, value in (("num_experts_per_tok", 2), ("layer_types", ["sliding_attention"] * 8)):
-        with pytest.raises(ConfigError, match=name):
+    for name, value in (("num_experts_per_tok", 2), ("layer_types", ["sliding_attention"] * 8), yarn):
+        with pytest.raises(ConfigError, match="rope" if name == "rope_scaling" else name):
             parse("Llama4ForCausalLM", **{**text, name: value})
 
 

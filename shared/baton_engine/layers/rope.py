@@ -91,6 +91,15 @@ def read_rope(
     return msgspec.structs.replace(rope, partial=float(given or partial or 1.0), interleaved=interleaved)
 
 
+def read_rope_before_norms(file: ConfigFile, context: int, **how: Any) -> Rope:
+    """As read_rope, for a family that normalizes heads after their rotation. Raises ConfigError for a rope that scales
+    queries and keys: the norms undo that factor, but not in their epsilon."""
+    rope = read_rope(file, context, **how)
+    if rope.attention_factor != 1.0:
+        raise ConfigError(f"rope type {rope.type!r} in config.json is not served for {file.architecture}")
+    return rope
+
+
 def rope_fields(file: ConfigFile) -> dict[str, Any]:
     """Return the parameters of the rope of a config.json, in either of their forms."""
     return {**(file.fields.get("rope_scaling") or {}), **(file.fields.get("rope_parameters") or {})}

@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import torch
 
-from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
-from baton_engine.layers.rope import Rope, read_rope, rope_fields
+from baton_engine.layers.rope import Rope, read_rope_before_norms, rope_fields
 from baton_engine.layers.rotated_norm import NormedAfterRope
 from baton_engine.source import Source
 
@@ -67,10 +66,7 @@ def read_hunyuan_config(kind: type[Kind], file: ConfigFile, **facts: Any) -> Kin
 
 def _rope(file: ConfigFile, dim: int) -> Rope:
     """Return the rope, whose base grows with the alpha of a dynamic scaling, however long a sequence is."""
-    rope = read_rope(file, file.count("max_position_embeddings", _CONTEXT))
-    # The norms undo this factor, but not in their epsilon.
-    if rope.attention_factor != 1.0:
-        raise ConfigError(f"rope type {rope.type!r} in config.json is not served for {file.architecture}")
+    rope = read_rope_before_norms(file, file.count("max_position_embeddings", _CONTEXT))
     given = ConfigFile(rope_fields(file))
     alpha = given.number("alpha", 0.0)
     if "dynamic" not in (given.fields.get("rope_type"), given.fields.get("type")) or not alpha:

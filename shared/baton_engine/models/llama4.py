@@ -14,7 +14,7 @@ from baton_engine.layers.attention import Attention
 from baton_engine.layers.experts import Router, ScaledInputMlp, WithSharedExpert, load_joined_experts
 from baton_engine.layers.norm import RmsNorm, UnitNorm
 from baton_engine.layers.position_scale import PositionScaledAttention, stepped_scales
-from baton_engine.layers.rope import Rope, read_rope
+from baton_engine.layers.rope import Rope, read_rope, read_rope_before_norms
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
@@ -91,16 +91,18 @@ class Llama4(Llama):
         rotating = read_rotating(ConfigFile(given), layers)
         kinds = file.layer_types("layer_types", layers, _KINDS)
         chunked = rotating if kinds is None else tuple(kind == "chunked_attention" for kind in kinds)
+        qk_norm = file.flag("use_qk_norm", True)
+        read = read_rope_before_norms if qk_norm else read_rope
         chunk, bias = file.count("attention_chunk_size", 8192), file.flag("attention_bias")
         config = read_llama_config(
             Llama4Config,
             ConfigFile({**file.fields, "intermediate_size": file.count("intermediate_size_mlp", 16384)}),
             Defaults(_CONTEXT, num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5),
             tuple(chunk if each else None for each in chunked),
-            rope=read_rope(file, context, theta=500000.0, interleaved=True),
+            rope=read(file, context, theta=500000.0, interleaved=True),
             qkv_bias=bias,
             output_bias=bias,
-            qk_norm=file.flag("use_qk_norm", True),
+            qk_norm=qk_norm,
             num_experts=experts,
             expert_size=size,
             routing=Routing(1, sigmoid=True),
