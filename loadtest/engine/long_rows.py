@@ -1,4 +1,4 @@
-"""Rows of long prompts, of decodes with long contexts, and of requests with uneven lengths."""
+"""Rows of long prompts and long answers, of decodes with long contexts, and of requests with uneven lengths."""
 
 import math
 import random
@@ -35,6 +35,9 @@ def make_long_rows(scale: float) -> list[Row]:
     lengths = [scaled(length, scale) for length in uneven]
     name = f"prefill, {count} x {min(lengths)}-{max(lengths)}"
     rows.append(Row("prefill-uneven", name, "tok/s", lengths, [1] * count))
+    count, length = scaled(1024, scale), scaled(1000, scale)
+    name = f"{count} requests, {length} in / {length} out"
+    rows.append(Row("answers", name, "out tok/s", [length] * count, [length] * count))
     return rows
 
 

@@ -221,3 +221,19 @@ def test_limits_of_an_8b_model_on_an_h200() -> None:
     got = {row.key: row.limit(limits) for row in make_rows(1.0, quick=False)}
     known = {"decode-1": 3.5, "decode-32": 4.1, "decode-256": 9.9, "prefill": 54_500, "first-2048": 37.6}
     assert {key: got[key] for key in known} == pytest.approx(known, rel=0.01)
+
+
+def test_what_an_engine_compiles_is_not_subtracted() -> None:
+    from loadtest.engine.rows import Row
+
+    row = Row("k", "k", "ms/token", [512] * 2, [108] * 2, repeats=2, short=8)
+    # The first run of 8 tokens compiles in the first repeat, and the second run in the other one.
+    times = iter([9.0, 0.5, 0.5, 1.5, 0.5, 2.0, 1.5])
+    asked: list[int] = []
+
+    def generate(inputs: list[int], outputs: list[int]) -> float:
+        asked.append(outputs[0])
+        return next(times)
+
+    assert row.measure(generate) == [10.0, 10.0]
+    assert asked == [8, 8, 8, 108, 8, 8, 108]
