@@ -56,8 +56,8 @@ def _gate_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, GELU
 
 @triton.jit
 def _quantize_gate_kernel(
-    gate_up, codes, scales, zeros, static_scale, static_zero, columns, groups, most, zero_scale, limit,
-    GELU: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr,
+    gate_up, codes, scales, zeros, static_scale, static_zero, columns, groups, row_stride, group_stride, most,
+    zero_scale, limit, GELU: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr,
     INTEGERS: tl.constexpr, STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -70,8 +70,8 @@ def _quantize_gate_kernel(
     up = tl.load(gate_up + row * 2 * columns + columns + column, mask=known, other=0.0)
     values = gated(gate, up, gate.dtype, GELU).to(gate.dtype).to(tl.float32)
     store_rounded(
-        values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, most, zero_scale, limit, GROUPS,
-        GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
+        values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, row_stride, group_stride, most,
+        zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
     )  # fmt: skip
 
 

@@ -13,18 +13,20 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .activation import gate_of_expert
+from .hopper_experts import candidates as hopper_candidates
+from .hopper_experts import fits_hopper_experts, hopper_experts
 from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .pair_groups import group_pairs
 from .reference.experts import ExpertWeights
+from .scaled_linear import load_tile
 from .size_class import size_class
 from .tile_order import tile_of
 from .tuning import experts_config
 from .unmeasured import experts_candidates
-from .unmeasured_products import TOKENS, random_choice, watch
+from .unmeasured_products import TOKENS, random_choice, random_rows, watch
 
 # A token's result does not depend on the tokens around it when all batches have the same tiles.
 FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 3))
@@ -101,33 +103,17 @@ def _down_row_kernel(
     tl.store(out + token * outputs + output, total.to(out.dtype.element_ty), mask=output < outputs)
 
 
-@triton.jit
-def _weights(weight, at, row, first, known, EVEN: tl.constexpr, WHOLE: tl.constexpr):
-    """Load a tile of weights: with WHOLE by the descriptor `weight`, from its row and column on, or else by pointers.
-
-    at: pointers to the tile's first columns. EVEN: tiles divide the inner dimension. known: whether columns exist.
-    """
-    if WHOLE:
-        tile = weight.load([row, first])
-    elif EVEN:
-        tile = tl.load(at + first)
-    else:
-        tile = tl.load(at + first, mask=known[None, :], other=0.0)
-    return tile
-
-
 # One compiled kernel serves all numbers of blocks.
 @triton.jit(do_not_specialize=["blocks"])
 def _blocks_kernel(
     x, weight, bias, order, block_experts, out, outputs, inner_size, pairs_per_row, blocks,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, EVEN: tl.constexpr,
-    WHOLE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     block, tile = tile_of(tl.program_id(0), blocks, tl.cdiv(outputs, BLOCK_OUTPUTS))
-    first_output = tile * BLOCK_OUTPUTS
-    output = first_output + tl.arange(0, BLOCK_OUTPUTS)
+    output = tile * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INNER)
     wait_for_inputs(OVERLAP)
     expert = tl.load(block_experts + block)
@@ -137,26 +123,19 @@ def _blocks_kernel(
     # Outputs beyond the last one read other weights, and rows without a pair read the first row, so that loads need no
     # mask. Their results are not stored.
     halves: tl.constexpr = 2 if GATED else 1
-    row = expert * halves * outputs
-    w_row = row + tl.minimum(output, outputs - 1).to(tl.int64)
-    w_at = weight
-    up_at = weight
-    if not WHOLE:
-        w_at = weight + w_row[:, None] * inner_size + inner[None, :]
-        up_at = w_at + tl.cast(outputs, tl.int64) * inner_size
+    w_row = expert * halves * outputs + tl.minimum(output, outputs - 1).to(tl.int64)
+    w_at = weight + w_row[:, None] * inner_size + inner[None, :]
+    up_at = w_at + tl.cast(outputs, tl.int64) * inner_size
     x_at = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * inner_size + inner[:, None]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     acc_up = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     for first in range(0, inner_size, BLOCK_INNER):
         known = first + inner < inner_size
-        if EVEN:
-            values = tl.load(x_at + first)
-        else:
-            values = tl.load(x_at + first, mask=known[:, None], other=0.0)
-        w = _weights(weight, w_at, row + first_output, first, known, EVEN, WHOLE)
+        values = load_tile(x_at + first, known[:, None], EVEN)
+        w = load_tile(w_at + first, known[None, :], EVEN)
         acc = tl.dot(w, values, acc, input_precision="ieee")
         if GATED:
-            w_up = _weights(weight, up_at, row + outputs + first_output, first, known, EVEN, WHOLE)
+            w_up = load_tile(up_at + first, known[None, :], EVEN)
             acc_up = tl.dot(w_up, values, acc_up, input_precision="ieee")
     if BIAS:
         acc += tl.load(bias + w_row).to(tl.float32)[:, None]
@@ -169,7 +148,7 @@ def _blocks_kernel(
 
 
 @triton.jit
-def sum_kernel(
+def _sum_kernel(
     results, weights, experts, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -223,8 +202,11 @@ def _by_blocks(
     tokens, count = experts.shape
     num_experts, hidden, size = held.down.shape
     groups = group_pairs(experts, num_experts, config.block_rows)
-    inner, results = x.new_empty(tokens * count, size), x.new_empty(tokens * count, hidden)
-    out = torch.empty_like(x)
+    results = x.new_empty(tokens * count, hidden)
+    if config.hopper:
+        hopper_experts(x, held, groups, results, count, config)
+        return add_pairs(results, weights, experts)
+    inner = x.new_empty(tokens * count, size)
     options = overlap_options(x.device)
     down = {**_gate_options(held), "BIAS": held.down_bias is not None}
     # The rows of x belong to tokens, those of `inner` to pairs.
@@ -233,21 +215,26 @@ def _by_blocks(
         (inner, held.down, held.down_bias, results, 1, config.down, {"GATED": False, **down}),
     ):
         outputs, inner_size = to.shape[1], values.shape[1]
-        held_weight: torch.Tensor | TensorDescriptor = weight
-        if tiles.whole:
-            tile = [tiles.block_outputs, tiles.block_inner]
-            held_weight = TensorDescriptor(weight, [weight.numel() // inner_size, inner_size], [inner_size, 1], tile)
         blocks = len(groups.block_experts)
         _blocks_kernel[(blocks * triton.cdiv(outputs, tiles.block_outputs),)](
-            values, held_weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows, blocks,
+            values, weight, weight if bias is None else bias, *groups, to, outputs, inner_size, rows, blocks,
             BLOCK_ROWS=config.block_rows, BLOCK_OUTPUTS=tiles.block_outputs, BLOCK_INNER=tiles.block_inner,
-            EVEN=inner_size % tiles.block_inner == 0, WHOLE=tiles.whole, num_warps=tiles.num_warps,
+            EVEN=inner_size % tiles.block_inner == 0, num_warps=tiles.num_warps,
             num_stages=tiles.num_stages, **flags, **options,
         )  # fmt: skip
+    return add_pairs(results, weights, experts)
+
+
+def add_pairs(results: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sums of the results of each token's pairs, [T, hidden]. results: [pairs, hidden]."""
+    tokens, count = experts.shape
+    hidden = results.shape[1]
+    out = results.new_empty(tokens, hidden)
     block = min(triton.next_power_of_2(hidden), 1024)
-    sum_kernel[(tokens, triton.cdiv(hidden, block))](
-        results, weights, experts, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **options
-    )
+    _sum_kernel[(tokens, triton.cdiv(hidden, block))](
+        results, weights, experts, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4,
+        **overlap_options(out.device),
+    )  # fmt: skip
     return out
 
 
@@ -273,7 +260,7 @@ def run_experts(
 class _Numbers:
     """Implements Kind for experts of 16 bits."""
 
-    rows = TOKENS
+    rows, trusted = TOKENS, FIXED
 
     def numbers(self, weight: ExpertWeights) -> torch.Tensor:
         return weight.gate_up
@@ -282,11 +269,21 @@ class _Numbers:
         return ""
 
     def candidates(self, weight: ExpertWeights, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
-        return experts_candidates(rows, shape, weight.down.device)
+        x = weight.down.new_empty(0, shape.hidden)
+        found = experts_candidates(rows, shape, weight.down.device)
+        if fits_hopper_experts(x, weight):
+            found += hopper_candidates(weight, rows, shape)
+        return found
 
-    def compute(self, weight: ExpertWeights, shape: ExpertLayer, rows: int, config: ExpertsConfig) -> torch.Tensor:
-        choice = random_choice(rows, shape, len(weight.down), weight.down.device)
-        return run_experts(weight.down.new_zeros(rows, shape.hidden), weight, *choice, config)
+    def inputs(self, weight: ExpertWeights, shape: ExpertLayer, rows: int) -> tuple[torch.Tensor, ...]:
+        x = random_rows(rows, shape.hidden, weight.down.dtype, weight.down.device)
+        return x, *random_choice(rows, shape, len(weight.down), x.device)
+
+    def compute(
+        self, weight: ExpertWeights, shape: ExpertLayer, inputs: tuple[torch.Tensor, ...], config: ExpertsConfig
+    ) -> torch.Tensor:
+        x, factors, experts = inputs
+        return run_experts(x, weight, factors, experts, config)
 
 
 _NUMBERS = _Numbers()

@@ -5,6 +5,7 @@ are two: one multiplies one row elementwise, in the other tiles go through the t
 arithmetic: the weight is turned into numbers in memory, and cuBLAS multiplies.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -20,8 +21,8 @@ from .overlap import LINE, let_next_start, lines_ahead, prefetch, wait_for_input
 from .parts import add_parts, arrivals_of, parts_for
 from .reference.grouped_linear import FOUR_BITS, GroupedWeight
 from .tuning import compile_first, quantized_config
-from .unmeasured import hopper_candidates, unmeasured_hopper
-from .unmeasured_products import watch
+from .unmeasured_hopper import CODES, hopper_candidates, unmeasured_hopper
+from .unmeasured_products import random_rows, watch
 
 # Numbers that stay in the L2 cache until they are multiplied.
 _CACHED_BYTES = 16 << 20
@@ -224,23 +225,24 @@ def grouped_linear(
     """Compute grouped_linear_reference. All tensors are contiguous. config: None = the fastest known."""
     rows, inner = x.shape
     outputs = weight.codes.shape[0]
-    on_hopper = has_hopper_kernel(weight, x.dtype)
     if config is None:
         product = Product(outputs, inner, gated)
         watch(_Groups(x.dtype), weight, product)
         name = grouped_format(weight), *product, x.device
         for each in compile_first(*name):
             grouped_linear(x[:1], weight, bias, gated, each)
-        default = partial(unmeasured_hopper, gated=gated, device=x.device) if on_hopper else _default
+        default: Callable[[int, int, int], LinearConfig | None] = _default
+        if has_hopper_kernel(weight, x.dtype):
+            default = partial(unmeasured_hopper, CODES, gated=gated, device=x.device)
         config = quantized_config(rows, *name, default=default)
         if config is None:
             return by_numbers(x, weight, bias, gated)
-    if on_hopper:
-        return hopper_codes(x, weight, bias, gated, config)
-    tensors, (units, *sizes), flags = grouped_operands(weight, config.block_inner)
     if gated:
         outputs //= 2
     out = x.new_empty(rows, outputs)
+    if config.hopper:
+        return hopper_codes(x, weight, bias, gated, config, out)
+    tensors, (units, *sizes), flags = grouped_operands(weight, config.block_inner)
     tensors = (x, *tensors, out if bias is None else bias, out)
     tiles = triton.cdiv(outputs, config.block_outputs)
     ahead = lines_ahead(outputs, weight.codes[0].nbytes, gated, config, x.device)
@@ -270,6 +272,10 @@ class _Groups(NamedTuple):
     def rows(self) -> tuple[int, ...]:
         return 1, 16, 32, 64, 128, 256, 2048
 
+    @property
+    def trusted(self) -> None:
+        return None
+
     def numbers(self, weight: GroupedWeight) -> torch.Tensor:
         return weight.codes
 
@@ -278,7 +284,7 @@ class _Groups(NamedTuple):
 
     def candidates(self, weight: GroupedWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
         if has_hopper_kernel(weight, self.dtype):
-            return list(hopper_candidates(rows, shape, weight.codes.device))
+            return list(hopper_candidates(CODES, rows, shape, weight.codes.device))
         found: list[LinearConfig | None] = [_default(min(rows, _FEW_ROWS), shape.outputs, shape.inner)]
         if rows == 1:
             found += [config for config in _ONE_ROW if config.block_inner <= shape.inner]
@@ -286,15 +292,19 @@ class _Groups(NamedTuple):
             found.append(None)
         return found
 
-    def compute(self, weight: GroupedWeight, shape: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
-        x = weight.codes.new_zeros(rows, shape.inner, dtype=self.dtype)
+    def inputs(self, weight: GroupedWeight, shape: Product, rows: int) -> torch.Tensor:
+        return random_rows(rows, shape.inner, self.dtype, weight.codes.device)
+
+    def compute(
+        self, weight: GroupedWeight, shape: Product, inputs: torch.Tensor, config: LinearConfig | None
+    ) -> torch.Tensor:
         if config is None:
-            return by_numbers(x, weight, None, shape.gated)
-        return grouped_linear(x, weight, None, shape.gated, config)
+            return by_numbers(inputs, weight, None, shape.gated)
+        return grouped_linear(inputs, weight, None, shape.gated, config)
 
 
 def grouped_linear_fixed(
     x: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None = None, gated: bool = False
 ) -> torch.Tensor:
     """Compute grouped_linear_reference such that the bits of a row's result do not depend on the other rows."""
-    return grouped_linear(x, weight, bias, gated, FIXED)
+    return grouped_linear(x, weight, bias, gated, FIXED._replace(hopper=has_hopper_kernel(weight, x.dtype)))

@@ -21,8 +21,9 @@ class ExpertLayer(NamedTuple):
 
 
 class LinearConfig(NamedTuple):
-    """A configuration of the kernels in linear.py, scaled_linear.py, grouped_linear.py and hopper_codes.py. block_rows
-    1 selects the one-row kernel, which hopper_codes.py has not. splits: parts of the inner dimension."""
+    """A configuration of the kernels in linear.py, scaled_linear.py, grouped_linear.py and hopper_products.py.
+    block_rows 1 selects the one-row kernel. splits: parts of the inner dimension. hopper: the kernel in
+    hopper_products.py computes it, in which a tile of outputs has gates and ups."""
 
     block_rows: int
     block_outputs: int
@@ -30,22 +31,23 @@ class LinearConfig(NamedTuple):
     splits: int
     num_warps: int
     num_stages: int
+    hopper: bool = False
 
 
 class ProductConfig(NamedTuple):
-    """Tile sizes of a product in experts.py. whole: the GPU's copy engine fetches the tiles of weights, whose rows must
-    be multiples of 16 bytes; without effect in small batches."""
+    """Tile sizes of a product of experts."""
 
     block_outputs: int
     block_inner: int
     num_warps: int
     num_stages: int
-    whole: bool = False
 
 
 class ExpertsConfig(NamedTuple):
-    """A configuration of the kernels in experts.py. block_rows 1 selects the kernels for small batches."""
+    """A configuration of the kernels in experts.py, quantized_experts.py and hopper_products.py. block_rows 1 selects
+    the kernels for small batches. hopper: as in LinearConfig."""
 
     block_rows: int
     gate_up: ProductConfig
     down: ProductConfig
+    hopper: bool = False

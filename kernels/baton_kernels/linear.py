@@ -18,7 +18,7 @@ from .reference.activation import GATES
 from .reference.norm import PendingNorm
 from .tuning import linear_config
 from .unmeasured import linear_candidates
-from .unmeasured_products import watch
+from .unmeasured_products import random_rows, watch
 
 
 @triton.jit
@@ -232,7 +232,7 @@ def by_cublas(
 class _Numbers:
     """Implements Kind for weights of 16 bits."""
 
-    rows = 1, 16, 32, 64
+    rows, trusted = (1, 16, 32, 64), None
 
     def numbers(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
@@ -243,8 +243,13 @@ class _Numbers:
     def candidates(self, weight: torch.Tensor, shape: Product, rows: int) -> list[LinearConfig | None]:
         return linear_candidates(rows, *shape, weight.device)
 
-    def compute(self, weight: torch.Tensor, shape: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
-        x, gate = weight.new_zeros(rows, shape.inner), "silu" if shape.gated else None
+    def inputs(self, weight: torch.Tensor, shape: Product, rows: int) -> torch.Tensor:
+        return random_rows(rows, shape.inner, weight.dtype, weight.device)
+
+    def compute(
+        self, weight: torch.Tensor, shape: Product, inputs: torch.Tensor, config: LinearConfig | None
+    ) -> torch.Tensor:
+        x, gate = inputs, "silu" if shape.gated else None
         return by_cublas(x, weight, gate=gate) if config is None else linear(x, weight, gate=gate, config=config)
 
 

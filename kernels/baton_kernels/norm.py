@@ -68,9 +68,9 @@ def _add_rms_norm_kernel(
 
 @triton.jit
 def _quantize_norm_kernel(
-    x, residual, total, weight, first, codes, scales, zeros, static_scale, static_zero, columns, groups, most,
-    zero_scale, limit, eps, first_eps, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
-    FIRST: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr,
+    x, residual, total, weight, first, codes, scales, zeros, static_scale, static_zero, columns, groups, row_stride,
+    group_stride, most, zero_scale, limit, eps, first_eps, x_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    ADD: tl.constexpr, FIRST: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr,
     INTEGERS: tl.constexpr, STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr,
     ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -78,8 +78,9 @@ def _quantize_norm_kernel(
     normed = _normed(x, residual, total, weight, first, eps, first_eps, x_stride, SIZE, BLOCK, ADD, FIRST, OVERLAP)
     values = normed.to(tl.float32).reshape(GROUPS, GROUP)
     store_rounded(
-        values, codes, scales, zeros, static_scale, static_zero, tl.program_id(0).to(tl.int64), columns, groups, most,
-        zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
+        values, codes, scales, zeros, static_scale, static_zero, tl.program_id(0).to(tl.int64), columns, groups,
+        row_stride, group_stride, most, zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC,
+        SYMMETRIC, POWER_OF_TWO, ON_GPU,
     )  # fmt: skip
 
 

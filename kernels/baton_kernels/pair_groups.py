@@ -110,32 +110,3 @@ def group_pairs(experts: torch.Tensor, num_experts: int, block_rows: int) -> Pai
         ROWS=block_rows, COUNTED=counted, num_warps=warps, **sizes, **options,
     )  # fmt: skip
     return PairGroups(order, block_experts)
-
-
-@triton.jit
-def _gather_kernel(x, order, block_experts, out, pairs_per_row, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-                   ROWS: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
-    let_next_start(OVERLAP)
-    place = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    wait_for_inputs(OVERLAP)
-    # The order of blocks that are not used is not known.
-    pair = tl.load(order + place, mask=tl.load(block_experts + place // ROWS) >= 0, other=-1)
-    inside = (column < SIZE) & (pair >= 0)
-    row = tl.maximum(pair, 0) // pairs_per_row
-    tl.store(out + place * SIZE + column, tl.load(x + row.to(tl.int64) * SIZE + column, mask=inside), mask=inside)
-
-
-def gather_rows(x: torch.Tensor, groups: PairGroups, pairs_per_row: int) -> torch.Tensor:
-    """Return the row of x of each pair in the order of groups, [blocks * block_rows, size of a row].
-
-    pairs_per_row: how many pairs after each other belong to a row of x. Rows without a pair may hold anything.
-    """
-    places, size = len(groups.order), x.shape[1]
-    out = x.new_empty(places, size)
-    block = min(triton.next_power_of_2(size), 2048)
-    _gather_kernel[(places, triton.cdiv(size, block))](
-        x, *groups, out, pairs_per_row, SIZE=size, BLOCK=block, ROWS=places // len(groups.block_experts), num_warps=4,
-        **overlap_options(x.device),
-    )  # fmt: skip
-    return out

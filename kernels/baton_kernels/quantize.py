@@ -53,11 +53,13 @@ def _round(values):
 
 @triton.jit
 def store_rounded(
-    values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, most, zero_scale, limit,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr,
-    STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr,
+    values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, row_stride, group_stride, most,
+    zero_scale, limit, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr,
+    INTEGERS: tl.constexpr, STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):  # fmt: skip
     """Store the codes, the scales and the zero of a row. values: [GROUPS, GROUP] float32, 0 outside of the row.
+    row_stride and group_stride: of the scales.
 
     ON_GPU: conversions to e4m3 round to the nearest number and to the largest one, and the sum after a fused
     multiplication alone is rounded. In the interpreter neither is true.
@@ -96,13 +98,13 @@ def store_rounded(
     else:
         rounded = round_e4m3(tl.minimum(tl.maximum(scaled, -448.0), 448.0))
     tl.store(codes + row * columns + column, rounded.to(codes.dtype.element_ty), mask=known)
-    tl.store(scales + row * groups + group, scale, mask=group < groups)
+    tl.store(scales + row * row_stride + group * group_stride, scale, mask=group < groups)
 
 
 @triton.jit
 def _quantize_kernel(
-    x, codes, scales, zeros, static_scale, static_zero, columns, groups, most, zero_scale, limit,
-    GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr,
+    x, codes, scales, zeros, static_scale, static_zero, columns, groups, row_stride, group_stride, most, zero_scale,
+    limit, GROUPS: tl.constexpr, GROUP: tl.constexpr, COLUMNS_PER_GROUP: tl.constexpr, INTEGERS: tl.constexpr,
     STATIC: tl.constexpr, SYMMETRIC: tl.constexpr, POWER_OF_TWO: tl.constexpr, ON_GPU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -114,8 +116,8 @@ def _quantize_kernel(
     wait_for_inputs(OVERLAP)
     values = tl.load(x + row * columns + column, mask=known, other=0.0).to(tl.float32)
     store_rounded(
-        values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, most, zero_scale, limit,
-        GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
+        values, codes, scales, zeros, static_scale, static_zero, row, columns, groups, row_stride, group_stride, most,
+        zero_scale, limit, GROUPS, GROUP, COLUMNS_PER_GROUP, INTEGERS, STATIC, SYMMETRIC, POWER_OF_TWO, ON_GPU,
     )  # fmt: skip
 
 
@@ -136,18 +138,22 @@ def rounded_rows(
     scale: torch.Tensor | None,
     zero: torch.Tensor | None,
     device: torch.device,
+    by_group: bool = False,
 ) -> RoundedRows:
-    """Return the memory for rows that are rounded as quantize_rows_reference does."""
+    """Return the memory for rows that are rounded as quantize_rows_reference does. by_group: the scales of a group of
+    columns are beside each other, not those of a row."""
     group = form.group or columns
     groups = triton.cdiv(columns, group)
     codes = torch.empty(rows, columns, dtype=form.dtype, device=device)
-    scales = torch.empty(rows, groups, dtype=torch.float32, device=device)
+    scales = torch.empty(groups, rows, dtype=torch.float32, device=device).t()
+    if not by_group:
+        scales = torch.empty(rows, groups, dtype=torch.float32, device=device)
     zeros = None if form.symmetric else torch.empty(rows, dtype=torch.int32, device=device)
     lanes = triton.next_power_of_2(group)
     integers = form.dtype == torch.int8
     operands = (
         codes, scales, codes if zeros is None else zeros, scales if scale is None else scale,
-        scales if zero is None else zero, columns, groups, form.most or float("inf"), ZERO_SCALE,
+        scales if zero is None else zero, columns, groups, *scales.stride(), form.most or float("inf"), ZERO_SCALE,
         127.5 if integers else E4M3_MOST,
     )  # fmt: skip
     flags = {

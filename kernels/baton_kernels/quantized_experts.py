@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 
 from .activation import gate_of_expert
-from .experts import sum_kernel
+from .experts import add_pairs
 from .grouped_codes import grouped_operands, multiply
 from .grouped_linear import grouped_format
-from .hopper_codes import has_hopper_kernel, hopper_codes
-from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, ProductConfig
+from .hopper_experts import candidates as hopper_candidates
+from .hopper_experts import fits_hopper_experts, hopper_experts
+from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
-from .pair_groups import PairGroups, gather_rows, group_pairs
+from .pair_groups import PairGroups, group_pairs
 from .quantize import quantize_rows
 from .reference.grouped_linear import GroupedWeight
 from .reference.quantized_experts import QuantizedExperts
@@ -26,8 +27,8 @@ from .scaled_linear import add_step, format_of, load_tile
 from .size_class import size_class
 from .tile_order import tile_of
 from .tuning import compile_experts_first, quantized_experts_config
-from .unmeasured import coded_experts_candidates, hopper_experts_candidates
-from .unmeasured_products import TOKENS, random_choice, watch
+from .unmeasured import coded_experts_candidates
+from .unmeasured_products import TOKENS, random_choice, random_rows, watch
 
 FIXED = ExpertsConfig(16, ProductConfig(64, 128, 4, 3), ProductConfig(64, 128, 4, 3))
 
@@ -163,24 +164,19 @@ def run_quantized_experts(
         shape = experts_format(held), *layer, x.device
         for each in compile_experts_first(*shape):
             run_quantized_experts(x[:1], held, weights[:1], experts[:1], each)
-        config = quantized_experts_config(size_class(tokens), *shape) or _default(
-            size_class(tokens) * count, whole_layer
-        )
+        config = quantized_experts_config(size_class(tokens), *shape)
+        if config is None:
+            config = _default(size_class(tokens) * count, whole_layer)._replace(hopper=_codes_on_hopper(x, held))
     groups = group_pairs(experts, num_experts, config.block_rows)
     results = x.new_empty(tokens * count, hidden)
-    if isinstance(held.gate_up, GroupedWeight) and has_hopper_kernel(held.gate_up, x.dtype):
-        _on_hopper(x, held, groups, results, count, config)
+    if config.hopper:
+        hopper_experts(x, held, groups, results, count, config)
     else:
         # The rows of x belong to tokens, those of `inner` to pairs.
         inner = x.new_empty(tokens * count, both // 2)
         _product(x, held.gate_up, held.gate_up_bias, held, groups, inner, count, config.block_rows, config.gate_up)
         _product(inner, held.down, held.down_bias, held, groups, results, 1, config.block_rows, config.down)
-    out = torch.empty_like(x)
-    block = min(triton.next_power_of_2(hidden), 1024)
-    sum_kernel[(tokens, triton.cdiv(hidden, block))](
-        results, weights, experts, out, SIZE=hidden, BLOCK=block, COUNT=count, num_warps=4, **overlap_options(x.device)
-    )
-    return out
+    return add_pairs(results, weights, experts)
 
 
 class _Codes(NamedTuple):
@@ -192,6 +188,10 @@ class _Codes(NamedTuple):
     def rows(self) -> tuple[int, ...]:
         return TOKENS
 
+    @property
+    def trusted(self) -> ExpertsConfig:
+        return FIXED
+
     def numbers(self, weight: QuantizedExperts) -> torch.Tensor:
         return weight.gate_up if isinstance(weight.gate_up, torch.Tensor) else weight.gate_up.codes
 
@@ -200,38 +200,25 @@ class _Codes(NamedTuple):
 
     def candidates(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
         default, scales = _default(rows * shape.used, shape.experts), weight.gate_up
+        found = []
+        if fits_hopper_experts(self.numbers(weight).new_empty(0, dtype=self.dtype), weight):
+            found = hopper_candidates(weight, rows, shape)
         if isinstance(scales, GroupedWeight):
-            return hopper_experts_candidates(rows, shape) if has_hopper_kernel(scales, self.dtype) else [default]
+            return found or [default]
         assert isinstance(scales, ScaledWeight)
         inner = scales.tile[1] if scales.tile[1] < shape.hidden else 0
-        return list(dict.fromkeys([default, *coded_experts_candidates(rows, shape, inner)]))
+        return list(dict.fromkeys([default, *coded_experts_candidates(rows, shape, inner), *found]))
 
-    def compute(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int, config: ExpertsConfig) -> torch.Tensor:
+    def inputs(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int) -> tuple[torch.Tensor, ...]:
         codes = self.numbers(weight)
-        x = torch.zeros(rows, shape.hidden, dtype=self.dtype, device=codes.device)
-        return run_quantized_experts(x, weight, *random_choice(rows, shape, len(codes), codes.device), config)
+        x = random_rows(rows, shape.hidden, self.dtype, codes.device)
+        return x, *random_choice(rows, shape, len(codes), x.device)
 
-
-def _on_hopper(
-    x: torch.Tensor,
-    held: QuantizedExperts,
-    groups: PairGroups,
-    results: torch.Tensor,
-    count: int,
-    config: ExpertsConfig,
-) -> None:
-    """Store the results of pairs, [pairs, hidden]. Between the products, rows are in the order of the groups."""
-    assert isinstance(held.gate_up, GroupedWeight)
-    assert isinstance(held.down, GroupedWeight)
-
-    def tiles(product: ProductConfig) -> LinearConfig:
-        return LinearConfig(config.block_rows, *product[:2], 1, *product[2:4])
-
-    inner = hopper_codes(
-        gather_rows(x, groups, count), held.gate_up, held.gate_up_bias, True, tiles(config.gate_up), clamp=held.clamp,
-        groups=groups,
-    )  # fmt: skip
-    hopper_codes(inner, held.down, held.down_bias, False, tiles(config.down), results, groups=groups, ordered=True)
+    def compute(
+        self, weight: QuantizedExperts, shape: ExpertLayer, inputs: tuple[torch.Tensor, ...], config: ExpertsConfig
+    ) -> torch.Tensor:
+        x, factors, experts = inputs
+        return run_quantized_experts(x, weight, factors, experts, config)
 
 
 def _product(
@@ -273,8 +260,13 @@ def _product(
     )  # fmt: skip
 
 
+def _codes_on_hopper(x: torch.Tensor, held: QuantizedExperts) -> bool:
+    """Whether the weights are codes of 4 bits, which Hopper's kernel always multiplies faster than the one here."""
+    return isinstance(held.gate_up, GroupedWeight) and fits_hopper_experts(x, held)
+
+
 def run_quantized_experts_fixed(
     x: torch.Tensor, held: QuantizedExperts, weights: torch.Tensor, experts: torch.Tensor
 ) -> torch.Tensor:
     """Compute quantized_experts_reference such that the bits of a token's result do not depend on the others."""
-    return run_quantized_experts(x, held, weights, experts, FIXED)
+    return run_quantized_experts(x, held, weights, experts, FIXED._replace(hopper=_codes_on_hopper(x, held)))

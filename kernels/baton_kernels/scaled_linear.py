@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .activation import gate_mul, silu_mul
+from .hopper_numbers import fits_hopper_scaled, hopper_scaled
 from .kernel_configs import LinearConfig, Product
 from .overlap import LINE, let_next_start, lines_ahead, overlap_options, prefetch, wait_for_inputs
 from .parts import add_parts, arrivals_of, parts_for
@@ -24,7 +25,8 @@ from .reference.scaled_linear import ScaledWeight
 from .tile_order import tile_of
 from .tuning import compile_first, quantized_config
 from .unmeasured import coded_candidates
-from .unmeasured_products import watch
+from .unmeasured_hopper import hopper_candidates, scaled_numbers
+from .unmeasured_products import random_rows, watch
 
 # Rows up to which the kernels here are used where nothing was measured and torch has a product in FP8.
 _FEW_ROWS = 64
@@ -220,14 +222,14 @@ def by_torch(x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, 
     return out
 
 
-def fits_torch(x: QuantizedRows, weight: ScaledWeight, dtype: torch.dtype) -> bool:
+def fits_torch(rows: int, weight: ScaledWeight, dtype: torch.dtype) -> bool:
     """Whether torch has the product: with a scale for each row and output, on cards of compute capability 9.0."""
-    (rows, inner), outputs = x.codes.shape, weight.codes.shape[0]
-    if not x.codes.is_cuda or weight.tile != (1, inner) or outputs % 16 or inner % 16:
+    outputs, inner = weight.codes.shape
+    if not weight.codes.is_cuda or weight.tile != (1, inner) or outputs % 16 or inner % 16:
         return False
     if weight.codes.dtype == torch.int8:
         return rows > 16
-    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.codes.device) >= (9, 0)
+    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(weight.codes.device) >= (9, 0)
 
 
 def _default(rows: int, outputs: int, inner: int) -> LinearConfig:
@@ -272,15 +274,20 @@ def scaled_linear(
         for each in compile_first(*shape):
             scaled_linear(_first_row(x), weight, bias, dtype, gated, each)
         config = quantized_config(rows, *shape, default=_default_fp8 if format == "fp8" else _default)
-        if config is None and fits_torch(x, weight, dtype):
+        if config is None and fits_torch(rows, weight, dtype):
             result = by_torch(x, weight, bias, dtype)
             return gate_mul(result, "silu") if gated else result
         config = config or _default(rows, outputs, inner)
     if gated:
         outputs //= 2
-        # The parts of gates and ups would have to be added up before. The one-row kernel has no gate.
-        config = FIXED if config.block_rows == 1 else config._replace(splits=1)
+        # The one-row kernel has no gate.
+        config = FIXED if config.block_rows == 1 else config
     out = torch.empty(rows, outputs, dtype=dtype, device=x.codes.device)
+    if config.hopper:
+        return hopper_scaled(x, weight, bias, gated, config, out)
+    if gated:
+        # The parts of gates and ups would have to be added up before.
+        config = config._replace(splits=1)
     integers = weight.codes.dtype == torch.int8
     block_inner = weight.tile[1] if tiled else config.block_inner
     zeros, sums = (x.codes, x.codes) if x.zeros is None else (x.zeros, weight.sums)
@@ -324,6 +331,10 @@ class _Codes(NamedTuple):
     def rows(self) -> tuple[int, ...]:
         return 1, 16, 32, 64, 128, 256, 2048
 
+    @property
+    def trusted(self) -> LinearConfig:
+        return FIXED
+
     def numbers(self, weight: ScaledWeight) -> torch.Tensor:
         return weight.codes
 
@@ -332,31 +343,43 @@ class _Codes(NamedTuple):
 
     def candidates(self, weight: ScaledWeight, shape: Product, rows: int) -> list[LinearConfig | None]:
         found: list[LinearConfig | None] = []
-        if fits_torch(self._inputs(weight, rows), weight, self.dtype):
+        if fits_torch(rows, weight, self.dtype):
             found.append(None)
-        tiled = weight.tile[1] < shape.inner
+        tiled, on_hopper = weight.tile[1] < shape.inner, fits_hopper_scaled(weight)
+        if on_hopper:
+            found += hopper_candidates(scaled_numbers(weight), rows, shape, weight.codes.device)
         if rows > 128:
             # Gates and ups are two tiles of weights.
             fitting = [config for config in _MANY_ROWS if not shape.gated or config.block_outputs <= 128]
-            return found + [config._replace(block_inner=weight.tile[1]) if tiled else config for config in fitting]
+            others: list[LinearConfig | None] = [
+                config._replace(block_inner=weight.tile[1]) if tiled else config for config in fitting
+            ]
+            return found if on_hopper else found + others
         if rows == 1 and not shape.gated:
             found += [config for config in _ONE_ROW if config.block_inner <= shape.inner]
         found.append(FIXED if rows == 1 else _default(rows, shape.outputs, shape.inner))
         tiles = coded_candidates(rows, shape, weight.codes.device)
+        if on_hopper:
+            # Beside Hopper's own kernel, only narrow tiles are sometimes the fastest.
+            tiles = [each for each in tiles if each.block_outputs == 64]
         found += [each for each in tiles if not tiled or each.block_inner == weight.tile[1]]
         return list(dict.fromkeys(found))
 
-    def compute(self, weight: ScaledWeight, shape: Product, rows: int, config: LinearConfig | None) -> torch.Tensor:
-        x = self._inputs(weight, rows)
-        if config is not None:
-            return scaled_linear(x, weight, None, self.dtype, shape.gated, config)
-        result = by_torch(x, weight, None, self.dtype)
-        return gate_mul(result, "silu") if shape.gated else result
+    def inputs(self, weight: ScaledWeight, shape: Product, rows: int) -> QuantizedRows:
+        codes, groups = weight.codes, weight.scales.shape[1]
+        random = random_rows(rows, shape.inner, torch.float32, codes.device) * 40
+        # Each row and group has another scale, and each row another zero.
+        scales = torch.linspace(0.5, 1.5, rows * groups, device=codes.device).view(rows, groups)
+        zeros = torch.arange(rows, dtype=torch.int32, device=codes.device) % 100 if self.zeros else None
+        return QuantizedRows(random.clamp(-127, 127).to(codes.dtype), scales, zeros)
 
-    def _inputs(self, weight: ScaledWeight, rows: int) -> QuantizedRows:
-        codes, scales = weight.codes.new_zeros(rows, weight.codes.shape[1]), weight.scales
-        zeros = codes.new_zeros(rows, dtype=torch.int32) if self.zeros else None
-        return QuantizedRows(codes, scales.new_ones(rows, scales.shape[1]), zeros)
+    def compute(
+        self, weight: ScaledWeight, shape: Product, inputs: QuantizedRows, config: LinearConfig | None
+    ) -> torch.Tensor:
+        if config is not None:
+            return scaled_linear(inputs, weight, None, self.dtype, shape.gated, config)
+        result = by_torch(inputs, weight, None, self.dtype)
+        return gate_mul(result, "silu") if shape.gated else result
 
 
 def _first_row(x: QuantizedRows) -> QuantizedRows:

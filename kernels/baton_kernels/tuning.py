@@ -1,7 +1,7 @@
 """The fastest configuration of a kernel on each GPU, from measured tables, and rules for products not measured.
 
-loadtest/engine/tune_linear.py and tune_experts.py write the tables: one for each GPU and format of weights. An engine
-measures products that are in no table (unmeasured_products.py), and `learn` takes what it has found.
+loadtest/engine/tune_linear.py writes the tables: one for each GPU and format of weights. An engine measures products
+that are in no table, and layers of experts (unmeasured_products.py), and `learn` takes what it has found.
 """
 
 import functools
@@ -48,7 +48,7 @@ _learned: dict[tuple[str, str, torch.device], dict[str, Any]] = {}
 
 def is_known(format: str, shape: Product | ExpertLayer, device: torch.device) -> bool:
     """Whether a product has been measured. format: of its weight, "" = 16 bits."""
-    return bool(_entries(format, _name(shape), device, isinstance(shape, ExpertLayer)))
+    return bool(_entries(format, _name(shape), device))
 
 
 def learn(format: str, shape: Product | ExpertLayer, device: torch.device, choices: dict[int, Any]) -> None:
@@ -64,9 +64,9 @@ def _name(shape: Product | ExpertLayer) -> str:
     return product_name(*shape) if isinstance(shape, Product) else experts_name(*shape)
 
 
-def _entries(format: str, name: str, device: torch.device, experts: bool = False) -> dict[str, Any]:
+def _entries(format: str, name: str, device: torch.device) -> dict[str, Any]:
     """Return the measured configurations of a product, by the most rows that each is for, in ascending order."""
-    return _table(format, device, experts).get(name) or _learned.get((format, name, device)) or {}
+    return _table(format, device).get(name) or _learned.get((format, name, device)) or {}
 
 
 def experts_config(
@@ -113,8 +113,8 @@ def compile_experts_first(
 def _measured_experts(name: str, device: torch.device, format: str = "") -> list[tuple[int, ExpertsConfig]]:
     """Return the best configurations, each with the most tokens that it is for, in ascending order."""
     return [
-        (int(most), ExpertsConfig(rows, ProductConfig(*gate_up), ProductConfig(*down)))
-        for most, (rows, gate_up, down) in _entries(format, name, device, experts=True).items()
+        (int(most), ExpertsConfig(rows, ProductConfig(*gate_up), ProductConfig(*down), hopper))
+        for most, (rows, gate_up, down, hopper) in _learned.get((format, name, device), {}).items()
     ]
 
 
@@ -163,20 +163,20 @@ def _measured(format: str, name: str, device: torch.device) -> list[tuple[int, L
 
 
 @functools.cache
-def _table(format: str, device: torch.device, experts: bool = False) -> dict[str, Any]:
+def _table(format: str, device: torch.device) -> dict[str, Any]:
     """Return the best configurations of each product, keyed by the most rows that each is for, in ascending order."""
     if device.type != "cuda":
         return {}
-    own = _read_table(table_name(format, torch.cuda.get_device_name(device), experts))
+    own = _read_table(table_name(format, torch.cuda.get_device_name(device)))
     if own:
         return own
     like = _SAME_CHIP.get(torch.cuda.get_device_capability(device))
-    return _read_table(table_name(format, like, experts)) if like else {}
+    return _read_table(table_name(format, like)) if like else {}
 
 
-def table_name(format: str, device_name: str, experts: bool = False) -> str:
-    """Return the name of the file with a table. format: of the weights, "" = 16 bits. experts: the table is theirs."""
-    parts = ["experts"] * experts + [format] * bool(format) + [device_name]
+def table_name(format: str, device_name: str) -> str:
+    """Return the name of the file with a table. format: of the weights, "" = 16 bits."""
+    parts = [format] * bool(format) + [device_name]
     return "_".join(parts).lower().replace(" ", "_") + ".json"
 
 

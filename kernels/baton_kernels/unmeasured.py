@@ -11,8 +11,6 @@ from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, P
 
 # Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two.
 _ALONE, _SHARED = 200 << 10, 112 << 10
-# The same for programs with barriers beside their tiles: of each of two and of three.
-_OF_TWO, _OF_THREE = 110 << 10, 70 << 10
 _SPLITS = (8, 6, 4, 3, 2)
 # Elements of a weight below which cuBLAS was faster for more than 16 rows, and for more than 32.
 _LEAST_ELEMENTS = {32: 5 << 20, 64: 50 << 20}
@@ -20,14 +18,6 @@ _LEAST_ELEMENTS = {32: 5 << 20, 64: 50 << 20}
 _ONE_ROW = {
     False: ((2, 2048, 8), (1, 2048, 4), (2, 2048, 4), (2, 1024, 4), (4, 2048, 8), (4, 1024, 2), (4, 512, 1)),
     True: ((1, 2048, 8), (1, 2048, 4), (1, 1024, 4), (2, 1024, 4), (2, 1024, 2), (2, 2048, 8)),
-}
-# Outputs, warps, columns of a step and bytes of shared memory of programs in hopper_codes.py, by their rows.
-_HOPPER_TILES = {
-    16: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (64, 4, 128, _OF_TWO)),
-    32: ((128, 4, 256, _OF_TWO), (128, 8, 256, _OF_TWO), (128, 8, 128, _OF_TWO), (64, 4, 128, _OF_TWO)),
-    64: ((128, 8, 128, _ALONE), (256, 8, 128, _ALONE), (128, 8, 64, _ALONE), (256, 8, 64, _ALONE)),
-    128: ((128, 8, 64, _ALONE), (128, 8, 128, _ALONE), (256, 8, 64, _ALONE)),
-    256: ((128, 8, 64, _ALONE),),
 }
 
 
@@ -115,38 +105,6 @@ def coded_candidates(rows: int, product: Product, device: torch.device) -> list[
     return list(dict.fromkeys(found))
 
 
-def unmeasured_hopper(rows: int, outputs: int, inner: int, gated: bool, device: torch.device) -> LinearConfig:
-    """Return the configuration of hopper_codes.py for x [rows, inner] times a weight [outputs, inner]."""
-    return hopper_candidates(rows, Product(outputs, inner, gated), device)[0]
-
-
-def hopper_candidates(rows: int, product: Product, device: torch.device) -> list[LinearConfig]:
-    """Return what is worth measuring for the kernel in hopper_codes.py; what is fastest most often comes first."""
-    processors = _processors(device)
-    rows = max(triton.next_power_of_2(rows), 16)
-    found = []
-    for block_rows in sorted({min(rows, 256), min(rows, 128)}, reverse=True):
-        for block, warps, block_inner, memory in _HOPPER_TILES[block_rows]:
-            # Tiles of both gates and ups have half of their outputs.
-            tiles = triton.cdiv(product.outputs, block) * triton.cdiv(rows, block_rows)
-            together = _ALONE // memory * processors
-            fitting = [1, *(parts for parts in (2, 4, 8) if parts * block_inner <= product.inner)]
-            # So many parts that at least every other place for a program is taken, or twice as many.
-            enough = [parts for parts in fitting if parts * tiles > together // 2] or fitting[-1:]
-            found += [
-                hopper_config(block_rows, block, warps, block_inner, memory)._replace(splits=parts)
-                for parts in enough[:2]
-                if parts == enough[0] or parts * tiles <= 2 * together
-            ]
-    return list(dict.fromkeys(found))
-
-
-def hopper_config(block_rows: int, block: int, warps: int, block_inner: int, memory: int) -> LinearConfig:
-    """Return a configuration without parts, with as many stages as fit."""
-    stage = block_inner * (block // 2 + 2 * block_rows)
-    return LinearConfig(block_rows, block, block_inner, 1, warps, min(max(memory // stage, 2), 8))
-
-
 def has_rules(inner: int, device: torch.device) -> bool:
     """Whether more than one row may be faster than cuBLAS. Rows of weights that do not begin where 16 bytes do are read
     slowly."""
@@ -203,9 +161,7 @@ def experts_candidates(tokens: int, layer: ExpertLayer, device: torch.device) ->
         ]
         found += [ExpertsConfig(1, *each) for each in itertools.product(tiles, down)]
     for rows in rows_of_blocks(pairs / layer.experts):
-        for config in _BLOCKS[rows]:
-            whole = config.gate_up._replace(whole=True), config.down._replace(whole=True)
-            found += [config, ExpertsConfig(rows, *whole)]
+        found += _BLOCKS[rows]
     return list(dict.fromkeys(found))
 
 
@@ -224,16 +180,6 @@ def coded_experts_candidates(tokens: int, layer: ExpertLayer, block_inner: int) 
         ExpertsConfig(rows, tiles(rows, block, inner, 2), tiles(rows, block, inner, 1))
         for rows, block, inner in itertools.product(blocks, (64, 128), inners)
         if block * rows <= 128 * 128
-    ]
-
-
-def hopper_experts_candidates(tokens: int, layer: ExpertLayer) -> list[ExpertsConfig]:
-    """As hopper_candidates, for a layer of experts."""
-    blocks = rows_of_blocks(tokens * layer.used / layer.experts)
-    configs = [hopper_config(rows, *tile) for rows in blocks for tile in _HOPPER_TILES[rows]]
-    return [
-        ExpertsConfig(each.block_rows, *2 * (ProductConfig(*each[1:3], each.num_warps, each.num_stages),))
-        for each in configs
     ]
 
 

@@ -32,8 +32,15 @@ class Kind(Protocol):
     def candidates(self, weight: Any, shape: Any, rows: int) -> list[Any]:
         """Return the configurations that are worth measuring."""
 
-    def compute(self, weight: Any, shape: Any, rows: int, config: Any) -> object:
-        """Multiply so many rows of zeros."""
+    @property
+    def trusted(self) -> Any:
+        """The configuration of a kernel that is known to be right: all others must have the same results."""
+
+    def inputs(self, weight: Any, shape: Any, rows: int) -> Any:
+        """Return so many random rows, as the product takes them. Tensor cores multiply zeros faster than these."""
+
+    def compute(self, weight: Any, shape: Any, inputs: Any, config: Any) -> torch.Tensor:
+        """Return the product of such inputs."""
 
 
 class Unmeasured(NamedTuple):
@@ -74,6 +81,12 @@ def watch(kind: Kind, weight: Any, shape: Shape) -> None:
     weights = _found.setdefault((format, shape), Unmeasured(kind, shape, [])).weights
     if all(kind.numbers(other) is not kind.numbers(weight) for other in weights):
         weights.append(weight)
+
+
+def random_rows(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return rows of the standard normal distribution."""
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randn(rows, columns, device=device, generator=generator).to(dtype)
 
 
 # Numbers of tokens for which layers of experts are measured.

@@ -131,7 +131,7 @@ class Scaled(Format):
     def run(self, x: Any, weight: Any, gated: bool, config: LinearConfig | None) -> torch.Tensor:
         if config is not None:
             return scaled_linear.scaled_linear(x, weight, None, torch.bfloat16, gated, config)
-        if not scaled_linear.fits_torch(x, weight, torch.bfloat16):
+        if not scaled_linear.fits_torch(len(x.codes), weight, torch.bfloat16):
             raise RuntimeError("torch has no such product")
         result = scaled_linear.by_torch(x, weight, None, torch.bfloat16)
         return gate_mul(result, "silu") if gated else result

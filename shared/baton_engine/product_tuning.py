@@ -1,10 +1,16 @@
-"""Measures at start which kernels compute the products of a model fastest, where no table has their shapes."""
+"""Measures at start which kernels compute the products of a model fastest, where no table has their shapes.
+
+What a compiler or a driver makes of a kernel may be wrong. So a candidate must also have the results of a kernel that
+is trusted.
+"""
 
 import logging
 import time
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
+import torch
 from triton.runtime.errors import OutOfResources
 
 from baton_common.cores import available_cores
@@ -17,6 +23,9 @@ log = logging.getLogger(__name__)
 
 # Weights of different layers are read in turn, as in a step, so that none of them is found in the L2 cache.
 _BYTES = 256 << 20
+# By how much a result may be off, as a part of the root mean square of all results and of those of its output. Products
+# of 8 bits that are added up otherwise differ by a tenth of that.
+_MOST_OFF = 0.1
 
 
 def tune_products(
@@ -31,8 +40,9 @@ def tune_products(
         with compiling_ahead(available_cores()):
             for kind, shape, weights in products:
                 for rows in kind.rows:
-                    for config in kind.candidates(weights[0], shape, rows):
-                        kind.compute(weights[0], shape, rows, config)
+                    inputs = kind.inputs(weights[0], shape, rows)
+                    for config in [kind.trusted, *kind.candidates(weights[0], shape, rows)]:
+                        kind.compute(weights[0], shape, inputs, config)
         for each in products:
             each.learn({rows: _fastest(each, rows, seconds) for rows in each.kind.rows})
     # The rules serve as well, if not as fast, so a GPU or a driver that refuses a candidate need not stop the engine.
@@ -48,17 +58,42 @@ def tune_products(
 def _fastest(unmeasured: Unmeasured, rows: int, seconds: Callable[[Callable[[], object], int], float]) -> Config:
     kind, shape, weights = unmeasured
     some = weights[: max(-(-_BYTES // kind.numbers(weights[0]).nbytes), 1)]
+    inputs = kind.inputs(weights[0], shape, rows)
 
     def run(config: Config) -> None:
         for weight in some:
-            kind.compute(weight, shape, rows, config)
+            kind.compute(weight, shape, inputs, config)
 
     found: dict[Config, float] = {}
     # The first round also brings an idle device up to its clock.
-    for config in 2 * kind.candidates(weights[0], shape, rows):
+    for config in 2 * _right(unmeasured, inputs, kind.candidates(weights[0], shape, rows)):
+        took = seconds(partial(run, config), 1)
+        found[config] = min(took, found.get(config, took))
+    return min(found, key=lambda config: found[config], default=kind.trusted)
+
+
+def _right(unmeasured: Unmeasured, inputs: Any, candidates: list[Config]) -> list[Config]:
+    """Return the candidates that this GPU can run, and whose results are right."""
+    kind, shape, [weight, *_] = unmeasured
+    expected = kind.compute(weight, shape, inputs, kind.trusted).float()
+    right: list[Config] = []
+    for config in candidates:
         try:
-            took = seconds(partial(run, config), 1)
+            result = kind.compute(weight, shape, inputs, config).float()
         except OutOfResources:  # it needs more shared memory than this GPU has
             continue
-        found[config] = min(took, found.get(config, took))
-    return min(found, key=lambda config: found[config])
+        if _agree(result, expected):
+            right.append(config)
+        else:
+            log.error(
+                "not used, as its results for %d rows are wrong: %s of %s", len(result), config, shape,
+                extra={"event": "wrong_kernel"},
+            )  # fmt: skip
+    return right
+
+
+def _agree(result: torch.Tensor, expected: torch.Tensor) -> bool:
+    """result, expected: [rows, outputs] float32. Nothing can be said where the expected results are not finite."""
+    squares = expected.square()
+    most = _MOST_OFF * (squares.mean().sqrt() + squares.mean(dim=0).sqrt())
+    return bool(((result - expected).abs() <= most).all()) or not bool(squares.isfinite().all())

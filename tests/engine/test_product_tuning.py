@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -93,4 +94,36 @@ def test_rules_stay_where_a_device_refuses_a_candidate(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         tune_products(unmeasured([torch.zeros(64, 32).half()]), seconds)
     assert "products are not measured: out of resource" in caplog.text
+    assert linear_config(2, *PRODUCT, CPU) == CANDIDATES[0]
+
+
+def test_a_candidate_whose_results_are_wrong_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One element of thousands is enough."""
+    weight = torch.randn(64, 32, generator=torch.Generator().manual_seed(5)).half()
+    products = unmeasured([weight])
+    wrong, right = CANDIDATES[0], CANDIDATES[1]
+    original = linear_kernels.linear
+
+    def broken(*arguments: Any, config: LinearConfig | None = None, **options: Any) -> torch.Tensor:
+        result = original(*arguments, config=config, **options)
+        if config == wrong:
+            result[-1, 7] += 3 * result.float().square().mean().sqrt()
+        return result
+
+    monkeypatch.setattr(linear_kernels, "linear", broken)
+    monkeypatch.setattr(linear_kernels, "linear_candidates", lambda *_: [wrong, right])
+    tune_products(products, lambda run, repeats: 1.0)
+    assert [linear_config(rows, *PRODUCT, CPU) for rows in (1, 16, 64)] == [right] * 3
+    assert f"results for 16 rows are wrong: {wrong}" in caplog.text
+    tuning._learned.clear()
+    monkeypatch.setattr(linear_kernels, "linear_candidates", lambda *_: [wrong])
+    tune_products(products, lambda run, repeats: 1.0)
+    assert [linear_config(rows, *PRODUCT, CPU) for rows in (1, 16, 64)] == [None] * 3, "the product that is trusted"
+
+
+def test_weights_that_are_not_finite_are_measured(caplog: pytest.LogCaptureFixture) -> None:
+    tune_products(unmeasured([torch.full((64, 32), float("nan")).half()]), lambda run, repeats: 1.0)
+    assert "wrong" not in caplog.text
     assert linear_config(2, *PRODUCT, CPU) == CANDIDATES[0]

@@ -1,4 +1,4 @@
-"""Compiles the kernels for Hopper on any machine, and prints the sizes of their code: `prefill` or `codes`."""
+"""Compiles kernels for Hopper on any machine, and prints the sizes of their code: `prefill`, `codes` or `numbers`."""
 
 import sys
 from types import SimpleNamespace
@@ -9,12 +9,15 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from baton_kernels import hopper_codes, hopper_prefill
+from baton_kernels import hopper_codes, hopper_numbers, hopper_prefill, hopper_products
+from baton_kernels.hopper_products import Pairs
 from baton_kernels.kernel_configs import LinearConfig
 from baton_kernels.pair_groups import PairGroups
 from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.grouped_linear import GroupedWeight
 from baton_kernels.reference.paged_attention import AttentionVariant
+from baton_kernels.reference.quantize import QuantizedRows
+from baton_kernels.reference.scaled_linear import ScaledWeight
 
 BF16 = torch.bfloat16
 
@@ -43,17 +46,43 @@ def codes() -> JITFunction:
 
     compute, ints = hopper_codes.hopper_codes, torch.zeros(64, dtype=torch.int32)
     x, plain = torch.zeros(16, 4096, dtype=BF16), weight("int4", 512, 4096)
-    compute(x, plain, None, True, LinearConfig(16, 128, 256, 1, 8, 4))
-    compute(x, plain, None, False, LinearConfig(16, 64, 256, 4, 4, 4))
-    compute(x, plain, None, False, LinearConfig(256, 128, 64, 1, 8, 5))
+    compute(x, plain, None, True, LinearConfig(16, 128, 256, 1, 8, 4), x)
+    compute(x, plain, None, False, LinearConfig(16, 64, 256, 4, 4, 4), x)
+    compute(x, plain, None, False, LinearConfig(256, 128, 64, 1, 8, 5), x)
     half = x.half()
-    compute(half, weight("int4", 512, 4096, scales=torch.float16), half[0], False, LinearConfig(64, 256, 128, 2, 8, 6))
-    compute(x, weight("int4", 512, 4096, scales=torch.float16), None, False, LinearConfig(32, 128, 256, 1, 4, 3))
+    compute(
+        half, weight("int4", 512, 4096, scales=torch.float16), half[0], False, LinearConfig(64, 256, 128, 2, 8, 6), x
+    )
+    compute(x, weight("int4", 512, 4096, scales=torch.float16), None, False, LinearConfig(32, 128, 256, 1, 4, 3), x)
     groups, experts = PairGroups(ints, ints[:4]), weight("e2m1", 3, 64, 2880, group=32, scales=torch.uint8)
     x, clamp = torch.zeros(64, 2880, dtype=BF16), ClampedGate(1.7, 7.0)
-    compute(x, experts, x[:3, :64], True, LinearConfig(16, 128, 256, 1, 8, 4), clamp=clamp, groups=groups)
-    compute(x, experts, None, False, LinearConfig(16, 64, 256, 1, 4, 4), x, groups=groups, ordered=True)
-    return hopper_codes._hopper_codes_kernel
+    compute(x, experts, x[:3, :64], True, LinearConfig(16, 128, 256, 1, 8, 4), x, Pairs(groups, clamp=clamp))
+    compute(x, experts, None, False, LinearConfig(16, 64, 256, 1, 4, 4), x, Pairs(groups, True))
+    return hopper_products._hopper_kernel
+
+
+def numbers() -> JITFunction:
+    multiply, ints = hopper_numbers.hopper_numbers, torch.zeros(64, dtype=torch.int32)
+    groups = PairGroups(ints, ints[:4])
+    gates, results = Pairs(groups, clamp=ClampedGate(1.7, 7.0)), Pairs(groups, True)
+    x, weight = torch.zeros(64, 2880, dtype=BF16), torch.zeros(3, 512, 2880, dtype=BF16)
+    for rows, outputs, inner, warps in ((16, 64, 128, 4), (64, 256, 64, 8), (128, 256, 64, 8)):
+        tiles = LinearConfig(rows, outputs, inner, 1, warps, 4)
+        multiply(x, weight, x[:3, :512], True, tiles, x[:, :256], gates)
+        multiply(x, weight, None, False, tiles, x[:, :512], results)
+    multiply(x.half(), weight[0].half(), None, False, LinearConfig(256, 128, 64, 2, 8, 4), x[:, :512].half())
+    fp8 = torch.float8_e4m3fn
+    for dtype, tile in ((fp8, (1, 4096)), (fp8, (128, 128)), (torch.int8, (1, 4096))):
+        codes = torch.zeros(512, 4096, dtype=dtype)
+        scales = torch.ones(512 // tile[0], 4096 // tile[1])
+        sums, zeros = (ints.repeat(8), ints) if dtype == torch.int8 else (None, None)
+        scaled = ScaledWeight(codes, scales, tile, sums)
+        quantized = QuantizedRows(codes[:64], torch.ones(64, scales.shape[1]), zeros)
+        for rows, warps, parts in ((16, 8, 2), (64, 4, 1), (128, 8, 1)):
+            tiles = LinearConfig(rows, 128, 128, parts, warps, 4)
+            hopper_numbers.hopper_scaled(quantized, scaled, x[0], False, tiles, x[:, :512])
+            hopper_numbers.hopper_scaled(quantized, scaled, None, True, tiles, x[:, :256])
+    return hopper_products._hopper_kernel
 
 
 def main() -> None:
@@ -68,7 +97,7 @@ def main() -> None:
     CompiledKernel._init_handles = lambda _: None
     run = JITFunction.run
     JITFunction.run = lambda *arguments, warmup, **options: run(*arguments, warmup=True, **options)
-    kernel = {"prefill": prefill, "codes": codes}[sys.argv[1]]()
+    kernel = {"prefill": prefill, "codes": codes, "numbers": numbers}[sys.argv[1]]()
     compiled = kernel.device_caches[0][0].values()
     print([len(each.asm["cubin"]) for each in compiled])
 

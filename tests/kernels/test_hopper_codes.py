@@ -10,18 +10,14 @@ from baton_common.cores import available_cores
 from baton_engine.compilation import compiling_ahead
 from baton_kernels.grouped_linear import FIXED, grouped_linear, grouped_linear_fixed
 from baton_kernels.hopper_codes import has_hopper_kernel
-from baton_kernels.kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
-from baton_kernels.quantized_experts import run_quantized_experts
-from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.kernel_configs import LinearConfig, Product
 from baton_kernels.reference.grouped_linear import (
     GroupedWeight,
     dequantize_grouped_reference,
     grouped_linear_reference,
     pack_four_bits,
 )
-from baton_kernels.reference.quantized_experts import QuantizedExperts, quantized_experts_reference
-from baton_kernels.reference.routing import NOT_OWN
-from baton_kernels.unmeasured import hopper_candidates, hopper_experts_candidates
+from baton_kernels.unmeasured_hopper import CODES, hopper_candidates
 
 from .closeness import relative_error
 from .hopper import compiled_sizes, on_hopper
@@ -112,7 +108,7 @@ def test_products_with_every_candidate() -> None:
     cases: list[Case] = []
     for (form, gated), rows in itertools.product(((FORMATS[0], False), (FORMATS[-1], True)), (1, 20, 50, 130, 300)):
         x = torch.randn(rows, 1152, dtype=BF16, device=DEVICE)
-        tiles = hopper_candidates(rows, Product(600, 1152, gated), DEVICE)
+        tiles = hopper_candidates(CODES, rows, Product(600, 1152, gated), DEVICE)
         cases.append((x, make(form, 600, 1152), gated, tuple(tiles)))
     check(cases)
 
@@ -122,36 +118,6 @@ def test_fixed_products_do_not_depend_on_the_rows_around() -> None:
     weight, x = make(Format("int4", 128, BF16, True), 300, 640), torch.randn(90, 640, dtype=BF16, device=DEVICE)
     together = grouped_linear_fixed(x, weight)
     assert torch.equal(grouped_linear_fixed(x[66:70].contiguous(), weight), together[66:70])
-
-
-@on_hopper
-@pytest.mark.usefixtures("poisoned")
-def test_layers_of_experts() -> None:
-    layer = ExpertLayer(3, 9, 320, 192)
-    small = ExpertsConfig(16, ProductConfig(64, 64, 4, 2), ProductConfig(128, 128, 8, 2))
-    sizes = (2 * layer.size, layer.hidden), (layer.hidden, layer.size)
-    for form, tokens in itertools.product((Format("int4", 64, BF16, True), FORMATS[-1]), (1, 8, 40, 700)):
-        gate_up, down = (make(form, *size, layer.experts) for size in sizes)
-        held, wide = QuantizedExperts(gate_up, down), QuantizedExperts(gate_up, down)
-        if form.kind == "e2m1":
-            first, second = (torch.randn(layer.experts, size[0], dtype=BF16, device=DEVICE) for size in sizes)
-            clamp = ClampedGate(1.7, 2.0)
-            held = QuantizedExperts(gate_up, down, first, second, clamp)
-            wide = QuantizedExperts(gate_up, down, first.double(), second.double(), clamp)
-        x = torch.randn(tokens, layer.hidden, dtype=BF16, device=DEVICE)
-        experts = torch.rand(tokens, layer.experts, device=DEVICE).argsort(dim=1)[:, : layer.used].int()
-        experts[tokens // 2, 0] = NOT_OWN
-        experts[tokens // 3] = torch.where(experts[tokens // 3] == 4, NOT_OWN, experts[tokens // 3])
-        factors = torch.rand(tokens, layer.used, device=DEVICE)
-        expected = quantized_experts_reference(x.double(), wide, factors, experts)
-        bound = 2 * relative_error(quantized_experts_reference(x, held, factors, experts), expected)
-        configs = (None, small, *hopper_experts_candidates(tokens, layer))
-        with compiling_ahead(available_cores()):
-            for config in configs:
-                run_quantized_experts(x, held, factors, experts, config)
-        for config in configs:
-            ours = run_quantized_experts(x, held, factors, experts, config)
-            assert relative_error(ours, expected) < bound, (form, tokens, config)
 
 
 def test_other_weights_and_other_devices_have_other_kernels() -> None:

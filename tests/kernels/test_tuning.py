@@ -10,24 +10,40 @@ import pytest
 import torch
 
 from baton_kernels import tuning, unmeasured
-from baton_kernels.kernel_configs import ExpertsConfig, LinearConfig, Product
+from baton_kernels import unmeasured_hopper as hopper
+from baton_kernels.kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
+from baton_kernels.reference.scaled_linear import ScaledWeight
 from baton_kernels.tuning import MOST_ROWS, experts_config, linear_config
-from baton_kernels.unmeasured import hopper_candidates, unmeasured_hopper
+from baton_kernels.unmeasured_hopper import (
+    CODES,
+    NUMBERS,
+    Operands,
+    hopper_candidates,
+    scaled_numbers,
+    unmeasured_hopper,
+)
 
 DEVICE = torch.device("cuda")
-ALL_TABLES = sorted(path.name for path in (resources.files("baton_kernels") / "tuned").iterdir())
-TABLES = [name for name in ALL_TABLES if not name.startswith("experts_")]
-SMALL = [1, [2, 1024, 4, 1], [2, 128, 4, 1]]
-LARGE = [64, [128, 64, 8, 3, True], [128, 64, 8, 3, False]]
+FP8 = torch.float8_e4m3fn
+# Codes of 4 bits, 16 bits, and 8 bits with a scale for each output and in tiles.
+OPERANDS = (
+    CODES,
+    NUMBERS,
+    *(
+        scaled_numbers(ScaledWeight(torch.zeros(1, 256, dtype=dtype), torch.ones(1, 1), tile))
+        for dtype, tile in ((FP8, (1, 256)), (FP8, (128, 128)), (torch.int8, (1, 256)))
+    ),
+)
+TABLES = sorted(path.name for path in (resources.files("baton_kernels") / "tuned").iterdir())
 
 
 @pytest.fixture(autouse=True)
 def fresh_caches() -> Iterator[None]:
     caches = tuning._choose, tuning._table, tuning._measured_experts
-    for cached in (*caches, unmeasured._is_hopper_or_newer, unmeasured._processors):
+    for cached in (*caches, unmeasured._is_hopper_or_newer, unmeasured._processors, hopper._processors):
         cached.cache_clear()
     yield
-    for cached in (*caches, unmeasured._is_hopper_or_newer, unmeasured._processors):
+    for cached in (*caches, unmeasured._is_hopper_or_newer, unmeasured._processors, hopper._processors):
         cached.cache_clear()
 
 
@@ -71,7 +87,6 @@ def test_what_was_not_measured_goes_to_cublas_but_for_one_row(monkeypatch: pytes
 def test_a_gpu_without_tables_has_those_of_the_same_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, (9, 0))
     assert linear_config(8, 4096, 4096, False, DEVICE) == LinearConfig(16, 64, 128, 2, 4, 8)
-    assert experts_config(1, 8, 128, 2048, 768, 2, DEVICE).gate_up == (2, 2048, 4, 1, False)
 
 
 @pytest.mark.parametrize("inner", [1152, 2304, 3072, 3840, 5120, 8192, 12_288, 29_568])
@@ -97,17 +112,18 @@ def test_hopper_has_rules_for_what_was_not_measured(outputs: int, inner: int, mo
 
 @pytest.mark.parametrize("inner", [32, 96, 768, 2880, 14_336])
 @pytest.mark.parametrize("outputs", [64, 600, 6144, 28_672])
-def test_tiles_of_codes_fit_into_hopper(outputs: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("operands", OPERANDS)
+def test_tiles_fit_into_hopper(operands: Operands, outputs: int, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are some for every shape, each part has a step, and sums fit into the registers."""
     pretend(monkeypatch, (9, 0))
     for rows, gated in itertools.product((1, 16, 17, 64, 100, 128, 256, 2048, 5000), (False, True)):
-        candidates = hopper_candidates(rows, Product(outputs, inner, gated), DEVICE)
-        assert candidates[0] == unmeasured_hopper(rows, outputs, inner, gated, DEVICE)
+        candidates = hopper_candidates(operands, rows, Product(outputs, inner, gated), DEVICE)
+        assert candidates[0] == unmeasured_hopper(operands, rows, outputs, inner, gated, DEVICE)
         for config in candidates:
-            stage = config.block_inner * (config.block_outputs // 2 + 2 * config.block_rows)
+            stage = config.block_inner * (config.block_outputs * operands.weight + operands.row * config.block_rows)
             assert stage * config.num_stages < 225 << 10
             assert config.splits == 1 or config.splits * config.block_inner <= inner
-            assert config.block_rows * config.block_outputs <= 128 * 32 * config.num_warps
+            assert config.block_rows * config.block_outputs <= operands.sums * 32 * config.num_warps
 
 
 def pretend(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
@@ -117,34 +133,20 @@ def pretend(patch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
-def test_entries_of_experts_can_be_launched() -> None:
-    read = [json.loads((resources.files("baton_kernels") / "tuned" / name).read_text()) for name in ALL_TABLES]
-    tables = [table for name, table in zip(ALL_TABLES, read, strict=True) if name not in TABLES]
-    for choices in ({"1": SMALL, "8192": LARGE}, *(choices for table in tables for choices in table.values())):
-        bounds = list(map(int, choices))
-        assert bounds == sorted(bounds)
-        for rows, *products in choices.values():
-            assert rows in (1, 16, 32, 64, 128)
-            for outputs, inner, warps, stages, *_ in products:
-                assert stages >= 1
-                for size in (outputs, inner, warps):
-                    assert size & (size - 1) == 0, products
-                # Products of blocks go through tensor cores, which take no smaller tiles.
-                assert rows == 1 or min(outputs, inner) >= 16
-
-
 def test_experts_of_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry holds up to its number of tokens, and the last one for all larger numbers."""
+    """What was learned holds up to its number of tokens, and the last for all larger numbers."""
     pretend(monkeypatch, (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
-    tables = {"experts_some_gpu.json": {"8 of 128, 768x2048": {"4": SMALL, "64": LARGE}}}
-    monkeypatch.setattr(tuning, "_read_table", lambda name: tables.get(name, {}))
+    monkeypatch.setattr(tuning, "_learned", {})
+    few = ExpertsConfig(1, ProductConfig(2, 1024, 4, 1), ProductConfig(2, 128, 4, 1))
+    many = ExpertsConfig(64, ProductConfig(128, 64, 8, 3), ProductConfig(256, 64, 8, 3), hopper=True)
+    tuning.learn("", ExpertLayer(8, 128, 2048, 768), DEVICE, {4: few, 64: many})
 
-    def rows(tokens: int, size: int = 768, element: int = 2, device: torch.device = DEVICE) -> int:
-        return experts_config(tokens, 8, 128, 2048, size, element, device).block_rows
+    def chosen(tokens: int, size: int = 768, element: int = 2, device: torch.device = DEVICE) -> ExpertsConfig:
+        return experts_config(tokens, 8, 128, 2048, size, element, device)
 
-    assert [rows(tokens) for tokens in (1, 4, 5, 64, 65, 4000)] == [1, 1, 64, 64, 64, 64]
-    assert rows(64, size=1024) == rows(64, element=4) == rows(64, device=torch.device("cpu")) == 16
+    assert [chosen(tokens) for tokens in (1, 4, 5, 64, 65, 4000)] == [few] * 2 + [many] * 4
+    others = chosen(64, size=1024), chosen(64, element=4), chosen(64, device=torch.device("cpu"))
+    assert [(config.block_rows, config.hopper) for config in others] == [(16, False)] * 3
 
 
 @pytest.mark.parametrize("element", [2, 4])

@@ -93,7 +93,10 @@ def test_every_candidate_computes_the_product(name: str, gated: bool, device: to
         expected = case.expected(x, gated)
         for config in candidates if rows in (1, 16, 128) else ():
             assert relative_error(case.run(x, gated, config), expected) < 0.01, config
-    assert not kind.compute(weights[0], shape, 3, kind.candidates(weights[0], shape, 16)[-1]).any()
+    inputs = kind.inputs(weights[0], shape, 3)
+    last = kind.compute(weights[0], shape, inputs, kind.candidates(weights[0], shape, 16)[-1])
+    assert last.shape == (3, OUTPUTS // (2 if gated else 1))
+    assert relative_error(kind.compute(weights[0], shape, inputs, kind.trusted), last) < 0.01
 
 
 def make_experts(name: str, device: torch.device) -> ExpertWeights | QuantizedExperts:
@@ -133,6 +136,10 @@ def test_every_candidate_computes_a_layer_of_experts(name: str, device: torch.de
     for rows in (1, 128):
         for config in kind.candidates(held, shape, rows):
             assert relative_error(run(x, held, *choice, config), expected) < bound, config
+    inputs = kind.inputs(held, shape, 4)
+    computed, trusted = (kind.compute(held, shape, inputs, each) for each in (config, kind.trusted))
+    assert computed.any()
+    assert relative_error(computed, trusted) < bound
     few, many = (kind.candidates(held, shape, rows)[-1] for rows in (8, 512))
     Unmeasured(kind, shape, [held]).learn({8: few, 512: many})
     with watching() as found:

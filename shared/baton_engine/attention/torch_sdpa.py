@@ -32,7 +32,7 @@ class _Call(msgspec.Struct):
     """Sequences that go into one call: decodes together, each prefill chunk alone.
 
     rows: of the step's tokens. queries: tokens per sequence. length: tokens of the longest sequence. keys: by
-    `reach` of a spec.     masks: None = plain causal from the first token.
+    `reach` of a spec. masks: None = plain causal from the first token.
     """
 
     rows: slice

@@ -1,0 +1,86 @@
+"""Layers of experts on Hopper, with weights of any format that hopper_products.py multiplies.
+
+The rows of a block lie one after another, so that the copy engine fetches them: they are gathered before the first
+product, whose results keep their order.
+"""
+
+import torch
+
+from .hopper_codes import has_hopper_kernel, hopper_codes
+from .hopper_numbers import fits_hopper, fits_hopper_scaled, hopper_numbers, hopper_scaled
+from .hopper_products import Pairs
+from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig
+from .pair_groups import PairGroups
+from .pair_rows import gather_rows, quantize_pairs
+from .reference.experts import ExpertWeights
+from .reference.grouped_linear import GroupedWeight
+from .reference.quantize import RowFormat
+from .reference.quantized_experts import ExpertCodes, QuantizedExperts
+from .reference.scaled_linear import ScaledWeight
+from .unmeasured_hopper import CODES, NUMBERS, Operands, hopper_experts_candidates, scaled_numbers
+
+Experts = ExpertWeights | QuantizedExperts
+
+
+def fits_hopper_experts(x: torch.Tensor, held: Experts) -> bool:
+    """Whether hopper_experts computes a layer of experts for tokens x."""
+    weights = held.gate_up, held.down
+    if isinstance(held.gate_up, GroupedWeight):
+        return has_hopper_kernel(held.gate_up, x.dtype)
+    if isinstance(held.gate_up, ScaledWeight):
+        has_no_zeros = isinstance(held, QuantizedExperts) and held.rows is not None and held.rows.symmetric
+        return has_no_zeros and all(isinstance(each, ScaledWeight) and fits_hopper_scaled(each) for each in weights)
+    return all(isinstance(each, torch.Tensor) and fits_hopper(x, each) for each in weights)
+
+
+def candidates(held: Experts, tokens: int, layer: ExpertLayer) -> list[ExpertsConfig]:
+    """Return what is worth measuring where fits_hopper_experts; what is fastest most often comes first."""
+    return hopper_experts_candidates(_operands(held), tokens, layer)
+
+
+def hopper_experts(
+    x: torch.Tensor, held: Experts, groups: PairGroups, results: torch.Tensor, count: int, config: ExpertsConfig
+) -> None:
+    """Store the results of pairs, [pairs, hidden], where fits_hopper_experts. count: experts of a token."""
+    gate_up, down = held.gate_up, held.down
+    outputs = (gate_up if isinstance(gate_up, torch.Tensor) else gate_up.codes).shape[1]
+    inner = x.new_empty(len(groups.order), outputs // 2)
+    rows = held.rows if isinstance(held, QuantizedExperts) else None
+    tiles = [
+        LinearConfig(config.block_rows, *each[:2], 1, *each[2:], hopper=True) for each in (config.gate_up, config.down)
+    ]
+    _product(x, gate_up, held.gate_up_bias, tiles[0], inner, Pairs(groups, clamp=held.clamp), rows, count)
+    _product(inner, down, held.down_bias, tiles[1], results, Pairs(groups, ordered=True), rows, 0)
+
+
+def _product(
+    x: torch.Tensor,
+    weight: ExpertCodes,
+    bias: torch.Tensor | None,
+    config: LinearConfig,
+    out: torch.Tensor,
+    pairs: Pairs,
+    rows: RowFormat | None,
+    count: int,
+) -> None:
+    """Multiply rows with the weights of the experts of their pairs. count: experts of a token, if x has tokens, whose
+    products have gates; 0 = the rows of x have the order of the groups."""
+    if isinstance(weight, ScaledWeight):
+        assert rows is not None
+        hopper_scaled(quantize_pairs(x, pairs.groups, rows, count), weight, bias, count > 0, config, out, pairs)
+        return
+    if count:
+        x = gather_rows(x, pairs.groups, count)
+    if isinstance(weight, GroupedWeight):
+        hopper_codes(x, weight, bias, count > 0, config, out, pairs)
+    else:
+        hopper_numbers(x, weight, bias, count > 0, config, out, pairs)
+
+
+def _operands(held: Experts) -> Operands:
+    weight = held.gate_up
+    if isinstance(weight, GroupedWeight):
+        return CODES
+    if isinstance(weight, ScaledWeight):
+        return scaled_numbers(weight)
+    return NUMBERS
