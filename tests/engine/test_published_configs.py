@@ -287,6 +287,7 @@ def test_llama_4() -> None:
     assert [scout.rope_of(layer) is None for layer in range(8)] == [False, False, False, True] * 2
     assert (scout.dense_layers, scout.expert_size, scout.shared_size, scout.growth) == (set(), 8192, 8192, 0.1)
     assert inverse_frequencies(scout.rope, 128).isfinite().all()
+    assert (scout.default_model_len, scout.max_position_embeddings) == (131072, 10485760)
     fields = {"interleave_moe_layer_step": 2, "num_local_experts": 128, "use_qk_norm": False, "rope_scaling": None}
     maverick = parse("Llama4ForConditionalGeneration", text_config={**text, **fields})
     assert isinstance(maverick, Llama4Config)

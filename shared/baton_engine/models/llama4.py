@@ -36,6 +36,11 @@ class Llama4Config(SparseConfig, frozen=True, kw_only=True):
     trained: int
     positions: int
 
+    @property
+    def default_model_len(self) -> int:
+        # Scout was made for 10 million positions, for which hardly anybody has the memory.
+        return min(self.max_position_embeddings, _CONTEXT)
+
     def layout(self) -> dict[str, Any]:
         return {**super().layout(), "rotating": list(self.rotating)}
 
