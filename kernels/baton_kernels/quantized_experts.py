@@ -1,7 +1,7 @@
 """Products with the quantized weights of experts, for pairs of a token and one of its experts.
 
-Pairs are grouped by expert into blocks of rows (pair_groups.py), also in small batches, whose blocks hold one pair or
-few. Each pair has a result of its own; a last kernel adds up those of a token.
+Pairs are grouped by expert into blocks of rows (pair_groups.py). Each pair has a result of its own; a last kernel adds
+up those of a token. Of few tokens, rows of 8 bits may also be multiplied one at a time (scaled_expert_rows.py).
 """
 
 from typing import Any, NamedTuple
@@ -23,11 +23,12 @@ from .quantize import quantize_rows
 from .reference.grouped_linear import GroupedWeight
 from .reference.quantized_experts import QuantizedExperts
 from .reference.scaled_linear import ScaledWeight
+from .scaled_expert_rows import run_scaled_rows
 from .scaled_linear import add_step, format_of, load_tile
 from .size_class import size_class
 from .tile_order import tile_of
 from .tuning import compile_experts_first, quantized_experts_config
-from .unmeasured import coded_experts_candidates
+from .unmeasured import coded_experts_candidates, scaled_rows_candidates
 from .unmeasured_products import TOKENS, random_choice, random_rows, watch
 
 FIXED = ExpertsConfig(16, ProductConfig(64, 128, 4, 3), ProductConfig(64, 128, 4, 3))
@@ -167,6 +168,8 @@ def run_quantized_experts(
         config = quantized_experts_config(size_class(tokens), *shape)
         if config is None:
             config = _default(size_class(tokens) * count, whole_layer)._replace(hopper=_codes_on_hopper(x, held))
+    if config.block_rows == 1:
+        return run_scaled_rows(x, held, weights, experts, config)
     groups = group_pairs(experts, num_experts, config.block_rows)
     results = x.new_empty(tokens * count, hidden)
     if config.hopper:
@@ -207,6 +210,8 @@ class _Codes(NamedTuple):
             return found or [default]
         assert isinstance(scales, ScaledWeight)
         inner = scales.tile[1] if scales.tile[1] < shape.hidden else 0
+        if weight.rows is not None and weight.rows.symmetric:
+            found += scaled_rows_candidates(rows, shape)
         return list(dict.fromkeys([default, *coded_experts_candidates(rows, shape, inner), *found]))
 
     def inputs(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int) -> tuple[torch.Tensor, ...]:

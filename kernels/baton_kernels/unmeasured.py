@@ -165,6 +165,15 @@ def experts_candidates(tokens: int, layer: ExpertLayer, device: torch.device) ->
     return list(dict.fromkeys(found))
 
 
+def scaled_rows_candidates(tokens: int, layer: ExpertLayer) -> list[ExpertsConfig]:
+    """Return what is worth measuring for scaled_expert_rows.py, whose steps have the columns of a scale, if not all."""
+    if tokens * layer.used > MOST_PAIRS_BY_ROW:
+        return []
+    first = [ProductConfig(outputs, 1024, warps, 1) for outputs, warps in ((4, 2), (8, 4), (16, 4))]
+    second = [ProductConfig(outputs, 256, warps, 1) for outputs, warps in ((2, 4), (4, 8))]
+    return [ExpertsConfig(1, *each) for each in itertools.product(first, second)]
+
+
 def coded_experts_candidates(tokens: int, layer: ExpertLayer, block_inner: int) -> list[ExpertsConfig]:
     """Return what is worth measuring for experts and rows in 8 bits. block_inner: the only one that fits the scales;
     0 = any."""

@@ -16,6 +16,7 @@ from .closeness import relative_error
 
 EXPERTS, HIDDEN, SIZE = 5, 64, 96
 CONFIG = ExpertsConfig(16, ProductConfig(32, 64, 4, 2), ProductConfig(32, 64, 4, 2))
+BY_ROWS = ExpertsConfig(1, ProductConfig(8, 32, 4, 1), ProductConfig(16, 64, 4, 1))
 
 
 def grouped(kind: str, outputs: int, inputs: int, device: torch.device) -> GroupedWeight:
@@ -61,9 +62,10 @@ def test_quantized_experts(kind: str, device: torch.device) -> None:
         biases = (None if each is None else each.double() for each in (held.gate_up_bias, held.down_bias))
         wide = held if held.rows else QuantizedExperts(held.gate_up, held.down, *biases, held.clamp)
         exact = quantized_experts_reference(x if held.rows else x.double(), wide, weights, experts)
-        ours = run_quantized_experts(x, held, weights, experts, CONFIG)
-        # A number that lies between two codes can get either.
-        assert relative_error(ours, exact) < (5e-3 if held.rows else 1e-5)
+        for config in (CONFIG, BY_ROWS) if held.rows else (CONFIG,):
+            ours = run_quantized_experts(x, held, weights, experts, config)
+            # A number that lies between two codes can get either.
+            assert relative_error(ours, exact) < (5e-3 if held.rows else 1e-5)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -75,9 +77,10 @@ def test_pairs_of_experts_elsewhere_add_nothing(kind: str, device: torch.device)
     experts[3] = NOT_OWN
     experts[5, 0] = NOT_OWN
     weights = torch.rand(12, 2, device=device)
-    ours = run_quantized_experts(x, held, weights, experts, CONFIG)
-    assert relative_error(ours, quantized_experts_reference(x, held, weights, experts)) < 5e-3
-    assert not ours[3].any()
+    for config in (CONFIG, BY_ROWS) if held.rows else (CONFIG,):
+        ours = run_quantized_experts(x, held, weights, experts, config)
+        assert relative_error(ours, quantized_experts_reference(x, held, weights, experts)) < 5e-3
+        assert not ours[3].any()
 
 
 @pytest.mark.usefixtures("same_sum_anywhere")
