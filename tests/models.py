@@ -70,6 +70,15 @@ _CLASSES = {
     "vaultgemma": ("VaultGemmaConfig", "VaultGemmaForCausalLM"),
     "persimmon": ("PersimmonConfig", "PersimmonForCausalLM"),
     "xglm": ("XGLMConfig", "XGLMForCausalLM"),
+    "gpt_neo": ("GPTNeoConfig", "GPTNeoForCausalLM"),
+    "cwm": ("CwmConfig", "CwmForCausalLM"),
+    "solar_open": ("SolarOpenConfig", "SolarOpenForCausalLM"),
+    "nanochat": ("NanoChatConfig", "NanoChatForCausalLM"),
+    "hyperclovax": ("HyperCLOVAXConfig", "HyperCLOVAXForCausalLM"),
+    "jais2": ("Jais2Config", "Jais2ForCausalLM"),
+    "youtu": ("YoutuConfig", "YoutuForCausalLM"),
+    "mellum": ("MellumConfig", "MellumForCausalLM"),
+    "afmoe": ("AfmoeConfig", "AfmoeForCausalLM"),
     "llama4": ("Llama4TextConfig", "Llama4ForCausalLM"),
     "llama4_mm": ("Llama4Config", "Llama4ForConditionalGeneration"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
@@ -213,6 +222,19 @@ def make_model(
     if kind == "llama4":
         fields |= {"head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 96, "num_local_experts": 6}
         fields |= {"num_hidden_layers": 4, "attention_chunk_size": 24, "floor_scale": 20, "attn_scale": 0.5}
+    if kind in ("cwm", "solar_open", "mellum", "afmoe"):
+        fields |= {"head_dim": 16, "num_hidden_layers": 4, "pad_token_id": None}
+    if kind in ("cwm", "mellum", "afmoe"):
+        fields["sliding_window"] = 19
+    if kind in ("solar_open", "mellum", "afmoe"):
+        fields |= {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        fields["n_routed_experts" if kind == "solar_open" else "num_experts"] = 6
+    if kind == "mellum":
+        fields["layer_types"] = ["full_attention", "sliding_attention"] * 2
+        fields["rope_parameters"] = {"full_attention": ROPES[rope], "sliding_attention": ROPES["default"]}
+    if kind == "gpt_neo":
+        fields |= {"num_layers": fields.pop("num_hidden_layers"), "num_heads": fields.pop("num_attention_heads")}
+        fields |= {"attention_types": [[["global", "local"], 1]], "window_size": 19}
     if kind == "opt":
         fields |= {"ffn_dim": fields.pop("intermediate_size"), "init_std": INITIALIZER_RANGE}
     if kind == "mpt":
@@ -254,12 +276,14 @@ def make_model(
         fields |= {"num_experts": 8, "num_experts_per_tok": 2, "pad_token_id": None}
     if kind == "exaone_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
-        fields |= {"v_head_dim": 12, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-        fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
+        fields["v_head_dim"] = 12
         fields.pop("num_key_value_heads")
-    if kind == "glm4_moe_lite":
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+        fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
+    if kind in ("glm4_moe_lite", "youtu"):
         fields["num_key_value_heads"] = 4
     if kind == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56
@@ -281,6 +305,8 @@ def make_model(
                 parameter.normal_()
             elif "norm" in name or "ln_" in name:
                 parameter.uniform_(0.5, 1.5)
+            elif name.endswith("router.gate.weight"):
+                parameter.normal_(std=INITIALIZER_RANGE)
     model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
     if family == "kimi_k25":
         # transformers writes the layers of the text part by the name that those of the vision part have.

@@ -170,6 +170,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 96,
         "floor_scale": 64,
     },
+    "gpt_neo": {
+        "num_attention_heads": 8,
+        "attention_types": [[["global", "local"], 3]],
+        "window_size": 96,
+        "tie_word_embeddings": False,
+    },
+    "nanochat": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "hyperclovax": {"num_attention_heads": 8, "num_key_value_heads": 2, "residual_multiplier": 0.5},
+    "mellum": {
+        "head_dim": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "sliding_window": 96,
+        "layer_types": ["full_attention", "sliding_attention"] * 3,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 352,
+    },
+    "afmoe": {
+        "head_dim": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "sliding_window": 96,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 352,
+        "route_scale": 2.5,
+    },
     "hunyuan_v1_dense": {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 2},
     "hunyuan_v1_moe": {
         "head_dim": 128,
@@ -202,7 +230,7 @@ def make_model(folder: Path, family: str, fields: dict[str, Any], seed: int) -> 
         corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
         for name, parameter in (*model.named_parameters(), *corrections):
             # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 parameter.normal_(std=0.2)
             elif name.endswith("sinks"):
                 parameter.normal_()

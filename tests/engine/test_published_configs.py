@@ -6,8 +6,12 @@ import pytest
 
 from baton_engine.config import ConfigError
 from baton_engine.layers.rope import inverse_frequencies
+from baton_engine.models.afmoe import AfmoeConfig
+from baton_engine.models.deepseek_v2 import DeepseekConfig
+from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.llama import LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
+from baton_engine.models.nanochat import NanoChatConfig
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
 
@@ -300,6 +304,141 @@ def test_llama_4() -> None:
     for name, value in (("num_experts_per_tok", 2), ("layer_types", ["sliding_attention"] * 8), yarn):
         with pytest.raises(ConfigError, match="rope" if name == "rope_scaling" else name):
             parse("Llama4ForCausalLM", **{**text, name: value})
+
+
+def test_gpt_neo() -> None:
+    fields: dict[str, Any] = {
+        "activation_function": "gelu_new", "attention_layers": ["global", "local"] * 12, "hidden_size": 2048,
+        "attention_types": [[["global", "local"], 12]], "intermediate_size": None, "layer_norm_epsilon": 1e-5,
+        "max_position_embeddings": 2048, "num_heads": 16, "num_layers": 24, "vocab_size": 50257, "window_size": 256,
+    }  # fmt: skip
+    config = parse("GPTNeoForCausalLM", **fields)
+    assert (config.num_kv_heads, config.head_dim, config.intermediate_size) == (16, 128, 8192)
+    assert config.sliding_windows == (None, 256) * 12
+    assert {spec.scale for spec in config.attention} == {1.0}
+    assert (config.qkv_bias, config.output_bias, config.tie_word_embeddings) == (False, True, True)
+    for kinds in ([[["global"], 23]], [["global", "local"], 12], [[["global", "wide"], 12]], "global", [3]):
+        with pytest.raises(ConfigError, match="attention_types"):
+            parse("GPTNeoForCausalLM", **{**fields, "attention_types": kinds})
+
+
+def test_cwm() -> None:
+    scaling = {
+        "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }  # fmt: skip
+    fields: dict[str, Any] = {
+        "head_dim": 128, "max_position_embeddings": 131072, "mlp_bias": False, "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0, "sliding_window": 8192, "tie_word_embeddings": False,
+    }  # fmt: skip
+    kinds = ["full_attention", *["sliding_attention"] * 3] * 2
+    config = parse("CwmForCausalLM", **fields, layer_types=kinds, rope_scaling=scaling)
+    assert config.sliding_windows == (None, 8192, 8192, 8192) * 2
+    assert (config.rope.type, config.rope.theta) == ("llama3", 1e6)
+    assert parse("CwmForCausalLM") == config
+    with pytest.raises(ConfigError, match="attention_bias"):
+        parse("CwmForCausalLM", **fields, attention_bias=True)
+
+
+def test_solar_open() -> None:
+    fields: dict[str, Any] = {
+        "attention_bias": False, "first_k_dense_replace": 0, "head_dim": 128, "intermediate_size": 10240,
+        "max_position_embeddings": 131072, "moe_intermediate_size": 1280, "n_group": 1, "n_routed_experts": 128,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 8, "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5, "rope_theta": 1000000, "routed_scaling_factor": 1.0, "topk_group": 1,
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 65536},
+        "use_qk_norm": False,
+    }  # fmt: skip
+    config = parse("SolarOpenForCausalLM", **fields)
+    assert isinstance(config, SparseConfig)
+    assert (config.dense_layers, config.expert_size, config.shared_size) == (set(), 1280, 1280)
+    assert (config.rope.type, config.rope.theta, config.rope.partial) == ("yarn", 1e6, 1.0)
+    assert (config.qk_norm, config.routing.sigmoid, config.routing.count) == (False, True, 8)
+    for name, value in (("first_k_dense_replace", 1), ("use_qk_norm", True)):
+        with pytest.raises(ConfigError, match=name):
+            parse("SolarOpenForCausalLM", **{**fields, name: value})
+
+
+def test_nanochat_and_jais_2() -> None:
+    fields: dict[str, Any] = {"final_logit_softcapping": 15.0, "hidden_act": "relu2", "rope_theta": 10000.0}
+    config = parse("NanoChatForCausalLM", **fields, num_key_value_heads=None, tie_word_embeddings=False)
+    assert isinstance(config, NanoChatConfig)
+    assert (config.num_kv_heads, config.logit_softcap, config.max_position_embeddings) == (4, 15.0, 2048)
+    assert parse("NanoChatForCausalLM", num_key_value_heads=None) == config
+    with pytest.raises(ConfigError, match="hidden_act"):
+        parse("NanoChatForCausalLM", **{**fields, "hidden_act": "silu"})
+    with pytest.raises(ConfigError, match="rope"):
+        parse("NanoChatForCausalLM", **fields, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    jais = parse("Jais2ForCausalLM", hidden_act="relu2", layer_norm_eps=1e-5, rope_theta=500000.0, head_dim=128)
+    assert (jais.qkv_bias, jais.output_bias, jais.mlp_bias, jais.norm_offset) == (True, True, True, 0.0)
+    assert (jais.rope.theta, jais.rope.partial, jais.rms_norm_eps) == (500000.0, 1.0, 1e-5)
+
+
+def test_hyperclova_x() -> None:
+    config = parse(
+        "HyperCLOVAXForCausalLM", attention_bias=False, attention_multiplier=0.0078125, embedding_multiplier=10.0,
+        head_dim=128, logits_scaling=0.125, max_position_embeddings=131072, mlp_bias=False, residual_multiplier=1.0,
+        rms_norm_eps=1e-5, rope_scaling=None, rope_theta=100000000, use_post_norm=True,
+    )  # fmt: skip
+    assert isinstance(config, HyperClovaXConfig)
+    assert (config.post_norm, config.multipliers.logits, config.rope.theta) == (True, 0.125, 1e8)
+    assert {spec.scale for spec in config.attention} == {1 / 128}
+    assert {spec.scale for spec in parse("HyperCLOVAXForCausalLM").attention} == {128**-0.5}
+
+
+def test_youtu() -> None:
+    config = parse(
+        "YoutuForCausalLM", kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
+        v_head_dim=128, max_position_embeddings=131072, rope_theta=1600000, rope_interleave=True, mlp_bias=False,
+        attention_bias=False, tie_word_embeddings=True, num_key_value_heads=4,
+    )  # fmt: skip
+    assert isinstance(config, DeepseekConfig)
+    assert (config.low_rank, config.interleaved, config.rope.theta) == (1536, True, 1600000.0)
+    assert (config.dense_layers, config.mlp_units) == (set(range(8)), 1024)
+    assert config.layer_weights == config.layer_weights_read(1e9)
+    assert parse("YoutuForCausalLM").tie_word_embeddings
+    assert isinstance(low := parse("YoutuForCausalLM", q_lora_rank=None), DeepseekConfig)
+    assert low.low_rank is None
+
+
+def test_mellum() -> None:
+    kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 2
+    ropes = {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 16.0,
+                           "original_max_position_embeddings": 8192},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }  # fmt: skip
+    config = parse(
+        "MellumForCausalLM", layer_types=kinds, rope_parameters=ropes, sliding_window=1024, num_local_experts=64,
+        num_experts_per_tok=8, moe_intermediate_size=896, norm_topk_prob=True, head_dim=128,
+        mlp_layer_types=["dense"] + ["sparse"] * 7,
+    )  # fmt: skip
+    assert isinstance(config, SparseConfig)
+    assert [rope.type for rope in map(config.rope_of, range(8)) if rope] == (["default"] * 3 + ["yarn"]) * 2
+    assert (config.num_experts, config.dense_layers, config.routing.normalize) == (64, {0}, True)
+    plain = parse("MellumForCausalLM")
+    assert (plain.sliding_windows, plain.rope.theta) == ((None,) * 8, 500000.0)
+
+
+def test_trinity() -> None:
+    fields: dict[str, Any] = {
+        "global_attn_every_n_layers": 4, "head_dim": 128, "load_balance_coeff": 0.001, "moe_intermediate_size": 256,
+        "mup_enabled": True, "n_group": 1, "num_dense_layers": 2, "num_expert_groups": 1, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_limited_groups": 1, "num_shared_experts": 1, "rms_norm_eps": 1e-5,
+        "rope_scaling": None, "rope_theta": 10000, "route_norm": True, "route_scale": 2.826, "score_func": "sigmoid",
+        "sliding_window": 2048, "topk_group": 1, "use_grouped_mm": True,
+    }  # fmt: skip
+    kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 2
+    config = parse("AfmoeForCausalLM", **fields, layer_types=kinds)
+    assert isinstance(config, AfmoeConfig)
+    assert parse("AfmoeForCausalLM", **fields) == config
+    assert config.sliding_windows == (2048, 2048, 2048, None) * 2
+    assert [config.rope_of(layer) is None for layer in range(8)] == [False, False, False, True] * 2
+    assert (config.dense_layers, config.shared_size, config.multiplier) == ({0, 1}, 256, 512**0.5)
+    assert (config.routing.scale, config.routing.sigmoid, config.routing.normalize) == (2.826, True, True)
+    for name, value in (("score_func", "softmax"), ("n_group", 2), ("route_norm", False)):
+        with pytest.raises(ConfigError, match=name):
+            parse("AfmoeForCausalLM", **{**fields, name: value})
 
 
 def test_text_beside_images() -> None:

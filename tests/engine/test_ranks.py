@@ -46,6 +46,7 @@ FAMILIES = (
     "granitemoe-shared", "hunyuan-alpha", "hunyuan-moe", "opt", "gptj", "codegen", "gpt-bigcode",
     "gpt-bigcode-a-key-per-head", "mpt-limited-twelve-heads", "phimoe-biases", "dbrx", "apertus-biases-llama3",
     "helium-biases", "vaultgemma", "persimmon", "xglm", "llama4", "llama4-and-images",
+    "gpt-neo", "nanochat-biases", "hyperclovax", "youtu", "mellum", "afmoe", "afmoe-biases",
 )  # fmt: skip
 
 

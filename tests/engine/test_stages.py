@@ -26,7 +26,7 @@ ALL_RANKS = bool(os.environ.get("ALL_RANKS"))  # each family, instead of one of 
 # Each way in which layers pass hidden states on, and what comes before the first layer or depends on a layer's number.
 REPRESENTATIVE = (
     "bloom-tied", "gemma3-tied", "granite-biases", "gpt2", "gpt-oss", "qwen", "deepseek-v2-lite", "opt", "xglm",
-    "llama4",
+    "llama4", "nanochat",
 )  # fmt: skip
 
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]

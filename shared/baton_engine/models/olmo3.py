@@ -1,32 +1,15 @@
 """OLMo 3 (OLMo Team, 2025): OLMo 2 with windows in three of four layers, whose rotation is never scaled."""
 
-from typing import Any, Self
-
-import msgspec
-
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope
 
 from .llama import Defaults, LlamaConfig, read_llama_config
 from .olmo2 import Olmo2
-from .sliding_windows import ropes_by_window, windows_in_turn
+from .sliding_windows import WithWindowRope, ropes_by_window, windows_in_turn
 
 
-class Olmo3Config(LlamaConfig, frozen=True, kw_only=True):
-    """rope: of layers without a window."""
-
+class Olmo3Config(WithWindowRope, LlamaConfig, frozen=True, kw_only=True):
     window_rope: Rope
-
-    def rope_of(self, layer: int) -> Rope | None:
-        return self.rope if self.attention[layer].window is None else self.window_rope
-
-    def layout(self) -> dict[str, Any]:
-        return {**super().layout(), "window_rope": self.window_rope.layout}
-
-    def limited(self, max_positions: int) -> Self:
-        return msgspec.structs.replace(
-            super().limited(max_positions), window_rope=self.window_rope.limited(max_positions)
-        )
 
 
 class Olmo3(Olmo2):

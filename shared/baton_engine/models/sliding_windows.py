@@ -1,7 +1,34 @@
 """Reads from config.json which layers of a model have a sliding window, and how layers rotate."""
 
+from typing import Any, Self
+
+import msgspec
+
+from baton_engine.attention_spec import AttentionSpec
 from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope, parse_rope
+
+
+class WithWindowRope:
+    """A part of the config of a model whose layers with a window have a rope of their own.
+
+    rope: of layers without a window. window_rope: of the others.
+    """
+
+    attention: tuple[AttentionSpec, ...]
+    rope: Rope
+    window_rope: Rope
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return self.rope if self.attention[layer].window is None else self.window_rope
+
+    def layout(self) -> dict[str, Any]:
+        return {**super().layout(), "window_rope": self.window_rope.layout}  # type: ignore[misc]
+
+    def limited(self, max_positions: int) -> Self:
+        whole: Any = super().limited(max_positions)  # type: ignore[misc]
+        limited: Self = msgspec.structs.replace(whole, window_rope=self.window_rope.limited(max_positions))
+        return limited
 
 
 def same_window(file: ConfigFile) -> tuple[int | None, ...]:

@@ -1,0 +1,61 @@
+"""GPT-Neo (Black et al., 2021): GPT-2 with windows in every second layer and scores that are not scaled."""
+
+from baton_engine.config import ConfigError
+from baton_engine.config_file import ConfigFile
+from baton_engine.source import Source
+
+from .layer_norm_llama import PlainMlpLayer
+from .llama import Defaults, LlamaConfig, llama_fields, read_llama_config
+from .unrotated import NO_ROPE, UnrotatedConfig, WithLearnedPositions
+
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+
+
+class GptNeoLayer(PlainMlpLayer):
+    blocks = ("attn.attention", "mlp")
+    norms = ("ln_1", "ln_2")
+    output = "out_proj"
+    projections = ("c_fc", "c_proj")
+
+
+class GptNeo(WithLearnedPositions):
+    layer = GptNeoLayer
+    embedding_name, layers_name, final_norm = "wte", "h", "ln_f"
+
+    def parts(self, source: Source) -> tuple[Source, Source]:
+        return source.at("transformer"), source
+
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        file = llama_fields(
+            file, "activation_function", hidden_size=("hidden_size", 2048), num_hidden_layers=("num_layers", 24),
+            num_attention_heads=("num_heads", 16),
+        )  # fmt: skip
+        inner = file.count("intermediate_size", 4 * file.count("hidden_size"))
+        return read_llama_config(
+            UnrotatedConfig,
+            ConfigFile({"vocab_size": 50257, **file.fields, "intermediate_size": inner}),
+            Defaults(2048, tie_word_embeddings=True),
+            _windows(file),
+            scale=1.0,
+            eps=file.number("layer_norm_epsilon", 1e-5),
+            rope=NO_ROPE,
+            activations=_ACTIVATIONS,
+            output_bias=True,
+            mlp_bias=True,
+        )
+
+
+def _windows(file: ConfigFile) -> tuple[int | None, ...]:
+    """Return the window of each layer: attention_types has lists of kinds, with how often each list is repeated."""
+    layers, window = file.count("num_hidden_layers"), file.count("window_size", 256)
+    given = file.fields.get("attention_types") or [[["global", "local"], 12]]
+    try:
+        kinds = [kind for repeated, times in given for _ in range(times) for kind in repeated]
+    except (TypeError, ValueError):
+        kinds = []
+    if len(kinds) != layers or any(kind not in ("global", "local") for kind in kinds):
+        raise ConfigError(
+            f"attention_types in config.json is {given!r}; it must name global or local for {layers} layers"
+        )
+    return tuple(window if kind == "local" else None for kind in kinds)

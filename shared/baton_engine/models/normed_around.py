@@ -1,0 +1,32 @@
+"""Layers with a norm before and one after each block."""
+
+from typing import Any
+
+import torch
+
+from baton_engine.context import Context
+from baton_engine.inputs import OutputRows
+from baton_engine.layers.norm import RmsNorm
+from baton_engine.source import Source
+
+from .llama import LlamaConfig, LlamaLayer
+
+
+class NormedAround(LlamaLayer):
+    """post_norms: the names of the norms after attention and after the MLP."""
+
+    post_norms = ("post_self_attn_layernorm", "post_mlp_layernorm")
+
+    def __init__(
+        self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> None:
+        super().__init__(config, source, layer, rotary)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.attended_norm, self.post_mlp_norm = (RmsNorm(source.at(name), hidden, eps) for name in self.post_norms)
+
+    def __call__(self, x: OutputRows, residual: torch.Tensor | None, ctx: Context) -> tuple[Any, torch.Tensor]:
+        """As LlamaLayer does. The norm of the result is left to the next norm."""
+        normed, residual = self.input_norm.add(x, residual)
+        x = self.attended_norm.later(self.attention(normed, ctx))
+        normed, residual = self.post_attention_norm.add(x, residual)
+        return self.post_mlp_norm.later(self.mlp(normed)), residual
