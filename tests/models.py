@@ -87,6 +87,15 @@ _CLASSES = {
     "mistral3": ("Mistral3Config", "Mistral3ForConditionalGeneration"),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),
+    "llava": ("LlavaConfig", "LlavaForConditionalGeneration"),
+    "internvl": ("InternVLConfig", "InternVLForConditionalGeneration"),
+    "aya_vision": ("AyaVisionConfig", "AyaVisionForConditionalGeneration"),
+    "idefics3": ("Idefics3Config", "Idefics3ForConditionalGeneration"),
+    "glm4v": ("Glm4vConfig", "Glm4vForConditionalGeneration"),
+    "glm4v_moe": ("Glm4vMoeConfig", "Glm4vMoeForConditionalGeneration"),
+    "voxtral": ("VoxtralConfig", "VoxtralForConditionalGeneration"),
+    "qwen2_omni": ("Qwen2_5OmniThinkerConfig", "Qwen2_5OmniThinkerForConditionalGeneration"),
+    "qwen3_omni": ("Qwen3OmniMoeThinkerConfig", "Qwen3OmniMoeThinkerForConditionalGeneration"),
 }
 # The vision part of models whose text part is served.
 _VISION: dict[str, dict[str, Any]] = {
@@ -107,6 +116,25 @@ _VISION: dict[str, dict[str, Any]] = {
     "kimi_k25": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64},
 }
 _VISION["qwen3_vl_moe"] = _VISION["qwen3_vl"]
+_TOWER = {
+    "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 14,
+}  # fmt: skip
+_VISION["llava"] = {**_TOWER, "model_type": "clip_vision_model", "image_size": 28}
+_VISION["internvl"] = {**_TOWER, "image_size": [28, 28], "patch_size": [14, 14]}
+_VISION["aya_vision"] = {**_TOWER, "model_type": "siglip_vision_model", "image_size": 28}
+_VISION["idefics3"] = {**_TOWER, "image_size": 28}
+_VISION["glm4v"] = _VISION["glm4v_moe"] = {
+    "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64, "image_size": 28,
+}  # fmt: skip
+_VISION["qwen2_omni"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64}
+_VISION["qwen3_omni"] = {**_VISION["qwen2_omni"], "deepstack_visual_indexes": [0]}
+_AUDIO: dict[str, dict[str, Any]] = {
+    "voxtral": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128},
+    "qwen2_omni": {
+        "encoder_layers": 1, "d_model": 32, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "output_dim": 64,
+    },
+}  # fmt: skip
+_AUDIO["qwen3_omni"] = {**_AUDIO["qwen2_omni"], "downsample_hidden_size": 16}
 _TEXT_OF = {
     "gemma3_mm": "gemma3",
     "mistral3": "ministral3",
@@ -115,7 +143,18 @@ _TEXT_OF = {
     "kimi_k25": "deepseek_v3",
     "llama4_mm": "llama4",
     "qwen3_vl_moe": "qwen3_moe",
+    "llava": "llama",
+    "internvl": "qwen3_moe",
+    "aya_vision": "cohere2",
+    "idefics3": "llama",
+    "glm4v": "glm4",
+    "glm4v_moe": "glm4_moe",
+    "voxtral": "llama",
+    "qwen2_omni": "qwen2",
+    "qwen3_omni": "qwen3_moe",
 }
+# The text parts of these are of a family that their config.json names.
+_NAMED = ("mistral3", "llava", "internvl", "aya_vision", "idefics3", "voxtral")
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
 # Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
@@ -289,8 +328,10 @@ def make_model(
         fields["shared_expert_intermediate_size"] = 56
     fields |= overrides
     if family in _TEXT_OF:
-        text = {**fields, "model_type": "ministral3"} if family == "mistral3" else fields
-        fields = {"text_config": text, "vision_config": _VISION[family], "tie_word_embeddings": False}
+        text = {**fields, "model_type": kind} if family in _NAMED else fields
+        parts = {"vision_config": _VISION.get(family), "audio_config": _AUDIO.get(family)}
+        given = {name: part for name, part in parts.items() if part is not None}
+        fields = {"text_config": text, **given, "tie_word_embeddings": False}
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
     config = config_class(**fields)
     torch.manual_seed(seed)

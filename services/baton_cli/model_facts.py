@@ -19,7 +19,7 @@ from baton_engine.load_plan import build_of, planned_takes
 from baton_engine.loading import Weights, dtype_name, weights_bytes
 from baton_engine.memory_estimate import Card, Fit, fit
 from baton_engine.model_config import ModelConfig
-from baton_engine.models.registry import MODELS, load_model_config
+from baton_engine.models.registry import family_of, load_model_config
 from baton_engine.quantization.fields import quantization_of
 from baton_engine.quantization.registry import read_quantization
 
@@ -129,7 +129,7 @@ def _served(
     layout = config.kv_layout(kv_dtype)
     windows = [window for window in config.sliding_windows if window is not None]
     return Served(
-        family=".".join(MODELS[config.architecture]),
+        family=family_of(config.architecture),
         dtype=dtype_name(chosen),
         parameters=parameters,
         active=parameters - round(unused),

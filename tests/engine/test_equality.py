@@ -1,5 +1,6 @@
 """Greedy tokens of the engine are those of transformers in float32, one for one."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -379,6 +380,44 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [4, 2, 2]},
         },
     ),
+    "llava": ("llava", {"num_key_value_heads": 4}),
+    "internvl-experts": ("internvl", {"head_dim": 16}),
+    "aya-vision": ("aya_vision", {}),
+    "idefics3": ("idefics3", {}),
+    "glm4v": (
+        "glm4v",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [2, 1, 1],
+            },
+        },
+    ),
+    "glm4v-moe": (
+        "glm4v_moe",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [4, 2, 2],
+            },
+        },
+    ),
+    "voxtral": ("voxtral", {"head_dim": 32}),
+    "qwen2-5-omni": (
+        "qwen2_omni",
+        {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [2, 3, 3]}},
+    ),
+    "qwen3-omni": (
+        "qwen3_omni",
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [4, 2, 2]},
+        },
+    ),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
     "gemma3-linear-biases-untied-wide-heads": (
         "gemma3",
@@ -423,6 +462,31 @@ def test_experts_that_are_stored_with_their_inputs_first(tiny_model: MakeModel, 
     outputs = [
         generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens
         for each in (folder, tmp_path / "model")
+    ]
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "architecture", "place", "prefix"),
+    [
+        ("qwen2-5-omni", "Qwen2_5OmniModel", "thinker_config", "thinker."),
+        ("qwen3-omni", "Qwen3OmniMoeForConditionalGeneration", "thinker_config", "thinker."),
+        ("internvl-experts", "InternVLChatModel", "llm_config", ""),
+    ],
+)
+def test_text_parts_within_other_parts(
+    tiny_model: MakeModel, tmp_path: Path, shape: str, architecture: str, place: str, prefix: str
+) -> None:
+    """As these models were published."""
+    family, overrides = SHAPES[shape]
+    folder = tiny_model(family, **overrides)
+    fields = json.loads((folder / "config.json").read_text())
+    part = fields if place == "thinker_config" else fields["text_config"]
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], place: part}))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({prefix + name: each for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    outputs = [
+        generate(make_engine(each), [make_request(0, make_prompt(20), 20)]).tokens for each in (folder, tmp_path)
     ]
     assert outputs[0] == outputs[1]
 

@@ -470,6 +470,101 @@ def test_text_beside_images() -> None:
             parse("Mistral3ForConditionalGeneration", text_config=broken)
 
 
+def test_text_parts_that_are_named_by_their_type() -> None:
+    llava = parse_model_config(
+        {
+            "architectures": ["LlavaForConditionalGeneration"],
+            "text_config": {
+                "_name_or_path": "lmsys/vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"],
+                "max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-5, "torch_dtype": "float16",
+                "vocab_size": 32064,
+            },
+            "tie_word_embeddings": False,
+        }
+    )  # fmt: skip
+    assert isinstance(llava, LlamaConfig)
+    assert (llava.num_layers, llava.hidden_size, llava.intermediate_size, llava.num_kv_heads) == (32, 4096, 11008, 32)
+    assert (llava.vocab_size, llava.rms_norm_eps, llava.dtype) == (32064, 1e-5, "float16")
+    text: dict[str, Any] = {
+        "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral", "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32064,
+    }  # fmt: skip
+    mistral = parse("LlavaNextForConditionalGeneration", text_config=text)
+    assert (mistral.hidden_size, mistral.num_kv_heads, mistral.rope.theta) == (4096, 8, 1e6)
+    assert set(mistral.sliding_windows) == {None}
+    idefics = {name: value for name, value in text.items() if name != "sliding_window"}
+    assert set(parse("Idefics2ForConditionalGeneration", text_config=idefics).sliding_windows) == {4096}
+    audio = {
+        "intermediate_size": 11008, "max_position_embeddings": 8192, "model_type": "qwen2", "rms_norm_eps": 1e-5,
+        "sliding_window": 32768, "use_mrope": False, "vocab_size": 156032,
+    }  # fmt: skip
+    qwen = parse("Qwen2AudioForConditionalGeneration", text_config=audio)
+    assert (qwen.hidden_size, qwen.num_layers, qwen.num_kv_heads, qwen.qkv_bias) == (4096, 32, 32, True)
+    voxtral = parse("VoxtralForConditionalGeneration", text_config={"model_type": "llama"})
+    assert (voxtral.hidden_size, voxtral.num_kv_heads, voxtral.rope.theta) == (3072, 8, 1e8)
+    aya = parse(
+        "AyaVisionForConditionalGeneration",
+        text_config={"model_type": "cohere2", "intermediate_size": 24576, "sliding_window": 4096},
+    )
+    assert (aya.num_layers, aya.intermediate_size, aya.tie_word_embeddings) == (40, 24576, True)
+    assert aya.sliding_windows == (4096, 4096, 4096, None) * 10
+    chat = parse(
+        "InternVLChatModel", llm_config={**SIZES, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    assert (chat.qkv_bias, chat.tie_word_embeddings) == (True, False)
+    assert parse("InternVLForConditionalGeneration", text_config={**SIZES, "model_type": "qwen3"}).tie_word_embeddings
+    for kind in ("internlm2", "bert", 3, ["qwen2"]):
+        with pytest.raises(ConfigError, match="model_type"):
+            parse("InternVLChatModel", llm_config={**SIZES, "model_type": kind})
+    with pytest.raises(ConfigError, match="llm_config"):
+        parse("InternVLChatModel", llm_config="qwen2")
+
+
+def test_glm_4v() -> None:
+    mrope = {"type": "default", "mrope_section": [8, 12, 12]}
+    flash = {
+        **SIZES, "attention_bias": True, "attention_dropout": 0.0, "model_type": "glm4v_text", "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5, "rope_scaling": mrope, "rope_theta": 10000.0, "image_token_id": 151343,
+    }  # fmt: skip
+    config = parse("Glm4vForConditionalGeneration", text_config=flash, tie_word_embeddings=False)
+    assert (config.head_dim, config.qkv_bias, config.output_bias) == (128, True, False)
+    assert (config.rope.partial, config.rope.interleaved, config.rope.type) == (0.5, True, "default")
+    for name, value in (("head_dim", 64), ("attention_bias", False)):
+        with pytest.raises(ConfigError, match=name):
+            parse("Glm46VForConditionalGeneration", text_config={**flash, name: value})
+    air = {
+        **SIZES, "attention_bias": True, "first_k_dense_replace": 1, "head_dim": 128, "model_type": "glm4v_moe_text",
+        "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+        "norm_topk_prob": True, "num_experts_per_tok": 8, "partial_rotary_factor": 0.5, "rope_scaling": mrope,
+        "routed_scaling_factor": 1.0, "topk_group": 1, "use_qk_norm": False,
+    }  # fmt: skip
+    for architecture in ("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"):
+        sparse = parse(architecture, text_config=air)
+        assert isinstance(sparse, SparseConfig)
+        assert (sparse.num_experts, sparse.dense_layers, sparse.rope.partial) == (128, {0}, 0.5)
+
+
+def test_omni_and_kimi_vl() -> None:
+    text = {
+        **SIZES, "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+        "rope_theta": 1000000.0, "sliding_window": 32768, "use_sliding_window": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    omni = parse("Qwen2_5OmniModel", thinker_config={"text_config": text}, torch_dtype="bfloat16", talker_config={})
+    assert (omni.num_layers, omni.qkv_bias, omni.dtype, omni.rope.theta) == (8, True, "bfloat16", 1e6)
+    with pytest.raises(ConfigError, match="thinker_config"):
+        parse("Qwen2_5OmniModel", thinker_config=[])
+    latent = {
+        **SIZES, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "n_routed_experts": 64, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1, "moe_intermediate_size": 1408, "n_shared_experts": 2, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "routed_scaling_factor": 2.446, "rope_scaling": None, "model_type": "deepseek_v3",
+    }  # fmt: skip
+    kimi = parse("KimiVLForConditionalGeneration", text_config=latent)
+    assert isinstance(kimi, DeepseekConfig)
+    assert (kimi.low_rank, kimi.num_experts, kimi.shared_size) == (None, 64, 2816)
+
+
 def test_gemma_1_says_gelu_and_means_its_approximation() -> None:
     assert parse("GemmaForCausalLM", hidden_act="gelu").activation == "gelu_tanh"
     with pytest.raises(ConfigError, match="hidden_act"):

@@ -117,12 +117,16 @@ def test_groups_of_modules_and_ignored_ones(base: Path, tmp_path: Path) -> None:
     assert_tokens_of(folder, tokens(folder))
 
 
-def test_the_text_part_of_a_larger_model(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "place"),
+    [("Mistral3ForConditionalGeneration", "text_config"), ("InternVLChatModel", "llm_config")],
+)
+def test_the_text_part_of_a_larger_model(base: Path, tmp_path: Path, architecture: str, place: str) -> None:
     alone, _ = compress(base, tmp_path / "alone", {"group_0": scheme("int4 weights")}, ["lm_head"])
     larger = tmp_path / "larger"
     larger.mkdir()
     fields = json.loads((alone / "config.json").read_text())
-    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": fields}
+    whole = {"architectures": [architecture], place: fields}
     (larger / "config.json").write_text(json.dumps(whole))
     tensors = load_file(alone / "model.safetensors")
     save_file({f"language_model.{name}": tensor for name, tensor in tensors.items()}, larger / "model.safetensors")

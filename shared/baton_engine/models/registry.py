@@ -10,6 +10,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.model_config import ModelConfig
 
 from .model import Model
+from .text_part import ANY_TEXT_PART, TEXT_PARTS, text_architecture, text_part
 
 # For each architecture in config.json, the module in this package and the class in that module.
 MODELS = {
@@ -87,28 +88,35 @@ MODELS = {
     "YoutuForCausalLM": ("youtu", "Youtu"),
     "MellumForCausalLM": ("mellum", "Mellum"),
     "AfmoeForCausalLM": ("afmoe", "Afmoe"),
-    "Llama4ForConditionalGeneration": ("text_part", "Llama4Text"),
-    "KimiK25ForConditionalGeneration": ("text_part", "KimiText"),
-    "Kimi_K25ForConditionalGeneration": ("text_part", "KimiText"),
-    "Gemma3ForConditionalGeneration": ("text_part", "Gemma3Text"),
-    "Mistral3ForConditionalGeneration": ("text_part", "Mistral3Text"),
-    "Qwen2VLForConditionalGeneration": ("text_part", "Qwen2Text"),
-    "Qwen2_5_VLForConditionalGeneration": ("text_part", "Qwen2Text"),
-    "Qwen3VLForConditionalGeneration": ("text_part", "Qwen3Text"),
-    "Qwen3VLMoeForConditionalGeneration": ("text_part", "Qwen3MoeText"),
+    # The text parts of larger models, which have no architecture of their own.
+    "Qwen3VLMoeTextModel": ("qwen3_vl_moe", "Qwen3VlMoe"),
+    "Glm4vTextModel": ("glm4v", "Glm4v"),
+    "Glm4vMoeTextModel": ("glm4v", "Glm4vMoe"),
 }
 
 
+SERVED = (*MODELS, *TEXT_PARTS, *ANY_TEXT_PART)
+
+
 def model_class(architecture: str) -> type[Model]:
-    """Return the class that serves an architecture. Raises ConfigError if there is none."""
+    """Return the class that serves an architecture, as ModelConfig has it. Raises ConfigError if there is none."""
+    whole, _, named = architecture.partition("/")
+    if inside := named or TEXT_PARTS.get(whole):
+        return text_part(model_class(inside))
     if architecture not in MODELS:
-        nearest = max(MODELS, key=lambda served: _letters_in_common(served, architecture))
+        nearest = max(SERVED, key=lambda served: _letters_in_common(served, architecture))
         # Names of one family begin with the same letters, such as Phi, GPT or Qwen.
         related = _letters_in_common(nearest, architecture) >= 3
         hint = f", whose nearest relative by name is {nearest}" if related else ""
-        raise ConfigError(f"unknown architecture {architecture}{hint}; served are {', '.join(MODELS)}")
+        raise ConfigError(f"unknown architecture {architecture}{hint}; served are {', '.join(SERVED)}")
     module, name = MODELS[architecture]
     return cast(type[Model], getattr(import_module(f".{module}", __package__), name))
+
+
+def family_of(architecture: str) -> str:
+    """Return the module and the class of the family that serves an architecture, as ModelConfig has it."""
+    whole, _, named = architecture.partition("/")
+    return ".".join(MODELS[named or TEXT_PARTS.get(whole, whole)])
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -122,6 +130,10 @@ def parse_model_config(fields: dict[str, Any]) -> ModelConfig:
 
 
 def _parse(file: ConfigFile) -> ModelConfig:
+    if file.architecture in ANY_TEXT_PART:
+        # The architecture of a config says which class serves it.
+        architecture = f"{file.architecture}/{text_architecture(file)}"
+        file = ConfigFile({**file.fields, "architectures": [architecture]})
     return model_class(file.architecture).read_config(file)
 
 

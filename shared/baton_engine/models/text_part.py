@@ -1,26 +1,100 @@
-"""The text part of models that read images, too. Images are not served."""
+"""The text part of models that read images or sound, too. Images and sound are not served."""
 
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.layers.embedding import Head, head
-from baton_engine.layers.experts import load_joined_experts
 from baton_engine.source import Source
 
-from .deepseek_v3 import DeepseekV3
-from .gemma3 import Gemma3
-from .llama4 import Llama4
-from .ministral3 import Ministral3
-from .qwen2 import Qwen2
-from .qwen2_moe import SparseQwenLayer
-from .qwen3 import Qwen3
-from .qwen3_moe import Qwen3Moe
-from .sparse_config import SparseConfig
+from .model import Model
 
+# The architecture of the text part, if all models of a kind have the same.
+TEXT_PARTS: dict[str, str] = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+    "KimiVLForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Kimi_K25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5OmniForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5OmniModel": "Qwen2ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3VLMoeTextModel",
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "Qwen3MoeForCausalLM",
+    "Qwen3OmniMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
+    "Glm4vForConditionalGeneration": "Glm4vTextModel",
+    "Glm4vMoeForConditionalGeneration": "Glm4vMoeTextModel",
+}
+# Kinds of models whose text_config names one of many families, with the model_type that stands for its absence.
+ANY_TEXT_PART: dict[str, str] = {
+    "LlavaForConditionalGeneration": "llama",
+    "LlavaNextForConditionalGeneration": "llama",
+    "LlavaNextVideoForConditionalGeneration": "llama",
+    "LlavaOnevisionForConditionalGeneration": "qwen2",
+    "VipLlavaForConditionalGeneration": "llama",
+    "VideoLlavaForConditionalGeneration": "llama",
+    "InternVLForConditionalGeneration": "qwen2",
+    "InternVLChatModel": "qwen2",
+    "Ovis2ForConditionalGeneration": "qwen2",
+    "AyaVisionForConditionalGeneration": "cohere2",
+    "Cohere2VisionForConditionalGeneration": "cohere2",
+    "Idefics2ForConditionalGeneration": "mistral",
+    "Idefics3ForConditionalGeneration": "llama",
+    "SmolVLMForConditionalGeneration": "llama",
+    "Glm46VForConditionalGeneration": "glm4v_text",
+    "Exaone4_5_ForConditionalGeneration": "exaone4",
+    "Qwen2AudioForConditionalGeneration": "qwen2",
+    "VoxtralForConditionalGeneration": "llama",
+}
+_FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "exaone4_5_text": "Exaone4ForCausalLM",
+    "glm4v_text": "Glm4vTextModel",
+    "glm4v_moe_text": "Glm4vMoeTextModel",
+}
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+# What transformers' configuration classes have where text_config leaves a field out, as many published ones do. By the
+# architecture of the text part, or of the whole.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": dict(zip(_SIZES, (32000, 4096, 11008, 32, 32), strict=True)),
+    "MistralForCausalLM": {**dict(zip(_SIZES, (32000, 4096, 14336, 32, 32), strict=True)), "sliding_window": 4096},
+    "Qwen2ForCausalLM": dict(zip(_SIZES, (151936, 4096, 22016, 32, 32), strict=True)),
+    "Qwen3ForCausalLM": dict(zip(_SIZES, (151936, 4096, 22016, 32, 32), strict=True)),
+    "Cohere2ForCausalLM": dict(zip(_SIZES, (256000, 8192, 22528, 40, 64), strict=True)),
+    "VoxtralForConditionalGeneration": {
+        **dict(zip(_SIZES, (131072, 3072, 8192, 30, 32), strict=True)),
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e8,
+        "head_dim": 128,
+    },
+}
+# Those whose head is that of the embedding if config.json does not say.
+_TIED = (
+    "InternVLForConditionalGeneration", "Ovis2ForConditionalGeneration", "AyaVisionForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration",
+)  # fmt: skip
 # Where checkpoints have the embedding and the layers, and where the head.
-_PLACES = (("language_model.model", "language_model"), ("model.language_model", None), ("model", None))
+_PLACES = (
+    ("language_model.model", "language_model"), ("model.language_model", None), ("thinker.model", "thinker"),
+    ("model.text_model", None), ("model", None),
+)  # fmt: skip
 _OF_THE_WHOLE = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 
 
@@ -46,52 +120,46 @@ class _TextPart:
         return read(text_fields(file))
 
 
+@cache
+def text_part(kind: type[Model]) -> type[Model]:
+    """Return a family as the text part of larger models. kind: the family."""
+    return cast(type[Model], type(f"{kind.__name__}Text", (_TextPart, kind), {}))
+
+
+def text_architecture(file: ConfigFile) -> str:
+    """Return the architecture of the text part of a model of ANY_TEXT_PART."""
+    kind = _text_config(file).get("model_type") or ANY_TEXT_PART[file.architecture]
+    if not isinstance(kind, str) or kind not in _FAMILIES:
+        served = ", ".join(_FAMILIES)
+        raise ConfigError(f"model_type {kind!r} of the text part in config.json is unknown; served are {served}")
+    return _FAMILIES[kind]
+
+
 def text_fields(file: ConfigFile) -> ConfigFile:
     """Return the fields of the text part. Older forms of config.json have them beside those of the other parts."""
-    own = file.fields.get("text_config", file.fields)
-    if not isinstance(own, dict):
-        raise ConfigError(f"text_config in config.json is {own!r}; it must be an object")
-    whole = {name: file.fields[name] for name in _OF_THE_WHOLE if file.fields.get(name) is not None}
-    given = {name: value for name, value in own.items() if value is not None}
-    tied = ConfigFile(whole).flag("tie_word_embeddings") or ConfigFile(given).flag("tie_word_embeddings")
+    # The architecture of a part that text_config names comes after that of the whole.
+    architecture, _, named = file.architecture.partition("/")
+    own = _text_config(file)
+    fields = {**file.fields, **_object(file.fields, "thinker_config")}
+    whole = {name: fields[name] for name in _OF_THE_WHOLE if fields.get(name) is not None}
+    defaults = _DEFAULTS.get(architecture) or _DEFAULTS.get(named, {})
+    given = {name: value for name, value in own.items() if value is not None or name not in _OF_THE_WHOLE}
+    tied = ConfigFile(whole).flag("tie_word_embeddings", architecture in _TIED)
+    tied = tied or ConfigFile(given).flag("tie_word_embeddings")
     tied_fields = {"tie_word_embeddings": True} if tied else {}
-    return ConfigFile({**whole, **given, **tied_fields, "architectures": file.fields["architectures"]})
+    return ConfigFile({**defaults, **whole, **given, **tied_fields, "architectures": file.fields["architectures"]})
 
 
-class Gemma3Text(_TextPart, Gemma3):
-    """Gemma 3 from 4B on."""
+def _text_config(file: ConfigFile) -> dict[str, Any]:
+    fields = {**file.fields, **_object(file.fields, "thinker_config")}
+    for name in ("text_config", "llm_config"):
+        if name in fields:
+            return _object(fields, name)
+    return fields
 
 
-class Mistral3Text(_TextPart, Ministral3):
-    """Mistral Small 3.1 and later, and Ministral 3."""
-
-
-class Llama4Text(_TextPart, Llama4):
-    """Llama 4 Scout and Maverick."""
-
-
-class KimiText(_TextPart, DeepseekV3):
-    """Kimi-K2.5."""
-
-
-class Qwen2Text(_TextPart, Qwen2):
-    """Qwen2-VL and Qwen2.5-VL."""
-
-
-class Qwen3Text(_TextPart, Qwen3):
-    """Qwen3-VL without experts."""
-
-
-class _JoinedLayer(SparseQwenLayer):
-    def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
-        return load_joined_experts(source, config.num_experts, config.hidden_size, config.expert_size, JoinedForm())
-
-
-class Qwen3MoeText(_TextPart, Qwen3Moe):
-    """Qwen3-VL with experts."""
-
-    layer = _JoinedLayer
-
-    @classmethod
-    def read_config(cls, file: ConfigFile) -> Any:
-        return super().read_config(ConfigFile({"norm_topk_prob": True, **text_fields(file).fields}))
+def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    value = fields.get(name, {})
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} in config.json is {value!r}; it must be an object")
+    return value

@@ -1,5 +1,6 @@
 """The fields of a quantization configuration, checked as those of config.json are."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from baton_engine.config import ConfigError
@@ -11,10 +12,17 @@ def quantization_of(config: dict[str, Any]) -> Any:
 
     config: its fields.
     """
-    text = config.get("text_config")
-    parts = [config, *([text] if isinstance(text, dict) else [])]
-    found = (part.get(name) for part in parts for name in ("quantization_config", "compression_config"))
+    names = ("quantization_config", "compression_config")
+    found = (part.get(name) for part in _parts(config) for name in names)
     return next(filter(None, found), None)
+
+
+def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the fields of a model, and those of its parts for text."""
+    yield config
+    for name in ("text_config", "llm_config", "thinker_config"):
+        if isinstance(part := config.get(name), dict):
+            yield from _parts(part)
 
 
 class QuantizationFields(ConfigFile):

@@ -1,0 +1,28 @@
+"""The text parts of GLM-4.1V and of GLM-4.5V, which has experts (GLM-V Team, 2025)."""
+
+from baton_engine.config_file import ConfigFile
+
+from .glm4 import Glm4
+from .glm4_moe import Glm4Moe
+from .llama import LlamaConfig
+
+
+class Glm4v(Glm4):
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        # transformers computes these for every model of the family.
+        file.require_absent("attention_bias", True)
+        dim = file.count("hidden_size") // file.count("num_attention_heads")
+        file.require_absent("head_dim", dim)
+        defaults = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}
+        given = {name: value for name, value in file.fields.items() if value is not None}
+        return super().read_config(ConfigFile({**defaults, **given, "head_dim": dim}))
+
+
+class Glm4vMoe(Glm4Moe):
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        file.require_absent("use_qk_norm", False)
+        defaults = {"max_position_embeddings": 65536, "attention_bias": True}
+        given = {name: value for name, value in file.fields.items() if value is not None}
+        return super().read_config(ConfigFile({**defaults, **given}))
