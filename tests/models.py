@@ -79,6 +79,10 @@ _CLASSES = {
     "youtu": ("YoutuConfig", "YoutuForCausalLM"),
     "mellum": ("MellumConfig", "MellumForCausalLM"),
     "afmoe": ("AfmoeConfig", "AfmoeForCausalLM"),
+    "hy_v3": ("HYV3Config", "HYV3ForCausalLM"),
+    "axk1": ("AXK1Config", "AXK1ForCausalLM"),
+    "granite_swa": ("GraniteSWAConfig", "GraniteSWAForCausalLM"),
+    "granitemoe_swa": ("GraniteMoeSWAConfig", "GraniteMoeSWAForCausalLM"),
     "llama4": ("Llama4TextConfig", "Llama4ForCausalLM"),
     "llama4_mm": ("Llama4Config", "Llama4ForConditionalGeneration"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
@@ -261,11 +265,13 @@ def make_model(
     if kind == "llama4":
         fields |= {"head_dim": 16, "intermediate_size": 40, "intermediate_size_mlp": 96, "num_local_experts": 6}
         fields |= {"num_hidden_layers": 4, "attention_chunk_size": 24, "floor_scale": 20, "attn_scale": 0.5}
-    if kind in ("cwm", "solar_open", "mellum", "afmoe"):
+    if kind in ("cwm", "solar_open", "mellum", "afmoe", "hy_v3"):
         fields |= {"head_dim": 16, "num_hidden_layers": 4, "pad_token_id": None}
-    if kind in ("cwm", "mellum", "afmoe"):
+    if kind in ("granite_swa", "granitemoe_swa"):
+        fields |= {"num_hidden_layers": 4, "pad_token_id": None}
+    if kind in ("cwm", "mellum", "afmoe", "granite_swa", "granitemoe_swa"):
         fields["sliding_window"] = 19
-    if kind in ("solar_open", "mellum", "afmoe"):
+    if kind in ("solar_open", "mellum", "afmoe", "hy_v3"):
         fields |= {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields["n_routed_experts" if kind == "solar_open" else "num_experts"] = 6
     if kind == "mellum":
@@ -309,20 +315,20 @@ def make_model(
     if kind == "olmo3":
         ropes = {"full_attention": ROPES[rope], "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
-    if kind in ("granitemoe", "granitemoeshared"):
+    if kind in ("granitemoe", "granitemoeshared", "granitemoe_swa"):
         fields |= {"num_local_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}
     if kind in ("exaone_moe", "flex_olmo"):
         fields |= {"num_experts": 8, "num_experts_per_tok": 2, "pad_token_id": None}
     if kind == "exaone_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"):
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "axk1"):
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         fields["v_head_dim"] = 12
         fields.pop("num_key_value_heads")
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1"):
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
-    if kind in ("glm4_moe_lite", "youtu"):
+    if kind in ("glm4_moe_lite", "youtu", "axk1"):
         fields["num_key_value_heads"] = 4
     if kind == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56

@@ -347,6 +347,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mellum": ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope": "yarn"}),
     "afmoe": ("afmoe", {"mup_enabled": True, "route_scale": 1.5}),
     "afmoe-biases": ("afmoe", {"attention_bias": True, "num_dense_layers": 2, "num_shared_experts": 1}),
+    "hy3": ("hy_v3", {"attention_bias": True, "num_shared_experts": 2}),
+    "axk1": ("axk1", {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1}),
+    "granite-swash": ("granite_swa", {"residual_multiplier": 0.4, "attention_multiplier": 0.2}),
+    "granite-swash-experts": (
+        "granitemoe_swa",
+        {"shared_intermediate_size": 48, "attention_multiplier": 0.2, "layer_rope_theta": [0, 1e4, 500, 1e4]},
+    ),
     "llama4": ("llama4", {"interleave_moe_layer_step": 2}),
     "llama4-no-head-norms-llama3": (
         "llama4",

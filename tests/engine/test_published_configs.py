@@ -441,6 +441,61 @@ def test_trinity() -> None:
             parse("AfmoeForCausalLM", **{**fields, name: value})
 
 
+def test_hy_3() -> None:
+    fields: dict[str, Any] = {
+        "enable_lm_head_fp32": True, "enable_moe_fp32_combine": False, "expert_hidden_dim": 1536,
+        "first_k_dense_replace": 1, "head_dim": 128, "max_position_embeddings": 262144, "mlp_bias": False,
+        "moe_intermediate_size": 1536, "moe_router_enable_expert_bias": True, "moe_router_use_sigmoid": True,
+        "num_experts": 192, "num_experts_per_tok": 8, "num_nextn_predict_layers": 1, "num_shared_experts": 1,
+        "qk_norm": True, "rms_norm_eps": 1e-5, "route_norm": True, "router_scaling_factor": 2.826,
+        "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"},
+    }  # fmt: skip
+    config = parse("HYV3ForCausalLM", **fields)
+    assert isinstance(config, SparseConfig)
+    assert (config.num_experts, config.dense_layers, config.shared_size) == (192, {0}, 1536)
+    assert (config.routing.scale, config.routing.sigmoid, config.rope.theta) == (2.826, True, 11158840.0)
+    assert parse("HYV3ForCausalLM").rope == config.rope
+    for name, value in (("qk_norm", False), ("mlp_bias", True), ("route_norm", False)):
+        with pytest.raises(ConfigError, match=name):
+            parse("HYV3ForCausalLM", **{**fields, name: value})
+
+
+def test_axk1() -> None:
+    config = parse(
+        "AXK1ForCausalLM", first_k_dense_replace=1, kv_lora_rank=512, moe_intermediate_size=2048, moe_layer_freq=1,
+        n_group=8, n_routed_experts=192, n_shared_experts=1, norm_topk_prob=True, num_experts_per_tok=8,
+        q_lora_rank=1536, routed_scaling_factor=2.5, scoring_func="sigmoid", topk_group=4, num_key_value_heads=64,
+    )  # fmt: skip
+    assert isinstance(config, DeepseekConfig)
+    assert parse("AXK1ForCausalLM", moe_intermediate_size=2048) == config
+    assert (config.dense_layers, config.low_rank, config.routing.groups, config.max_position_embeddings) == (
+        {0}, 1536, 8, 32768,
+    )  # fmt: skip
+    named = parse("AXK1ForCausalLM", moe_intermediate_size=2048, mlp_layer_types=["dense", "sparse"] * 4)
+    assert isinstance(named, DeepseekConfig)
+    assert named.dense_layers == {0, 2, 4, 6}
+    with pytest.raises(ConfigError, match="scoring_func"):
+        parse("AXK1ForCausalLM", moe_intermediate_size=2048, scoring_func="softmax")
+
+
+def test_granite_swash() -> None:
+    fields: dict[str, Any] = {
+        "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "logits_scaling": 8, "residual_multiplier": 0.22,
+        "sliding_window": 128, "layer_rope_theta": [0, 10000.0, 10000.0, 1e6] * 2,
+    }  # fmt: skip
+    config = parse("GraniteSWAForCausalLM", **fields)
+    assert config.sliding_windows == (None, 128, 128, 128) * 2
+    assert [rope and rope.theta for rope in map(config.rope_of, range(8))] == [None, 1e4, 1e4, 1e6] * 2
+    assert all(spec.sinks for spec in config.attention)
+    assert config.tie_word_embeddings
+    sparse = parse("GraniteMoeSWAForCausalLM", **{**fields, "layer_rope_theta": None}, rope_theta=5e5)
+    assert isinstance(sparse, SparseConfig)
+    assert (sparse.rope_of(0), sparse.tie_word_embeddings) == (sparse.rope, False)
+    for thetas in ([1e4], "1e4", [-1.0] * 8):
+        with pytest.raises(ConfigError, match="layer_rope_theta"):
+            parse("GraniteSWAForCausalLM", **{**fields, "layer_rope_theta": thetas})
+
+
 def test_text_beside_images() -> None:
     gemma = parse_model_config(
         {

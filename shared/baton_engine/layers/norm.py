@@ -73,6 +73,17 @@ class InputNorm:
         return self._into.norm(self._ops, x, residual, self._weight, self._eps)
 
 
+class NormedOutput:
+    """A block of a layer with a norm of its output."""
+
+    def __init__(self, block: Callable[..., torch.Tensor], norm: RmsNorm) -> None:
+        self._block, self._norm, self.inputs = block, norm, inputs_of(block)
+
+    def __call__(self, *inputs: Any) -> torch.Tensor:
+        """inputs: of the block. Returns a new tensor."""
+        return self._norm(self._block(*inputs))
+
+
 class LayerNorm:
     """(x - mean(x)) / std(x) * weight + bias (Ba et al., "Layer Normalization", 2016).
 

@@ -15,10 +15,8 @@ from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
 
 from .granite import Granite, GraniteLayer, Multipliers, read_granite_config
-from .llama import LlamaConfig
+from .llama import Kind, LlamaConfig
 from .sparse_config import SparseConfig, read_experts_per_token
-
-_FORM = JoinedForm("input_linear.weight", "output_linear.weight")
 
 
 class GraniteMoeConfig(SparseConfig, frozen=True, kw_only=True):
@@ -29,11 +27,16 @@ class GraniteMoeConfig(SparseConfig, frozen=True, kw_only=True):
 
 
 class GraniteMoeLayer(GraniteLayer):
+    """router: its name. form: how the experts are stored."""
+
+    router = "router.layer"
+    form = JoinedForm("input_linear.weight", "output_linear.weight")
+
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         assert isinstance(config, GraniteMoeConfig)
         sparse, experts, hidden = source.at("block_sparse_moe"), config.num_experts, config.hidden_size
-        router = Router(sparse.at("router.layer"), config.routing, experts, hidden)
-        held = load_joined_experts(sparse, experts, hidden, config.expert_size, _FORM)
+        router = Router(sparse.at(self.router), config.routing, experts, hidden)
+        held = load_joined_experts(sparse, experts, hidden, config.expert_size, self.form)
         mlp, shared = ExpertMlp(router, held, source.ranks), config.shared_size
         if not shared:
             return mlp
@@ -48,13 +51,20 @@ class GraniteMoe(Granite):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
-        experts = file.count("num_local_experts", 8)
-        return read_granite_config(
-            GraniteMoeConfig,
-            file,
-            num_experts=experts,
-            expert_size=file.count("intermediate_size"),
-            # The softmax of the chosen experts' logits alone.
-            routing=Routing(read_experts_per_token(file, experts, 2), normalize=True),
-            shared_size=file.integer("shared_intermediate_size", 0),
-        )
+        return read_granite_moe_config(GraniteMoeConfig, file)
+
+
+def read_granite_moe_config(kind: type[Kind], file: ConfigFile, **facts: Any) -> Kind:
+    """Return the config of a config.json with the fields of Granite with experts. kind, facts: as in
+    read_granite_config."""
+    experts = file.count("num_local_experts", 8)
+    return read_granite_config(
+        kind,
+        file,
+        num_experts=experts,
+        expert_size=file.count("intermediate_size"),
+        # The softmax of the chosen experts' logits alone.
+        routing=Routing(read_experts_per_token(file, experts, 2), normalize=True),
+        shared_size=file.integer("shared_intermediate_size", 0),
+        **facts,
+    )

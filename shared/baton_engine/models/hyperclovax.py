@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from baton_engine.config_file import ConfigFile
-from baton_engine.layers.norm import RmsNorm
+from baton_engine.layers.norm import NormedOutput, RmsNorm
 from baton_engine.source import Source
 
 from .granite import Granite, GraniteConfig, GraniteLayer, read_granite_config
@@ -21,18 +21,8 @@ class HyperClovaXLayer(GraniteLayer):
         super().__init__(config, source, layer, rotary)
         if config.post_norm:
             hidden, eps = config.hidden_size, config.rms_norm_eps
-            self.attention = _Normed(self.attention, RmsNorm(source.at("post_norm1"), hidden, eps))
-            self.mlp = _Normed(self.mlp, RmsNorm(source.at("post_norm2"), hidden, eps))
-
-
-class _Normed:
-    """A block with a norm of its output."""
-
-    def __init__(self, block: Any, norm: RmsNorm) -> None:
-        self._block, self._norm = block, norm
-
-    def __call__(self, *inputs: Any) -> torch.Tensor:
-        return self._norm(self._block(*inputs))
+            self.attention = NormedOutput(self.attention, RmsNorm(source.at("post_norm1"), hidden, eps))
+            self.mlp = NormedOutput(self.mlp, RmsNorm(source.at("post_norm2"), hidden, eps))
 
 
 class HyperClovaX(Granite):

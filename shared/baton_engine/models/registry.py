@@ -88,6 +88,10 @@ MODELS = {
     "YoutuForCausalLM": ("youtu", "Youtu"),
     "MellumForCausalLM": ("mellum", "Mellum"),
     "AfmoeForCausalLM": ("afmoe", "Afmoe"),
+    "HYV3ForCausalLM": ("hy_v3", "HyV3"),
+    "AXK1ForCausalLM": ("axk1", "AxK1"),
+    "GraniteSWAForCausalLM": ("granite_swa", "GraniteSwa"),
+    "GraniteMoeSWAForCausalLM": ("granite_swa", "GraniteMoeSwa"),
     # The text parts of larger models, which have no architecture of their own.
     "Qwen3VLMoeTextModel": ("qwen3_vl_moe", "Qwen3VlMoe"),
     "Glm4vTextModel": ("glm4v", "Glm4v"),
