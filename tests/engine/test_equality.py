@@ -347,6 +347,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mellum": ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope": "yarn"}),
     "afmoe": ("afmoe", {"mup_enabled": True, "route_scale": 1.5}),
     "afmoe-biases": ("afmoe", {"attention_bias": True, "num_dense_layers": 2, "num_shared_experts": 1}),
+    "mistral4": (
+        "mistral4",
+        {
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {**GROWTH, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
     "hy3": ("hy_v3", {"attention_bias": True, "num_shared_experts": 2}),
     "axk1": ("axk1", {"rope": "yarn of DeepSeek", "n_group": 2, "topk_group": 1}),
     "granite-swash": ("granite_swa", {"residual_multiplier": 0.4, "attention_multiplier": 0.2}),

@@ -478,6 +478,31 @@ def test_axk1() -> None:
         parse("AXK1ForCausalLM", moe_intermediate_size=2048, scoring_func="softmax")
 
 
+def test_mistral_4() -> None:
+    rope = {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 128.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 8192, "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0, "rope_type": "yarn", "type": "yarn",
+    }  # fmt: skip
+    text: dict[str, Any] = {
+        **SIZES, "first_k_dense_replace": 0, "head_dim": 128, "kv_lora_rank": 256, "model_type": "mistral4",
+        "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+        "norm_topk_prob": True, "num_experts_per_tok": 4, "q_lora_rank": 1024, "qk_head_dim": 128,
+        "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "rope_interleave": True, "rope_parameters": rope,
+        "routed_scaling_factor": 1.0, "topk_group": 1, "v_head_dim": 128,
+    }  # fmt: skip
+    config = parse("Mistral3ForConditionalGeneration", text_config=text)
+    assert isinstance(config, DeepseekConfig)
+    assert (config.growth, config.low_rank, config.latent.rank, config.dense_layers) == (0.1, 1024, 256, set())
+    assert (config.routing.sigmoid, config.routing.normalize, config.corrected) == (False, True, False)
+    alone = parse("Mistral4ForCausalLM")
+    assert isinstance(alone, DeepseekConfig)
+    assert (alone.rope, alone.growth, alone.latent) == (config.rope, 0.1, config.latent)
+    for name, changed in (("partial_rotary", {"partial_rotary_factor": 0.25}), ("scaling_beta", {"type": "default"})):
+        with pytest.raises(ConfigError, match=name):
+            parse("Mistral4ForCausalLM", **{**text, "rope_parameters": {**rope, "rope_type": None, **changed}})
+
+
 def test_granite_swash() -> None:
     fields: dict[str, Any] = {
         "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "logits_scaling": 8, "residual_multiplier": 0.22,

@@ -47,8 +47,9 @@ class LatentAttention:
     """Latent attention of one layer (DeepSeek-AI, "DeepSeek-V2", 2024).
 
     low_rank: as in Queries. rotary: cosines and sines as rotary_tables returns them for rope_dim. interleaved: the
-    projections give the two elements of each rotated pair side by side. The weights that turn latents into keys and
-    values are in memory once, for both ways of latent attention.
+    projections give the two elements of each rotated pair side by side. scales: the factor of the queries at each
+    position, [positions]; None = 1 everywhere. The weights that turn latents into keys and values are in memory once,
+    for both ways of latent attention.
     """
 
     def __init__(
@@ -62,10 +63,11 @@ class LatentAttention:
         low_rank: int | None,
         rotary: tuple[torch.Tensor, torch.Tensor],
         interleaved: bool,
+        scales: torch.Tensor | None = None,
     ) -> None:
         own = head_part(heads, source.ranks)
         self._layer, self._heads, self._spec, self._ops = layer, own.stop - own.start, spec, source.ops
-        self._rotary, self._interleaved = rotary, interleaved
+        self._rotary, self._interleaved, self._scales = rotary, interleaved, scales
         self._queries = Queries(source, spec, hidden, heads, low_rank)
         self.inputs = self._queries.inputs
         self._norm = RmsNorm(source.at("kv_a_layernorm"), spec.rank, _EPS)
@@ -82,4 +84,6 @@ class LatentAttention:
             q, kv, self._norm.weight, self._norm.eps, self._rotary, self._interleaved, ctx.positions,
             *ctx.cache(self._layer), self._heads, ctx.queries(len(kv), self._heads, self._spec.query_dim),
         )  # fmt: skip
+        if self._scales is not None:
+            q.mul_(self._scales[ctx.positions].view(-1, 1, 1))
         return self._output(ctx.attend(self._layer, q, self._up).flatten(1))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from baton_engine.experts_method import ExpertsMethod
 from baton_engine.layers.experts import ExpertMlp, Router, WithSharedExpert, load_experts
 from baton_engine.source import Source
 
@@ -31,11 +32,14 @@ class DeepseekExpertsLayer(LlamaLayer):
         router = Router(
             source.at(self.router), config.routing, count, hidden, correction=self.correction(config, source)
         )
-        held = load_experts(source.at("experts"), NAMES, count, hidden, config.expert_size)
+        held = self.load_experts(config, source.at("experts"))
         experts, size = ExpertMlp(router, held, source.ranks), config.shared_size
         if not size:
             return experts
         return WithSharedExpert(experts, shared_expert(source.at(self.shared), size, hidden), source.ranks)
+
+    def load_experts(self, config: SparseConfig, source: Source) -> ExpertsMethod:
+        return load_experts(source, NAMES, config.num_experts, config.hidden_size, config.expert_size)
 
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
         """Return the correction of the router's scores, as in Router. source: of the layer's MLP."""

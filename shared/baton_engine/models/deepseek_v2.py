@@ -11,6 +11,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.latent_spec import LatentSpec
 from baton_engine.layers.latent_attention import LatentAttention
+from baton_engine.layers.position_scale import stepped_scales
 from baton_engine.layers.rope import read_rope, yarn_scale
 from baton_engine.source import Source
 
@@ -21,12 +22,14 @@ from .sparse_config import SparseConfig, read_grouped_routing
 
 class DeepseekConfig(SparseConfig, frozen=True, kw_only=True):
     """latent: the attention of all layers. low_rank: of the queries; None = they are made of the hidden state.
-    corrected: the router has a correction of its scores. interleaved: as in LatentAttention."""
+    corrected: the router has a correction of its scores. interleaved: as in LatentAttention. growth: of queries, as in
+    stepped_scales; 0 = none."""
 
     latent: LatentSpec
     low_rank: int | None
     corrected: bool
     interleaved: bool
+    growth: float = 0.0
 
     @property
     def rotary_dim(self) -> int:
@@ -58,9 +61,12 @@ class DeepseekLayer(DeepseekExpertsLayer):
     ) -> Callable[[torch.Tensor, Context], torch.Tensor]:
         assert isinstance(config, DeepseekConfig)
         assert rotary is not None
+        trained, scales = config.rope.original_max_position_embeddings, None
+        if config.growth:
+            scales = stepped_scales(trained, config.growth, len(rotary[0]), source.dtype, source.device)
         return LatentAttention(
             source, layer, config.latent, hidden=config.hidden_size, heads=config.num_heads, low_rank=config.low_rank,
-            rotary=rotary, interleaved=config.interleaved,
+            rotary=rotary, interleaved=config.interleaved, scales=scales,
         )  # fmt: skip
 
     def correction(self, config: SparseConfig, source: Source) -> torch.Tensor | None:
@@ -93,7 +99,7 @@ class DeepseekV2(Llama):
 
 def read_deepseek_config(
     file: ConfigFile, defaults: dict[str, Any], *, chosen: int, dense_layers: frozenset[int] | None = None,
-    interleaved: bool = True, corrected: bool = False, **how: Any,
+    interleaved: bool = True, corrected: bool = False, growth: float = 0.0, **how: Any,
 ) -> DeepseekConfig:  # fmt: skip
     """Return the config of a config.json with DeepSeek's fields.
 
@@ -137,6 +143,7 @@ def read_deepseek_config(
         low_rank=None if file.fields.get("q_lora_rank") is None else file.count("q_lora_rank"),
         corrected=corrected,
         interleaved=interleaved,
+        growth=growth,
     )
 
 

@@ -13,7 +13,6 @@ from .model import Model
 # The architecture of the text part, if all models of a kind have the same.
 TEXT_PARTS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
-    "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "KimiVLForConditionalGeneration": "DeepseekV3ForCausalLM",
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
@@ -32,6 +31,7 @@ TEXT_PARTS: dict[str, str] = {
 }
 # Kinds of models whose text_config names one of many families, with the model_type that stands for its absence.
 ANY_TEXT_PART: dict[str, str] = {
+    "Mistral3ForConditionalGeneration": "mistral",
     "LlavaForConditionalGeneration": "llama",
     "LlavaNextForConditionalGeneration": "llama",
     "LlavaNextVideoForConditionalGeneration": "llama",
@@ -55,6 +55,7 @@ _FAMILIES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
