@@ -84,6 +84,7 @@ _CLASSES = {
     "granite_swa": ("GraniteSWAConfig", "GraniteSWAForCausalLM"),
     "granitemoe_swa": ("GraniteMoeSWAConfig", "GraniteMoeSWAForCausalLM"),
     "mistral4": ("Mistral4Config", "Mistral4ForCausalLM"),
+    "minicpm3": ("MiniCPM3Config", "MiniCPM3ForCausalLM"),
     "llama4": ("Llama4TextConfig", "Llama4ForCausalLM"),
     "llama4_mm": ("Llama4Config", "Llama4ForConditionalGeneration"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
@@ -322,14 +323,14 @@ def make_model(
         fields |= {"num_experts": 8, "num_experts_per_tok": 2, "pad_token_id": None}
     if kind == "exaone_moe":
         fields |= {"moe_intermediate_size": 40, "num_hidden_layers": 4, "sliding_window": 19}
-    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "axk1", "mistral4"):
+    if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "axk1", "mistral4", "minicpm3"):
         fields |= {"kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
         fields["v_head_dim"] = 12
         fields.pop("num_key_value_heads")
     if kind in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "axk1", "mistral4"):
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
         fields |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_hidden_layers": 3}
-    if kind in ("glm4_moe_lite", "youtu", "axk1", "mistral4"):
+    if kind in ("glm4_moe_lite", "youtu", "axk1", "mistral4", "minicpm3"):
         fields["num_key_value_heads"] = 4
     if kind == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = 56

@@ -215,6 +215,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_routed_experts": 32,
         "rope_parameters": {**LATENT["rope_parameters"], "llama_4_scaling_beta": 0.3},
     },
+    "minicpm3": {**LATENT, "q_lora_rank": 384, "num_key_value_heads": 16, "tie_word_embeddings": False},
     "granite_swa": {
         "num_attention_heads": 8,
         "num_key_value_heads": 2,

@@ -347,6 +347,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mellum": ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope": "yarn"}),
     "afmoe": ("afmoe", {"mup_enabled": True, "route_scale": 1.5}),
     "afmoe-biases": ("afmoe", {"attention_bias": True, "num_dense_layers": 2, "num_shared_experts": 1}),
+    "minicpm3": ("minicpm3", {"scale_emb": 3, "dim_model_base": 8, "tie_word_embeddings": False}),
     "mistral4": (
         "mistral4",
         {

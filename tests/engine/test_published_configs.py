@@ -11,6 +11,7 @@ from baton_engine.models.deepseek_v2 import DeepseekConfig
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.llama import LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
+from baton_engine.models.minicpm3 import MiniCpm3Config
 from baton_engine.models.nanochat import NanoChatConfig
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
@@ -501,6 +502,27 @@ def test_mistral_4() -> None:
     for name, changed in (("partial_rotary", {"partial_rotary_factor": 0.25}), ("scaling_beta", {"type": "default"})):
         with pytest.raises(ConfigError, match=name):
             parse("Mistral4ForCausalLM", **{**text, "rope_parameters": {**rope, "rope_type": None, **changed}})
+
+
+def test_minicpm3() -> None:
+    fields: dict[str, Any] = {
+        "dim_model_base": 256, "kv_lora_rank": 256, "max_position_embeddings": 32768, "num_key_value_heads": 4,
+        "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "rms_norm_eps": 1e-5, "scale_depth": 1.4,
+        "scale_emb": 12,
+    }  # fmt: skip
+    scaling = {
+        "type": "longrope", "long_factor": [1.5] * 16, "short_factor": [1.0] * 16,
+        "original_max_position_embeddings": 32768,
+    }  # fmt: skip
+    config = parse("MiniCPM3ForCausalLM", **fields, rope_scaling=scaling)
+    assert isinstance(config, MiniCpm3Config)
+    assert (config.multipliers.embeddings, config.multipliers.logits) == (12.0, 2.0)
+    assert config.multipliers.residual == pytest.approx(1.4 / 8**0.5)
+    assert (config.latent.value_dim, config.interleaved, config.tie_word_embeddings) == (128, False, True)
+    assert (config.rope.type, config.rope.attention_factor) == ("longrope", 1.0)
+    plain = parse("MiniCPM3ForCausalLM", **{**fields, "scale_depth": None, "dim_model_base": None, "q_lora_rank": None})
+    assert isinstance(plain, MiniCpm3Config)
+    assert (plain.multipliers.residual, plain.multipliers.logits, plain.low_rank) == (1.0, 1.0, None)
 
 
 def test_granite_swash() -> None:

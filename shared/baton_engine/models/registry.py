@@ -88,6 +88,7 @@ MODELS = {
     "YoutuForCausalLM": ("youtu", "Youtu"),
     "MellumForCausalLM": ("mellum", "Mellum"),
     "AfmoeForCausalLM": ("afmoe", "Afmoe"),
+    "MiniCPM3ForCausalLM": ("minicpm3", "MiniCpm3"),
     "Mistral4ForCausalLM": ("mistral4", "Mistral4"),
     "HYV3ForCausalLM": ("hy_v3", "HyV3"),
     "AXK1ForCausalLM": ("axk1", "AxK1"),
