@@ -13,7 +13,7 @@ from loadtest.common.qwen_model import write_qwen
 # so much that rounding does.
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
 EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 352, "shared_expert_intermediate_size": 704}
-LATENT: dict[str, Any] = {
+LATENT = {
     "num_attention_heads": 16,
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
@@ -209,12 +209,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 352,
     },
     "axk1": {**LATENT, "q_lora_rank": 384, "n_routed_experts": 32, "n_group": 4, "topk_group": 2},
-    "mistral4": {
-        **LATENT,
-        "q_lora_rank": 384,
-        "n_routed_experts": 32,
-        "rope_parameters": {**LATENT["rope_parameters"], "llama_4_scaling_beta": 0.3},
-    },
     "minicpm3": {**LATENT, "q_lora_rank": 384, "num_key_value_heads": 16, "tie_word_embeddings": False},
     "granite_swa": {
         "num_attention_heads": 8,

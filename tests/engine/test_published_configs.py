@@ -504,6 +504,11 @@ def test_mistral_4() -> None:
             parse("Mistral4ForCausalLM", **{**text, "rope_parameters": {**rope, "rope_type": None, **changed}})
 
 
+def test_queries_that_grow_from_an_unknown_position_on() -> None:
+    with pytest.raises(ConfigError, match="llama_4_scaling_beta"):
+        parse("Ministral3ForCausalLM", rope_parameters={"rope_type": "default", "llama_4_scaling_beta": 0.1})
+
+
 def test_minicpm3() -> None:
     fields: dict[str, Any] = {
         "dim_model_base": 256, "kv_lora_rank": 256, "max_position_embeddings": 32768, "num_key_value_heads": 4,

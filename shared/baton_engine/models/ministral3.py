@@ -5,14 +5,17 @@ from typing import Any
 
 import torch
 
+from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.context import Context
 from baton_engine.layers.position_scale import PositionScaledAttention, stepped_scales
-from baton_engine.layers.rope import rope_fields
+from baton_engine.layers.rope import Rope, read_rope, rope_fields
 from baton_engine.source import Source
 
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 from .sliding_windows import same_window
+
+_CONTEXT = 262144
 
 
 class Ministral3Config(LlamaConfig, frozen=True, kw_only=True):
@@ -38,10 +41,21 @@ class Ministral3(Llama):
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        rope = read_rope(file, file.count("max_position_embeddings", _CONTEXT))
         return read_llama_config(
             Ministral3Config,
             file,
-            Defaults(262144, num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5),
+            Defaults(_CONTEXT, num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5),
             same_window(file),
-            growth=ConfigFile(rope_fields(file)).number("llama_4_scaling_beta", 0.0),
+            rope=rope,
+            growth=read_growth(file, rope),
         )
+
+
+def read_growth(file: ConfigFile, rope: Rope) -> float:
+    """Return the growth of queries, as in stepped_scales; 0 = none. rope: that of config.json, which says where the
+    growth begins."""
+    growth = ConfigFile(rope_fields(file)).number("llama_4_scaling_beta", 0.0)
+    if growth and not rope.original_max_position_embeddings:
+        raise ConfigError("llama_4_scaling_beta in config.json needs a rope with original_max_position_embeddings")
+    return growth

@@ -7,16 +7,18 @@ from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.layers.experts import load_joined_experts
-from baton_engine.layers.rope import rope_fields
+from baton_engine.layers.rope import read_rope, rope_fields
 from baton_engine.source import Source
 
 from .deepseek_v2 import DeepseekLayer, read_deepseek_config
 from .llama import Llama, LlamaConfig
+from .ministral3 import read_growth
 from .sparse_config import SparseConfig
 
+_CONTEXT = 1048576
 # Those of transformers' configuration class.
 _DEFAULTS = {
-    "max_position_embeddings": 1048576, "n_routed_experts": 128, "n_shared_experts": 1, "q_lora_rank": 1024,
+    "max_position_embeddings": _CONTEXT, "n_routed_experts": 128, "n_shared_experts": 1, "q_lora_rank": 1024,
     "kv_lora_rank": 256, "qk_nope_head_dim": 64, "moe_intermediate_size": 2048,
 }  # fmt: skip
 _ROPE = {
@@ -36,7 +38,6 @@ class Mistral4(Llama):
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         rope = rope_fields(file) or _ROPE
-        growth = ConfigFile(rope).number("llama_4_scaling_beta", 0.0)
         key, rotated = file.count("qk_nope_head_dim", 64), file.count("qk_rope_head_dim", 64)
         partial = rope.get("partial_rotary_factor") or file.fields.get("partial_rotary_factor")
         if partial not in (None, rotated / (key + rotated)):
@@ -46,10 +47,9 @@ class Mistral4(Llama):
             **file.fields, "partial_rotary_factor": None, "rope_scaling": None,
             "rope_parameters": {**rope, "partial_rotary_factor": None},
         }  # fmt: skip
-        config = read_deepseek_config(
-            ConfigFile(fields), _DEFAULTS, chosen=4, interleaved=file.flag("rope_interleave", True),
-            normalize=file.flag("norm_topk_prob", True), group_best=2, growth=growth,
+        given = ConfigFile(fields)
+        return read_deepseek_config(
+            given, _DEFAULTS, chosen=4, interleaved=file.flag("rope_interleave", True),
+            normalize=file.flag("norm_topk_prob", True), group_best=2,
+            growth=read_growth(given, read_rope(given, file.count("max_position_embeddings", _CONTEXT))),
         )  # fmt: skip
-        if growth and not config.rope.original_max_position_embeddings:
-            raise ConfigError("llama_4_scaling_beta in config.json needs a rope with original_max_position_embeddings")
-        return config
