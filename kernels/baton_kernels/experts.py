@@ -269,9 +269,8 @@ class _Numbers:
         return ""
 
     def candidates(self, weight: ExpertWeights, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
-        x = weight.down.new_empty(0, shape.hidden)
         found = experts_candidates(rows, shape, weight.down.device)
-        if fits_hopper_experts(x, weight):
+        if fits_hopper_experts(weight, weight.down.dtype):
             found += hopper_candidates(weight, rows, shape)
         return found
 

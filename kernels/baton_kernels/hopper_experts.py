@@ -22,15 +22,15 @@ from .unmeasured_hopper import CODES, NUMBERS, Operands, hopper_experts_candidat
 Experts = ExpertWeights | QuantizedExperts
 
 
-def fits_hopper_experts(x: torch.Tensor, held: Experts) -> bool:
-    """Whether hopper_experts computes a layer of experts for tokens x."""
+def fits_hopper_experts(held: Experts, dtype: torch.dtype) -> bool:
+    """Whether hopper_experts computes a layer of experts. dtype: of tokens."""
     weights = held.gate_up, held.down
     if isinstance(held.gate_up, GroupedWeight):
-        return has_hopper_kernel(held.gate_up, x.dtype)
+        return has_hopper_kernel(held.gate_up, dtype)
     if isinstance(held.gate_up, ScaledWeight):
         has_no_zeros = isinstance(held, QuantizedExperts) and held.rows is not None and held.rows.symmetric
         return has_no_zeros and all(isinstance(each, ScaledWeight) and fits_hopper_scaled(each) for each in weights)
-    return all(isinstance(each, torch.Tensor) and fits_hopper(x, each) for each in weights)
+    return all(isinstance(each, torch.Tensor) and fits_hopper(each) for each in weights)
 
 
 def candidates(held: Experts, tokens: int, layer: ExpertLayer) -> list[ExpertsConfig]:

@@ -136,9 +136,9 @@ def _multiply_scaled(GROUP: gl.constexpr, scales, tiles, place, FLAGS: gl.conste
     return result
 
 
-def fits_hopper(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether hopper_numbers multiplies rows with a weight. Rows of either begin where 16 bytes do."""
-    return x.dtype in (torch.bfloat16, torch.float16) and weight.shape[-1] % 8 == 0 and is_hopper(x.device)
+def fits_hopper(weight: torch.Tensor) -> bool:
+    """Whether hopper_numbers multiplies rows of the same type with a weight. Rows of both begin where 16 bytes do."""
+    return weight.dtype in (torch.bfloat16, torch.float16) and weight.shape[-1] % 8 == 0 and is_hopper(weight.device)
 
 
 def hopper_numbers(

@@ -167,7 +167,7 @@ def run_quantized_experts(
             run_quantized_experts(x[:1], held, weights[:1], experts[:1], each)
         config = quantized_experts_config(size_class(tokens), *shape)
         if config is None:
-            config = _default(size_class(tokens) * count, whole_layer)._replace(hopper=_codes_on_hopper(x, held))
+            config = _default(size_class(tokens) * count, whole_layer)._replace(hopper=_codes_on_hopper(held, x.dtype))
     if config.block_rows == 1:
         return run_scaled_rows(x, held, weights, experts, config)
     groups = group_pairs(experts, num_experts, config.block_rows)
@@ -204,7 +204,7 @@ class _Codes(NamedTuple):
     def candidates(self, weight: QuantizedExperts, shape: ExpertLayer, rows: int) -> list[ExpertsConfig]:
         default, scales = _default(rows * shape.used, shape.experts), weight.gate_up
         found = []
-        if fits_hopper_experts(self.numbers(weight).new_empty(0, dtype=self.dtype), weight):
+        if fits_hopper_experts(weight, self.dtype):
             found = hopper_candidates(weight, rows, shape)
         if isinstance(scales, GroupedWeight):
             return found or [default]
@@ -265,13 +265,16 @@ def _product(
     )  # fmt: skip
 
 
-def _codes_on_hopper(x: torch.Tensor, held: QuantizedExperts) -> bool:
-    """Whether the weights are codes of 4 bits, which Hopper's kernel always multiplies faster than the one here."""
-    return isinstance(held.gate_up, GroupedWeight) and fits_hopper_experts(x, held)
+def _codes_on_hopper(held: QuantizedExperts, dtype: torch.dtype) -> bool:
+    """Whether the weights are codes of 4 bits, which Hopper's kernel always multiplies faster than the one here.
+
+    dtype: of tokens.
+    """
+    return isinstance(held.gate_up, GroupedWeight) and fits_hopper_experts(held, dtype)
 
 
 def run_quantized_experts_fixed(
     x: torch.Tensor, held: QuantizedExperts, weights: torch.Tensor, experts: torch.Tensor
 ) -> torch.Tensor:
     """Compute quantized_experts_reference such that the bits of a token's result do not depend on the others."""
-    return run_quantized_experts(x, held, weights, experts, FIXED._replace(hopper=_codes_on_hopper(x, held)))
+    return run_quantized_experts(x, held, weights, experts, FIXED._replace(hopper=_codes_on_hopper(held, x.dtype)))

@@ -103,11 +103,10 @@ def _down_kernel(
     scale_at = w_scales + (expert[None, :] * scale_rows + (inside // ROWS_PER_SCALE)[:, None]) * groups
     x_at = x + pair[:, None] * INNER + inner[None, :]
     acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_COUNT], tl.int32 if INTEGERS and not TILED else tl.float32)
-    even: tl.constexpr = INNER % BLOCK_INNER == 0
     for first in tl.range(0, INNER, BLOCK_INNER, loop_unroll_factor=4):
         known = first + inner < INNER
         group = first // BLOCK_INNER if TILED else 0
-        w = load_tile(at + first, known[None, None, :], even)
+        w = tl.load(at + first, mask=mine[None, :, None] & known[None, None, :], other=0.0)
         values = tl.load(x_at + first, mask=mine[:, None] & known[None, :], other=0.0)[None, :, :]
         x_scale = tl.load(x_scales + pair * groups + group, mask=mine, other=0.0)[None, :]
         acc = _add_step(acc, w, values, scale_at + group, x_scale, INTEGERS, TILED)

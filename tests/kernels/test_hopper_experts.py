@@ -71,7 +71,7 @@ def test_layers_of_experts(kind: str) -> None:
     )
     for tokens in (1, 8, 40, 700):
         x = torch.randn(tokens, LAYER.hidden, dtype=BF16, device=DEVICE)
-        assert fits_hopper_experts(x, plain_held or held)
+        assert fits_hopper_experts(plain_held or held, BF16)
         experts = torch.rand(tokens, LAYER.experts, device=DEVICE).argsort(dim=1)[:, : LAYER.used].int()
         experts[tokens // 2, 0] = NOT_OWN
         experts[tokens // 3] = torch.where(experts[tokens // 3] == 4, NOT_OWN, experts[tokens // 3])

@@ -36,7 +36,7 @@ def test_products_of_numbers(dtype: torch.dtype, gated: bool) -> None:
         x = torch.randn(rows, inner, dtype=dtype, device=DEVICE)
         weight = torch.randn(outputs, inner, dtype=dtype, device=DEVICE) / inner**0.5
         bias = torch.randn(outputs, dtype=dtype, device=DEVICE)
-        assert fits_hopper(x, weight)
+        assert fits_hopper(weight)
         configs = hopper_candidates(NUMBERS, rows, Product(outputs, inner, gated), DEVICE)
         out = x.new_empty(rows, outputs // (1 + gated))
         cases += [(x, weight, bias, config, out) for config in configs]
@@ -103,5 +103,5 @@ def test_it_compiles_for_each_kind_of_product() -> None:
 
 def test_other_devices_have_other_kernels() -> None:
     weight = torch.zeros(64, 64, dtype=BF16)
-    assert not fits_hopper(weight, weight)
+    assert not fits_hopper(weight)
     assert not fits_hopper_scaled(ScaledWeight(weight.to(FP8), torch.ones(64, 1), (1, 64)))
