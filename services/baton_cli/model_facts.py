@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from baton_cli.model_card import Licence, chat_template_file, read_licence
+from baton_cli.model_weights import KnownWeights, weights_in
 from baton_engine.checkpoint import Checkpoint
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
@@ -20,8 +21,10 @@ from baton_engine.loading import Weights, dtype_name, weights_bytes
 from baton_engine.memory_estimate import Card, Fit, fit
 from baton_engine.model_config import ModelConfig
 from baton_engine.models.registry import family_of, load_model_config
+from baton_engine.quantization.dense import DENSE
 from baton_engine.quantization.fields import quantization_of
-from baton_engine.quantization.registry import read_quantization
+from baton_engine.quantization.registry import Quantization, read_quantization
+from baton_engine.source import Method
 
 # Tokens of the shorter sequences that are counted for each GPU.
 BRIEF_LENGTH = 4096
@@ -37,21 +40,25 @@ class Files(msgspec.Struct, frozen=True):
     files: int
     elements: int
     dtypes: dict[str, int]
+    on_hub: bool
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """The model as the engine serves it.
 
-    family: the class. active: parameters that a token is multiplied with, embeddings included. kv_dtype: as torch calls
-    it. kv_bytes_per_token: of the layers that see all tokens. kv_window_bytes: the most that the other layers hold of a
-    sequence.
+    family: the class. held: how the weights are held in memory, in words. active: parameters that a token is multiplied
+    with, embeddings included. estimated: weights_bytes is, as config.json alone says which weights are codes. kv_dtype:
+    as torch calls it. kv_bytes_per_token: of the layers that see all tokens. kv_window_bytes: the most that the other
+    layers hold of a sequence.
     """
 
     family: str
     dtype: str
+    held: str
     parameters: int
     active: int
     weights_bytes: int
+    estimated: bool
     kv_dtype: str
     kv_bytes_per_token: int
     kv_window_bytes: int
@@ -60,7 +67,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """not_served: the reason why the engine would refuse the model; None = it serves it.
+    """not_served: the reason why the engine would refuse the model; None = it serves it, as far as is known.
+    weights_unknown: the reason why nothing is known of the weights.
 
     Sizes are those of config.json, which may lack any of them if the model is not served.
     """
@@ -76,37 +84,40 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None
     quantization: str | None
     files: Files | None
+    weights_unknown: str | None
     served: Served | None
     licence: Licence
     chat_template: str | None
 
 
-def model_facts(folder: Path, dtype: str, cards: Sequence[Card], kv_cache_dtype: str = "auto") -> ModelFacts:
-    """Return the facts. dtype, kv_cache_dtype: as the flags of a worker on a GPU.
+def model_facts(
+    folder: Path, dtype: str, cards: Sequence[Card], kv_cache_dtype: str = "auto", quantization: str = "auto",
+    weights: KnownWeights | None = None,
+) -> ModelFacts:  # fmt: skip
+    """Return the facts. dtype, kv_cache_dtype, quantization: as the flags of a worker on a GPU.
 
-    Raises ConfigError for a folder that holds no model, for damaged files, and for a dtype that the model does not
-    allow.
+    weights: None = those in the folder. Raises ConfigError for a folder that holds no model, for damaged files, and for
+    a dtype or a quantization that the model does not allow.
     """
     file = ConfigFile.read(folder)
-    not_served, config, served = None, None, None
+    weights = weights or weights_in(folder)
+    not_served, config, served = weights.refused, None, None
+    described = _quantization(quantization_of(file.fields))
     try:
         config = load_model_config(folder)
     except ConfigError as error:
         not_served = str(error)
-    files = None
-    if any(folder.glob("*.safetensors")):
-        files = _files(Checkpoint.read(folder))
-    elif any(folder.glob("*.bin")):
-        not_served = not_served or "weights in pickle files are not read"
     if config is not None:
-        served = _served(config, folder, dtype, cards, kv_cache_dtype)
-        if files is not None:
-            not_served = _mismatch(config, folder)
+        held = read_quantization(folder, quantization)
+        served = _served(config, weights.checkpoint, held, dtype, cards, kv_cache_dtype)
+        not_served = not_served or _mismatch(config, weights.checkpoint, held)
+        described = described or (None if held.name == "none" else held.name)
     return ModelFacts(
         architecture=file.architecture,
         not_served=not_served,
-        quantization=_quantization(quantization_of(file.fields)),
-        files=files,
+        quantization=described,
+        files=None if weights.checkpoint is None else _files(weights.checkpoint, folder),
+        weights_unknown=weights.unknown,
         served=served,
         licence=read_licence(folder),
         chat_template=chat_template_file(folder),
@@ -115,15 +126,14 @@ def model_facts(folder: Path, dtype: str, cards: Sequence[Card], kv_cache_dtype:
 
 
 def _served(
-    config: ModelConfig, folder: Path, dtype: str, cards: Sequence[Card], kv_cache_dtype: str
+    config: ModelConfig, checkpoint: Checkpoint | None, quantization: Quantization, dtype: str, cards: Sequence[Card],
+    kv_cache_dtype: str,
 ) -> Served:  # fmt: skip
     chosen = choose_dtype(dtype, config.dtype, _GPU)
-    takes = {take.name: take for take in planned_takes(build_of(config, 1), chosen)}
-    parameters = sum(math.prod(take.shape) for take in takes.values())
-    weights = sum(math.prod(take.shape) * take.dtype.itemsize for take in takes.values())
-    quantization = read_quantization(folder)
-    if quantization.name != "none" and any(folder.glob("*.safetensors")):
-        weights = weights_bytes(folder, quantization.sizes(chosen, _GPU))
+    parameters, weights = _planned(config, quantization, chosen)
+    if checkpoint is not None and quantization.name != "none":
+        weights = weights_bytes(checkpoint.folder, quantization.sizes(chosen, _GPU), checkpoint=checkpoint)
+    held = quantization.describe(chosen, keeps_codes=True)
     unused = config.num_layers * (config.layer_weights_read(math.inf) - config.layer_weights)
     kv_dtype = dtype_name(choose_kv_dtype(kv_cache_dtype, config, chosen))
     layout = config.kv_layout(kv_dtype)
@@ -131,22 +141,47 @@ def _served(
     return Served(
         family=family_of(config.architecture),
         dtype=dtype_name(chosen),
+        held=held,
         parameters=parameters,
         active=parameters - round(unused),
         weights_bytes=weights,
+        estimated=checkpoint is None and quantization.name != "none",
         kv_dtype=kv_dtype,
         kv_bytes_per_token=(config.num_layers - len(windows)) * layout.layer_bytes,
         kv_window_bytes=sum(min(window, config.max_position_embeddings) for window in windows) * layout.layer_bytes,
         windows=dict(Counter(windows)),
-        gpus={card.name: fit(config, weights, chosen, card, BRIEF_LENGTH, kv_cache_dtype) for card in cards},
+        gpus={card.name: fit(config, weights, chosen, card, BRIEF_LENGTH, kv_cache_dtype, held) for card in cards},
     )
 
 
-def _mismatch(config: ModelConfig, folder: Path) -> str | None:
+def _planned(config: ModelConfig, quantization: Quantization, dtype: torch.dtype) -> tuple[int, int]:
+    """Return how many parameters config.json calls for, and their bytes: about, where it calls for codes."""
+    coded: set[str] = set()
+
+    def note(name: str, sensitive: bool, stored: Callable[[str], bool]) -> Method:
+        # Few tools quantize sensitive weights, and configs hardly say so.
+        if not sensitive and quantization.policy(name, sensitive, lambda tensor: True) != DENSE:
+            coded.add(name)
+        return DENSE
+
+    takes = {take.name: take for take in planned_takes(build_of(config, 1, note), dtype)}
+    parameters, size = 0, 0.0
+    for name, take in takes.items():
+        elements, is_coded = math.prod(take.shape), name.removesuffix(".weight") in coded
+        parameters += elements
+        size += elements * (quantization.bits / 8 if is_coded else take.dtype.itemsize)
+    return parameters, round(size)
+
+
+def _mismatch(config: ModelConfig, checkpoint: Checkpoint | None, quantization: Quantization) -> str | None:
     """Return what is wrong with the weights' names, shapes or dtypes, if anything is."""
+    build = build_of(config, 1, quantization.policy)
     try:
-        weights = Weights(folder, torch.bfloat16, torch.device("meta"))
-        build = build_of(config, 1, read_quantization(folder).policy)
+        if checkpoint is None:
+            if quantization.name.startswith("on load"):
+                planned_takes(build, torch.bfloat16)
+            return None
+        weights = Weights(checkpoint.folder, torch.bfloat16, torch.device("meta"), checkpoint=checkpoint)
         for take in planned_takes(build, weights.dtype, weights):
             weights.range(*take)
     except ConfigError as error:
@@ -154,7 +189,7 @@ def _mismatch(config: ModelConfig, folder: Path) -> str | None:
     return None
 
 
-def _files(checkpoint: Checkpoint) -> Files:
+def _files(checkpoint: Checkpoint, folder: Path) -> Files:
     dtypes: Counter[str] = Counter()
     for stored in checkpoint.tensors.values():
         dtypes[stored.dtype] += stored.elements
@@ -164,6 +199,7 @@ def _files(checkpoint: Checkpoint) -> Files:
         files=len({stored.path for stored in checkpoint.tensors.values()}),
         elements=dtypes.total(),
         dtypes=dict(dtypes.most_common()),
+        on_hub=checkpoint.folder != folder,
     )
 
 

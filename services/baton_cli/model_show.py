@@ -35,22 +35,28 @@ def show(
     kv_cache_dtype: Annotated[
         str, typer.Option(help="Data type of the KV: auto or fp8, as --kv-cache-dtype of a worker.")
     ] = "auto",
+    quantization: Annotated[
+        str, typer.Option(help="auto (as they are stored), fp8, int8 or int4, as --quantization of a worker.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with sizes in bytes and tokens.")] = False,
 ) -> None:
     """Print what a model is and which GPUs it fits on. It reads no weights and needs no GPU.
 
-    Of a model on the hub, everything but the weights is downloaded.
+    Of a model on the hub, everything but the weights is downloaded. Of their files only the headers are read there.
     """
-    folder, _ = local_folder(model, weights=False)
+    folder, repo = local_folder(model, weights=False)
     if not folder.is_dir():
         raise UserError(f"there is no folder {model}")
     try:
         from baton_cli.model_facts import model_facts
+        from baton_cli.model_weights import weights_on_hub
         from baton_engine.config import ConfigError
     except ModuleNotFoundError as error:
         raise UserError(f"this needs the packages of a worker (baton[worker]): {error}") from None
     try:
-        facts = model_facts(folder, dtype, [_card(name) for name in gpu or GPUS], kv_cache_dtype)
+        cards = [_card(name) for name in gpu or GPUS]
+        weights = None if repo is None else weights_on_hub(repo, folder)
+        facts = model_facts(folder, dtype, cards, kv_cache_dtype, quantization, weights)
     except (ConfigError, OSError) as error:
         raise UserError(str(error)) from None
     if as_json:
@@ -92,14 +98,17 @@ def _facts_text(facts: "ModelFacts") -> str:
         "vocabulary": _count(facts.vocabulary),
         "context": f"{_count(facts.context)} tokens",
     }
-    rows["weights"] = "none in this folder"
+    rows["weights"] = f"unknown: {facts.weights_unknown}" if facts.weights_unknown else "none in this folder"
     if files is not None:
         dtypes = ", ".join(files.dtypes)
         rows["weights"] = f"{_gib(files.bytes)} of {dtypes}, {files.tensors:,} tensors in {files.files:,} files"
+        rows["weights"] += ", on the hub" if files.on_hub else ""
     if facts.quantization is not None:
         rows["quantized"] = facts.quantization
     if served is not None:
-        rows["served as"] = f"{served.dtype}, {_gib(served.weights_bytes)}"
+        rows["served as"] = f"{served.held}, {_gib(served.weights_bytes)}"
+        if served.estimated:
+            rows["served as"] += ", estimated from config.json, without the scales of the codes"
         rows["KV per token"] = f"{served.kv_bytes_per_token:,} bytes in {served.kv_dtype}"
         if served.windows:
             layers = ", ".join(f"{count} of {window:,} tokens" for window, count in served.windows.items())
@@ -112,7 +121,9 @@ def _facts_text(facts: "ModelFacts") -> str:
     rows["licence"] = f"{named}; README.md says {declared}" if declared else named
     rows["chat template"] = f"in {facts.chat_template}" if facts.chat_template else "none"
     width = max(map(len, rows))
-    return "\n".join(f"{label:{width}}  {fact}" for label, fact in rows.items())
+    # The texts are those of whoever made the model, who must not control the terminal.
+    shown = {label: "".join(each if each.isprintable() else "?" for each in fact) for label, fact in rows.items()}
+    return "\n".join(f"{label:{width}}  {fact}" for label, fact in shown.items())
 
 
 def _gpus_text(served: "Served", context: int) -> str:

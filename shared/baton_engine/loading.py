@@ -139,10 +139,12 @@ class Weights:
         return self._checkpoint.find(name).shape
 
 
-def weights_bytes(folder: Path, size: TensorBytes, without: frozenset[str] = frozenset()) -> int:
+def weights_bytes(
+    folder: Path, size: TensorBytes, without: frozenset[str] = frozenset(), checkpoint: Checkpoint | None = None
+) -> int:
     """Return the bytes that a model folder's tensors take, from the files' headers. without: names that do not
-    count."""
-    tensors = Checkpoint.read(folder).tensors.items()
+    count. checkpoint: the tensors; None = those of the folder."""
+    tensors = (checkpoint or Checkpoint.read(folder)).tensors.items()
     counted = [stored for name, stored in tensors if name not in without]
     return round(sum(size(_DTYPES.get(stored.dtype, torch.uint8), stored.shape) for stored in counted))
 

@@ -54,15 +54,16 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit(
-    model: ModelConfig, weights: int, dtype: torch.dtype, card: Card, brief_length: int, kv_cache_dtype: str = "auto"
-) -> Fit:
-    """weights: bytes of the weights. dtype: of weights and activations. kv_cache_dtype: as --kv-cache-dtype; raises
-    ConfigError for one that the model does not allow."""
+    model: ModelConfig, weights: int, dtype: torch.dtype, card: Card, brief_length: int, kv_cache_dtype: str = "auto",
+    held: str | None = None,
+) -> Fit:  # fmt: skip
+    """weights: bytes of the weights. dtype: of activations. kv_cache_dtype: as --kv-cache-dtype; raises ConfigError for
+    one that the model does not allow. held: how the weights are held, in words; None = in dtype."""
     config = EngineConfig(model="", kv_cache_dtype=kv_cache_dtype).on("cuda")
     layout = model.kv_layout(dtype_name(choose_kv_dtype(kv_cache_dtype, model, dtype)))
     share = int(card.size * config.gpu_memory_utilization)
     try:
-        check_weights(weights, card, share, dtype_name(dtype))
+        check_weights(weights, card, share, held or dtype_name(dtype))
     except ConfigError as error:
         return Fit(weights_fit=False, problem=str(error))
     shape = KvShape(

@@ -122,7 +122,7 @@ class Runner:
         quantization = read_quantization(folder, config.quantization)
         self.quantization = quantization.name
         self._weights_bytes = weights_bytes(folder, quantization.sizes(dtype, device), unused) // processes
-        stored = quantization.describe(dtype, self._ops)
+        stored = quantization.describe(dtype, self._ops.keeps_codes)
         log.info("weights: %s", stored, extra={"event": "weights", "quantization": quantization.name})
         check_weights(self._weights_bytes, self._memory, self._share, stored)
         with (

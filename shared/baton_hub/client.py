@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _CHUNK = 1 << 16  # bytes; when a connection breaks, at most as many are lost
+_LARGEST_REQUEST = 16 << 30  # bytes; the hub's CDN sends at most 50 GB in one answer
+_FAILURES_IN_A_ROW = 5
 _LARGEST_ANSWER = 64 << 20  # bytes of JSON
 _TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
 _LONGEST_WAIT_S = 60.0
@@ -100,10 +102,27 @@ class HubClient:
                 retries.failed(error)
 
     def chunks(self, name: str, commit: str, first: int, end: int, size: int) -> Iterator[bytes]:
-        """Yield the bytes `first` to `end` of a file of `size` bytes at a commit, in one request.
+        """Yield the bytes `first` to `end` of a file of `size` bytes at a commit. Raises HubError, or Stopped."""
+        retries = Retries(self.model, self.stop, _FAILURES_IN_A_ROW)
+        while first < end:
+            last = min(end, first + _LARGEST_REQUEST)
+            try:
+                for chunk in self._answer(name, commit, first, last, size):
+                    if first + len(chunk) > size:
+                        raise HubError(f"the hub sends more than the {size} bytes of {name} that it lists")
+                    yield chunk[: end - first]
+                    first += len(chunk)
+                    retries.reset()
+                    # A server that does not know ranges would send all of the file.
+                    if end <= first < size:
+                        return
+                if first < last:
+                    raise httpx2.RemoteProtocolError("the answer ends early")
+            except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
+                retries.failed(error)
 
-        Raises what httpx2 and huggingface_hub raise.
-        """
+    def _answer(self, name: str, commit: str, first: int, end: int, size: int) -> Iterator[bytes]:
+        """Yield these bytes as one request brings them. Raises what httpx2 and huggingface_hub raise."""
         headers = dict(self._headers)
         if first > 0 or end < size:
             headers["Range"] = f"bytes={first}-{end - 1}"

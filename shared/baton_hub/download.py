@@ -7,11 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
-import httpx2
-from huggingface_hub.errors import OfflineModeIsEnabled
-
 from .cache import Cache
-from .client import HubClient, Retries
+from .client import HubClient
 from .errors import HubError
 from .listing import RemoteFile
 
@@ -19,8 +16,6 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _CHUNK = 1 << 20  # bytes
-_LARGEST_REQUEST = 16 << 30  # bytes; the hub's CDN sends at most 50 GB in one answer
-_FAILURES_IN_A_ROW = 5
 
 # Called with the number of bytes that a file has more, or below 0 fewer, than at the last call.
 Advance = Callable[[int], None]
@@ -60,7 +55,11 @@ class Download:
         with open(os.open(self._cache.partial(file), os.O_RDWR | os.O_CREAT, 0o644), "r+b") as partial:
             present = _read(partial, hasher, file.size)
             advance(present)
-            self._append(file, partial, present, hasher, advance)
+            partial.seek(present)
+            for chunk in self._client.chunks(file.name, self._commit, present, file.size, file.size):
+                partial.write(chunk)
+                hasher.update(chunk)
+                advance(len(chunk))
             if hasher.hexdigest() == file.hash:
                 partial.flush()
                 # After a crash of the machine, too, a file under its final name must be whole.
@@ -75,25 +74,6 @@ class Download:
                 f"but the hub lists {file.hash}"
             )
         return False
-
-    def _append(self, file: RemoteFile, partial: BinaryIO, first: int, hasher: "_Hash", advance: Advance) -> None:
-        retries = Retries(self._client.model, self._client.stop, _FAILURES_IN_A_ROW)
-        while first < file.size:
-            end = min(file.size, first + _LARGEST_REQUEST)
-            try:
-                for chunk in self._client.chunks(file.name, self._commit, first, end, file.size):
-                    if first + len(chunk) > file.size:
-                        raise HubError(f"the hub sends more than the {file.size} bytes of {file.name} that it lists")
-                    partial.seek(first)
-                    partial.write(chunk)
-                    hasher.update(chunk)
-                    first += len(chunk)
-                    advance(len(chunk))
-                    retries.reset()
-                if first < end:
-                    raise httpx2.RemoteProtocolError("the answer ends early")
-            except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
-                retries.failed(error)
 
 
 def _read(partial: BinaryIO, hasher: "_Hash", size: int) -> int:

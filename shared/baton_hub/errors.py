@@ -54,7 +54,8 @@ def _explain_status(error: HfHubHTTPError, model: HubModel, page: str) -> HubErr
         return HubError(f"{constants.ENDPOINT} does not let this token read {model.repo}. {_about_token()}")
     reason = (error.server_message or error.response.reason_phrase)[:_LONGEST_REASON]
     text = f"{error.response.url.host} answers {status} ({reason}) to a request for {model}"
-    return HubUnreachable(text) if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR else HubError(text)
+    busy = status == http.HTTPStatus.TOO_MANY_REQUESTS or status >= http.HTTPStatus.INTERNAL_SERVER_ERROR
+    return HubUnreachable(text) if busy else HubError(text)
 
 
 def _about_token() -> str:

@@ -24,7 +24,7 @@ TEMPLATES = "additional_chat_templates"
 _NAME = rf"\A(?:{TEMPLATES}/)?[A-Za-z0-9_][A-Za-z0-9._+-]{{0,254}}\Z"
 _MOST_PAGES = 20  # of 1,000 entries
 
-_Size = Annotated[int, msgspec.Meta(ge=0)]
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Sha1 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 

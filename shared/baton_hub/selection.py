@@ -9,7 +9,7 @@ from .listing import TEMPLATES
 
 INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
-_LARGEST_INDEX = 64 << 20  # bytes; those of the largest models have a few MiB
+LARGEST_INDEX = 64 << 20  # bytes; those of the largest models have a few MiB
 
 # What gateways and workers read beside the weights.
 _TEXT = (
@@ -66,8 +66,8 @@ def weight_files(names: Iterable[str], index: bytes | None) -> list[str]:
 
 
 def _named(index: bytes) -> set[str]:
-    if len(index) > _LARGEST_INDEX:
-        raise HubError(f"{INDEX} has {len(index)} bytes, which is too much for an index")
+    if len(index) > LARGEST_INDEX:
+        raise HubError(f"{INDEX} has more than {LARGEST_INDEX} bytes, which is too much for an index")
     try:
         named = set(json.loads(index)["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

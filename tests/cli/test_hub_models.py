@@ -166,7 +166,8 @@ def test_the_facts_of_a_model_need_none_of_its_weights(baton, hub: HubDouble, tm
     assert running.wait() == 0
     assert "2,755,008" in running.text
     assert hub.downloads("config.json")
-    assert not hub.downloads(WEIGHTS)
+    assert [request.range for request in hub.downloads(WEIGHTS)] == ["bytes=0-131071"]
+    assert "tensors in 1 files, on the hub" in running.text
 
 
 def test_the_facts_of_a_folder_are_the_default_of_model(baton) -> None:

@@ -42,10 +42,11 @@ def test_without_a_folder_it_is_the_demo_model() -> None:
 
 
 def test_a_model_that_is_not_served_or_does_not_fit_says_why(tmp_path: Path) -> None:
-    config: dict[str, Any] = {"architectures": ["QuokkaForCausalLM"], "num_hidden_layers": 7}
+    config: dict[str, Any] = {"architectures": ["QuokkaForCausalLM\x1b[2J"], "num_hidden_layers": 7}
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = run(tmp_path)
-    assert "unknown architecture QuokkaForCausalLM" in text
+    # What others wrote does not control the terminal.
+    assert "unknown architecture QuokkaForCausalLM?[2J" in text
     assert "weights        none in this folder" in text
     assert "GPU" not in text
     assert "do not fit" in run(MODEL_DIR, "--gpu", "0.001GiB")

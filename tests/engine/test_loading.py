@@ -210,6 +210,8 @@ def test_a_tensor_of_another_shape_is_found_before_any_is_read(folder: Path) -> 
         ({"dtype": "F32", "shape": [4], "data_offsets": [16, 0]}, "impossible"),
         ({"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}, "ends at byte"),
         ({"dtype": "F32", "shape": [5], "data_offsets": [0, 16]}, "has 16 bytes"),
+        ({"dtype": "NEW", "shape": [10**30], "data_offsets": [0, 16]}, "has 16 bytes"),
+        ({"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}, "impossible"),
         ({"dtype": "F32", "shape": [4]}, "data_offsets"),
         ({"dtype": 3, "shape": [4], "data_offsets": [0, 16]}, "dtype"),
         ([], "object"),
@@ -222,6 +224,12 @@ def test_impossible_headers_are_named(folder: Path, entry: object, words: str) -
     message = refusal(folder)
     assert f"{path} is not a whole safetensors file" in message
     assert words in message
+
+
+def test_endless_brackets_are_no_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes((100_000).to_bytes(8, "little") + b'{"a":' + b"[" * 99_995)
+    assert f"{path} is not a whole safetensors file" in refusal(folder)
 
 
 def test_a_dtype_that_is_not_served_is_named(folder: Path) -> None:

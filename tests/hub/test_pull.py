@@ -176,7 +176,7 @@ def test_a_server_that_knows_no_ranges_sends_all_again(hub: HubDouble, cache: Pa
 
 
 def test_files_are_asked_for_in_parts_that_every_server_sends(hub: HubDouble, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr("baton_hub.download._LARGEST_REQUEST", 1 << 20)
+    monkeypatch.setattr("baton_hub.client._LARGEST_REQUEST", 1 << 20)
     found, _ = pulled(cache)
     assert (found.folder / SHARDS[0]).read_bytes() == hub.files[SHARDS[0]]
     assert [request.range for request in hub.downloads(SHARDS[0])] == ["bytes=0-1048575", "bytes=1048576-2097151"]

@@ -14,7 +14,6 @@ import torch
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 from baton_engine.loading import PLAIN, TensorBytes, dtype_name
-from baton_engine.ops import Ops
 from baton_engine.source import Policy
 
 from .dense import as_stored
@@ -45,12 +44,12 @@ class Quantization(NamedTuple):
     policy: Policy
     bits: int = 4
 
-    def describe(self, dtype: torch.dtype, ops: Ops) -> str:
-        """Return how the weights are held in memory, in words."""
+    def describe(self, dtype: torch.dtype, keeps_codes: bool) -> str:
+        """Return how the weights are held in memory, in words. keeps_codes: as Ops say it."""
         numbers = dtype_name(dtype)
         if self.name == "none":
             return numbers
-        if ops.keeps_codes:
+        if keeps_codes:
             return f"{self.bits}-bit codes ({self.name})"
         kept = f"int8 or {numbers}" if self._keeps_int8 else numbers
         return f"{kept} from {self.bits}-bit codes ({self.name})"
