@@ -10,20 +10,23 @@ from baton_kernels.reference.activation import ClampedGate
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a family calls the parts of an expert."""
+    """What a family calls the parts of an expert. bias: each of them has one. clamp: of the gate."""
 
     gate: str
     up: str
     down: str
+    bias: bool = False
+    clamp: ClampedGate | None = None
 
 
 @dataclass(frozen=True)
 class JoinedForm:
     """How a checkpoint stores the experts of a layer together: one tensor for gates and ups, one for the outputs.
 
-    gate_up, down: the tensors' names. in_turn: gates and ups of an expert are in turn, as [inputs, outputs], and have
-    biases (gpt-oss). Otherwise gates come first, as [outputs, inputs] or [inputs, outputs], and nothing has a bias.
-    up: ups have a tensor of this name, and each of the three is [experts * units, hidden] (DBRX). clamp: of the gate.
+    gate_up, down: the tensors' names. in_turn: gates and ups of an expert are in turn, and all parts have biases
+    (gpt-oss). Otherwise gates come first, and nothing has a bias. up: ups have a tensor of this name, and each of the
+    three is [experts * units, hidden] (DBRX). clamp: of the gate. apart: where each expert has its number in a
+    checkpoint that stores them one by one; "" = where the tensors of all experts would be.
     """
 
     gate_up: str = "gate_up_proj"
@@ -31,6 +34,7 @@ class JoinedForm:
     in_turn: bool = False
     up: str | None = None
     clamp: ClampedGate | None = None
+    apart: str = ""
 
 
 class ExpertsMethod(Protocol):

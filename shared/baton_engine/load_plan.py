@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from .config import ConfigError
@@ -19,6 +20,10 @@ from .source import Policy, Source, Tensors
 from .stage import WHOLE, Stage
 
 log = logging.getLogger(__name__)
+
+# Which tensors are taken does not depend on this, and to decode those of thousands of experts takes a minute, even
+# without memory.
+_OPS = msgspec.structs.replace(TORCH, keeps_codes=True)
 
 # Makes a model, and does not look at the values of its tensors.
 Build = Callable[[Tensors, Ops], Model]
@@ -69,7 +74,7 @@ class _Notes:
 def planned_takes(build: Build, dtype: torch.dtype, weights: Weights | None = None) -> list[Take]:
     """Return what a model takes, in order. dtype: of the engine. weights: None = there are all that it can use."""
     notes = _Notes(dtype, weights)
-    build(notes, TORCH)
+    build(notes, _OPS)
     return notes.takes
 
 

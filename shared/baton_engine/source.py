@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from .config import ConfigError
-from .experts_method import ExpertNames, ExpertsMethod, JoinedForm
+from .experts_method import ExpertNames, ExpertsMethod
 from .inputs import InputRows, Inputs
 from .ops import Ops
 from .shard import ALONE, Ranks, even_part, own_experts
@@ -65,9 +65,6 @@ class Method(Protocol):
 
     def experts(self, source: "Source", names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
         """Read each expert's projections, which a checkpoint stores at the expert's number, [outputs, inputs] each."""
-
-    def joined_experts(self, source: "Source", experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
-        """Read the tensors of all experts together."""
 
 
 class Policy(Protocol):
@@ -133,6 +130,10 @@ class Source:
         """Return the source of the tensors whose names go on with `name` and a dot."""
         prefix = f"{self._prefix}{name}."
         return Source(self._weights, self.ops, self._policy, prefix, self.ranks, self._expert_parallel, self.stage)
+
+    def reading(self, weights: Tensors) -> "Source":
+        """Return the source of other tensors, whose names begin with the same prefix."""
+        return Source(weights, self.ops, self._policy, self._prefix, self.ranks, self._expert_parallel, self.stage)
 
     def own_experts(self, experts: int) -> range:
         """Return the numbers of the experts of which this rank has something. experts: of a layer."""

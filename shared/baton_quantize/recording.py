@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from baton_engine.config import ConfigError
-from baton_engine.experts_method import ExpertNames, ExpertsMethod, JoinedForm
+from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.inputs import NUMBERS, InputRows, Inputs
 from baton_engine.quantization.dense import DENSE
 from baton_engine.source import Method, Outputs, Product, Source
@@ -99,9 +99,6 @@ class _RecordingMethod:
             )
             for number in range(experts)
         ])  # fmt: skip
-
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
-        raise ConfigError(f"{source.full_name('experts')}: the inputs of experts are not recorded")
 
 
 class _RecordingExperts:

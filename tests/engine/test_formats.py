@@ -369,7 +369,7 @@ def test_experts_whose_exponents_differ_in_size_are_joined() -> None:
         codes = pack_four_bits(torch.randint(0, 16, (8, 64), dtype=torch.uint8))
         weights.append(GroupedWeight("e2m1", codes, held_exponents(exponents)))
     assert [weight.scales.dtype for weight in weights] == [torch.uint8, torch.float32]
-    joined = join(weights)
+    joined = join(weights, len(weights))
     assert isinstance(joined, GroupedWeight)
     for number, weight in enumerate(weights):
         one = joined._replace(codes=joined.codes[number], scales=joined.scales[number])

@@ -39,16 +39,15 @@ def scaled(
 
 
 def make(kind: str, device: torch.device) -> QuantizedExperts:
+    biases = [torch.randn(EXPERTS, outputs, device=device) for outputs in (2 * SIZE, HIDDEN)]
+    rest = *biases, ClampedGate(1.7, 2.0)
     if kind in ("int4", "e2m1"):
         weights = [grouped(kind, 2 * SIZE, HIDDEN, device), grouped(kind, HIDDEN, SIZE, device)]
-        biases = [torch.randn(EXPERTS, outputs, device=device) for outputs in (2 * SIZE, HIDDEN)]
-        return (
-            QuantizedExperts(*weights, *biases, ClampedGate(1.7, 2.0)) if kind == "e2m1" else QuantizedExperts(*weights)
-        )
+        return QuantizedExperts(*weights, *rest) if kind == "e2m1" else QuantizedExperts(*weights)
     dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
     tile = (16, 32) if kind == "fp8 in tiles" else None
     pair = [scaled(dtype, tile, 2 * SIZE, HIDDEN, device), scaled(dtype, tile, HIDDEN, SIZE, device)]
-    return QuantizedExperts(*pair, rows=RowFormat(dtype, group=32 if tile else 0))
+    return QuantizedExperts(*pair, *(() if tile else rest), rows=RowFormat(dtype, group=32 if tile else 0))
 
 
 @pytest.mark.parametrize("kind", ["int4", "e2m1", "fp8", "fp8 in tiles", "int8"])

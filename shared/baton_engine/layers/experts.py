@@ -7,6 +7,7 @@ import torch
 
 from baton_engine.experts_method import ExpertNames, ExpertsMethod, JoinedForm
 from baton_engine.inputs import InputRows, Inputs, NormedNumbers
+from baton_engine.joined_tensors import JoinedTensors
 from baton_engine.shard import Ranks
 from baton_engine.source import Source
 from baton_kernels.reference.routing import Routing
@@ -15,6 +16,8 @@ from .linear import Linear
 
 # Programs of a router's kernel are few, so that it computes the norm of longer rows than a product does.
 _MOST_NORMED = 4096
+# What the tensor of a weight is called, in the formats that experts are stored one by one in.
+_WEIGHTS = ("weight", "weight_packed", "qweight")
 
 
 class Router:
@@ -58,8 +61,15 @@ def load_experts(source: Source, names: ExpertNames, experts: int, hidden: int, 
 
 
 def load_joined_experts(source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
-    """Return the experts of a layer, as Method.joined_experts does, by the method that the source has for them."""
-    return source.method([form.gate_up, form.down]).joined_experts(source, experts, hidden, size, form)
+    """Return the experts of a layer as load_experts does, from tensors that have those of all experts.
+
+    Tools that quantize, such as llm-compressor, store the experts of these families one by one.
+    """
+    names = ExpertNames("gate_proj", "up_proj", "down_proj", form.in_turn, form.clamp)
+    apart = source.at(form.apart) if form.apart else source
+    if form.down in source or not any(f"0.{names.down}.{weight}" in apart for weight in _WEIGHTS):
+        apart = source.reading(JoinedTensors(source, form, names, experts, hidden, size))
+    return load_experts(apart, names, experts, hidden, size)
 
 
 class ExpertMlp:

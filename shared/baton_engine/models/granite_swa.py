@@ -54,7 +54,7 @@ class GraniteSwa(Granite):
 
 
 class GraniteMoeSwaLayer(GraniteMoeLayer):
-    router, form = "router", JoinedForm("experts.gate_up_proj", "experts.down_proj")
+    router, form = "router", JoinedForm("experts.gate_up_proj", "experts.down_proj", apart="experts")
 
 
 class GraniteMoeSwa(GraniteMoe):

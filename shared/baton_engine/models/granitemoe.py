@@ -30,7 +30,7 @@ class GraniteMoeLayer(GraniteLayer):
     """router: its name. form: how the experts are stored."""
 
     router = "router.layer"
-    form = JoinedForm("input_linear.weight", "output_linear.weight")
+    form = JoinedForm("input_linear.weight", "output_linear.weight", apart="experts")
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
         assert isinstance(config, GraniteMoeConfig)

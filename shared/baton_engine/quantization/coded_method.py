@@ -6,11 +6,9 @@ from typing import Generic, TypeVar
 import msgspec
 import torch
 
-from baton_engine.experts_method import ExpertsMethod, JoinedForm
 from baton_engine.source import Outputs, Product, Source
 
 from .dense import load_biases
-from .quantized_experts import not_joined
 
 # What a rank has of one projection.
 PartT = TypeVar("PartT")
@@ -62,7 +60,3 @@ class CodedMethod(msgspec.Struct, Generic[PartT], frozen=True):
         """As in Method."""
         [part] = self.read_all(source, [taken], inputs, columns)
         return self.dense(part, source.dtype)
-
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
-        """As in Method."""
-        raise not_joined(source)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from baton_engine.experts_method import ExpertNames, JoinedForm
+from baton_engine.experts_method import ExpertNames
 from baton_engine.inputs import NUMBERS, InputRows, Inputs, NormedNumbers
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Source
@@ -71,11 +71,6 @@ class DenseMethod(msgspec.Struct, frozen=True):
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> DenseExperts:
         return DenseExperts.load(source, names, experts, hidden, size)
-
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> DenseExperts:
-        load = DenseExperts.load_joined if form.up is None else DenseExperts.load_rows
-        load = DenseExperts.load_in_turn if form.in_turn else load
-        return load(source, experts, hidden, size, form)
 
 
 DENSE = DenseMethod()

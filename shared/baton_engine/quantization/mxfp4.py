@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import torch
 
-from baton_engine.experts_method import ExpertsMethod, JoinedForm
+from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.source import Method, Source
 from baton_kernels.reference.experts import ExpertWeights
 from baton_kernels.reference.grouped_linear import GroupedWeight, dequantize_grouped_reference, held_exponents
 from baton_kernels.reference.quantized_experts import QuantizedExperts
 
 from .dense import DENSE
-from .dense_experts import DenseExperts, as_slice, joined_biases
+from .dense_experts import DenseExperts, expert_biases
 from .fields import QuantizationFields
 from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .names import NotConverted
@@ -30,18 +30,19 @@ class Mxfp4(GroupedMethod, frozen=True):
     ) -> Part:
         return Part(read_blocks(source, name, (outputs, inputs), (rows, columns)))
 
-    def joined_experts(self, source: Source, experts: int, hidden: int, size: int, form: JoinedForm) -> ExpertsMethod:
-        if not form.in_turn:
-            return super().joined_experts(source, experts, hidden, size, form)
-        clamp, units = form.clamp, source.own_units(size)
-        own, all_inputs = as_slice(source.own_experts(experts)), slice(0, hidden)
+    def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
+        if names.clamp is None or "gate_up_proj_blocks" not in source:
+            return super().experts(source, names, experts, hidden, size)
+        # gpt-oss stores all experts of a layer in few tensors, which take less time to read as a whole.
+        clamp, units, numbers = names.clamp, source.own_units(size), source.own_experts(experts)
+        own, all_inputs = slice(numbers.start, numbers.stop), slice(0, hidden)
         part = own, slice(2 * units.start, 2 * units.stop), all_inputs
         both = read_blocks(source, "gate_up_proj", (experts, 2 * size, hidden), part)
         # Gates and ups are stored in turn.
         codes, scales = (torch.cat([each[:, ::2], each[:, 1::2]], dim=1) for each in (both.codes, both.scales))
         gate_up = both._replace(codes=codes, scales=scales)
         down = read_blocks(source, "down_proj", (experts, hidden, size), (own, slice(0, hidden), units))
-        biases = joined_biases(source, experts, hidden, size)
+        biases = expert_biases(source, names, experts, hidden, size)
         if source.ops.keeps_codes:
             held = QuantizedExperts(gate_up, down, *biases, clamp, layer_experts=experts)
             return CodedExperts(held, source.ops)

@@ -1,6 +1,7 @@
 """Weights that are quantized while they are loaded, one projection after another.
 
-Codes are the nearest ones; nothing is calibrated. Heads and routers stay as they are.
+Codes are the nearest ones; nothing is calibrated. Heads and routers stay as they are. Of weights without memory, by
+which loading is planned, nothing is computed: experts have thousands of them, at a millisecond each.
 """
 
 from collections.abc import Callable
@@ -28,6 +29,8 @@ class EightBit(ScaledMethod, frozen=True):
         self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool
     ) -> ScaledPart:
         weight = _take(source, name, (outputs, inputs), (rows, columns), transposed)
+        if weight.is_meta:
+            return ScaledPart(ScaledWeight(weight.to(self.rows.dtype), weight[:, :1].float(), (1, weight.shape[1])))
         most = 127.0 if self.rows.dtype == torch.int8 else torch.finfo(self.rows.dtype).max
         largest = weight.abs().amax(dim=1, keepdim=True).float()
         scales = torch.where(largest == 0, 1.0, largest / most)
@@ -51,6 +54,9 @@ class FourBit(GroupedMethod, frozen=True):
                 f"{source.full_name(name)} has {weight.shape[1]} inputs, which are not groups of {BLOCK}: "
                 "--quantization int4 cannot store it; use int8 or fp8"
             )
+        if weight.is_meta:
+            each = weight[:, ::size]
+            return Part(GroupedWeight("int4", weight[:, ::4].to(torch.int16), each, each.to(torch.uint8)))
         groups = weight.float().reshape(len(weight), -1, size)
         low, high = groups.amin(dim=2).clamp_(max=0), groups.amax(dim=2).clamp_(min=0)
         scales = (high - low) / 15

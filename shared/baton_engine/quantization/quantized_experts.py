@@ -1,16 +1,17 @@
 """Experts whose weights are quantized."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
-from baton_engine.config import ConfigError
 from baton_engine.experts_method import ExpertNames
 from baton_engine.ops import Ops
 from baton_engine.source import Outputs, Source
 from baton_kernels.reference.grouped_linear import GroupedWeight, exponents_to_scales
-from baton_kernels.reference.quantized_experts import QuantizedExperts
+from baton_kernels.reference.quantized_experts import ExpertCodes, QuantizedExperts
 from baton_kernels.reference.scaled_linear import ScaledWeight
+
+from .dense_experts import expert_biases
 
 
 class CodedExperts:
@@ -23,16 +24,8 @@ class CodedExperts:
         return self._ops.run_quantized_experts(x, self._held, weights, experts)
 
 
-def not_joined(source: Source) -> ConfigError:
-    """Return the error for experts that are stored together in a format that has no layout for that."""
-    return ConfigError(
-        f"{source.full_name('gate_up_proj')} has the weights of all experts together, which is served in 16 bits and "
-        "in MXFP4"
-    )
-
-
 # Reads parts of projections of one expert, as Method.load has them, and stacks them along their outputs.
-Read = Callable[[Source, list[Outputs], int, slice], GroupedWeight | ScaledWeight | torch.Tensor]
+Read = Callable[[Source, list[Outputs], int, slice], ExpertCodes]
 
 
 def read_experts(
@@ -40,33 +33,39 @@ def read_experts(
 ) -> QuantizedExperts:
     """Return what this rank has of a layer's experts, which a checkpoint stores at the expert's number.
 
-    Tensors are taken in the order in which DenseExperts takes them, one expert after another.
+    Tensors are taken in the order in which DenseExperts takes them.
     """
-    units, whole = source.own_units(size), slice(0, hidden)
-    gate_up, down = [], []
-    for number in source.own_experts(experts):
-        expert = source.at(str(number))
-        both = [Outputs(names.gate, size, units), Outputs(names.up, size, units)]
-        gate_up.append(read(expert, both, hidden, whole))
-        down.append(read(expert, [Outputs(names.down, hidden, whole)], size, units))
-    return QuantizedExperts(join(gate_up), join(down), layer_experts=experts)
+    units, whole, own = source.own_units(size), slice(0, hidden), source.own_experts(experts)
+    both = [Outputs(names.gate, size, units), Outputs(names.up, size, units)]
+    out = [Outputs(names.down, hidden, whole)]
+    gate_up = join((read(source.at(str(number)), both, hidden, whole) for number in own), len(own))
+    down = join((read(source.at(str(number)), out, size, units) for number in own), len(own))
+    biases = expert_biases(source, names, experts, hidden, size)
+    return QuantizedExperts(gate_up, down, *biases, names.clamp, layer_experts=experts)
 
 
-def join(
-    weights: Sequence[GroupedWeight | ScaledWeight | torch.Tensor],
-) -> GroupedWeight | ScaledWeight | torch.Tensor:
-    """Return weights of one kind as a stack, with their number as the first dimension."""
-    first = weights[0]
-    if isinstance(first, torch.Tensor):
-        return torch.stack([weight for weight in weights if isinstance(weight, torch.Tensor)])
-    if isinstance(first, ScaledWeight):
-        scaled = [weight for weight in weights if isinstance(weight, ScaledWeight)]
-        codes, scales = torch.stack([each.codes for each in scaled]), torch.stack([each.scales for each in scaled])
-        return ScaledWeight(codes, scales, first.tile)
-    grouped = [weight for weight in weights if isinstance(weight, GroupedWeight)]
-    codes, scales = torch.stack([each.codes for each in grouped]), torch.stack(_of_one_kind(grouped))
-    zeros = None if first.zeros is None else torch.stack([each.zeros for each in grouped if each.zeros is not None])
-    return first._replace(codes=codes, scales=scales, zeros=zeros)
+def join(weights: Iterable[ExpertCodes], count: int) -> ExpertCodes:
+    """Return weights of one kind as a stack, with their number as the first dimension. count: how many there are.
+
+    Codes are copied into place one by one: all of them a second time may not fit into the device's memory.
+    """
+    stacked, coded = torch.empty(0), []
+    for place, weight in enumerate(weights):
+        codes = weight if isinstance(weight, torch.Tensor) else weight.codes
+        if place == 0:
+            stacked = codes.new_empty(count, *codes.shape)
+        stacked[place] = codes
+        if not isinstance(weight, torch.Tensor):
+            coded.append(weight._replace(codes=stacked[place]))
+    scaled = [weight for weight in coded if isinstance(weight, ScaledWeight)]
+    if scaled:
+        return scaled[0]._replace(codes=stacked, scales=torch.stack([weight.scales for weight in scaled]))
+    grouped = [weight for weight in coded if isinstance(weight, GroupedWeight)]
+    if grouped:
+        zeros = [weight.zeros for weight in grouped if weight.zeros is not None]
+        scales = torch.stack(_of_one_kind(grouped))
+        return grouped[0]._replace(codes=stacked, scales=scales, zeros=torch.stack(zeros) if zeros else None)
+    return stacked
 
 
 def _of_one_kind(weights: list[GroupedWeight]) -> list[torch.Tensor]:

@@ -67,7 +67,9 @@ class Quantization(NamedTuple):
         def size(stored: torch.dtype, shape: tuple[int, ...]) -> float:
             elements = math.prod(shape)
             if stored in PLAIN:
-                on_load = self.name.startswith("on load") and len(shape) == 2 and (keeps_int8 or not on_cpu)
+                # One tensor may have the weights of several experts, whose codes no CPU keeps.
+                kept = keeps_int8 and len(shape) == 2 if on_cpu else len(shape) > 1
+                on_load = self.name.startswith("on load") and kept
                 return elements * (self.bits / 8 if on_load else dtype.itemsize)
             if not on_cpu or (stored == torch.int8 and keeps_int8):
                 return elements * stored.itemsize

@@ -1,0 +1,117 @@
+"""The tensors of each expert, from a checkpoint in which one tensor has those of all experts of a layer."""
+
+from collections.abc import Collection
+
+import torch
+
+from .config import ConfigError
+from .experts_method import ExpertNames, JoinedForm
+from .source import Source
+
+# How the name of a joined tensor goes on after that of the weights, by how the name of an expert's own one would.
+_ENDINGS = {".weight": "", ".weight_scale": "_scale", ".weight_scale_inv": "_scale_inv", ".bias": "_bias",
+            "_blocks": "_blocks"}  # fmt: skip
+
+
+class JoinedTensors:
+    """Implements Tensors. The tensors of an expert have its number and the names of its parts, as [outputs, inputs].
+    Those whose names begin with no number are tensors of the checkpoint."""
+
+    def __init__(
+        self, source: Source, form: JoinedForm, names: ExpertNames, experts: int, hidden: int, size: int
+    ) -> None:
+        """source: has the joined tensors. hidden, size: the inputs of an expert, and its hidden units."""
+        self.dtype, self.device = source.dtype, source.device
+        self._source, self._form, self._experts = source, form, experts
+        # Where a part is among those of its tensor; None = it has no other.
+        pair = (0, 1) if form.up is None else (None, None)
+        self._parts = {
+            names.gate: (form.gate_up, pair[0]), names.up: (form.up or form.gate_up, pair[1]),
+            names.down: (form.down, None),
+        }  # fmt: skip
+        # Some tools store weights as [inputs, outputs]. A shape tells which, except that of one square weight.
+        self._plain = form.down in source and (
+            (source.stored_shape(form.gate_up), source.stored_shape(form.down))
+            == ((experts, 2 * size, hidden), (experts, hidden, size))
+        )
+        # What was taken last of each tensor, and for which experts: gates and ups are in one tensor.
+        self._held: dict[str, tuple[range, torch.Tensor]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        joined = self._find(name)[1]
+        return joined is not None and joined in self._source
+
+    def take(
+        self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        number, joined, place = self._known(name)
+        if number is None:
+            return self._source.take(joined, shape, part, dtype)
+        outputs, *inputs = shape
+        whole = self._of_expert(number, joined, shape if place is None else (2 * outputs, *inputs), dtype)
+        if place is not None:
+            whole = whole[place::2] if self._form.in_turn else whole[place * outputs : (place + 1) * outputs]
+        return (whole[part] if part else whole).contiguous()
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        return self._source.stored_dtype(self._known(name)[1])
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the joined tensor."""
+        return self._source.stored_shape(self._known(name)[1])
+
+    def leave(self, prefix: str, numbers: Collection[int]) -> None:
+        """Do nothing, as each rank takes a part of every tensor."""
+
+    def _find(self, name: str) -> tuple[int | None, str | None, int | None]:
+        """Return the number of the expert, the name of the joined tensor, None if that is not known, and which of two
+        parts of it the tensor is."""
+        own = name.removeprefix(self._source.full_name(""))
+        number, _, rest = own.partition(".")
+        if not number.isdecimal():
+            return None, own, None
+        for part, (joined, place) in self._parts.items():
+            ending = _ENDINGS.get(rest.removeprefix(part))
+            if ending is not None:
+                return int(number), joined + ending, place
+        return int(number), None, None
+
+    def _known(self, name: str) -> tuple[int | None, str, int | None]:
+        """As _find. Raises ConfigError for a tensor that is not known."""
+        number, joined, place = self._find(name)
+        if joined is None:
+            raise ConfigError(
+                f"{self._source.full_name(self._form.gate_up)} has the weights of all experts together, which is "
+                "served in 16 bits, also quantized on load, in FP8 with a scale for each output or tile, and in MXFP4"
+            )
+        return number, joined, place
+
+    def _of_expert(self, number: int, joined: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return what a tensor has of an expert, of this shape."""
+        if joined not in self._held or number not in self._held[joined][0]:
+            # The next expert may not fit into memory beside the last one. Vectors are small.
+            self._held.pop(joined, None)
+            own = self._source.own_experts(self._experts)
+            numbers = own if len(shape) == 1 else range(number, number + 1)
+            self._held[joined] = numbers, self._take(numbers, joined, shape, dtype)
+        numbers, tensor = self._held[joined]
+        return tensor[number - numbers.start]
+
+    def _take(self, numbers: range, joined: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return what a tensor has of some experts, [experts, *shape]."""
+        plain = self._is_plain(joined, shape)
+        rows, *others = shape if plain else shape[::-1]
+        if self._form.up is None:
+            part = slice(numbers.start, numbers.stop)
+            tensor = self._source.take(joined, (self._experts, rows, *others), (part,), dtype)
+        else:
+            part = slice(numbers.start * rows, numbers.stop * rows)
+            tensor = self._source.take(joined, (self._experts * rows, *others), (part,), dtype).view(-1, rows, *others)
+        return tensor if plain else tensor.transpose(1, 2)
+
+    def _is_plain(self, joined: str, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor has [outputs, inputs] of each expert, of this shape, and not [inputs, outputs]."""
+        if self._form.up is not None or len(shape) == 1:
+            return joined != self._form.down
+        stored, turned = self._source.stored_shape(joined), (self._experts, *shape[::-1])
+        return stored == (self._experts, *shape) and (stored != turned or self._plain)
