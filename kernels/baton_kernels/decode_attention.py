@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .decode_parts import TILE_KEYS, DecodeParts
-from .e4m3 import WEIGHT_SCALE, query_for_codes
+from .e4m3 import WEIGHT_SCALE, columns_of_pairs, query_for_codes
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 from .windows import oldest_key
@@ -36,7 +36,7 @@ def _decode_kernel(
     GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
-    CODES: tl.constexpr, OVERLAP: tl.constexpr,
+    CODES: tl.constexpr, ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     slot, kv_head = tl.program_id(0), tl.program_id(1)
@@ -78,7 +78,13 @@ def _decode_kernel(
         sink = tl.load(sinks + head, mask=member < GROUP, other=0.0) * _LOG2E
         peak = tl.where(part == 0, sink, peak)
         total = tl.where(part == 0, 1.0, total)
-    acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    if CODES:
+        # The sums of even and of odd columns.
+        acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM // 2], tl.float32)
+        odd_acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM // 2], tl.float32)
+        pair = tl.arange(0, BLOCK_DIM // 2)
+    else:
+        acc = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for tile in range(first, last, KEYS):
         key = tile + tl.arange(0, KEYS)
         # Cache slots that the query does not see may hold NaN, and 0 * NaN is NaN, so they are not loaded.
@@ -89,7 +95,8 @@ def _decode_kernel(
             page = tl.load(table + tile // PAGE).to(tl.int64)
         else:
             page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
-        at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+        head_at = (page * PAGE + key % PAGE) * KV_HEADS + kv_head
+        at = head_at * DIM
         k = tl.load(keys + at[None, :] + column[:, None], mask=seen[None, :] & whole[:, None], other=0.0)
         if CODES:
             k = k.to(query.dtype)
@@ -106,15 +113,20 @@ def _decode_kernel(
         shrink = tl.exp2(peak - base)
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
-        v = tl.load(values + at[:, None] + column[None, :], mask=seen[:, None] & whole[None, :], other=0.0)
         if CODES:
-            v = v.to(query.dtype)
-            weights *= WEIGHT_SCALE
-        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            pair_at = (head_at * (DIM // 2))[:, None] + pair[None, :]
+            pairs = tl.load(values + pair_at, mask=seen[:, None] & (pair < DIM // 2)[None, :], other=0)
+            even, odd = columns_of_pairs(pairs, query.dtype, ON_GPU)
+            weights = (weights * WEIGHT_SCALE).to(even.dtype)
+            acc = acc * shrink[:, None] + tl.dot(weights, even, input_precision="ieee")
+            odd_acc = odd_acc * shrink[:, None] + tl.dot(weights, odd, input_precision="ieee")
+        else:
+            v = tl.load(values + at[:, None] + column[None, :], mask=seen[:, None] & whole[None, :], other=0.0)
+            acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new_peak
 
     if CODES:
-        acc *= value_scale
+        acc = tl.join(acc, odd_acc).reshape([BLOCK_GROUP, BLOCK_DIM]) * value_scale
     if parts == 1:
         tl.store(out + q_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
         return
@@ -231,6 +243,8 @@ def decode_attention(
     join_group = min(triton.next_power_of_2(group), 8)
     chosen = _TALL_TILE if block_dim > 128 else _TILE
     separate_join = sequences <= SEPARATE_JOIN_SEQUENCES
+    if scales is not None:
+        values = values.view(torch.int16)
     _decode_kernel[(slots, kv_heads)](
         q, keys, values, tables, parts.plan, parts.arrivals, q if variant.alibi is None else variant.alibi,
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out, partial, logsums,
@@ -240,7 +254,7 @@ def decode_attention(
         KEYS=keys_at_once or chosen[0],
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
         WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
-        SINKS=variant.sinks is not None, CODES=scales is not None,
+        SINKS=variant.sinks is not None, CODES=scales is not None, ON_GPU=q.is_cuda,
         num_warps=num_warps or chosen[1], num_stages=num_stages or 3, **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:

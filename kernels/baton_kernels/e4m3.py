@@ -38,3 +38,31 @@ def query_for_codes(query, scale):
         query = (query.to(tl.float32) * 0.0625).to(tl.float16)
         scale *= 16.0
     return query, scale
+
+
+# Two pairs of codes, of two rows, become two numbers of the even column and two of the odd one.
+_COLUMNS = tl.constexpr("""{
+    .reg .b32 turned;
+    .reg .b16 even, odd;
+    prmt.b32 turned, $2, $2, 0x3120;
+    mov.b32 {even, odd}, turned;
+    cvt.rn.f16x2.e4m3x2 $0, even;
+    cvt.rn.f16x2.e4m3x2 $1, odd;
+}""")
+
+
+@triton.jit
+def columns_of_pairs(pairs, DTYPE: tl.constexpr, ON_GPU: tl.constexpr):
+    """Return the even and the odd columns of codes that were loaded as pairs, int16.
+
+    The tensor cores take two rows of a column together from each thread. A GPU turns elements of 16 bits around as it
+    loads them from shared memory, but reads those of 8 bits one at a time.
+    """
+    if ON_GPU and tl.float16 == DTYPE:
+        even, odd = tl.inline_asm_elementwise(
+            _COLUMNS, "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    else:
+        even = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(DTYPE)
+        odd = ((pairs >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(DTYPE)
+    return even, odd
