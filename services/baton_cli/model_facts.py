@@ -165,9 +165,14 @@ def _planned(config: ModelConfig, quantization: Quantization, dtype: torch.dtype
         return DENSE
 
     takes = {take.name: take for take in planned_takes(build_of(config, 1, note), dtype)}
+    # One tensor may have the weights of all experts, whose names have the number of each.
+    split = [name.rsplit(".", 2) for name in coded if name.count(".") > 1]
+    joined = {parent for parent, number, _ in split if number.isdecimal()}
     parameters, size = 0, 0.0
     for name, take in takes.items():
-        elements, is_coded = math.prod(take.shape), name.removesuffix(".weight") in coded
+        elements, weight = math.prod(take.shape), name.removesuffix(".weight")
+        of_experts = weight.rpartition(".")[0] in joined and len(take.shape) > 1 and not name.endswith("bias")
+        is_coded = weight in coded or of_experts
         parameters += elements
         size += elements * (quantization.bits / 8 if is_coded else take.dtype.itemsize)
     return parameters, round(size)
