@@ -2,7 +2,8 @@
 
 The groups of warps turn the codes of a step into numbers, in the registers from which the tensor cores take them. While
 they do so, the tensor cores multiply what another group has decoded. So few rows take as long as reading the codes, and
-many as long as products with weights of 16 bits.
+many as long as products with weights of 16 bits. An instruction of a whole group takes as long for 8 rows as for 64, so
+tiles of 8 rows have those of a warp.
 """
 
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from .code_pairs import numbers_of, words_layout
@@ -50,6 +52,14 @@ def _load_scales(scales, zeros, w_row, column, groups, SIZE: gl.constexpr, ZEROS
     return scale, zero
 
 
+@gluon.constexpr_function
+def _sums_layout(rows):
+    """Return the layout of sums [outputs, rows]."""
+    if rows == 8:
+        return gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows, 16])
+
+
 @gluon.jit
 def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
     """Return the products of a group of warps in a program's steps, [outputs, rows] float32."""
@@ -70,7 +80,7 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
     inside = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, of_scales))
     w_row = place.base + outputs_of(inside, GROUP, OUTPUTS, place, FLAGS.gated)
     column = gl.arange(0, count, layout=gl.SliceLayout(0, of_scales)) * (INNER // count)
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    layout: gl.constexpr = _sums_layout(ROWS)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     acc = gl.zeros([OUTPUTS, ROWS], gl.float32, layout)
     # Scales are loaded a step early, as their loads are not in the background.
@@ -84,10 +94,14 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
         numbers = numbers_of(codes.load(words), scale, zero, tiles.x.dtype, KIND, ZEROS)
         # Every thread has these numbers already.
         numbers = gl.convert_layout(numbers, operand, assert_trivial=True)
-        acc = warpgroup_mma(numbers, tiles.x.index(stage).permute((1, 0)), acc, is_async=True)
-        # The assembler does not know that the tensor cores still read the numbers' registers, so nothing may be
-        # decoded before the product ends.
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
+        x = tiles.x.index(stage).permute((1, 0))
+        if ROWS == 8:
+            acc = mma_v2(numbers, x.load(gl.DotOperandLayout(1, layout, 2)), acc)
+        else:
+            acc = warpgroup_mma(numbers, x, acc, is_async=True)
+            # The assembler does not know that the tensor cores still read the numbers' registers, so nothing may be
+            # decoded before the product ends.
+            acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
         mbarrier.arrive(tiles.empty.index(stage), count=1)
         scale, zero = next_scale, next_zero
     return acc

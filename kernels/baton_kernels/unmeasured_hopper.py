@@ -14,6 +14,7 @@ _ALONE, _OF_TWO, _OF_THREE = 200 << 10, 110 << 10, 70 << 10
 # Tiles by the rows of a program: outputs, warps, columns of a step in 16-bit elements of a row, and shared memory.
 _Tiles = dict[int, tuple[tuple[int, int, int, int], ...]]
 _CODE_TILES: _Tiles = {
+    8: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (128, 8, 128, _OF_TWO)),
     16: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (64, 4, 128, _OF_TWO)),
     32: ((128, 4, 256, _OF_TWO), (128, 8, 256, _OF_TWO), (128, 8, 128, _OF_TWO), (64, 4, 128, _OF_TWO)),
     64: ((128, 8, 128, _ALONE), (256, 8, 128, _ALONE), (128, 8, 64, _ALONE), (256, 8, 64, _ALONE)),
@@ -64,9 +65,10 @@ def unmeasured_hopper(
 def hopper_candidates(operands: Operands, rows: int, product: Product, device: torch.device) -> list[LinearConfig]:
     """Return what is worth measuring for a product of so many rows."""
     processors = _processors(device)
-    rows = max(triton.next_power_of_2(rows), 16)
+    rows, least = triton.next_power_of_2(rows), min(operands.tiles)
+    blocks = {min(max(rows, 16), most) for most in (operands.most_rows, 128)} | ({least} if rows <= least else set())
     found = []
-    for block_rows in sorted({min(rows, operands.most_rows), min(rows, 128)}, reverse=True):
+    for block_rows in sorted(blocks, reverse=True):
         for memory, config in _configs(operands, block_rows):
             # Tiles of both gates and ups have half of their outputs.
             tiles = triton.cdiv(product.outputs, config.block_outputs) * triton.cdiv(rows, block_rows)
