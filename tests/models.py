@@ -38,6 +38,7 @@ _CLASSES = {
     "olmo3": ("Olmo3Config", "Olmo3ForCausalLM"),
     "cohere": ("CohereConfig", "CohereForCausalLM"),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM"),
+    "cohere2_moe": ("Cohere2MoeConfig", "Cohere2MoeForCausalLM"),
     "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM"),
     "stablelm": ("StableLmConfig", "StableLmForCausalLM"),
     "phi": ("PhiConfig", "PhiForCausalLM"),
@@ -312,8 +313,10 @@ def make_model(
         fields |= {"num_local_experts": 6, "num_experts_per_tok": 2}
     if kind == "dots1":
         fields |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
-    if kind in ("olmo3", "cohere2", "exaone4", "ministral"):
+    if kind in ("olmo3", "cohere2", "cohere2_moe", "exaone4", "ministral"):
         fields |= {"num_hidden_layers": 4, "sliding_window": 19}
+    if kind == "cohere2_moe":
+        fields |= {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2}
     if kind == "olmo3":
         ropes = {"full_attention": ROPES[rope], "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes

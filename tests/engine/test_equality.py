@@ -241,6 +241,28 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.3, "tie_word_embeddings": False},
     ),
     "cohere2": ("cohere2", {}),
+    "command-a-plus": (
+        "cohere2_moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "num_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 120,
+            "sliding_window_pattern": 3,
+        },
+    ),
+    "command-a-plus-rms-norms": (
+        "cohere2_moe",
+        {
+            "rms_norm_eps": 1e-5,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+            "prefix_dense_sliding_window_pattern": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "starcoder2-window": ("starcoder2", {"sliding_window": 21, "tie_word_embeddings": False}),
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
     "stablelm-parallel-norms": (

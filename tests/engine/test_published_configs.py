@@ -7,6 +7,7 @@ import pytest
 from baton_engine.config import ConfigError
 from baton_engine.layers.rope import inverse_frequencies
 from baton_engine.models.afmoe import AfmoeConfig
+from baton_engine.models.cohere2_moe import Cohere2MoeConfig
 from baton_engine.models.deepseek_v2 import DeepseekConfig
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.llama import LlamaConfig
@@ -37,6 +38,39 @@ def test_command_r7b() -> None:
     assert [config.rope_of(layer) is None for layer in range(8)] == [False, False, False, True] * 2
     assert config.tie_word_embeddings
     assert (config.rope.theta, config.rope.interleaved, config.rms_norm_eps) == (50000, True, 1e-5)
+
+
+def test_command_a_plus() -> None:
+    fields: dict[str, Any] = {
+        "expert_selection_fn": "sigmoid", "first_k_dense_replace": 2, "layer_norm_eps": 1e-5, "logit_scale": 0.25,
+        "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8, "num_shared_experts": 4,
+        "prefix_dense_intermediate_size": 4096, "prefix_dense_sliding_window_pattern": 1, "rope_theta": 50000,
+        "shared_expert_combination_strategy": "average", "sliding_window": 4096, "sliding_window_pattern": 3,
+    }  # fmt: skip
+    config = parse("Cohere2MoeForCausalLM", **fields)
+    assert isinstance(config, Cohere2MoeConfig)
+    windows = [window is not None for window in config.sliding_windows]
+    assert windows == [False, False, True, True, False, True, True, False]
+    rotating = [config.rope_of(layer) is not None for layer in range(8)]
+    assert rotating == [True, True, True, True, False, True, True, False]
+    assert (config.head_dim, config.intermediate_size, config.expert_size, config.shared_size) == (
+        128,
+        4096,
+        1024,
+        4096,
+    )
+    assert (config.dense_layers, config.averaged, config.rms, config.rope.theta) == ({0, 1}, True, False, 50000)
+    assert (config.routing.sigmoid, config.routing.normalize, config.routing.count) == (True, True, 8)
+    plain = parse("Cohere2MoeForCausalLM", rms_norm_eps=1e-6, layer_types=["full_attention"] * 8)
+    assert isinstance(plain, Cohere2MoeConfig)
+    assert (plain.rms, plain.rms_norm_eps, plain.averaged, plain.rope_of(0)) == (True, 1e-6, False, None)
+    for name, value in (
+        ("expert_selection_fn", "top"),
+        ("shared_expert_combination_strategy", "max"),
+        ("num_experts", 4),
+    ):
+        with pytest.raises(ConfigError, match="num_experts_per_tok" if name == "num_experts" else name):
+            parse("Cohere2MoeForCausalLM", **{**fields, name: value})
 
 
 def test_olmo_3() -> None:

@@ -47,7 +47,7 @@ FAMILIES = (
     "gpt-bigcode-a-key-per-head", "mpt-limited-twelve-heads", "phimoe-biases", "dbrx", "apertus-biases-llama3",
     "helium-biases", "vaultgemma", "persimmon", "xglm", "llama4", "llama4-and-images",
     "gpt-neo", "nanochat-biases", "hyperclovax", "youtu", "mellum", "afmoe", "afmoe-biases",
-    "hy3", "axk1", "granite-swash", "granite-swash-experts", "mistral4", "minicpm3",
+    "hy3", "axk1", "granite-swash", "granite-swash-experts", "mistral4", "minicpm3", "command-a-plus",
 )  # fmt: skip
 
 

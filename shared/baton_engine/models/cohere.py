@@ -11,7 +11,7 @@ from baton_engine.layers.rope import read_rope
 from baton_engine.source import Source
 
 from .layer_norm_llama import LayerNormConfig, LayerNormLayer, LayerNormLlama, head_norms
-from .llama import Defaults, LlamaConfig, read_llama_config
+from .llama import Defaults, Kind, Layer, LlamaConfig, read_llama_config
 
 THETA = 500000.0
 
@@ -34,20 +34,20 @@ class CohereLayer(LayerNormLayer):
 
 
 class Cohere(LayerNormLlama):
-    layer = CohereLayer
+    layer: Callable[..., Layer] = CohereLayer
 
-    def __init__(self, config: CohereConfig, source: Source, max_positions: int) -> None:
+    def __init__(self, config: Any, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
         self.head.finish_with(lambda logits: logits.mul_(config.logit_scale))
 
     @classmethod
-    def read_config(cls, file: ConfigFile) -> CohereConfig:
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
         return read_cohere_config(CohereConfig, file, head_norms=file.flag("use_qk_norm"))
 
 
 def read_cohere_config(
-    kind: type[CohereConfig], file: ConfigFile, windows: tuple[int | None, ...] | None = None, **facts: Any
-) -> CohereConfig:
+    kind: type[Kind], file: ConfigFile, windows: tuple[int | None, ...] | None = None, **facts: Any
+) -> Kind:
     """Return the config of a config.json with Cohere's fields. The rest as in read_llama_config."""
     context, bias = file.count("max_position_embeddings", 8192), file.flag("attention_bias")
     return read_llama_config(

@@ -4,6 +4,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.layers.rope import Rope
 
 from .cohere import Cohere, CohereConfig, read_cohere_config
+from .llama import LlamaConfig
 from .sliding_windows import windows_in_turn
 
 
@@ -14,5 +15,5 @@ class Cohere2Config(CohereConfig, frozen=True, kw_only=True):
 
 class Cohere2(Cohere):
     @classmethod
-    def read_config(cls, file: ConfigFile) -> CohereConfig:
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
         return read_cohere_config(Cohere2Config, file, windows_in_turn(file, file.count("num_hidden_layers"), 4))

@@ -14,7 +14,7 @@ from baton_engine.shard import Columns, Rows, head_part
 from baton_engine.source import Source
 from baton_kernels.reference.activation import ACTIVATIONS, Activation
 
-from .llama import Llama, LlamaConfig, LlamaLayer
+from .llama import Layer, Llama, LlamaConfig, LlamaLayer
 from .sparse_config import SparseConfig
 
 
@@ -97,7 +97,7 @@ def plain_mlp(config: LlamaConfig, source: Source, names: tuple[str, str], activ
 class LayerNormLlama(Llama):
     """final_norm: the name of the norm after the last layer. head_bias: whether the head has a bias."""
 
-    layer = LayerNormLayer
+    layer: Callable[..., Layer] = LayerNormLayer
     final_norm = "norm"
     head_bias = False
 

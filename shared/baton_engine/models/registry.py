@@ -44,6 +44,7 @@ MODELS = {
     "Olmo3ForCausalLM": ("olmo3", "Olmo3"),
     "CohereForCausalLM": ("cohere", "Cohere"),
     "Cohere2ForCausalLM": ("cohere2", "Cohere2"),
+    "Cohere2MoeForCausalLM": ("cohere2_moe", "Cohere2Moe"),
     "Starcoder2ForCausalLM": ("starcoder2", "Starcoder2"),
     "StableLmForCausalLM": ("stablelm", "StableLm"),
     "PhiForCausalLM": ("phi", "Phi"),
