@@ -103,6 +103,13 @@ _CLASSES = {
     "voxtral": ("VoxtralConfig", "VoxtralForConditionalGeneration"),
     "qwen2_omni": ("Qwen2_5OmniThinkerConfig", "Qwen2_5OmniThinkerForConditionalGeneration"),
     "qwen3_omni": ("Qwen3OmniMoeThinkerConfig", "Qwen3OmniMoeThinkerForConditionalGeneration"),
+    "glm_ocr": ("GlmOcrConfig", "GlmOcrForConditionalGeneration"),
+    "hunyuan_vl": ("HunYuanVLConfig", "HunYuanVLForConditionalGeneration"),
+    "paddleocr_vl": ("PaddleOCRVLConfig", "PaddleOCRVLForConditionalGeneration"),
+    "got_ocr2": ("GotOcr2Config", "GotOcr2ForConditionalGeneration"),
+    "lighton_ocr": ("LightOnOcrConfig", "LightOnOcrForConditionalGeneration"),
+    "fast_vlm": ("FastVlmConfig", "FastVlmForConditionalGeneration"),
+    "granite4_vision": ("Granite4VisionConfig", "Granite4VisionForConditionalGeneration"),
 }
 # The vision part of models whose text part is served.
 _VISION: dict[str, dict[str, Any]] = {
@@ -130,7 +137,13 @@ _VISION["llava"] = {**_TOWER, "model_type": "clip_vision_model", "image_size": 2
 _VISION["internvl"] = {**_TOWER, "image_size": [28, 28], "patch_size": [14, 14]}
 _VISION["aya_vision"] = {**_TOWER, "model_type": "siglip_vision_model", "image_size": 28}
 _VISION["idefics3"] = {**_TOWER, "image_size": 28}
-_VISION["glm4v"] = _VISION["glm4v_moe"] = {
+_VISION["paddleocr_vl"] = _VISION["hunyuan_vl"] = _TOWER
+_VISION["lighton_ocr"] = {**_TOWER, "model_type": "pixtral"}
+_VISION["got_ocr2"] = {**_TOWER, "image_size": 56, "output_channels": 8, "mlp_dim": 64, "global_attn_indexes": [0]}
+# That of the published models is from a library that is not installed.
+_VISION["fast_vlm"] = _VISION["llava"]
+_VISION["granite4_vision"] = {**_VISION["llava"], "hidden_size": 64}
+_VISION["glm4v"] = _VISION["glm4v_moe"] = _VISION["glm_ocr"] = {
     "depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64, "image_size": 28,
 }  # fmt: skip
 _VISION["qwen2_omni"] = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 64}
@@ -159,9 +172,18 @@ _TEXT_OF = {
     "voxtral": "llama",
     "qwen2_omni": "qwen2",
     "qwen3_omni": "qwen3_moe",
+    "glm_ocr": "glm4",
+    "hunyuan_vl": "hunyuan_v1_dense",
+    "paddleocr_vl": "ernie4_5",
+    "got_ocr2": "qwen2",
+    "lighton_ocr": "qwen3",
+    "fast_vlm": "qwen2",
+    "granite4_vision": "granite",
 }
 # The text parts of these are of a family that their config.json names.
-_NAMED = ("mistral3", "llava", "internvl", "aya_vision", "idefics3", "voxtral")
+_NAMED = ("mistral3", "llava", "internvl", "aya_vision", "idefics3", "voxtral", "got_ocr2", "lighton_ocr", "fast_vlm")
+# What these have beside their parts.
+_WHOLE: dict[str, dict[str, Any]] = {"granite4_vision": {"deepstack_layer_map": [[0, 0]], "downsample_rate": "1/2"}}
 VOCAB_SIZE = 512
 _REFERENCE = "reference"  # folder, in that of a model, of the model that transformers computes in its place
 # Of logits in float32: a token so little behind the best is as right, because the batch decides how sums are rounded.
@@ -342,7 +364,7 @@ def make_model(
         text = {**fields, "model_type": kind} if family in _NAMED else fields
         parts = {"vision_config": _VISION.get(family), "audio_config": _AUDIO.get(family)}
         given = {name: part for name, part in parts.items() if part is not None}
-        fields = {"text_config": text, **given, "tie_word_embeddings": False}
+        fields = {"text_config": text, **given, "tie_word_embeddings": False, **_WHOLE.get(family, {})}
     config_class, model_class = (getattr(transformers, name) for name in _CLASSES[family])
     config = config_class(**fields)
     torch.manual_seed(seed)
@@ -410,8 +432,9 @@ def reference_greedy(folder: Path, prompt_ids: list[int], n: int) -> list[int]:
         for _ in range(n):
             output = model(torch.tensor([step]), past_key_values=past, use_cache=True)
             past = output.past_key_values
-            step = [int(output.logits[0, -1].argmax())]
-            tokens += step
+            tokens.append(int(output.logits[0, -1].argmax()))
+            # Some models begin no cache of their own.
+            step = prompt_ids + tokens if past is None else tokens[-1:]
     return tokens
 
 

@@ -457,6 +457,30 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [4, 2, 2]},
         },
     ),
+    "glm-ocr": (
+        "glm_ocr",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}},
+    ),
+    "hunyuan-vl": (
+        "hunyuan_vl",
+        {
+            "rope_parameters": {
+                "rope_type": "xdrope",
+                "rope_theta": 1e4,
+                "alpha": 50.0,
+                "factor": 1.0,
+                "xdrope_section": [2, 2, 2, 2],
+            },
+        },
+    ),
+    "paddleocr-vl": (
+        "paddleocr_vl",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}, "use_bias": True},
+    ),
+    "got-ocr2": ("got_ocr2", {}),
+    "lighton-ocr": ("lighton_ocr", {"head_dim": 16}),
+    "fast-vlm": ("fast_vlm", {}),
+    "granite4-vision": ("granite4_vision", {"embedding_multiplier": 3.0, "attention_multiplier": 0.1}),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
     "gemma3-linear-biases-untied-wide-heads": (
         "gemma3",

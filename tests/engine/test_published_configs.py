@@ -611,6 +611,38 @@ def test_text_beside_images() -> None:
             parse("Mistral3ForConditionalGeneration", text_config=broken)
 
 
+def test_readers_of_documents() -> None:
+    scaling = {
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "type": "xdrope", "xdrope_section": [16, 16, 16, 16],
+    }  # fmt: skip
+    hunyuan = parse(
+        "HunYuanVLForConditionalGeneration", attention_head_dim=128, mlp_bias=False, num_experts=1, pad_id=-1,
+        rope_scaling=scaling, rope_theta=10000.0, use_qk_norm=True, vision_config={"hidden_size": 1152},
+    )  # fmt: skip
+    assert (hunyuan.rope.type, hunyuan.rope.theta) == ("default", 10000.0 * 1000.0 ** (128 / 126))
+    assert (hunyuan.head_dim, hunyuan.tie_word_embeddings) == (128, True)
+    paddle = parse(
+        "PaddleOCRVLForConditionalGeneration", rope_scaling={"mrope_section": [16, 24, 24], "type": "default"},
+        rope_theta=500000, use_bias=False, head_dim=128, tie_word_embeddings=False, rms_norm_eps=1e-5,
+    )  # fmt: skip
+    assert (paddle.rope.interleaved, paddle.rope.theta, paddle.tie_word_embeddings) == (False, 5e5, False)
+    rope = {"rope_type": "default", "mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0, "rope_theta": 10000}
+    text = {**SIZES, "attention_bias": False, "head_dim": 128, "model_type": "glm_ocr_text", "rope_parameters": rope}
+    glm = parse("GlmOcrForConditionalGeneration", text_config=text, tie_word_embeddings=False)
+    assert (glm.head_dim, glm.rope.rotary_dim(128), glm.rope.interleaved, glm.qkv_bias) == (128, 128, True, False)
+    with pytest.raises(ConfigError, match="attention_bias"):
+        parse("GlmOcrForConditionalGeneration", text_config={**text, "attention_bias": True})
+    for architecture, tied in (
+        ("GotOcr2ForConditionalGeneration", True), ("LightOnOcrForConditionalGeneration", True),
+        ("LightOnOCRForConditionalGeneration", True), ("FastVlmForConditionalGeneration", False),
+    ):  # fmt: skip
+        config = parse(architecture, text_config=SIZES)
+        assert (config.tie_word_embeddings, config.qkv_bias) == (tied, "LightOn" not in architecture)
+    with pytest.raises(ConfigError, match="granitemoehybrid"):
+        parse("Granite4VisionForConditionalGeneration", text_config={**SIZES, "model_type": "granitemoehybrid"})
+
+
 def test_text_parts_that_are_named_by_their_type() -> None:
     llava = parse_model_config(
         {

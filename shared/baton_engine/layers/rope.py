@@ -122,7 +122,7 @@ def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[s
     kind = given.get("rope_type") or given.get("type") or "default"
     # Sections of the pairs count tokens, rows and columns of an image: text has the same number in all of them. Dynamic
     # scaling begins beyond max_position_embeddings.
-    kind = "default" if kind in ("mrope", "dynamic") else kind
+    kind = "default" if kind in ("mrope", "xdrope", "dynamic") else kind
     theta = float(given.get("rope_theta") or theta)
     if kind not in _TYPES:
         raise ConfigError(f"rope type {kind!r} is unknown; served are {', '.join(_TYPES)}")

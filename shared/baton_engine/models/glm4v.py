@@ -1,4 +1,4 @@
-"""The text parts of GLM-4.1V and of GLM-4.5V, which has experts (GLM-V Team, 2025)."""
+"""The text parts of GLM-4.1V, of GLM-4.5V, which has experts (GLM-V Team, 2025), and of GLM-OCR (2026)."""
 
 from baton_engine.config_file import ConfigFile
 
@@ -24,5 +24,18 @@ class Glm4vMoe(Glm4Moe):
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
         file.require_absent("use_qk_norm", False)
         defaults = {"max_position_embeddings": 65536, "attention_bias": True}
+        given = {name: value for name, value in file.fields.items() if value is not None}
+        return super().read_config(ConfigFile({**defaults, **given}))
+
+
+class GlmOcr(Glm4):
+    @classmethod
+    def read_config(cls, file: ConfigFile) -> LlamaConfig:
+        # transformers computes none for any model of the family.
+        file.require_absent("attention_bias", False)
+        defaults = {
+            "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0, "attention_bias": False,
+            "head_dim": file.count("hidden_size") // file.count("num_attention_heads"),
+        }  # fmt: skip
         given = {name: value for name, value in file.fields.items() if value is not None}
         return super().read_config(ConfigFile({**defaults, **given}))

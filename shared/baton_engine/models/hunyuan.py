@@ -69,6 +69,6 @@ def _rope(file: ConfigFile, dim: int) -> Rope:
     rope = read_rope_before_norms(file, file.count("max_position_embeddings", _CONTEXT))
     given = ConfigFile(rope_fields(file))
     alpha = given.number("alpha", 0.0)
-    if "dynamic" not in (given.fields.get("rope_type"), given.fields.get("type")) or not alpha:
+    if not any(given.fields.get(name) in ("dynamic", "xdrope") for name in ("rope_type", "type")) or not alpha:
         return rope
     return msgspec.structs.replace(rope, theta=rope.theta * alpha ** (dim / (dim - 2)))

@@ -99,6 +99,8 @@ MODELS = {
     "Qwen3VLMoeTextModel": ("qwen3_vl_moe", "Qwen3VlMoe"),
     "Glm4vTextModel": ("glm4v", "Glm4v"),
     "Glm4vMoeTextModel": ("glm4v", "Glm4vMoe"),
+    "GlmOcrTextModel": ("glm4v", "GlmOcr"),
+    "PaddleOCRTextModel": ("ernie4_5", "PaddleOcr"),
 }
 
 

@@ -28,6 +28,9 @@ TEXT_PARTS: dict[str, str] = {
     "Qwen3OmniMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
     "Glm4vForConditionalGeneration": "Glm4vTextModel",
     "Glm4vMoeForConditionalGeneration": "Glm4vMoeTextModel",
+    "GlmOcrForConditionalGeneration": "GlmOcrTextModel",
+    "HunYuanVLForConditionalGeneration": "HunYuanDenseV1ForCausalLM",
+    "PaddleOCRVLForConditionalGeneration": "PaddleOCRTextModel",
 }
 # Kinds of models whose text_config names one of many families, with the model_type that stands for its absence.
 ANY_TEXT_PART: dict[str, str] = {
@@ -50,6 +53,11 @@ ANY_TEXT_PART: dict[str, str] = {
     "Exaone4_5_ForConditionalGeneration": "exaone4",
     "Qwen2AudioForConditionalGeneration": "qwen2",
     "VoxtralForConditionalGeneration": "llama",
+    "GotOcr2ForConditionalGeneration": "qwen2",
+    "FastVlmForConditionalGeneration": "qwen2",
+    "LightOnOcrForConditionalGeneration": "qwen3",
+    "LightOnOCRForConditionalGeneration": "qwen3",
+    "Granite4VisionForConditionalGeneration": "granite4_vision_text",
 }
 _FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -62,6 +70,7 @@ _FAMILIES = {
     "gpt_oss": "GptOssForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "granite4_vision_text": "GraniteForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "exaone4_5_text": "Exaone4ForCausalLM",
@@ -89,7 +98,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # Those whose head is that of the embedding if config.json does not say.
 _TIED = (
     "InternVLForConditionalGeneration", "Ovis2ForConditionalGeneration", "AyaVisionForConditionalGeneration",
-    "Cohere2VisionForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration", "HunYuanVLForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
+    "GotOcr2ForConditionalGeneration", "LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration",
 )  # fmt: skip
 # Where checkpoints have the embedding and the layers, and where the head.
 _PLACES = (
