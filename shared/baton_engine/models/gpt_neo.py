@@ -2,28 +2,19 @@
 
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
-from baton_engine.source import Source
 
-from .layer_norm_llama import PlainMlpLayer
-from .llama import Defaults, LlamaConfig, llama_fields, read_llama_config
+from .gpt2_names import Gpt2Named, Gpt2NamedLayer, read_gpt2_like
+from .llama import Defaults, LlamaConfig, llama_fields
 from .unrotated import NO_ROPE, UnrotatedConfig, WithLearnedPositions
 
-_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
-
-class GptNeoLayer(PlainMlpLayer):
+class GptNeoLayer(Gpt2NamedLayer):
     blocks = ("attn.attention", "mlp")
-    norms = ("ln_1", "ln_2")
     output = "out_proj"
-    projections = ("c_fc", "c_proj")
 
 
-class GptNeo(WithLearnedPositions):
+class GptNeo(Gpt2Named, WithLearnedPositions):
     layer = GptNeoLayer
-    embedding_name, layers_name, final_norm = "wte", "h", "ln_f"
-
-    def parts(self, source: Source) -> tuple[Source, Source]:
-        return source.at("transformer"), source
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:
@@ -32,17 +23,15 @@ class GptNeo(WithLearnedPositions):
             num_attention_heads=("num_heads", 16),
         )  # fmt: skip
         inner = file.count("intermediate_size", 4 * file.count("hidden_size"))
-        return read_llama_config(
+        return read_gpt2_like(
             UnrotatedConfig,
-            ConfigFile({"vocab_size": 50257, **file.fields, "intermediate_size": inner}),
+            ConfigFile({**file.fields, "intermediate_size": inner}),
+            50257,
             Defaults(2048, tie_word_embeddings=True),
             _windows(file),
             scale=1.0,
-            eps=file.number("layer_norm_epsilon", 1e-5),
             rope=NO_ROPE,
-            activations=_ACTIVATIONS,
             output_bias=True,
-            mlp_bias=True,
         )
 
 

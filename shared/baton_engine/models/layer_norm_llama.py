@@ -86,11 +86,14 @@ class PlainMlpLayer(LayerNormLayer):
         return plain_mlp(config, source.at(self.blocks[1]), self.projections)
 
 
-def plain_mlp(config: LlamaConfig, source: Source, names: tuple[str, str], activation: Activation | None = None) -> Mlp:
-    """Return an MLP without gates. names: of its projections. activation: None = that of the config."""
+def plain_mlp(
+    config: LlamaConfig, source: Source, names: tuple[str, str], activation: Activation | None = None, **stored: Any
+) -> Mlp:
+    """Return an MLP without gates. names: of its projections. activation: None = that of the config. stored: how the
+    weights are stored, as in Linear."""
     hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    up = Linear(source, [names[0]], [inner], hidden, bias=bias, shard=Columns(source.ranks))
-    down = Linear(source, [names[1]], [hidden], inner, bias=bias, shard=Rows(source.ranks))
+    up = Linear(source, [names[0]], [inner], hidden, bias=bias, shard=Columns(source.ranks), **stored)
+    down = Linear(source, [names[1]], [hidden], inner, bias=bias, shard=Rows(source.ranks), **stored)
     return Mlp(up, down, activation or ACTIVATIONS[config.activation])
 
 
