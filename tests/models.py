@@ -86,6 +86,8 @@ _CLASSES = {
     "granitemoe_swa": ("GraniteMoeSWAConfig", "GraniteMoeSWAForCausalLM"),
     "mistral4": ("Mistral4Config", "Mistral4ForCausalLM"),
     "minicpm3": ("MiniCPM3Config", "MiniCPM3ForCausalLM"),
+    "biogpt": ("BioGptConfig", "BioGptForCausalLM"),
+    "gpt_neox_japanese": ("GPTNeoXJapaneseConfig", "GPTNeoXJapaneseForCausalLM"),
     "llama4": ("Llama4TextConfig", "Llama4ForCausalLM"),
     "llama4_mm": ("Llama4Config", "Llama4ForConditionalGeneration"),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),

@@ -171,6 +171,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "persimmon": {"num_attention_heads": 16},
     "xglm": {"num_attention_heads": 16, "ffn_dim": 2816, "tie_word_embeddings": False},
+    "biogpt": {"num_attention_heads": 8, "tie_word_embeddings": False},
+    "gpt_neox_japanese": {"num_attention_heads": 8, "tie_word_embeddings": False},
     "llama4_text": {
         "head_dim": 128,
         "num_attention_heads": 8,

@@ -386,6 +386,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoe_swa",
         {"shared_intermediate_size": 48, "attention_multiplier": 0.2, "layer_rope_theta": [0, 1e4, 500, 1e4]},
     ),
+    "biogpt": ("biogpt", {"tie_word_embeddings": False}),
+    "biogpt-unscaled": ("biogpt", {"scale_embedding": False, "hidden_act": "relu"}),
+    "gpt-neox-japanese": ("gpt_neox_japanese", {"intermediate_multiple_size": 2, "num_hidden_layers": 3}),
     "llama4": ("llama4", {"interleave_moe_layer_step": 2}),
     "llama4-no-head-norms-llama3": (
         "llama4",

@@ -211,7 +211,7 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
         ({"architectures": ["T5ForCausalLM"]}, ["unknown architecture T5ForCausalLM", "LlamaForCausalLM"]),
         ({"architectures": None}, ["unknown architecture"]),
         ({"architectures": ["Qwen3NextForCausalLM"]}, ["nearest relative by name is Qwen3ForCausalLM"]),
-        ({"architectures": ["GPTNeoXJapaneseForCausalLM"]}, ["nearest relative by name is GPTNeoXForCausalLM"]),
+        ({"architectures": ["GPTNeoXForTokenClassification"]}, ["nearest relative by name is GPTNeoXForCausalLM"]),
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, ["clip_qkv", "OlmoeForCausalLM"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most 8"]),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, ["mlp_only_layers", "list of integers"]),

@@ -307,6 +307,24 @@ def test_helium_persimmon_and_xglm() -> None:
     assert (xglm.num_layers, xglm.head_dim, xglm.intermediate_size, xglm.tie_word_embeddings) == (24, 64, 4096, True)
 
 
+def test_biogpt_and_gpt_neox_japanese() -> None:
+    biogpt = parse(
+        "BioGptForCausalLM", hidden_act="gelu", layer_norm_eps=1e-12, max_position_embeddings=1024,
+        scale_embedding=True, vocab_size=42384,
+    )  # fmt: skip
+    assert (biogpt.num_kv_heads, biogpt.rms_norm_eps, biogpt.tie_word_embeddings) == (4, 1e-5, True)
+    fields: dict[str, Any] = {
+        "hidden_act": "gelu", "hidden_size": 2560, "intermediate_multiple_size": 4, "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 2048, "num_attention_heads": 32, "num_hidden_layers": 32, "rotary_emb_base": 10000,
+        "rotary_pct": 0.5,
+    }  # fmt: skip
+    japanese = parse("GPTNeoXJapaneseForCausalLM", **fields)
+    assert (japanese.intermediate_size, japanese.num_kv_heads, japanese.rope.rotary_dim(80)) == (10240, 32, 40)
+    for name, value in (("intermediate_multiple_size", 0), ("hidden_act", "silu"), ("num_attention_heads", 7)):
+        with pytest.raises(ConfigError, match="attention heads" if name == "num_attention_heads" else name):
+            parse("GPTNeoXJapaneseForCausalLM", **{**fields, name: value})
+
+
 def test_llama_4() -> None:
     scaling = {
         "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,

@@ -48,7 +48,7 @@ FAMILIES = (
     "helium-biases", "vaultgemma", "persimmon", "xglm", "llama4", "llama4-and-images",
     "gpt-neo", "nanochat-biases", "hyperclovax", "youtu", "mellum", "afmoe", "afmoe-biases",
     "hy3", "axk1", "granite-swash", "granite-swash-experts", "mistral4", "minicpm3", "command-a-plus",
-    "glm-ocr", "paddleocr-vl",
+    "glm-ocr", "paddleocr-vl", "biogpt", "gpt-neox-japanese",
 )  # fmt: skip
 
 

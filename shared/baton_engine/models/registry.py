@@ -95,6 +95,8 @@ MODELS = {
     "AXK1ForCausalLM": ("axk1", "AxK1"),
     "GraniteSWAForCausalLM": ("granite_swa", "GraniteSwa"),
     "GraniteMoeSWAForCausalLM": ("granite_swa", "GraniteMoeSwa"),
+    "BioGptForCausalLM": ("biogpt", "BioGpt"),
+    "GPTNeoXJapaneseForCausalLM": ("gpt_neox_japanese", "GptNeoXJapanese"),
     # The text parts of larger models, which have no architecture of their own.
     "Qwen3VLMoeTextModel": ("qwen3_vl_moe", "Qwen3VlMoe"),
     "Glm4vTextModel": ("glm4v", "Glm4v"),

@@ -20,6 +20,10 @@ class UnrotatedConfig(LayerNormConfig, frozen=True, kw_only=True):
         return None
 
 
+class ScaledConfig(UnrotatedConfig, frozen=True, kw_only=True):
+    scaled: bool  # embeddings are multiplied by the square root of their size
+
+
 class WithLearnedPositions(LayerNormLlama):
     """positions_name: of the vectors of positions. offset: as in LearnedPositions."""
 

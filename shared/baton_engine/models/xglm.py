@@ -11,20 +11,16 @@ from baton_engine.source import Source
 from .layer_norm_llama import LayerNormLlama
 from .llama import Defaults, LlamaConfig, llama_fields, read_llama_config
 from .opt import OptLayer
-from .unrotated import NO_ROPE, UnrotatedConfig
+from .unrotated import NO_ROPE, ScaledConfig
 
 _OFFSET = 2  # the number of the first position
-
-
-class XglmConfig(UnrotatedConfig, frozen=True, kw_only=True):
-    scaled: bool  # embeddings are multiplied by the square root of their size
 
 
 class Xglm(LayerNormLlama):
     layer = OptLayer
     final_norm = "layer_norm"
 
-    def __init__(self, config: XglmConfig, source: Source, max_positions: int) -> None:
+    def __init__(self, config: ScaledConfig, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
         table = sinusoids(max_positions, config.hidden_size, _OFFSET)
         self.positions = table.to(dtype=source.dtype, device=source.device)
@@ -41,7 +37,7 @@ class Xglm(LayerNormLlama):
             num_attention_heads=("attention_heads", 16), intermediate_size=("ffn_dim", 4096),
         )  # fmt: skip
         return read_llama_config(
-            XglmConfig,
+            ScaledConfig,
             ConfigFile({"vocab_size": 256008, **file.fields}),
             Defaults(2048, tie_word_embeddings=True),
             eps=1e-5,
