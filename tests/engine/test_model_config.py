@@ -227,6 +227,7 @@ def test_end_tokens(given: Any, expected: tuple[int, ...]) -> None:
         ({"rope_parameters": {"rope_type": "longrope"}}, ["short_factor", "a list of numbers"]),
         ({"rope_scaling": {"type": "linear"}}, ["'linear' needs a factor"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5", "LlamaForCausalLM"]),
+        ({"rope_scaling": "yarn"}, ["rope_scaling", "'yarn'", "object"]),
         ({"num_key_value_heads": 3}, ["4 attention heads", "3 key-value heads"]),
         ({"head_dim": 33}, ["head_dim", "33", "even"]),
     ],

@@ -102,7 +102,13 @@ def read_rope_before_norms(file: ConfigFile, context: int, **how: Any) -> Rope:
 
 def rope_fields(file: ConfigFile) -> dict[str, Any]:
     """Return the parameters of the rope of a config.json, in either of their forms."""
-    return {**(file.fields.get("rope_scaling") or {}), **(file.fields.get("rope_parameters") or {})}
+    parameters: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        value = file.fields.get(name) or {}
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name} in config.json is {value!r}; it must be an object")
+        parameters |= value
+    return parameters
 
 
 def yarn_scale(file: ConfigFile) -> float:
