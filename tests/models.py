@@ -15,6 +15,7 @@ _CLASSES = {
     **{family: (f"{name}Config", f"{name}ForCausalLM") for family, name in FAMILIES.items()},
     "bloom": ("BloomConfig", "BloomForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
     "phi3": ("Phi3Config", "Phi3ForCausalLM"),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
@@ -93,6 +94,7 @@ _CLASSES = {
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "kimi_k25": ("Kimi_K25Config", "Kimi_K25ForConditionalGeneration"),
     "gemma3_mm": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
+    "gemma4_mm": ("Gemma4Config", "Gemma4ForConditionalGeneration"),
     "mistral3": ("Mistral3Config", "Mistral3ForConditionalGeneration"),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
     "qwen3_vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),
@@ -116,6 +118,7 @@ _CLASSES = {
 # The vision part of models whose text part is served.
 _VISION: dict[str, dict[str, Any]] = {
     "gemma3_mm": {"hidden_size": 32, "num_attention_heads": 2, "image_size": 56, "patch_size": 14},
+    "gemma4_mm": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2},
     "mistral3": {"model_type": "pixtral", "hidden_size": 32, "num_attention_heads": 2},
     "qwen2_5_vl": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
     "qwen3_vl": {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
@@ -159,6 +162,7 @@ _AUDIO: dict[str, dict[str, Any]] = {
 _AUDIO["qwen3_omni"] = {**_AUDIO["qwen2_omni"], "downsample_hidden_size": 16}
 _TEXT_OF = {
     "gemma3_mm": "gemma3",
+    "gemma4_mm": "gemma4",
     "mistral3": "ministral3",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3",
@@ -317,6 +321,14 @@ def make_model(
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
         ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
+    if kind == "gemma4":
+        fields |= {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
+        fields |= {"num_global_key_value_heads": 4, "global_head_dim": 32, "attention_k_eq_v": True}
+        fields |= {"sliding_window": 19}
+        fields |= {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 8.0}
+        fields["layer_types"] = ["sliding_attention", "full_attention", "full_attention"]
+        full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+        fields["rope_parameters"] = {"full_attention": full, "sliding_attention": ROPES["default"]}
     if kind in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe"):
         fields |= {"num_experts_per_tok": 2, "pad_token_id": None}
         fields["n_routed_experts" if kind == "glm4_moe" else "num_experts"] = 6
@@ -373,13 +385,14 @@ def make_model(
     model = model_class(config).float()
     with torch.no_grad():
         # Fresh biases are zero and fresh norms one: a model that lost either would give the same tokens.
-        corrections = [entry for entry in model.named_buffers() if entry[0].endswith("correction_bias")]
+        stored = ("correction_bias", "layer_scalar")
+        corrections = [entry for entry in model.named_buffers() if entry[0].endswith(stored)]
         for name, parameter in (*model.named_parameters(), *corrections):
             if name.endswith("bias"):
                 parameter.normal_(std=INITIALIZER_RANGE)
             elif name.endswith(("sinks", "alpha_p", "alpha_n")):
                 parameter.normal_()
-            elif "norm" in name or "ln_" in name:
+            elif "norm" in name or "ln_" in name or name.endswith(("layer_scalar", ".scale", "per_expert_scale")):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("router.gate.weight"):
                 parameter.normal_(std=INITIALIZER_RANGE)

@@ -1,12 +1,14 @@
 """The gate of a gated MLP: activation(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020)."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .quantize import fits_a_row, quantize_rows, rounded_rows, store_rounded
-from .reference.activation import GATES
+from .reference.activation import GATES, ClampedGate, ExpertGate
 from .reference.quantize import QuantizedRows, RowFormat
 
 
@@ -30,16 +32,24 @@ def silu_mul(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
-def gate_of_expert(gate, up, dtype: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """Return silu(gate) * up of float32 values, or with CLAMPED what clamped_gate_reference returns."""
-    if CLAMPED:
+def gate_of_expert(gate, up, dtype: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """Return what expert_gate_reference returns, of float32 values. GATE, ALPHA, LIMIT: of gate_options."""
+    if GATE == "clamped":
         # Without propagate_nan, NaN would become the limit.
         gate = tl.minimum(gate.to(dtype).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         result = (up + 1) * gate / (1 + tl.exp(-ALPHA * gate))
     else:
-        result = silu_mul(gate, up, dtype)
+        result = gated(gate, up, dtype, GATE == "gelu_tanh")
     return result
+
+
+def gate_options(gate: ExpertGate) -> dict[str, Any]:
+    """Return the arguments by which a kernel knows the gate of its experts."""
+    if isinstance(gate, ClampedGate):
+        return {"GATE": "clamped", "ALPHA": gate.alpha, "LIMIT": gate.limit}
+    assert gate in GATES, gate
+    return {"GATE": gate, "ALPHA": 1.0, "LIMIT": 0.0}
 
 
 @triton.jit

@@ -17,8 +17,9 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 from .windows import oldest_key
 
-# Keys of a tile and warps of a program, and those for heads of more than 128 elements, whose tiles take more memory.
-_TILE, _TALL_TILE = (64, 2), (32, 4)
+# Keys of a tile, warps of a program and stages, and those for heads of more than 128 and of more than 256 elements,
+# whose tiles take more memory.
+_TILE, _TALL_TILE, _TALLEST_TILE = (64, 2, 3), (32, 4, 3), (16, 4, 2)
 # Values of partial results that a program of the decode kernel holds at a time while it joins parts.
 _JOIN_VALUES = 2048
 # In steps of at most so many sequences, a separate kernel joins the parts. Its programs read _PARTS_AT_ONCE at a time.
@@ -33,7 +34,7 @@ def _decode_kernel(
     q, keys, values, tables, plan, arrivals, alibi, sinks, scales, out, partial, logsums,
     scale, softcap, table_stride, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     JOIN: tl.constexpr, JOIN_GROUP: tl.constexpr, JOIN_PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     CODES: tl.constexpr, ON_GPU: tl.constexpr, OVERLAP: tl.constexpr,
@@ -96,7 +97,7 @@ def _decode_kernel(
         else:
             page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
         head_at = (page * PAGE + key % PAGE) * KV_HEADS + kv_head
-        at = head_at * DIM
+        at = head_at * HEAD_STRIDE
         k = tl.load(keys + at[None, :] + column[:, None], mask=seen[None, :] & whole[:, None], other=0.0)
         if CODES:
             k = k.to(query.dtype)
@@ -226,8 +227,9 @@ def decode_attention(
 ) -> torch.Tensor:
     """Compute paged_attention_reference with one query per sequence.
 
-    q: [S, heads, head_dim]; q, keys, values and scales are contiguous. tables: [rows, most blocks] int32. parts: the
-    parts of the sequences; they hold the length of each sequence and its row of tables.
+    q: [S, heads, head_dim]; q and scales are contiguous; keys and values, too, but their heads may be apart.
+    tables: [rows, most blocks] int32. parts: the parts of the sequences; they hold the length of each sequence and its
+    row of tables.
     out: [S, heads, head_dim], contiguous, receives the results of sequences with tokens; None = a new tensor.
     keys_at_once: of a tile, which divide TILE_KEYS; these and what follows are chosen when 0.
     """
@@ -241,7 +243,7 @@ def decode_attention(
     logsums = q.new_empty((slots, heads), dtype=torch.float32)
     block_dim = triton.next_power_of_2(dim)
     join_group = min(triton.next_power_of_2(group), 8)
-    chosen = _TALL_TILE if block_dim > 128 else _TILE
+    chosen = _TILE if block_dim <= 128 else _TALL_TILE if block_dim <= 256 else _TALLEST_TILE
     separate_join = sequences <= SEPARATE_JOIN_SEQUENCES
     if scales is not None:
         values = values.view(torch.int16)
@@ -250,12 +252,12 @@ def decode_attention(
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out, partial, logsums,
         variant.scale, variant.softcap, tables.stride(0), slots,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)), TILE=TILE_KEYS,
-        KEYS=keys_at_once or chosen[0],
+        HEAD_STRIDE=keys.stride(1) // kv_heads, GROUP=group, BLOCK_GROUP=max(16, triton.next_power_of_2(group)),
+        TILE=TILE_KEYS, KEYS=keys_at_once or chosen[0],
         JOIN=not separate_join, JOIN_GROUP=join_group, JOIN_PARTS=max(_JOIN_VALUES // (join_group * block_dim), 2),
         WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         SINKS=variant.sinks is not None, CODES=scales is not None, ON_GPU=q.is_cuda,
-        num_warps=num_warps or chosen[1], num_stages=num_stages or 3, **overlap_options(q.device),
+        num_warps=num_warps or chosen[1], num_stages=num_stages or chosen[2], **overlap_options(q.device),
     )  # fmt: skip
     if separate_join:
         _join_kernel[(sequences, heads)](

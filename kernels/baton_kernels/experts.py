@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .activation import gate_of_expert
+from .activation import gate_of_expert, gate_options
 from .hopper_experts import candidates as hopper_candidates
 from .hopper_experts import fits_hopper_experts, hopper_experts
 from .kernel_configs import ExpertLayer, ExpertsConfig, ProductConfig
@@ -35,7 +35,7 @@ FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 
 @triton.jit
 def _gate_up_row_kernel(
     x, weight, bias, experts, out, outputs, INNER: tl.constexpr, COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    BLOCK_INNER: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -65,7 +65,7 @@ def _gate_up_row_kernel(
     if BIAS:
         result += tl.load(bias + gate, mask=real, other=0.0).to(tl.float32)
         result_up += tl.load(bias + gate + outputs, mask=real, other=0.0).to(tl.float32)
-    result = gate_of_expert(result, result_up, out.dtype.element_ty, CLAMPED, ALPHA, LIMIT)
+    result = gate_of_expert(result, result_up, out.dtype.element_ty, GATE, ALPHA, LIMIT)
     tl.store(out + pair * outputs + output, result.to(out.dtype.element_ty), mask=real)
 
 
@@ -108,7 +108,7 @@ def _down_row_kernel(
 def _blocks_kernel(
     x, weight, bias, order, block_experts, out, outputs, inner_size, pairs_per_row, blocks,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, EVEN: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -142,7 +142,7 @@ def _blocks_kernel(
     if GATED:
         if BIAS:
             acc_up += tl.load(bias + w_row + outputs).to(tl.float32)[:, None]
-        acc = gate_of_expert(acc, acc_up, out.dtype.element_ty, CLAMPED, ALPHA, LIMIT)
+        acc = gate_of_expert(acc, acc_up, out.dtype.element_ty, GATE, ALPHA, LIMIT)
     at = out + pair[None, :] * outputs + output[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & (pair >= 0)[None, :])
 
@@ -166,13 +166,7 @@ def _sum_kernel(
 
 
 def _gate_options(held: ExpertWeights) -> dict[str, Any]:
-    clamp = held.clamp
-    return {
-        "BIAS": held.gate_up_bias is not None,
-        "CLAMPED": clamp is not None,
-        "ALPHA": clamp.alpha if clamp else 1.0,
-        "LIMIT": clamp.limit if clamp else 0.0,
-    }
+    return {"BIAS": held.gate_up_bias is not None, **gate_options(held.gate)}
 
 
 def _by_rows(

@@ -49,7 +49,7 @@ def hopper_experts(
     tiles = [
         LinearConfig(config.block_rows, *each[:2], 1, *each[2:], hopper=True) for each in (config.gate_up, config.down)
     ]
-    _product(x, gate_up, held.gate_up_bias, tiles[0], inner, Pairs(groups, clamp=held.clamp), rows, count)
+    _product(x, gate_up, held.gate_up_bias, tiles[0], inner, Pairs(groups, gate=held.gate), rows, count)
     _product(inner, down, held.down_bias, tiles[1], results, Pairs(groups, ordered=True), rows, 0)
 
 

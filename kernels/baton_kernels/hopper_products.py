@@ -16,12 +16,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from .activation import gate_of_expert
+from .activation import gate_of_expert, gate_options
 from .kernel_configs import LinearConfig
 from .overlap import let_next_start, wait_for_inputs
 from .pair_groups import PairGroups
 from .parts import arrivals_of
-from .reference.activation import ClampedGate
+from .reference.activation import ExpertGate
 from .tile_order import tile_of
 
 # Shared memory of a multiprocessor, and what a program needs of it beside its tiles.
@@ -34,7 +34,7 @@ _MOST_REGISTERS = 168  # of each thread of 12 warps that have a multiprocessor a
 
 class Flags(NamedTuple):
     """What is known of a product when its kernel is compiled. groups: of warps that multiply. experts: rows are pairs.
-    ordered: results go to the rows that an order names. parted: sums are cut into parts. clamped, alpha and limit: of
+    ordered: results go to the rows that an order names. parted: sums are cut into parts. gate, alpha and limit: of
     the gate."""
 
     groups: int
@@ -43,7 +43,7 @@ class Flags(NamedTuple):
     experts: bool
     ordered: bool
     parted: bool
-    clamped: bool
+    gate: str
     alpha: float
     limit: float
 
@@ -51,11 +51,11 @@ class Flags(NamedTuple):
 class Pairs(NamedTuple):
     """The rows of a product of experts: pairs in the order of groups. Each block of rows is multiplied with the weight
     of its expert, which has experts as its first dimension, as the bias has. ordered: results go to the rows that
-    groups.order names; others keep the order of the groups. clamp: of the gate, as in QuantizedExperts."""
+    groups.order names; others keep the order of the groups. gate: as in QuantizedExperts."""
 
     groups: PairGroups
     ordered: bool = False
-    clamp: ClampedGate | None = None
+    gate: ExpertGate = "silu"
 
 
 class Tiles(NamedTuple):
@@ -177,7 +177,7 @@ def _gated(acc, DTYPE: gl.constexpr, FLAGS: gl.constexpr):
     # Both are rounded to the output's type before anything else is done with them, which halves what is exchanged.
     both = acc.to(DTYPE).reshape([2, half, rows]).permute((1, 2, 0))
     gate, up = gl.split(gl.convert_layout(both, pairs))
-    result = gate_of_expert(gate.to(gl.float32), up.to(gl.float32), DTYPE, FLAGS.clamped, FLAGS.alpha, FLAGS.limit)
+    result = gate_of_expert(gate.to(gl.float32), up.to(gl.float32), DTYPE, FLAGS.gate, FLAGS.alpha, FLAGS.limit)
     return result.to(DTYPE)
 
 
@@ -319,10 +319,9 @@ def hopper_product(
     if config.splits > 1:
         cells = programs * config.splits * config.block_outputs * config.block_rows
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
-    clamp = pairs.clamp if pairs else None
     flags = Flags(
         warp_groups, gated, bias is not None, pairs is not None, bool(pairs and pairs.ordered), config.splits > 1,
-        clamp is not None, clamp.alpha if clamp else 1.0, clamp.limit if clamp else 0.0,
+        *gate_options(pairs.gate if pairs else "silu").values(),
     )  # fmt: skip
     stage = sum(each[0] * each[1] * tensor.element_size() for each, tensor in ((block, x), (w_block, weight)))
     stage += (config.block_outputs - w_block[0]) * w_block[1] * weight.element_size()

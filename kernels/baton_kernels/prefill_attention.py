@@ -25,7 +25,8 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 def _attend(
     acc, peak, total, query, position, oldest, begin, end, gap_begin, gap, keys, values, table,
     slope, scale, softcap, kv_head,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr,
     WHOLE: tl.constexpr, MASKED: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
@@ -49,13 +50,13 @@ def _attend(
             known = known & (key >= oldest)
         if WHOLE:
             page_row = tl.load(table + first // PAGE) * PAGE
-            k = keys.load([page_row, kv_head * DIM])
+            k = keys.load([page_row, kv_head * HEAD_STRIDE])
             if CODES:
                 k = k.to(query.dtype)
             k = tl.trans(k)
         else:
             page = tl.load(table + key // PAGE, mask=known, other=0).to(tl.int64)
-            at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+            at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * HEAD_STRIDE
             k = tl.load(keys + at[None, :] + column[:, None], mask=known[None, :] & whole[:, None], other=0.0)
             if CODES:
                 k = k.to(query.dtype)
@@ -81,7 +82,7 @@ def _attend(
         total = total * shrink + tl.sum(weights, axis=1)
         if WHOLE:
             # Columns beyond DIM belong to the next head. They only reach columns of acc that are not stored.
-            v = values.load([page_row, kv_head * DIM])
+            v = values.load([page_row, kv_head * HEAD_STRIDE])
             if CODES:
                 v = v.to(query.dtype)
             if MASKED:
@@ -104,7 +105,7 @@ def _prefill_kernel(
     q, keys, values, tables, lengths, starts, tile_sequences, tile_starts, alibi, sinks, scales, out,
     cuts, partial, logsums, scale, softcap, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     CODES: tl.constexpr, WHOLE: tl.constexpr, UNIFORM: tl.constexpr, CUT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -172,13 +173,15 @@ def _prefill_kernel(
         acc, peak, total = _attend(
             acc, peak, total, query, position, 0, inner, middle, 0, 0, keys, values, table,
             slope, scale, softcap, kv_head,
-            KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, False, CUT,
+            KV_HEADS, DIM, BLOCK_DIM, PAGE, HEAD_STRIDE, BLOCK_KEYS,
+            WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, False, CUT,
         )  # fmt: skip
     gap = middle - inner if WINDOW > 0 else 0
     acc, peak, total = _attend(
         acc, peak, total, query, position, oldest, begin if WINDOW > 0 else middle, end, inner, gap,
         keys, values, table, slope, scale, softcap, kv_head,
-        KV_HEADS, DIM, BLOCK_DIM, PAGE, BLOCK_KEYS, WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, True, CUT,
+        KV_HEADS, DIM, BLOCK_DIM, PAGE, HEAD_STRIDE, BLOCK_KEYS,
+        WINDOW, CHUNKED, SOFTCAP, ALIBI, CODES, WHOLE, True, CUT,
     )  # fmt: skip
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)
@@ -199,6 +202,8 @@ def queries_per_tile(head_dim: int, element_size: int, shared_memory: int) -> in
 
     element_size: in bytes. shared_memory: bytes that a program can have.
     """
+    if head_dim > 256 and element_size == 4:
+        return 32
     # Queries, and two tiles each of keys and of values. Heads of up to 128 keep their queries in registers instead.
     needed = (128 + 4 * 64) * triton.next_power_of_2(head_dim) * element_size
     fits = head_dim <= 128 or (head_dim <= 256 and needed <= shared_memory)
@@ -231,7 +236,7 @@ def prefill_attention(
     variant: AttentionVariant,
     out: torch.Tensor | None = None,
     block_queries: int = 64,
-    block_keys: int = 64,
+    block_keys: int = 0,
     num_stages: int = 2,
     uniform: bool = False,
     scales: torch.Tensor | None = None,
@@ -239,8 +244,9 @@ def prefill_attention(
 ) -> torch.Tensor:
     """Compute paged_attention_reference for the sequences that have tiles; rows of other sequences are not written.
 
-    tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q, keys, values and
-    scales are contiguous; tables, lengths and starts are int32. cuts: of the result of `cut_tiles`, whose sequences and
+    tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q and scales are
+    contiguous; keys and values, too, but their heads may be apart. tables, lengths and starts are int32. block_keys:
+    0 = as many as fit into shared memory, at most 64. cuts: of the result of `cut_tiles`, whose sequences and
     rows are `tiles` then; None = no tile is cut.
 
     uniform: the bits of a query's result do not depend on its tile, which is slower. Otherwise keys that a whole tile
@@ -251,9 +257,12 @@ def prefill_attention(
     block_dim = triton.next_power_of_2(dim)
     if out is None:
         out = torch.empty_like(q)
-    whole = page == block_keys and q.element_size() == 2 and kv_heads * dim * keys.element_size() % 16 == 0
+    # Of wider heads, two tiles each of keys and of values and the queries would not fit into shared memory.
+    block_keys = block_keys or (64 if block_dim <= 256 else 64 // q.element_size())
+    width = keys.stride(1)
+    whole = page == block_keys and block_dim <= 256 and q.element_size() == 2 and width * keys.element_size() % 16 == 0
     if whole:
-        rows, width = keys.shape[0] * page, kv_heads * dim
+        rows = keys.shape[0] * page
         keys, values = (
             TensorDescriptor(cache, [rows, width], [width, 1], [page, block_dim]) for cache in (keys, values)
         )
@@ -266,7 +275,8 @@ def prefill_attention(
         q if variant.sinks is None else variant.sinks, q if scales is None else scales, out,
         q if cuts is None else cuts.tiles, partial, logsums, variant.scale, variant.softcap, tables.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_DIM=block_dim, PAGE=page,
-        BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole, UNIFORM=uniform, CUT=cuts is not None,
+        HEAD_STRIDE=width // kv_heads, BLOCK_QUERIES=block_queries, BLOCK_KEYS=block_keys, WHOLE=whole,
+        UNIFORM=uniform, CUT=cuts is not None,
         WINDOW=variant.window, CHUNKED=variant.chunked, SOFTCAP=variant.softcap > 0, ALIBI=variant.alibi is not None,
         SINKS=variant.sinks is not None, CODES=scales is not None,
         num_warps=8 if block_queries * block_dim > 128 * 128 else 4, num_stages=num_stages, **overlap_options(q.device),

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .activation import gate_of_expert
+from .activation import gate_of_expert, gate_options
 from .experts import add_pairs
 from .grouped_codes import grouped_operands, multiply
 from .grouped_linear import grouped_format
@@ -37,7 +37,7 @@ FIXED = ExpertsConfig(16, ProductConfig(64, 128, 4, 3), ProductConfig(64, 128, 4
 @triton.jit
 def _finish(
     acc, acc_up, bias, w_row, pair, output, out, outputs, GATED: tl.constexpr, BIAS: tl.constexpr,
-    CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+    GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Store the results of pairs, from sums [outputs, rows] in float32."""
     if BIAS:
@@ -45,7 +45,7 @@ def _finish(
     if GATED:
         if BIAS:
             acc_up += tl.load(bias + w_row + outputs).to(tl.float32)[:, None]
-        acc = gate_of_expert(acc, acc_up, out.dtype.element_ty, CLAMPED, ALPHA, LIMIT)
+        acc = gate_of_expert(acc, acc_up, out.dtype.element_ty, GATE, ALPHA, LIMIT)
     at = out + pair[None, :] * outputs + output[:, None]
     tl.store(at, acc.to(out.dtype.element_ty), mask=(output < outputs)[:, None] & (pair >= 0)[None, :])
 
@@ -56,7 +56,7 @@ def _grouped_kernel(
     x, codes, scales, zeros, table, bias, order, block_experts, out, outputs, units, code_columns, groups,
     pairs_per_row, blocks, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr,
     UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
-    EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
+    EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -76,7 +76,7 @@ def _grouped_kernel(
         x_row, here, codes, scales, zeros, table, w_row, w_row + outputs, 0, tl.cdiv(units, UNITS), units, code_columns,
         groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, EVEN, GATED,
     )  # fmt: skip
-    _finish(acc, acc_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, CLAMPED, ALPHA, LIMIT)
+    _finish(acc, acc_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, GATE, ALPHA, LIMIT)
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -84,7 +84,7 @@ def _scaled_kernel(
     x, x_scales, weight, w_scales, bias, order, block_experts, out, outputs, inner_size, groups, scale_rows,
     pairs_per_row, blocks, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr,
     TILED: tl.constexpr, ROWS_PER_SCALE: tl.constexpr, INTEGERS: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
+    BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     block, tile = tile_of(tl.program_id(0), blocks, tl.cdiv(outputs, BLOCK_OUTPUTS))
@@ -125,7 +125,7 @@ def _scaled_kernel(
         result *= tl.load(w_scale_at)[:, None] * x_scale
         if GATED:
             result_up *= tl.load(up_scale_at)[:, None] * x_scale
-    _finish(result, result_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, CLAMPED, ALPHA, LIMIT)
+    _finish(result, result_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, GATE, ALPHA, LIMIT)
 
 
 def experts_format(held: QuantizedExperts) -> str:
@@ -238,11 +238,11 @@ def _product(
     tiles: ProductConfig,
 ) -> None:
     """Store the products of rows x with the weights of the experts of their pairs, [pairs, outputs], in out."""
-    clamp, outputs, blocks = held.clamp, out.shape[1], len(groups.block_experts)
+    outputs, blocks = out.shape[1], len(groups.block_experts)
     flags: dict[str, Any] = {
         "BLOCK_ROWS": block_rows, "BLOCK_OUTPUTS": tiles.block_outputs, "GATED": weight is held.gate_up,
-        "BIAS": bias is not None, "CLAMPED": clamp is not None, "ALPHA": clamp.alpha if clamp else 1.0,
-        "LIMIT": clamp.limit if clamp else 0.0, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+        "BIAS": bias is not None, "num_warps": tiles.num_warps, "num_stages": tiles.num_stages,
+        **gate_options(held.gate),
     }  # fmt: skip
     grid = (blocks * triton.cdiv(outputs, tiles.block_outputs),)
     added = out if bias is None else bias

@@ -18,6 +18,7 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 def _rope_and_cache_kernel(
     qkv, cos, sin, positions, slots, keys, values, q_out, q_norm, k_norm, inverses, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr, CODES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -63,10 +64,10 @@ def _rope_and_cache_kernel(
         rotated_second = to_e4m3(rotated_second.to(tl.float32) * inverse)
     slot = tl.load(slots + token)
     written = inside & (slot >= 0)
-    k_at = (slot * KV_HEADS + head[:, None] - HEADS) * DIM + column[None, :]
+    k_at = (slot * KV_HEADS + head[:, None] - HEADS) * HEAD_STRIDE + column[None, :]
     tl.store(keys + k_at, rotated_first, mask=written & is_k[:, None])
     tl.store(keys + k_at + DIM // 2, rotated_second, mask=written & is_k[:, None])
-    v_at = (slot * KV_HEADS + head[:, None] - HEADS - KV_HEADS) * DIM + column[None, :]
+    v_at = (slot * KV_HEADS + head[:, None] - HEADS - KV_HEADS) * HEAD_STRIDE + column[None, :]
     tl.store(values + v_at, rotated_first, mask=written & is_v[:, None])
     tl.store(values + v_at + DIM // 2, rotated_second, mask=written & is_v[:, None])
 
@@ -84,7 +85,8 @@ def rope_and_cache(
     out: torch.Tensor | None = None,
     inverses: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute rope_and_cache_reference. qkv, keys, values, out and inverses must be contiguous."""
+    """Compute rope_and_cache_reference. qkv, keys, values, out and inverses must be contiguous, but heads of keys and
+    values may be apart."""
     kv_heads, dim = keys.shape[2:]
     tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
     if out is None:
@@ -96,6 +98,7 @@ def rope_and_cache(
         qkv, cos, sin, positions, slots, keys, values, out, q_norm, k_norm,
         qkv if inverses is None else inverses, eps,
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), BLOCK_HEADS=block,
+        HEAD_STRIDE=keys.stride(1) // kv_heads,
         NORM=norms is not None, ROTATE=rotary is not None, CODES=inverses is not None,
         num_warps=4 if block == 8 else 1, **overlap_options(qkv.device),
     )  # fmt: skip

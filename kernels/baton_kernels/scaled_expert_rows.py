@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .activation import gate_of_expert
+from .activation import gate_of_expert, gate_options
 from .kernel_configs import ExpertsConfig, ProductConfig
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .quantize import quantize_rows
@@ -35,7 +35,7 @@ def _add_step(acc, w, values, w_scale_at, x_scale, INTEGERS: tl.constexpr, TILED
 def _gate_up_kernel(
     x, x_scales, weight, w_scales, bias, experts, out, outputs, groups, scale_rows, INNER: tl.constexpr,
     COUNT: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INNER: tl.constexpr, ROWS_PER_SCALE: tl.constexpr,
-    INTEGERS: tl.constexpr, TILED: tl.constexpr, BIAS: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
+    INTEGERS: tl.constexpr, TILED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -74,7 +74,7 @@ def _gate_up_kernel(
     if BIAS:
         result += tl.load(bias + gate).to(tl.float32)
         result_up += tl.load(bias + gate + outputs).to(tl.float32)
-    result = gate_of_expert(result, result_up, out.dtype.element_ty, CLAMPED, ALPHA, LIMIT)
+    result = gate_of_expert(result, result_up, out.dtype.element_ty, GATE, ALPHA, LIMIT)
     tl.store(out + pair * outputs + output, result.to(out.dtype.element_ty), mask=output < outputs)
 
 
@@ -124,7 +124,7 @@ def run_scaled_rows(
     x: torch.Tensor, held: QuantizedExperts, weights: torch.Tensor, experts: torch.Tensor, config: ExpertsConfig
 ) -> torch.Tensor:
     """Compute quantized_experts_reference for a layer with ScaledWeight and symmetric rows."""
-    gate_up, down, form, clamp = held.gate_up, held.down, held.rows, held.clamp
+    gate_up, down, form = held.gate_up, held.down, held.rows
     assert isinstance(gate_up, ScaledWeight)
     assert isinstance(down, ScaledWeight)
     assert form is not None
@@ -135,8 +135,8 @@ def run_scaled_rows(
     bias = held.gate_up_bias
     _gate_up_kernel[(tokens * count, triton.cdiv(size, config.gate_up.block_outputs))](
         rows.codes, rows.scales, gate_up.codes, gate_up.scales, inner if bias is None else bias, experts, inner, size,
-        rows.scales.shape[1], gate_up.scales.shape[1], COUNT=count, BIAS=bias is not None, CLAMPED=clamp is not None,
-        ALPHA=clamp.alpha if clamp else 1.0, LIMIT=clamp.limit if clamp else 0.0, **_options(gate_up, config.gate_up),
+        rows.scales.shape[1], gate_up.scales.shape[1], COUNT=count, BIAS=bias is not None,
+        **gate_options(held.gate), **_options(gate_up, config.gate_up),
     )  # fmt: skip
     rows, bias = quantize_rows(inner, form), held.down_bias
     _down_kernel[(tokens, triton.cdiv(hidden, config.down.block_outputs))](

@@ -90,11 +90,16 @@ class KvLayout(msgspec.Struct, array_like=True, frozen=True):
     they come from one pool (the hybrid KV cache of vLLM works in the same way).
 
     A piece of KV holds layer after layer, of each layer plane after plane, and of each plane [tokens, heads, dim].
+
+    heads: of each layer, its heads and their elements, where layers differ in them (Gemma 4); empty = all have those of
+    the planes. The planes have room for the largest layer. A layer's heads divide a token's row of a plane evenly, and
+    each uses the beginning of its part: so a range of a plane's heads is the same share of the heads of every layer.
     """
 
     num_layers: int
     planes: tuple[Plane, ...]
     windows: tuple[int | None, ...] = ()
+    heads: tuple[tuple[int, int], ...] = ()
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:

@@ -187,7 +187,7 @@ class CudaRunner(Runner):
         most = min(config.max_num_batched_tokens, self.max_model_len)
         self._token_graphs = TokenGraphs(
             self._model, self.cache, self._backend, self._table.resolve, recorder, self._block_size, most,
-            (self.model.num_heads, self.model.head_dim), self._progress, self._ranks, self._graph_input,
+            self.model.num_heads, self.model.head_dims, self._progress, self._ranks, self._graph_input,
         )  # fmt: skip
         if isinstance(self._backend, TritonPaged):
             # A step with decodes launches more kernels than those that were timed, while the host also sends tokens.

@@ -5,18 +5,18 @@ from typing import Protocol
 
 import torch
 
-from baton_kernels.reference.activation import ClampedGate
+from baton_kernels.reference.activation import ExpertGate
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a family calls the parts of an expert. bias: each of them has one. clamp: of the gate."""
+    """What a family calls the parts of an expert. bias: each of them has one. activation: of the gate."""
 
     gate: str
     up: str
     down: str
     bias: bool = False
-    clamp: ClampedGate | None = None
+    activation: ExpertGate = "silu"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class JoinedForm:
 
     gate_up, down: the tensors' names. in_turn: gates and ups of an expert are in turn, and all parts have biases
     (gpt-oss). Otherwise gates come first, and nothing has a bias. up: ups have a tensor of this name, and each of the
-    three is [experts * units, hidden] (DBRX). clamp: of the gate. apart: where each expert has its number in a
+    three is [experts * units, hidden] (DBRX). activation: of the gate. apart: where each expert has its number in a
     checkpoint that stores them one by one; "" = where the tensors of all experts would be.
     """
 
@@ -33,7 +33,7 @@ class JoinedForm:
     down: str = "down_proj"
     in_turn: bool = False
     up: str | None = None
-    clamp: ClampedGate | None = None
+    activation: ExpertGate = "silu"
     apart: str = ""
 
 

@@ -63,7 +63,9 @@ class KvCache:
         self._stored = [plane.view(torch.uint8) if plane.itemsize == 1 else plane for plane in self.planes]
         places = list(zip(*self.planes, strict=True))
         self._layers = {
-            run.first_layer + at: places[self._place(run) + at] for run in self._runs for at in range(run.num_layers)
+            run.first_layer + at: self._heads_of(run.first_layer + at, places[self._place(run) + at])
+            for run in self._runs
+            for at in range(run.num_layers)
         }
 
     @property
@@ -93,7 +95,8 @@ class KvCache:
         return self._group_of[layer]
 
     def layer(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """Return the planes of a layer, [blocks, block_size, heads, dim] each."""
+        """Return the planes of a layer, [blocks, block_size, heads, dim] each. They are contiguous, except that heads
+        may lie further apart than they are long."""
         return self._layers[layer]
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
@@ -156,6 +159,15 @@ class KvCache:
             checked = check and len(runs) == 1
             total = move(self._stored, on_device[run.group], tokens, places, extent.heads, part, checked)
         return self.checksum(values) if check and len(runs) > 1 else total
+
+    def _heads_of(self, layer: int, planes: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Return a layer's planes with the heads that the layer has."""
+        if not self.layout.heads:
+            return planes
+        heads, dim = self.layout.heads[layer]
+        return tuple(
+            plane.view(*plane.shape[:2], heads, plane.shape[2] * plane.shape[3] // heads)[..., :dim] for plane in planes
+        )
 
     def _place(self, run: Run) -> int:
         """Return where the first layer of a run lies in each block of this cache."""

@@ -24,6 +24,12 @@ def choose_kv_dtype(requested: str, model: ModelConfig, dtype: torch.dtype) -> t
             f"--kv-cache-dtype fp8 is for keys and values, but the cache of {model.architecture} holds latent vectors: "
             f"{instead}"
         )
+    # Scales are of the heads of planes.
+    if model.kv_layout(model.dtype).heads:
+        raise ConfigError(
+            f"--kv-cache-dtype fp8 needs the same heads in all layers, which {model.architecture} does not have: "
+            f"{instead}"
+        )
     # KV is moved in words of 32 bits.
     if model.head_dim % 4:
         raise ConfigError(

@@ -44,6 +44,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(spec.window for spec in self.attention)
 
     @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The dims of heads in all kinds of layers."""
+        return (self.head_dim,)
+
+    @property
     def default_model_len(self) -> int:
         """The most tokens of a sequence unless --max-model-len names another number."""
         return self.max_position_embeddings

@@ -48,7 +48,8 @@ class _Pieces(msgspec.Struct):
 class _Recording(Context):
     """A context that ends a graph where the model attends, notes the call and begins the next graph.
 
-    queries, attended: memory that all layers and all sizes use in turn, since only one call at a time needs it.
+    memory: of queries and of what attention returns, by the dim of a head. All layers and all sizes use it in turn,
+    since only one call at a time needs it.
     """
 
     def __init__(
@@ -57,19 +58,18 @@ class _Recording(Context):
         cache: KvCache,
         backend: AttentionBackend,
         cut: Callable[[], None],
-        queries: torch.Tensor,
-        attended: torch.Tensor,
+        memory: dict[int, tuple[torch.Tensor, torch.Tensor]],
         received: torch.Tensor | None,
     ) -> None:
         super().__init__(tokens, cache, backend, received=received)
         self.calls: list[_Attention] = []
-        self._cut, self._queries, self._attended = cut, queries, attended
+        self._cut, self._memory = cut, memory
 
     def queries(self, tokens: int, heads: int, head_dim: int) -> torch.Tensor:
-        return self._queries[:tokens]
+        return self._memory[head_dim][0][:tokens]
 
     def attend(self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        attended = self._attended[: len(q)]
+        attended = self._memory[q.shape[2]][1][: len(q)]
         self.calls.append(_Attention(layer, q, attended, weights))
         self._cut()
         return attended
@@ -78,7 +78,7 @@ class _Recording(Context):
 class TokenGraphs:
     """Graphs by number of tokens, up to the size from which on launching kernel by kernel is as fast.
 
-    resolve: replaces the placeholders of tokens that only the device knows. query_shape: heads and head_dim. ranks: all
+    resolve: replaces the placeholders of tokens that only the device knows. heads, head_dims: of queries. ranks: all
     of them replay a graph, or none does. received: what passes begin with instead of the embedding, [at least the
     most tokens, hidden]; the caller fills it before each pass. None = the embedding.
     """
@@ -92,7 +92,8 @@ class TokenGraphs:
         recorder: Recorder,
         block_size: int,
         most: int,
-        query_shape: tuple[int, int],
+        heads: int,
+        head_dims: tuple[int, ...],
         progress: Progress | None,
         ranks: Ranks,
         received: torch.Tensor | None = None,
@@ -100,9 +101,10 @@ class TokenGraphs:
         self._model, self._cache, self._backend, self._resolve = model, cache, backend, resolve
         self._recorder, self._block_size, self._device = recorder, block_size, cache.device
         self._ranks, self._received = ranks, received
-        shape = (min(most, SIZES[-1]), *query_shape)
-        self._queries = torch.zeros(shape, dtype=model.dtype, device=self._device)
-        self._attended = backend.outputs(self._queries).zero_()
+        self._memory: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for dim in head_dims:
+            queries = torch.zeros(min(most, SIZES[-1]), heads, dim, dtype=model.dtype, device=self._device)
+            self._memory[dim] = queries, backend.outputs(queries).zero_()
         self._pieces: dict[int, _Pieces] = {}
         # The last measured number of tokens, and its seconds without graphs.
         self._eager: tuple[int, float] | None = None
@@ -168,7 +170,7 @@ class TokenGraphs:
             # The pass changes what it gets, and the next step may fill only a part of it anew.
             received = None if self._received is None else self._received[: inputs.shape[1]].clone()
             tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
-            context = _Recording(tokens, self._cache, self._backend, cut, self._queries, self._attended, received)
+            context = _Recording(tokens, self._cache, self._backend, cut, self._memory, received)
             return context, self._model(context)
 
         graphs, (context, hidden) = self._recorder.record_pieces(run)

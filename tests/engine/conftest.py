@@ -30,6 +30,12 @@ def windowed(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def two_head_sizes(tiny_model: MakeModel) -> Path:
+    """A model whose layers with a window have more and smaller heads than the others."""
+    return tiny_model("gemma4", initializer_range=0.05, global_head_dim=24)
+
+
+@pytest.fixture(scope="session")
 def latent(tiny_model: MakeModel) -> Path:
     """A model with latent attention and experts in groups."""
     return tiny_model("deepseek_v3", rope="yarn of DeepSeek", n_group=2, topk_group=1)

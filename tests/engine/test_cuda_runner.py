@@ -67,6 +67,7 @@ def make_requests(seed: int) -> list[Request]:
         "bloom",
         "gemma2",
         "gemma3",
+        "gemma4",
         "gpt2",
         "gpt_neox",
         "falcon",

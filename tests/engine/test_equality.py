@@ -485,6 +485,32 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "fast-vlm": ("fast_vlm", {}),
     "granite4-vision": ("granite4_vision", {"embedding_multiplier": 3.0, "attention_multiplier": 0.1}),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
+    "gemma4-tied": ("gemma4", {"initializer_range": 0.05}),
+    "gemma4-experts-untied": (
+        "gemma4",
+        {
+            "initializer_range": 0.1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 40,
+            "global_head_dim": 24,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4-values-biases": (
+        "gemma4",
+        {
+            "initializer_range": 0.15,
+            "attention_k_eq_v": False,
+            "attention_bias": True,
+            "num_hidden_layers": 7,
+            "layer_types": None,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4-and-images": ("gemma4_mm", {"initializer_range": 0.1}),
     "gemma3-linear-biases-untied-wide-heads": (
         "gemma3",
         {

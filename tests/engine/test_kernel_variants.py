@@ -21,6 +21,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "long sequences": ("gemma3", {"sliding_window": 700, "max_position_embeddings": 1500}, {"max_model_len": 1500}),
     "windows": ("gemma3", {}, {}),
     "softcap": ("gemma2", {}, {}),
+    "two sizes of heads": ("gemma4", {}, {}),
     "Hopper": ("gpt_oss", {"max_position_embeddings": 1500}, {"max_model_len": 1500, "block_size": 64}),
     "ALiBi": ("bloom", {}, {}),
     "sinks": ("gpt_oss", {}, {}),

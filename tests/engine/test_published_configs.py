@@ -3,12 +3,15 @@
 from typing import Any
 
 import pytest
+import torch
 
 from baton_engine.config import ConfigError
+from baton_engine.kv_dtype import choose_kv_dtype
 from baton_engine.layers.rope import inverse_frequencies
 from baton_engine.models.afmoe import AfmoeConfig
 from baton_engine.models.cohere2_moe import Cohere2MoeConfig
 from baton_engine.models.deepseek_v2 import DeepseekConfig
+from baton_engine.models.gemma4 import Gemma4Config
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.llama import LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
@@ -16,6 +19,7 @@ from baton_engine.models.minicpm3 import MiniCpm3Config
 from baton_engine.models.nanochat import NanoChatConfig
 from baton_engine.models.registry import parse_model_config
 from baton_engine.models.sparse_config import SparseConfig
+from baton_engine.shard import RankNumber
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -598,6 +602,64 @@ def test_granite_swash() -> None:
     for thetas in ([1e4], "1e4", [-1.0] * 8):
         with pytest.raises(ConfigError, match="layer_rope_theta"):
             parse("GraniteSWAForCausalLM", **{**fields, "layer_rope_theta": thetas})
+
+
+GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "eos_token_id": [1, 106],
+    "text_config": {
+        "attention_k_eq_v": True, "dtype": "bfloat16", "final_logit_softcapping": 30.0, "global_head_dim": 512,
+        "head_dim": 256, "hidden_size": 5376, "hidden_size_per_layer_input": 0, "intermediate_size": 21504,
+        "max_position_embeddings": 262144, "model_type": "gemma4_text", "num_attention_heads": 32,
+        "num_global_key_value_heads": 4, "num_hidden_layers": 60, "num_key_value_heads": 16, "num_kv_shared_layers": 0,
+        "sliding_window": 1024, "use_bidirectional_attention": "vision", "vocab_size": 262144,
+    },
+}  # fmt: skip
+
+
+def test_gemma_4() -> None:
+    config = parse_model_config(GEMMA4)
+    assert isinstance(config, Gemma4Config)
+    assert (config.num_kv_heads, config.head_dim, config.full_kv_heads, config.full_head_dim) == (16, 256, 4, 512)
+    assert [layer for layer, spec in enumerate(config.attention) if spec.window is None] == list(range(5, 60, 6))
+    assert (config.rope.type, config.rope.partial, config.window_rope.theta) == ("proportional", 0.25, 1e4)
+    assert (config.logit_softcap, config.eos_token_ids, config.tie_word_embeddings) == (30.0, (1, 106), True)
+    layout = config.kv_layout("bfloat16")
+    assert layout.heads[4:6] == ((16, 256), (4, 512))
+    assert layout.layer_bytes == 2 * 16 * 256 * 2
+    assert config.part(RankNumber(1, 4)).kv_layout("bfloat16").heads[4:6] == ((4, 256), (1, 512))
+    assert config.layout() != parse_gemma_4(global_head_dim=256).layout()
+    with pytest.raises(ConfigError, match="--tensor-parallel 8 is more than the 4 key-value heads"):
+        config.part(RankNumber(0, 8))
+    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8 needs the same heads"):
+        choose_kv_dtype("fp8", config, torch.bfloat16)
+    sparse = parse_gemma_4(enable_moe_block=True, num_experts=128, top_k_experts=8, moe_intermediate_size=704)
+    assert sparse.layer_weights - config.layer_weights == 5376 * (128 + 3 * 8 * 704)
+    assert sparse.layer_weights_read(1e6) - config.layer_weights_read(1e6) == 5376 * (128 + 3 * 128 * 704)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input 256"),
+        ({"hidden_size_per_layer_input": None}, "hidden_size_per_layer_input 256"),
+        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers 20"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
+        ({"num_global_key_value_heads": 3}, "do not divide the 16"),
+        ({"global_head_dim": 129}, "global_head_dim is 129"),
+        ({"per_layer_config": {"5": {"head_dim": 512}}}, "per_layer_config"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 2}}}, "is 2"),
+    ],
+)
+def test_what_of_gemma_4_is_not_served(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_gemma_4(**fields)
+
+
+def parse_gemma_4(**fields: Any) -> Gemma4Config:
+    config = parse_model_config({**GEMMA4, "text_config": {**GEMMA4["text_config"], **fields}})
+    assert isinstance(config, Gemma4Config)
+    return config
 
 
 def test_text_beside_images() -> None:

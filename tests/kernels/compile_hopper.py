@@ -57,7 +57,7 @@ def codes() -> JITFunction:
     compute(x, weight("int4", 512, 4096, scales=torch.float16), None, False, LinearConfig(32, 128, 256, 1, 4, 3), x)
     groups, experts = PairGroups(ints, ints[:4]), weight("e2m1", 3, 64, 2880, group=32, scales=torch.uint8)
     x, clamp = torch.zeros(64, 2880, dtype=BF16), ClampedGate(1.7, 7.0)
-    compute(x, experts, x[:3, :64], True, LinearConfig(16, 128, 256, 1, 8, 4), x, Pairs(groups, clamp=clamp))
+    compute(x, experts, x[:3, :64], True, LinearConfig(16, 128, 256, 1, 8, 4), x, Pairs(groups, gate=clamp))
     compute(x, experts, None, False, LinearConfig(16, 64, 256, 1, 4, 4), x, Pairs(groups, True))
     compute(x, experts, None, False, LinearConfig(8, 64, 256, 1, 4, 4), x, Pairs(groups, True))
     return hopper_products._hopper_kernel
@@ -66,7 +66,7 @@ def codes() -> JITFunction:
 def numbers() -> JITFunction:
     multiply, ints = hopper_numbers.hopper_numbers, torch.zeros(64, dtype=torch.int32)
     groups = PairGroups(ints, ints[:4])
-    gates, results = Pairs(groups, clamp=ClampedGate(1.7, 7.0)), Pairs(groups, True)
+    gates, results = Pairs(groups, gate=ClampedGate(1.7, 7.0)), Pairs(groups, True)
     x, weight = torch.zeros(64, 2880, dtype=BF16), torch.zeros(3, 512, 2880, dtype=BF16)
     for rows, outputs, inner, warps in ((16, 64, 128, 4), (64, 256, 64, 8), (128, 256, 64, 8)):
         tiles = LinearConfig(rows, outputs, inner, 1, warps, 4)

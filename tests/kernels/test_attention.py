@@ -60,13 +60,17 @@ class Case:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         lengths: list[int] = LENGTHS,
+        apart: int = 0,
     ) -> None:
+        """apart: unused elements between heads of the cache."""
         self.heads, self.kv_heads, self.dim, self.device = heads, kv_heads, dim, device
         most = -(-max(lengths) // page)
         order = torch.randperm(most * len(lengths) + 3)
         self.tables = order[: most * len(lengths)].view(len(lengths), most).int().to(device)
-        shape = (len(order), page, kv_heads, dim)
-        self.keys, self.values = (torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
+        shape = (len(order), page, kv_heads, dim + apart)
+        self.keys, self.values = (
+            torch.full(shape, float("nan"), dtype=dtype, device=device)[..., :dim] for _ in range(2)
+        )
         self.tokens = []
         for table, length in zip(self.tables, lengths, strict=True):
             k, v = (torch.randn(length, kv_heads, dim, dtype=dtype, device=device) for _ in range(2))
@@ -116,9 +120,15 @@ def test_decode(device: torch.device, kind: str, heads: int, kv_heads: int, dim:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("dim", [96, 128, 192, 256])
+@pytest.mark.parametrize("dim", [96, 128, 192, 256, 512])
 def test_decode_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype) -> None:
     check_decode(Case(2, 1, dim, 64, device, dtype), "plain", (1, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dim", [16, 512])
+def test_decode_of_heads_that_lie_apart(device: torch.device, dim: int, dtype: torch.dtype) -> None:
+    check_decode(Case(4, 2, dim, 64, device, dtype, apart=16), "plain", (1, 8))
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 64])
@@ -164,9 +174,15 @@ def test_prefill(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("dim", [96, 128, 192, 256])
+@pytest.mark.parametrize("dim", [96, 128, 192, 256, 512])
 def test_prefill_of_wide_heads(device: torch.device, dim: int, dtype: torch.dtype) -> None:
     check_prefill(Case(2, 1, dim, 64, device, dtype), "window")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dim", [16, 512])
+def test_prefill_of_heads_that_lie_apart(device: torch.device, dim: int, dtype: torch.dtype) -> None:
+    check_prefill(Case(4, 2, dim, 64, device, dtype, apart=16), "plain")
 
 
 @pytest.mark.parametrize("chunked", [False, True])

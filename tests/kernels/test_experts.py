@@ -76,6 +76,15 @@ def test_experts(
     assert relative_error(result, expected) < 1e-5
 
 
+@pytest.mark.parametrize("config", [config(1, 8, 32), FIXED])
+def test_experts_with_gelu(config: ExpertsConfig, device: torch.device) -> None:
+    x, held = torch.randn(9, 48, device=device), make_weights(4, 48, 24, device)
+    held = dataclasses.replace(held, gate="gelu_tanh")
+    weights, chosen = choices(9, 4, 2, device)
+    expected = experts_reference(x.double(), wide(held), weights.double(), chosen)
+    assert relative_error(run_experts(x, held, weights, chosen, config), expected) < 1e-5
+
+
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("tokens", [3, 20])

@@ -43,7 +43,7 @@ def make(kind: str, device: torch.device) -> QuantizedExperts:
     rest = *biases, ClampedGate(1.7, 2.0)
     if kind in ("int4", "e2m1"):
         weights = [grouped(kind, 2 * SIZE, HIDDEN, device), grouped(kind, HIDDEN, SIZE, device)]
-        return QuantizedExperts(*weights, *rest) if kind == "e2m1" else QuantizedExperts(*weights)
+        return QuantizedExperts(*weights, *rest) if kind == "e2m1" else QuantizedExperts(*weights, gate="gelu_tanh")
     dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
     tile = (16, 32) if kind == "fp8 in tiles" else None
     pair = [scaled(dtype, tile, 2 * SIZE, HIDDEN, device), scaled(dtype, tile, HIDDEN, SIZE, device)]
@@ -59,7 +59,7 @@ def test_quantized_experts(kind: str, device: torch.device) -> None:
         weights = torch.rand(tokens, 2, device=device)
         # Where rows are rounded to 8 bits, float64 would round other numbers.
         biases = (None if each is None else each.double() for each in (held.gate_up_bias, held.down_bias))
-        wide = held if held.rows else QuantizedExperts(held.gate_up, held.down, *biases, held.clamp)
+        wide = held if held.rows else QuantizedExperts(held.gate_up, held.down, *biases, held.gate)
         exact = quantized_experts_reference(x if held.rows else x.double(), wide, weights, experts)
         for config in (CONFIG, BY_ROWS) if held.rows else (CONFIG,):
             ours = run_quantized_experts(x, held, weights, experts, config)

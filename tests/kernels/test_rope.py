@@ -21,7 +21,8 @@ def naive(head: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 @pytest.mark.parametrize("dim", [32, 80])
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize("rotates", [True, False])
-def test_matches_float64(device: torch.device, dim: int, with_norms: bool, rotates: bool) -> None:
+@pytest.mark.parametrize("apart", [0, 8])
+def test_matches_float64(device: torch.device, dim: int, with_norms: bool, rotates: bool, apart: int) -> None:
     from baton_kernels.reference.rope import rope_and_cache_reference
     from baton_kernels.rope import rope_and_cache
 
@@ -32,7 +33,8 @@ def test_matches_float64(device: torch.device, dim: int, with_norms: bool, rotat
     slots[3] = -1
     norms = (torch.randn(dim, device=device), torch.randn(dim, device=device)) if with_norms else None
     for function in (rope_and_cache, rope_and_cache_reference):
-        keys, values = (poisoned(10, 4, KV_HEADS, dim, like=qkv) for _ in range(2))
+        # Heads of the cache may lie apart.
+        keys, values = (poisoned(10, 4, KV_HEADS, dim + apart, like=qkv)[..., :dim] for _ in range(2))
         rotary = (angles.cos(), angles.sin()) if rotates else None
         q = function(qkv, rotary, positions, slots, keys, values, HEADS, norms, 1e-6)
         written = torch.zeros(40, dtype=torch.bool)

@@ -27,6 +27,12 @@ LAYOUTS = {
     "layers with and without a window": KvLayout(
         7, (Plane("key", 2, 8, "float32"), Plane("value", 2, 4, "bfloat16")), (9, 9, None, 9, 9, None, 9)
     ),
+    "heads of two sizes": KvLayout(
+        3,
+        (Plane("key", 4, 16, "float32"), Plane("value", 4, 16, "float32")),
+        (9, None, 9),
+        ((4, 12), (2, 24), (4, 12)),
+    ),
     "a vector beside heads": KvLayout(2, (Plane("key", 4, 8, "float32"), Plane("index", 1, 12, "float16"))),
 }
 

@@ -51,6 +51,15 @@ class ClampedGate:
     limit: float = 7.0
 
 
+# What experts multiply their ups with: one of GATES, or a ClampedGate.
+ExpertGate = ClampedGate | str
+
+
+def expert_gate_reference(gate_up: torch.Tensor, gate: ExpertGate) -> torch.Tensor:
+    """gate_up: [T, 2 * size], gates first. Returns [T, size]."""
+    return clamped_gate_reference(gate_up, gate) if isinstance(gate, ClampedGate) else gate_mul_reference(gate_up, gate)
+
+
 def clamped_gate_reference(gate_up: torch.Tensor, clamp: ClampedGate) -> torch.Tensor:
     """gate_up: [T, 2 * size], gates first. Returns [T, size]."""
     gate, up = gate_up.chunk(2, dim=-1)

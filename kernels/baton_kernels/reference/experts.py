@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .activation import ClampedGate, clamped_gate_reference, gate_mul_reference
+from .activation import ExpertGate, expert_gate_reference
 from .routing import NOT_OWN
 
 
@@ -14,7 +14,7 @@ class ExpertWeights:
     """The weights of a layer's experts, and the gate that they have.
 
     gate_up: [experts, 2 * size, hidden], gates first. down: [experts, hidden, size]. gate_up_bias: [experts, 2 * size],
-    and down_bias: [experts, hidden]; None = 0. clamp: None = silu(gate) * up. layer_experts: experts of the layer, of
+    and down_bias: [experts, hidden]; None = 0. layer_experts: experts of the layer, of
     which these may be a part; None = these are all.
     """
 
@@ -22,7 +22,7 @@ class ExpertWeights:
     down: torch.Tensor
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
-    clamp: ClampedGate | None = None
+    gate: ExpertGate = "silu"
     layer_experts: int | None = None
 
 
@@ -39,7 +39,7 @@ def experts_reference(
         tokens, choices = torch.where(experts == expert)
         up_bias, down_bias = (None if bias is None else bias[expert] for bias in (held.gate_up_bias, held.down_bias))
         inner = functional.linear(x[tokens], held.gate_up[expert], up_bias)
-        inner = clamped_gate_reference(inner, held.clamp) if held.clamp else gate_mul_reference(inner, "silu")
+        inner = expert_gate_reference(inner, held.gate)
         result = functional.linear(inner, held.down[expert], down_bias)
         out.index_add_(0, tokens, result * weights[tokens, choices, None])
     return out.to(x.dtype)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .activation import ClampedGate, clamped_gate_reference, gate_mul_reference
+from .activation import ExpertGate, expert_gate_reference
 from .experts import own_experts
 from .grouped_linear import GroupedWeight, dequantize_grouped_reference
 from .quantize import RowFormat, dequantize_rows_reference, quantize_rows_reference
@@ -27,7 +27,7 @@ class QuantizedExperts:
     down: ExpertCodes
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
-    clamp: ClampedGate | None = None
+    gate: ExpertGate = "silu"
     rows: RowFormat | None = None
     layer_experts: int | None = None
 
@@ -40,7 +40,7 @@ def quantized_experts_reference(
     for expert in own_experts(experts):
         tokens, choices = torch.where(experts == expert)
         inner = _product(x[tokens], held.gate_up, held.gate_up_bias, expert, held.rows)
-        inner = clamped_gate_reference(inner, held.clamp) if held.clamp else gate_mul_reference(inner, "silu")
+        inner = expert_gate_reference(inner, held.gate)
         result = _product(inner, held.down, held.down_bias, expert, held.rows)
         out.index_add_(0, tokens, result * weights[tokens, choices, None])
     return out.to(x.dtype)

@@ -25,7 +25,10 @@ _BACKENDS: dict[type[AttentionSpec], dict[str, tuple[str, str]]] = {
     },
     LatentSpec: {"triton": ("triton_latent", "TritonLatent"), "torch_sdpa": ("torch_latent", "TorchLatent")},
 }
-_LARGEST_HEAD = 256  # the largest head_dim for which tiles of keys and values fit into shared memory
+# The largest head_dim for which tiles of keys and values fit into shared memory, and that on GPUs with 227 KiB of it,
+# by their major capability. The kernel for Hopper has tiles for the former alone.
+_LARGEST_HEAD, _LARGEST_HEAD_OF_LARGE_GPUS = 256, 512
+_LARGE_GPUS = (9, 10)
 _LEAST_CAPABILITY = (8, 0)  # needed for bf16 products
 _HOPPER_BLOCK = 64  # tokens of a block, one or two of which are a tile of keys
 
@@ -63,7 +66,7 @@ def select_backend(
         )
     reasons = {
         "hopper": "reads the paged cache in place, with chunks through a kernel written for this GPU",
-        "triton": f"reads the paged cache in place, for heads of up to {_LARGEST_HEAD}",
+        "triton": "reads the paged cache in place, as its tiles fit this GPU",
         "torch_sdpa": f"runs everywhere ({'triton: ' + refusals['triton'] if refusals['triton'] else 'slower'})",
     }
     reason = reasons[chosen] if name == "auto" else "requested"
@@ -90,8 +93,11 @@ def _why_not_hopper(
         return f"it needs KV of 16 bits, this is {str(kv_dtype).removeprefix('torch.')}"
     if block_size != _HOPPER_BLOCK:
         return f"it needs --block-size {_HOPPER_BLOCK}, this is {block_size}"
-    if config.head_dim > _LARGEST_HEAD or config.head_dim % 8:
-        return f"heads of {config.head_dim} do not fit its tiles"
+    unfit = [dim for dim in config.head_dims if dim > _LARGEST_HEAD or dim % 8]
+    if unfit:
+        return f"heads of {unfit[0]} do not fit its tiles"
+    if config.kv_layout(config.dtype).heads:
+        return "it has no layers with heads of their own"
     return None
 
 
@@ -105,6 +111,6 @@ def _why_not_triton(config: ModelConfig, device: torch.device) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if capability < _LEAST_CAPABILITY:
         return f"it needs compute capability {_LEAST_CAPABILITY[0]}.0, this GPU has {capability[0]}.{capability[1]}"
-    if config.head_dim > _LARGEST_HEAD:
-        return f"heads of {config.head_dim} do not fit its tiles"
+    if max(config.head_dims) > (_LARGEST_HEAD_OF_LARGE_GPUS if capability[0] in _LARGE_GPUS else _LARGEST_HEAD):
+        return f"heads of {max(config.head_dims)} do not fit its tiles"
     return None

@@ -50,8 +50,7 @@ class TorchSdpa:
 
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         self._cache = cache
-        self._block_size, self._kv_heads, self._head_dim = cache.planes[0].shape[2:]
-        self._group_size = num_heads // self._kv_heads
+        self._block_size, self._kv_heads = cache.planes[0].shape[2:4]
         self._specs = specs
         self._slopes = {spec: self._slopes_of(spec.alibi) for spec in set(specs) if spec.alibi is not None}
         self._reaches = {spec.reach for spec in specs}
@@ -114,7 +113,7 @@ class TorchSdpa:
     def _slopes_of(self, alibi: tuple[float, ...]) -> torch.Tensor:
         """Return [1, kv_heads, query heads of each, 1]."""
         slopes = torch.tensor(alibi, dtype=torch.float32, device=self._cache.device)
-        return slopes.view(1, self._kv_heads, self._group_size, 1)
+        return slopes.view(1, self._kv_heads, -1, 1)
 
     def _mask(self, spec: AttentionSpec, seen: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
         """Return SDPA's attn_mask. seen: whether a query sees a key, distance: tokens between them, [sequences, 1,
@@ -124,7 +123,7 @@ class TorchSdpa:
         slopes = self._slopes[spec]
         if distance.shape[2] > 1:
             # The shape of scores in _attend_chunk: [kv_heads, query heads of each, queries, keys].
-            slopes = slopes.view(self._kv_heads, self._group_size, 1, 1)
+            slopes = slopes.view(self._kv_heads, -1, 1, 1)
         return (-slopes * distance).masked_fill_(~seen, float("-inf")).to(self._cache.dtype)
 
     def outputs(self, q: torch.Tensor) -> torch.Tensor:
@@ -133,7 +132,7 @@ class TorchSdpa:
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         keys, values = self._cache.layer(layer)
         spec, group = self._specs[layer], self._cache.group_of(layer)
-        sinks = None if weights is None else weights.view(self._kv_heads, self._group_size, 1)
+        sinks = None if weights is None else weights.view(self._kv_heads, -1, 1)
         for call in self._calls:
             read = call.keys[spec.reach]
             # [keys, kv_heads, head_dim]. A key that no query sees may hold anything, and 0 times NaN is NaN: it is 0
@@ -170,9 +169,9 @@ class TorchSdpa:
         out: torch.Tensor,
     ) -> None:
         # [sequences, kv_heads, keys, head_dim] against the group of query heads as rows.
-        shape = (sequences, -1, self._kv_heads, self._head_dim)
-        k, v = (x.view(shape).transpose(1, 2) for x in (k, v))
-        grouped = q.reshape(sequences, self._kv_heads, self._group_size, self._head_dim)
+        kv_heads, head_dim = k.shape[1:]
+        k, v = (x.view(sequences, -1, kv_heads, head_dim).transpose(1, 2) for x in (k, v))
+        grouped = q.reshape(sequences, kv_heads, -1, head_dim)
         out.view(grouped.shape).copy_(_attention(grouped, k, v, mask, spec, sinks))
 
     def _attend_chunk(
@@ -187,15 +186,16 @@ class TorchSdpa:
     ) -> None:
         # The KV heads are the batch dimension and the query heads of each the head dimension, so that keys are
         # broadcast and not copied.
-        grouped = q.view(q.shape[0], self._kv_heads, self._group_size, self._head_dim).permute(1, 2, 0, 3)
+        kv_heads, head_dim = k.shape[1:]
+        grouped = q.view(q.shape[0], kv_heads, -1, head_dim).permute(1, 2, 0, 3)
         if mask is None:
             k, v = k[: len(q)], v[: len(q)]
-        shape = (self._kv_heads, self._group_size, -1, -1)
+        shape = (kv_heads, grouped.shape[1], -1, -1)
         k = k.transpose(0, 1).unsqueeze(1).expand(shape)
         v = v.transpose(0, 1).unsqueeze(1).expand(shape)
         # The shape of scores is [kv_heads, query heads of each, queries, keys].
         result = _attention(grouped, k, v, mask, spec, None if sinks is None else sinks.unsqueeze(-1))
-        out.view(-1, self._kv_heads, self._group_size, self._head_dim).copy_(result.permute(2, 0, 1, 3))
+        out.view(-1, kv_heads, grouped.shape[1], head_dim).copy_(result.permute(2, 0, 1, 3))
 
 
 def _attention(

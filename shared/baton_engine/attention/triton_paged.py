@@ -40,6 +40,7 @@ class TritonPaged:
         self._deterministic = limits.deterministic
         kv_heads, head_dim = cache.planes[0].shape[3:]
         # With `deterministic`, single tokens take a whole tile too, so that a smaller tile wastes less.
+        head_dim = max([head_dim, *(dim for _, dim in cache.layout.heads)])
         per_tile = queries_per_tile(head_dim, cache.dtype.itemsize, _shared_memory(cache.device))
         self.queries_per_tile = 64 if limits.deterministic else per_tile
         variants = {spec: _variant(spec, cache.device) for spec in set(specs)}

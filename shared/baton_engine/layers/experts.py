@@ -65,7 +65,7 @@ def load_joined_experts(source: Source, experts: int, hidden: int, size: int, fo
 
     Tools that quantize, such as llm-compressor, store the experts of these families one by one.
     """
-    names = ExpertNames("gate_proj", "up_proj", "down_proj", form.in_turn, form.clamp)
+    names = ExpertNames("gate_proj", "up_proj", "down_proj", form.in_turn, form.activation)
     apart = source.at(form.apart) if form.apart else source
     if form.down in source or not any(f"0.{names.down}.{weight}" in apart for weight in _WEIGHTS):
         apart = source.reading(JoinedTensors(source, form, names, experts, hidden, size))

@@ -10,7 +10,7 @@ from torch.nn import functional
 from baton_engine.config import ConfigError
 from baton_engine.config_file import ConfigFile
 
-_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -26,7 +26,8 @@ class Rope(msgspec.Struct, frozen=True):
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
-    partial: float = 1.0  # fraction of a head's dimensions that is rotated
+    # Fraction of a head's dimensions that is rotated: the first ones, or for "proportional" the first pairs.
+    partial: float = 1.0
     interleaved: bool = False  # pairs are dimensions next to each other, as in the original paper
     # Factors of each pair's period, for contexts of up to original_max_position_embeddings and for longer ones.
     short_factors: tuple[float, ...] = ()
@@ -46,7 +47,7 @@ class Rope(msgspec.Struct, frozen=True):
 
     def rotary_dim(self, head_dim: int) -> int:
         """Return how many of a head's dimensions are rotated, the first ones."""
-        return int(head_dim * self.partial)
+        return head_dim if self.type == "proportional" else int(head_dim * self.partial)
 
     def order(self, num_heads: int, num_kv_heads: int, head_dim: int) -> list[int] | None:
         """Return the order of a QKV projection's outputs that `rotary_tables` needs; None = the checkpoint's order.
@@ -138,6 +139,11 @@ def parse_rope(given: dict[str, Any], theta: float, context: int, fields: dict[s
         fields.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or context
     )
     factor = given.get("factor")
+    if kind == "proportional":
+        partial = given.get("partial_rotary_factor", 1.0)
+        if not isinstance(partial, int | float) or not 0 < partial <= 1:
+            raise ConfigError(f"partial_rotary_factor in config.json is {partial!r}; it must be above 0 and at most 1")
+        return Rope(kind, theta, float(factor or 1.0), partial=float(partial))
     if factor is None and kind not in ("yarn", "longrope"):
         raise ConfigError(f"rope type {kind!r} needs a factor")
     factor = float(context / original if factor is None else factor)
@@ -181,7 +187,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
 
     linear: position interpolation (Chen et al., 2023). llama3: long wavelengths are divided by the factor, short ones
     kept, those between interpolated (Llama 3.1). yarn: "NTK-by-parts" (Peng et al., 2023). longrope: each pair has a
-    factor of its own (Ding et al., 2024).
+    factor of its own (Ding et al., 2024). proportional: pairs beyond the first `partial` of them keep still (Gemma 4).
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     periods = rope.theta**exponents
@@ -192,6 +198,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
             raise ConfigError(f"longrope has {found} factors in config.json; {needed} are needed")
         return 1.0 / (torch.tensor(rope.short_factors) * periods)
     if rope.type == "linear":
+        return plain / rope.factor
+    if rope.type == "proportional":
+        plain[int(rope.partial * head_dim // 2) :] = 0.0
         return plain / rope.factor
     if rope.type == "llama3":
         wavelengths = 2 * math.pi / plain

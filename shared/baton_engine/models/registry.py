@@ -21,6 +21,7 @@ MODELS = {
     "Qwen3ForCausalLM": ("qwen3", "Qwen3"),
     "BloomForCausalLM": ("bloom", "Bloom"),
     "Gemma3ForCausalLM": ("gemma3", "Gemma3"),
+    "Gemma4ForCausalLM": ("gemma4", "Gemma4"),
     "FalconForCausalLM": ("falcon", "Falcon"),
     "Phi3ForCausalLM": ("phi3", "Phi3"),
     "GPT2LMHeadModel": ("gpt2", "Gpt2"),

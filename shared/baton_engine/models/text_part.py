@@ -13,6 +13,7 @@ from .model import Model
 # The architecture of the text part, if all models of a kind have the same.
 TEXT_PARTS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "KimiVLForConditionalGeneration": "DeepseekV3ForCausalLM",
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",

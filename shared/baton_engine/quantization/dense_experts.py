@@ -34,7 +34,7 @@ class DenseExperts:
         for place, number in enumerate(numbers):
             down[place] = source.at(str(number)).weight(names.down, hidden, size, columns=units)
         biases = expert_biases(source, names, experts, hidden, size)
-        return cls(ExpertWeights(gate_up, down, *biases, names.clamp, experts), source.ops)
+        return cls(ExpertWeights(gate_up, down, *biases, names.activation, experts), source.ops)
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         return self._ops.run_experts(x, self._held, weights, experts)

@@ -6,6 +6,7 @@ import torch
 
 from baton_engine.experts_method import ExpertNames, ExpertsMethod
 from baton_engine.source import Method, Source
+from baton_kernels.reference.activation import ClampedGate
 from baton_kernels.reference.experts import ExpertWeights
 from baton_kernels.reference.grouped_linear import GroupedWeight, dequantize_grouped_reference, held_exponents
 from baton_kernels.reference.quantized_experts import QuantizedExperts
@@ -31,10 +32,10 @@ class Mxfp4(GroupedMethod, frozen=True):
         return Part(read_blocks(source, name, (outputs, inputs), (rows, columns)))
 
     def experts(self, source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
-        if names.clamp is None or "gate_up_proj_blocks" not in source:
+        if not isinstance(names.activation, ClampedGate) or "gate_up_proj_blocks" not in source:
             return super().experts(source, names, experts, hidden, size)
         # gpt-oss stores all experts of a layer in few tensors, which take less time to read as a whole.
-        clamp, units, numbers = names.clamp, source.own_units(size), source.own_experts(experts)
+        units, numbers = source.own_units(size), source.own_experts(experts)
         own, all_inputs = slice(numbers.start, numbers.stop), slice(0, hidden)
         part = own, slice(2 * units.start, 2 * units.stop), all_inputs
         both = read_blocks(source, "gate_up_proj", (experts, 2 * size, hidden), part)
@@ -44,10 +45,10 @@ class Mxfp4(GroupedMethod, frozen=True):
         down = read_blocks(source, "down_proj", (experts, hidden, size), (own, slice(0, hidden), units))
         biases = expert_biases(source, names, experts, hidden, size)
         if source.ops.keeps_codes:
-            held = QuantizedExperts(gate_up, down, *biases, clamp, layer_experts=experts)
+            held = QuantizedExperts(gate_up, down, *biases, names.activation, layer_experts=experts)
             return CodedExperts(held, source.ops)
         gates, downs = (dequantize_stack(weight, source.dtype) for weight in (gate_up, down))
-        return DenseExperts(ExpertWeights(gates, downs, *biases, clamp, experts), source.ops)
+        return DenseExperts(ExpertWeights(gates, downs, *biases, names.activation, experts), source.ops)
 
 
 def read_blocks(

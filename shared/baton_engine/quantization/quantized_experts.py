@@ -41,7 +41,7 @@ def read_experts(
     gate_up = join((read(source.at(str(number)), both, hidden, whole) for number in own), len(own))
     down = join((read(source.at(str(number)), out, size, units) for number in own), len(own))
     biases = expert_biases(source, names, experts, hidden, size)
-    return QuantizedExperts(gate_up, down, *biases, names.clamp, layer_experts=experts)
+    return QuantizedExperts(gate_up, down, *biases, names.activation, layer_experts=experts)
 
 
 def join(weights: Iterable[ExpertCodes], count: int) -> ExpertCodes:
