@@ -177,7 +177,8 @@ def _gated(acc, DTYPE: gl.constexpr, FLAGS: gl.constexpr):
     # Both are rounded to the output's type before anything else is done with them, which halves what is exchanged.
     both = acc.to(DTYPE).reshape([2, half, rows]).permute((1, 2, 0))
     gate, up = gl.split(gl.convert_layout(both, pairs))
-    result = gate_of_expert(gate.to(gl.float32), up.to(gl.float32), DTYPE, FLAGS.gate, FLAGS.alpha, FLAGS.limit)
+    GATE: gl.constexpr = FLAGS.gate
+    result = gate_of_expert(gate.to(gl.float32), up.to(gl.float32), DTYPE, GATE, FLAGS.alpha, FLAGS.limit)
     return result.to(DTYPE)
 
 
