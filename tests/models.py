@@ -16,6 +16,8 @@ _CLASSES = {
     "bloom": ("BloomConfig", "BloomForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
+    "gemma4_small": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
+    "gemma4_unified": ("Gemma4UnifiedTextConfig", "Gemma4UnifiedForCausalLM"),
     "phi3": ("Phi3Config", "Phi3ForCausalLM"),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM"),
@@ -321,14 +323,21 @@ def make_model(
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
         ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
-    if kind == "gemma4":
+    if kind in ("gemma4", "gemma4_small", "gemma4_unified"):
         fields |= {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
         fields |= {"num_global_key_value_heads": 4, "global_head_dim": 32, "attention_k_eq_v": True}
         fields |= {"sliding_window": 19}
-        fields |= {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 8.0}
+        fields |= {"final_logit_softcapping": 8.0}
+        if kind == "gemma4":
+            fields["hidden_size_per_layer_input"] = 0
         fields["layer_types"] = ["sliding_attention", "full_attention", "full_attention"]
         full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
         fields["rope_parameters"] = {"full_attention": full, "sliding_attention": ROPES["default"]}
+    if kind == "gemma4_small":
+        fields |= {"num_hidden_layers": 7, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        fields["layer_types"] = [*("sliding_attention", "full_attention") * 2, *fields["layer_types"]]
+        fields |= {"num_key_value_heads": 2, "attention_k_eq_v": False}
+        fields |= {"hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 512}
     if kind in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "glm4_moe"):
         fields |= {"num_experts_per_tok": 2, "pad_token_id": None}
         fields["n_routed_experts" if kind == "glm4_moe" else "num_experts"] = 6

@@ -98,7 +98,7 @@ def rope_and_cache(
         qkv, cos, sin, positions, slots, keys, values, out, q_norm, k_norm,
         qkv if inverses is None else inverses, eps,
         HEADS=num_heads, KV_HEADS=kv_heads, DIM=dim, HALF=triton.next_power_of_2(dim // 2), BLOCK_HEADS=block,
-        HEAD_STRIDE=keys.stride(1) // kv_heads,
+        HEAD_STRIDE=keys.stride(1) // max(kv_heads, 1),
         NORM=norms is not None, ROTATE=rotary is not None, CODES=inverses is not None,
         num_warps=4 if block == 8 else 1, **overlap_options(qkv.device),
     )  # fmt: skip

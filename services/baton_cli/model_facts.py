@@ -137,7 +137,7 @@ def _served(
     unused = config.num_layers * (config.layer_weights_read(math.inf) - config.layer_weights)
     kv_dtype = dtype_name(choose_kv_dtype(kv_cache_dtype, config, chosen))
     layout = config.kv_layout(kv_dtype)
-    windows = [window for window in config.sliding_windows if window is not None]
+    windows = [window for window in config.sliding_windows[: config.kv_layers] if window is not None]
     return Served(
         family=family_of(config.architecture),
         dtype=dtype_name(chosen),
@@ -147,7 +147,7 @@ def _served(
         weights_bytes=weights,
         estimated=checkpoint is None and quantization.name != "none",
         kv_dtype=kv_dtype,
-        kv_bytes_per_token=(config.num_layers - len(windows)) * layout.layer_bytes,
+        kv_bytes_per_token=(config.kv_layers - len(windows)) * layout.layer_bytes,
         kv_window_bytes=sum(min(window, config.max_position_embeddings) for window in windows) * layout.layer_bytes,
         windows=dict(Counter(windows)),
         gpus={card.name: fit(config, weights, chosen, card, BRIEF_LENGTH, kv_cache_dtype, held) for card in cards},

@@ -348,5 +348,5 @@ class CudaRunner(Runner):
         """Return marks for a step with an exported prompt so long that handing over its first layers early pays off."""
         # No stage knows how far the others are.
         longest = max(plan.exported, default=0) if self._stage.count == 1 else 0
-        groups = min(longest * self.cache.layout.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.num_layers)
-        return LayerMarks(self.model.num_layers, groups) if groups > 1 else None
+        groups = min(longest * self.cache.layout.token_bytes // _GROUP_BYTES, _MOST_GROUPS, self.model.kv_layers)
+        return LayerMarks(self.model.kv_layers, groups) if groups > 1 else None

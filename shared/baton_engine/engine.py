@@ -180,7 +180,7 @@ class Engine:
             if min(end, sequence.computed) // size > sequence.settled:
                 allocator.settle(sequence, end)
             if sequence.exports:
-                result.exports += self._exports.hand_out(sequence, count, end, bool(choices), self.model.num_layers)
+                result.exports += self._exports.hand_out(sequence, count, end, bool(choices), self.model.kv_layers)
             if choices:
                 self._append(sequence, choices, result.deltas)
         self._exports.begin_step()

@@ -14,8 +14,9 @@ class LayerMarks:
         self._done = 0
 
     def written(self, layer: int) -> None:
-        """Note that the kernels that write the KV of a layer have been launched."""
+        """Note that the kernels that write the KV of a layer have been launched. Later calls for it change nothing."""
         if layer + 1 in self._ends:
+            self._ends.remove(layer + 1)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._events.append((layer + 1, event))

@@ -44,6 +44,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(spec.window for spec in self.attention)
 
     @property
+    def kv_layers(self) -> int:
+        """How many layers have keys and values of their own. They come first, and the others read those of one of
+        them."""
+        return self.num_layers
+
+    @property
     def head_dims(self) -> tuple[int, ...]:
         """The dims of heads in all kinds of layers."""
         return (self.head_dim,)
@@ -128,5 +134,5 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_layout(self, dtype: str) -> KvLayout:
         """Return the layout of the model's KV in a cache of this dtype."""
         planes = (Plane(name, self.num_kv_heads, self.head_dim, dtype) for name in ("key", "value"))
-        windows = self.sliding_windows if any(self.sliding_windows) else ()
-        return KvLayout(self.num_layers, tuple(planes), windows)
+        windows = self.sliding_windows[: self.kv_layers]
+        return KvLayout(self.kv_layers, tuple(planes), windows if any(windows) else ())

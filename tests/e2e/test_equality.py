@@ -58,7 +58,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom, tied, 3 layers": ("bloom", {"n_layer": 3, "seed": 2}),
     "gemma3, windows and not": ("gemma3", {"initializer_range": 0.1}),
-    "gemma4, two sizes of heads": ("gemma4", {"initializer_range": 0.05}),
+    "gemma4, two sizes of heads, shared keys": ("gemma4_small", {"initializer_range": 0.1}),
     "gpt_oss, windows and sinks": ("gpt_oss", {"seed": 1}),
     "deepseek_v3, latents, groups of experts": (
         "deepseek_v3",

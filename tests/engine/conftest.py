@@ -36,6 +36,12 @@ def two_head_sizes(tiny_model: MakeModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def shared_kv(tiny_model: MakeModel) -> Path:
+    """A model whose last layers read the keys and values of earlier ones."""
+    return tiny_model("gemma4_small", initializer_range=0.1, num_key_value_heads=4)
+
+
+@pytest.fixture(scope="session")
 def latent(tiny_model: MakeModel) -> Path:
     """A model with latent attention and experts in groups."""
     return tiny_model("deepseek_v3", rope="yarn of DeepSeek", n_group=2, topk_group=1)

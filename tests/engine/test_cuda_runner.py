@@ -68,6 +68,7 @@ def make_requests(seed: int) -> list[Request]:
         "gemma2",
         "gemma3",
         "gemma4",
+        "gemma4_small",
         "gpt2",
         "gpt_neox",
         "falcon",

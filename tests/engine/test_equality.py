@@ -510,6 +510,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "gemma4-small": ("gemma4_small", {"initializer_range": 0.1}),
+    "gemma4-small-one-key": ("gemma4_small", {"initializer_range": 0.1, "num_key_value_heads": 1}),
+    "gemma4-12b": ("gemma4_unified", {"initializer_range": 0.05}),
     "gemma4-and-images": ("gemma4_mm", {"initializer_range": 0.1}),
     "gemma3-linear-biases-untied-wide-heads": (
         "gemma3",

@@ -22,6 +22,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "windows": ("gemma3", {}, {}),
     "softcap": ("gemma2", {}, {}),
     "two sizes of heads": ("gemma4", {}, {}),
+    "shared keys and values": ("gemma4_small", {}, {}),
     "Hopper": ("gpt_oss", {"max_position_embeddings": 1500}, {"max_model_len": 1500, "block_size": 64}),
     "ALiBi": ("bloom", {}, {}),
     "sinks": ("gpt_oss", {}, {}),

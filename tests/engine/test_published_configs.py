@@ -11,7 +11,7 @@ from baton_engine.layers.rope import inverse_frequencies
 from baton_engine.models.afmoe import AfmoeConfig
 from baton_engine.models.cohere2_moe import Cohere2MoeConfig
 from baton_engine.models.deepseek_v2 import DeepseekConfig
-from baton_engine.models.gemma4 import Gemma4Config
+from baton_engine.models.gemma4_config import Gemma4Config
 from baton_engine.models.hyperclovax import HyperClovaXConfig
 from baton_engine.models.llama import LlamaConfig
 from baton_engine.models.llama4 import Llama4Config
@@ -638,12 +638,35 @@ def test_gemma_4() -> None:
     assert sparse.layer_weights_read(1e6) - config.layer_weights_read(1e6) == 5376 * (128 + 3 * 128 * 704)
 
 
+def test_small_gemma_4() -> None:
+    config = parse_gemma_4(
+        attention_k_eq_v=False, hidden_size=1536, hidden_size_per_layer_input=256, intermediate_size=6144,
+        layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7, max_position_embeddings=131072,
+        num_attention_heads=8, num_global_key_value_heads=None, num_hidden_layers=35, num_key_value_heads=1,
+        num_kv_shared_layers=20, sliding_window=512, use_bidirectional_attention=None, use_double_wide_mlp=True,
+        vocab_size_per_layer_input=262144,
+    )  # fmt: skip
+    assert [config.kv_layer(layer) for layer in (13, 14, 15, 19, 33, 34)] == [13, 14, 13, 14, 13, 14]
+    assert [config.mlp_size(layer) for layer in (14, 15)] == [6144, 12288]
+    layout = config.kv_layout("bfloat16")
+    assert (layout.num_layers, layout.heads[13:], layout.windows[13:]) == (15, ((1, 256), (1, 512)), (512, None))
+    assert config.part(RankNumber(1, 2)).kv_layout("bfloat16") == layout
+    assert config.layout()["kv_layers"] == 15
+    twelve = parse_model_config(
+        {**GEMMA4, "architectures": ["Gemma4UnifiedForConditionalGeneration"], "text_config": {}}
+    )
+    assert isinstance(twelve, Gemma4Config)
+    assert (twelve.input_size, twelve.attention[0].window, twelve.max_position_embeddings) == (0, 1024, 262144)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input 256"),
-        ({"hidden_size_per_layer_input": None}, "hidden_size_per_layer_input 256"),
-        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers 20"),
+        ({"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 999}, "999, which is less than the vocab"),
+        ({"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input"),
+        ({"num_kv_shared_layers": 55}, "num_kv_shared_layers is 55 of 60"),
+        ({"num_kv_shared_layers": 60}, "num_kv_shared_layers is 60 of 60"),
+        ({"num_kv_shared_layers": 99}, "num_kv_shared_layers is 99 of 60"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
         ({"num_global_key_value_heads": 3}, "do not divide the 16"),
         ({"global_head_dim": 129}, "global_head_dim is 129"),

@@ -50,6 +50,7 @@ FAMILIES = (
     "hy3", "axk1", "granite-swash", "granite-swash-experts", "mistral4", "minicpm3", "command-a-plus",
     "glm-ocr", "paddleocr-vl", "biogpt", "gpt-neox-japanese",
     "gemma4-tied", "gemma4-values-biases", "gemma4-experts-untied", "gemma4-and-images",
+    "gemma4-small", "gemma4-small-one-key",
 )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def test_choices_caches_preemption_and_parameters(windowed: Path, divided: MakeE
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("model", ["windowed", "latent", "two_head_sizes"])
+@pytest.mark.parametrize("model", ["windowed", "latent", "two_head_sizes", "shared_kv"])
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1), (2, 4)])
 def test_kv_goes_between_engines_of_any_number_of_ranks(
     divided: MakeEngine, request: pytest.FixtureRequest, model: str, prefill: int, decode: int

@@ -56,3 +56,22 @@ def test_matches_float64(device: torch.device, dim: int, with_norms: bool, rotat
                 assert torch.equal(values.flatten(0, 1)[slot].double().cpu(), expected)
         for cache in (keys, values):
             assert torch.equal(cache.flatten(0, 1).isnan().any(-1).any(-1).cpu(), ~written), "only these slots"
+
+
+def test_queries_alone(device: torch.device) -> None:
+    from baton_kernels.reference.rope import rope_and_cache_reference
+    from baton_kernels.rope import rope_and_cache
+
+    dim, qkv = 32, torch.randn(TOKENS, (HEADS + 2 * KV_HEADS) * 32, device=device)
+    angles, positions = torch.rand(50, dim // 2, device=device), torch.randint(0, 50, (TOKENS,), device=device)
+    rotary, slots = (angles.cos(), angles.sin()), torch.arange(TOKENS, device=device)
+    weight = torch.randn(dim, device=device)
+    for function in (rope_and_cache, rope_and_cache_reference):
+        keys, values = (poisoned(10, 4, KV_HEADS, dim, like=qkv) for _ in range(2))
+        queries = qkv[:, : HEADS * dim].contiguous()
+        none = (keys[:, :, :0], values[:, :, :0])
+        alone = function(queries, rotary, positions, slots, *none, HEADS, (weight, weight), 1e-6)
+        assert keys.isnan().all()
+        assert values.isnan().all()
+        together = function(qkv, rotary, positions, slots, keys, values, HEADS, (weight, weight), 1e-6)
+        assert torch.equal(alone, together)

@@ -31,7 +31,7 @@ def rope_and_cache_reference(
     block * block_size + offset; nothing is written for a negative slot. keys, values: [blocks, block_size, kv_heads,
     head_dim], written in place. norms: weights [head_dim] for queries and keys. inverses: of the scales of keys, then
     of values, [2, kv_heads] float32, if the cache holds codes. Returns the queries [T, heads, head_dim], in out when
-    given.
+    given. With 0 kv_heads, it only rotates queries.
     """
     kv_heads, dim = keys.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, dim)

@@ -22,6 +22,7 @@ MODELS = {
     "BloomForCausalLM": ("bloom", "Bloom"),
     "Gemma3ForCausalLM": ("gemma3", "Gemma3"),
     "Gemma4ForCausalLM": ("gemma4", "Gemma4"),
+    "Gemma4UnifiedForCausalLM": ("gemma4", "Gemma4Unified"),
     "FalconForCausalLM": ("falcon", "Falcon"),
     "Phi3ForCausalLM": ("phi3", "Phi3"),
     "GPT2LMHeadModel": ("gpt2", "Gpt2"),

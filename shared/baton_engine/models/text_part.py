@@ -14,6 +14,7 @@ from .model import Model
 TEXT_PARTS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "KimiVLForConditionalGeneration": "DeepseekV3ForCausalLM",
     "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
