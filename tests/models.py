@@ -15,6 +15,7 @@ _CLASSES = {
     **{family: (f"{name}Config", f"{name}ForCausalLM") for family, name in FAMILIES.items()},
     "bloom": ("BloomConfig", "BloomForCausalLM"),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM"),
     "gemma4": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
     "gemma4_small": ("Gemma4TextConfig", "Gemma4ForCausalLM"),
     "gemma4_unified": ("Gemma4UnifiedTextConfig", "Gemma4UnifiedForCausalLM"),
@@ -323,6 +324,13 @@ def make_model(
         fields["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
         ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
         fields["rope_parameters"] = ropes
+    if kind == "gemma3n":
+        fields |= {"num_hidden_layers": 5, "num_kv_shared_layers": 2, "head_dim": 16, "sliding_window": 19}
+        fields |= {"hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 500, "laurel_rank": 8}
+        fields |= {"activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.5, 0.0], "final_logit_softcapping": 8.0}
+        fields["layer_types"] = ["full_attention", *("sliding_attention",) * 3, "full_attention"]
+        ropes = {"full_attention": {**ROPES[rope], "rope_theta": 1e6}, "sliding_attention": ROPES["default"]}
+        fields["rope_parameters"] = ropes
     if kind in ("gemma4", "gemma4_small", "gemma4_unified"):
         fields |= {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
         fields |= {"num_global_key_value_heads": 4, "global_head_dim": 32, "attention_k_eq_v": True}
@@ -401,7 +409,9 @@ def make_model(
                 parameter.normal_(std=INITIALIZER_RANGE)
             elif name.endswith(("sinks", "alpha_p", "alpha_n")):
                 parameter.normal_()
-            elif "norm" in name or "ln_" in name or name.endswith(("layer_scalar", ".scale", "per_expert_scale")):
+            elif name.endswith("modality_router.weight"):
+                parameter.normal_(std=8.0)  # its inputs are tiny
+            elif "norm" in name or "ln_" in name or name.endswith(("layer_scalar", "scale")):
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("router.gate.weight"):
                 parameter.normal_(std=INITIALIZER_RANGE)

@@ -86,7 +86,7 @@ def rope_and_cache(
     inverses: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute rope_and_cache_reference. qkv, keys, values, out and inverses must be contiguous, but heads of keys and
-    values may be apart."""
+    values may be apart. Keys and values without heads only say whether the cache has codes."""
     kv_heads, dim = keys.shape[2:]
     tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
     if out is None:

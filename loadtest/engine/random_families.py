@@ -80,6 +80,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 96,
         "_sliding_window_pattern": 3,
     },
+    "gemma3n_text": {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "sliding_window": 96,
+        "num_kv_shared_layers": 1,
+        "vocab_size_per_layer_input": 8192,
+    },
     "gemma4_text": {
         "head_dim": 128,
         "num_attention_heads": 8,

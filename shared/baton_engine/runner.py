@@ -140,7 +140,7 @@ class Runner:
                 self._scale_kv(scales, stored_scales, whole.num_kv_heads)
 
     def _stored_scales(self, weights: Weights) -> StoredScales | None:
-        file, layers = self._config.kv_scales, self.model.num_layers
+        file, layers = self._config.kv_scales, self.model.kv_layers
         if file is not None:
             return scales_of_file(Path(file), layers)
         return scales_of_checkpoint(Path(self._config.model), weights, layers)
@@ -161,7 +161,7 @@ class Runner:
                     self._model, self.model, type(self._backend), prompts, self.device, self._ops, self._stage
                 )
             own = join_heads([scales_for(each) for each in largest], heads, self._ranks)
-            every = torch.zeros(self.model.num_layers, 2, heads)
+            every = torch.zeros(self.model.kv_layers, 2, heads)
             every[self.cache.layers.start : self.cache.layers.stop] = torch.stack(own).cpu()
             found = list(self._stage.join(every))
         for layer, each in enumerate(found):

@@ -67,6 +67,7 @@ def make_requests(seed: int) -> list[Request]:
         "bloom",
         "gemma2",
         "gemma3",
+        "gemma3n",
         "gemma4",
         "gemma4_small",
         "gpt2",

@@ -485,6 +485,21 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "fast-vlm": ("fast_vlm", {}),
     "granite4-vision": ("granite4_vision", {"embedding_multiplier": 3.0, "attention_multiplier": 0.1}),
     "gemma3-tied": ("gemma3", {"initializer_range": 0.1}),
+    "gemma3n": ("gemma3n", {"initializer_range": 0.1}),
+    "gemma3n-untied-sizes": (
+        "gemma3n",
+        {
+            "initializer_range": 0.1,
+            "intermediate_size": [96, 64, 128, 32, 96],
+            "num_kv_shared_layers": 0,
+            "activation_sparsity_pattern": None,
+            "altup_active_idx": 1,
+            "altup_num_inputs": 3,
+            "altup_correct_scale": False,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gemma4-tied": ("gemma4", {"initializer_range": 0.05}),
     "gemma4-experts-untied": (
         "gemma4",

@@ -27,7 +27,8 @@ from .handover import Pair
 from .harness import assert_idle, generate, make_engine, make_prompt, make_request
 from .test_equality import SHAPES
 
-# A rope of another kind, windows with norms of heads, a softcap, sinks, ALiBi, and one head of keys for all queries.
+# A rope of another kind, windows with norms of heads, a softcap, sinks, ALiBi, one head of keys for all queries, and
+# keys that layers share.
 FAMILIES = (
     "llama-biases-llama3",
     "qwen3-windows-in-turn",
@@ -35,6 +36,7 @@ FAMILIES = (
     "gpt-oss",
     "bloom-twelve-heads-residual-after-norm-untied",
     "falcon-7b",
+    "gemma3n",
 )
 
 

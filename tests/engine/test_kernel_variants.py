@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "latents": ("deepseek_v3", {"kv_lora_rank": 512}, {"max_num_batched_tokens": 256}),
     "few latents": ("deepseek_v3", {}, {}),
     "KV in FP8": ("llama", {}, {"kv_cache_dtype": "fp8"}),
+    "KV in FP8, shared": ("gemma3n", {}, {"kv_cache_dtype": "fp8"}),
     "KV in FP8, windows": ("gemma3", {}, {"kv_cache_dtype": "fp8"}),
     "int4": ("llama", {}, {"quantization": "int4"}),
     "fp8": ("llama", {}, {"quantization": "fp8"}),

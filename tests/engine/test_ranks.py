@@ -50,7 +50,7 @@ FAMILIES = (
     "hy3", "axk1", "granite-swash", "granite-swash-experts", "mistral4", "minicpm3", "command-a-plus",
     "glm-ocr", "paddleocr-vl", "biogpt", "gpt-neox-japanese",
     "gemma4-tied", "gemma4-values-biases", "gemma4-experts-untied", "gemma4-and-images",
-    "gemma4-small", "gemma4-small-one-key",
+    "gemma4-small", "gemma4-small-one-key", "gemma3n", "gemma3n-untied-sizes",
 )  # fmt: skip
 
 

@@ -45,6 +45,9 @@ def rope_and_cache_reference(
             dim=1,
         )
     rotated = qk if rotary is None else _rotate(qk, *(table[positions].unsqueeze(1) for table in rotary))
+    queries = rotated[:, :num_heads] if out is None else out.copy_(rotated[:, :num_heads])
+    if not kv_heads:
+        return queries
     if bool((slots < 0).any()):
         kept = slots >= 0
         slots, rotated_k, v = slots[kept], rotated[kept, num_heads:], v[kept]
@@ -59,7 +62,7 @@ def rope_and_cache_reference(
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     keys.flatten(0, 1).index_copy_(0, slots, rotated_k)
     values.flatten(0, 1).index_copy_(0, slots, v)
-    return rotated[:, :num_heads] if out is None else out.copy_(rotated[:, :num_heads])
+    return queries
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

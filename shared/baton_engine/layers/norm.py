@@ -50,6 +50,14 @@ class RmsNorm:
         return InputNorm(self, inputs_of(part), self._ops)
 
 
+class WideRmsNorm(RmsNorm):
+    """An RmsNorm whose product with the weight is rounded only once (Gemma 3n and 4)."""
+
+    def __init__(self, source: Source, size: int, eps: float) -> None:
+        self.weight = source.take("weight", (size,), dtype=torch.float32)
+        self._ops, self.eps = source.ops, eps
+
+
 class UnitNorm(RmsNorm):
     """x / rms(x), for which a checkpoint has no weights."""
 

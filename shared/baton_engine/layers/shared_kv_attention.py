@@ -23,4 +23,5 @@ class SharedKvAttention(Attention):
         return self._ops.rope_and_cache(
             queries, self._rotary, ctx.positions, slots, *(plane[:, :, :0] for plane in planes), self._heads,
             self._norms, self._eps, ctx.queries(len(queries), self._heads, self._head_dim),
+            ctx.inverse_scales(self._layer),
         )  # fmt: skip

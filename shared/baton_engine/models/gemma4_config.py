@@ -11,7 +11,8 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.shard import Place, head_part
 from baton_kernels.reference.routing import Routing
 
-from .gemma3 import Gemma3Config, read_gemma_config
+from .gemma3 import read_gemma_config
+from .shared_kv import SharedKvConfig
 from .sliding_windows import ropes_by_window
 
 _ROPES = {
@@ -20,23 +21,17 @@ _ROPES = {
 }
 
 
-class Gemma4Config(Gemma3Config, frozen=True, kw_only=True):
+class Gemma4Config(SharedKvConfig, frozen=True, kw_only=True):
     """num_kv_heads, head_dim: of layers with a window. full_kv_heads, full_head_dim: of the others. shares_keys: the
     values of the others are their keys before the norm. expert_size: 0 = no layer has experts.
 
-    shared_layers: the last layers have no keys and values of their own. shared_mlp_size: hidden units of their MLPs.
-    input_size: elements of an input that each layer gets for each token, beside the hidden states; 0 = none. They are
-    looked up among input_vocab tokens.
+    shared_mlp_size: hidden units of the MLPs of layers without keys and values of their own.
     """
 
     full_kv_heads: int
     full_head_dim: int
     shares_keys: bool
-    logit_softcap: float
-    shared_layers: int
     shared_mlp_size: int
-    input_size: int
-    input_vocab: int
     expert_size: int = 0
     routing: Routing = Routing(1)
 
@@ -49,27 +44,6 @@ class Gemma4Config(Gemma3Config, frozen=True, kw_only=True):
             )
         if self.full_head_dim % 2:
             raise ConfigError(f"global_head_dim is {self.full_head_dim}; it must be even")
-        if self.input_size and self.input_vocab < self.vocab_size:
-            raise ConfigError(
-                f"vocab_size_per_layer_input is {self.input_vocab}, which is less than the vocab_size {self.vocab_size}"
-            )
-        kinds = [spec.window is None for spec in self.attention]
-        if not set(kinds) <= set(kinds[: self.kv_layers]):
-            raise ConfigError(
-                f"num_kv_shared_layers is {self.shared_layers} of {self.num_layers} layers, which leaves no layer of "
-                "the same kind whose keys and values they could share"
-            )
-
-    @property
-    def kv_layers(self) -> int:
-        return max(self.num_layers - self.shared_layers, 0)
-
-    def kv_layer(self, layer: int) -> int:
-        """Return the layer whose keys and values a layer reads: itself, or the last one of its kind that has any."""
-        if layer < self.kv_layers:
-            return layer
-        full = self.attention[layer].window is None
-        return max(each for each in range(self.kv_layers) if (self.attention[each].window is None) == full)
 
     def mlp_size(self, layer: int) -> int:
         """Return the hidden units of a layer's MLP."""
@@ -111,8 +85,7 @@ class Gemma4Config(Gemma3Config, frozen=True, kw_only=True):
         return super(Gemma4Config, fewer).part(ranks)
 
     def layout(self) -> dict[str, Any]:
-        facts = {**super().layout(), "full_heads": [self.full_kv_heads, self.full_head_dim]}
-        return {**facts, "kv_layers": self.kv_layers} if self.shared_layers else facts
+        return {**super().layout(), "full_heads": [self.full_kv_heads, self.full_head_dim]}
 
     def kv_layout(self, dtype: str) -> KvLayout:
         whole = super().kv_layout(dtype)

@@ -21,6 +21,7 @@ MODELS = {
     "Qwen3ForCausalLM": ("qwen3", "Qwen3"),
     "BloomForCausalLM": ("bloom", "Bloom"),
     "Gemma3ForCausalLM": ("gemma3", "Gemma3"),
+    "Gemma3nForCausalLM": ("gemma3n", "Gemma3n"),
     "Gemma4ForCausalLM": ("gemma4", "Gemma4"),
     "Gemma4UnifiedForCausalLM": ("gemma4", "Gemma4Unified"),
     "FalconForCausalLM": ("falcon", "Falcon"),

@@ -13,6 +13,7 @@ from .model import Model
 # The architecture of the text part, if all models of a kind have the same.
 TEXT_PARTS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4UnifiedForCausalLM",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
