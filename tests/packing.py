@@ -111,3 +111,21 @@ def mxfp4(weight: torch.Tensor) -> Tensors:
         "scales": torch.from_numpy(exponents.astype(np.uint8)),
         "numbers": torch.from_numpy(numbers).float().reshape(weight.shape),
     }
+
+
+def nvfp4(weight: torch.Tensor, factor: float = 2.0**-9) -> Tensors:
+    """Return a weight [outputs, inputs] in NVFP4 as Model Optimizer stores it. factor: of all scales."""
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    outputs, inputs = weight.shape
+    rng = np.random.default_rng(int(weight.abs().sum() * 1000))
+    codes = rng.integers(0, 16, (outputs, inputs // 16, 16))
+    scales = torch.from_numpy(rng.uniform(0, 8, (outputs, inputs // 16))).to(torch.float8_e4m3fn)
+    signed: Any = np.array(values + [-value for value in values])
+    numbers = torch.from_numpy(signed[codes]).float() * scales.float()[..., None] * factor
+    pairs = codes[..., ::2] | codes[..., 1::2] << 4
+    return {
+        "weight": torch.from_numpy(pairs.astype(np.uint8)).reshape(outputs, inputs // 2),
+        "weight_scale": scales,
+        "weight_scale_2": torch.tensor(factor),
+        "numbers": numbers.reshape(weight.shape),
+    }

@@ -22,7 +22,7 @@ def compress(
     """
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
-    from compressed_tensors.quantization.utils.helpers import calculate_qparams
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -33,10 +33,15 @@ def compress(
         if scheme is None:
             continue
         low, high = _extremes(module.weight.data, scheme.weights)
-        scale, zero = calculate_qparams(low, high, scheme.weights)
+        whole = None
+        if hasattr(module, "weight_global_scale"):
+            whole = module.weight_global_scale.data = generate_gparam(module.weight.min(), module.weight.max())
+        scale, zero = calculate_qparams(low, high, scheme.weights, whole)
         module.weight_scale.data = scale.reshape(module.weight_scale.shape).to(module.weight_scale.dtype)
         if hasattr(module, "weight_zero_point"):
             module.weight_zero_point.data = zero.reshape(module.weight_zero_point.shape)
+        if hasattr(module, "input_global_scale"):
+            module.input_global_scale.data.fill_(1.0)
         if hasattr(module, "input_scale"):
             module.input_scale.data.fill_(0.05)
             if hasattr(module, "input_zero_point") and not scheme.input_activations.symmetric:
@@ -63,7 +68,7 @@ def _extremes(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tens
         padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
         tiles = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
         return tiles.amin(dim=(1, 3)), tiles.amax(dim=(1, 3))
-    groups = weight.unflatten(1, (-1, args.group_size if args.strategy == "group" else weight.shape[1]))
+    groups = weight.unflatten(1, (-1, args.group_size if "group" in args.strategy else weight.shape[1]))
     return groups.amin(dim=2), groups.amax(dim=2)
 
 

@@ -34,11 +34,11 @@ _INT4_FLOAT16 = gl.constexpr(_int4_pairs("f16x2", 0x6400, _SCALED))
 _INT4_FLOAT16_FINE = gl.constexpr(_int4_pairs("f16x2", 0x6400, _SCALED_TWICE))
 
 
-def _e2m1_pairs() -> str:
+def _e2m1_pairs(scaled: tuple[str, ...]) -> str:
     """Return PTX that makes the same of e2m1 codes, which have no zero.
 
     The sign and the three other bits of a code become those of a bfloat16 that is 2 ** -126 times the number, which is
-    multiplied with 2 ** 126 times its scale ($5).
+    multiplied with 2 ** 126 times its scale. scaled: PTX that multiplies t, for each code of a word.
     """
     steps = []
     for code in range(4):
@@ -49,12 +49,19 @@ def _e2m1_pairs() -> str:
     and.b32 t, t, 0x01c001c0;
     {shifts[1]}
     lop3.b32 t, u, 0x80008000, t, 0xea;
-    mul.bf16x2 ${code}, t, $5;
+    {scaled[code].format(f"${code}", pair="bf16x2")}
 """)
     return "{\n    .reg .b32 t, u;\n" + "".join(steps) + "}"
 
 
-_E2M1 = gl.constexpr(_e2m1_pairs())
+_E2M1 = gl.constexpr(_e2m1_pairs(("mul.{pair} {}, t, $5;",) * 4))
+# The first two codes of a word and the last two have scales of their own, each the sum of two numbers.
+_E2M1_HALVES = gl.constexpr(
+    _e2m1_pairs(
+        ("mul.{pair} u, t, $6;\n    fma.rn.{pair} {}, t, $5, u;",) * 2
+        + ("mul.{pair} u, t, $8;\n    fma.rn.{pair} {}, t, $7, u;",) * 2
+    )
+)
 
 
 @gluon.constexpr_function
@@ -81,15 +88,39 @@ def _spread(values, shape: gl.constexpr):
 
 
 @gluon.jit
-def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, ZEROS: gl.constexpr):
-    """Return the numbers of words [outputs, words], times their scales [outputs, groups], as [outputs, columns]."""
+def _half_scale(bits, factor, shape: gl.constexpr):
+    """Return 2 ** 126 times a scale of halves of groups as the sum of two bfloat16, each for its group's words.
+
+    bits: [outputs, groups] int32, with a float8_e4m3fn above 0 as the lowest ones. factor: 2 ** 126 times that of each
+    output, [outputs, 1].
+    """
+    # The bits of a float32 that is 2 ** -120 times the number: its exponent has a bias of 127 instead of 7.
+    scale = ((bits & 255) << 20).to(gl.float32, bitcast=True) * 1.329227995784916e36 * factor
+    coarse = scale.to(gl.bfloat16)
+    return _spread(coarse, shape), _spread((scale - coarse.to(gl.float32)).to(gl.bfloat16), shape)
+
+
+@gluon.jit
+def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESIDE: gl.constexpr):
+    """Return the numbers of words [outputs, words], times their scales [outputs, groups], as [outputs, columns].
+
+    zero: with BESIDE "zeros" the zeros of groups, with "factors" 2 ** 126 times the factors of outputs, [outputs, 1].
+    """
     outputs: gl.constexpr = words.shape[0]
     count: gl.constexpr = words.shape[1]
     groups: gl.constexpr = scale.shape[1]
     shape: gl.constexpr = [outputs, groups, count // groups]
     words = words.reshape(shape)
     four: gl.constexpr = _four_of(DTYPE)
-    if KIND == "e2m1":
+    if BESIDE == "factors":
+        both = scale.to(gl.int32)
+        first, first_rest = _half_scale(both, zero, shape)
+        second, second_rest = _half_scale(both >> 8, zero, shape)
+        one, two, three, last = gl.inline_asm_elementwise(
+            _E2M1_HALVES, "=r,=r,=r,=r,r,r,r,r,r", [words, first, first_rest, second, second_rest], four, is_pure=True,
+            pack=2,
+        )  # fmt: skip
+    elif KIND == "e2m1":
         # The bits of 2 ** 126 times a scale whose exponent has a bias of 127.
         whole = ((scale.to(gl.int16) + 126) << 7).to(gl.bfloat16, bitcast=True)
         one, two, three, last = gl.inline_asm_elementwise(
@@ -99,7 +130,7 @@ def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, ZERO
         bfloat16: gl.constexpr = gl.bfloat16 == DTYPE
         base: gl.constexpr = 128.0 if bfloat16 else 1024.0
         zeros = gl.full(shape, base + 8.0, DTYPE, words.type.layout)
-        if ZEROS:
+        if BESIDE == "zeros":
             zeros = _spread((zero.to(gl.float32) + base).to(DTYPE), shape)
         coarse = scale.to(DTYPE)
         if scale.dtype == DTYPE:

@@ -44,18 +44,34 @@ def _load_scales(pointers, known):
 
 
 @triton.jit
+def _half_scale(bits, factor):
+    """Return a factor times a float8_e4m3fn above 0, of which bits, int32, has the lowest 8."""
+    # The bits of a float32 that is 2 ** -120 times the number: its exponent has a bias of 127 instead of 7.
+    return ((bits & 255) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36 * factor
+
+
+@triton.jit
 def load_scales(
-    scales, zeros, w_row, first, units, groups, UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr,
-    FOUR: tl.constexpr, ZEROS: tl.constexpr,
+    scales, beside, w_row, first, units, groups, UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr,
+    FOUR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the scales of UNITS units from the first on, and the codes of their zeros, [outputs, units] float32."""
+    """Return the scales of UNITS units from the first on, and the codes of their zeros, [outputs, units] float32.
+
+    beside: with BESIDE "zeros" the zeros of groups. With "factors" those of outputs; the result is the scales of the
+    first and of the second halves of units then.
+    """
     unit = first + tl.arange(0, UNITS)
     group = w_row[:, None] * groups + (unit * UNIT // GROUP)[None, :]
     known = (w_row >= 0)[:, None] & (unit < units)[None, :]
-    scale = _load_scales(scales + group, known)
-    zero = tl.zeros_like(scale) + (8.0 if FOUR else 128.0)
-    if ZEROS:
-        zero = tl.load(zeros + group, mask=known, other=0).to(tl.float32)
+    if BESIDE == "factors":
+        factor = tl.load(beside + w_row, mask=w_row >= 0, other=0.0)[:, None]
+        both = tl.load(scales + group, mask=known, other=0).to(tl.int32)
+        scale, zero = _half_scale(both, factor), _half_scale(both >> 8, factor)
+    else:
+        scale = _load_scales(scales + group, known)
+        zero = tl.zeros_like(scale) + (8.0 if FOUR else 128.0)
+        if BESIDE == "zeros":
+            zero = tl.load(beside + group, mask=known, other=0).to(tl.float32)
     return scale, zero
 
 
@@ -132,9 +148,9 @@ def decode(words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr):
 
 @triton.jit
 def _numbers(
-    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
+    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the numbers of words [outputs, words], times their scales [outputs, units].
+    """Return the numbers of words [outputs, words], times their scales [outputs, units]. scale, zero: of load_scales.
 
     They are [outputs, blocks, units of a block, words of a unit] in DTYPE, and with FOUR [..., 2, 2], the codes of a
     word.
@@ -147,7 +163,8 @@ def _numbers(
     scale = scale.reshape(outputs, units // together, together)[:, :, :, None]
     zero = zero.reshape(outputs, units // together, together)[:, :, :, None]
     one, two, three, four = decode(words, scale, zero, table, KIND, FOUR)
-    one, two, three, four = one * scale, two * scale, three * scale, four * scale
+    second = zero if BESIDE == "factors" else scale
+    one, two, three, four = one * scale, two * scale, three * second, four * second
     numbers = one
     if FOUR:
         numbers = tl.join(tl.join(one, three), tl.join(two, four))
@@ -156,13 +173,13 @@ def _numbers(
 
 @triton.jit
 def _add_units(
-    acc, values, words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr,
+    acc, values, words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """Return acc [outputs, rows] and the product of inputs with units of the weights.
 
     values, words, scale, zero: as _load_inputs, load_codes and load_scales return them.
     """
-    weights = _numbers(words, scale, zero, table, values.dtype, KIND, FOUR)
+    weights = _numbers(words, scale, zero, table, values.dtype, KIND, FOUR, BESIDE)
     if FOUR:
         # Codes of a word before words, so that what a thread decodes is what the tensor cores take from its registers.
         weights = weights.permute(0, 1, 4, 5, 2, 3)
@@ -172,9 +189,9 @@ def _add_units(
 
 @triton.jit
 def multiply(
-    x_row, here, codes, scales, zeros, table, w_row, up_row, first, steps, units, code_columns, groups,
+    x_row, here, codes, scales, beside, table, w_row, up_row, first, steps, units, code_columns, groups,
     UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
-    ZEROS: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    BESIDE: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Return the products of rows with rows of the weight from the unit `first` on, [outputs, rows] float32, and with
     GATED those with other rows of it.
@@ -185,36 +202,36 @@ def multiply(
     acc = tl.zeros([w_row.shape[0], here.shape[1]], tl.float32)
     acc_up = tl.zeros([w_row.shape[0], here.shape[1]], tl.float32)
     # Scales are too small for copies in the background, so they are loaded one step early.
-    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS)
+    scale, zero = load_scales(scales, beside, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, BESIDE)
     up_scale, up_zero = scale, zero
     if GATED:
-        up_scale, up_zero = load_scales(scales, zeros, up_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS)
+        up_scale, up_zero = load_scales(scales, beside, up_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, BESIDE)
     for step in range(0, steps):
         at = first + step * UNITS
         next_scale, next_zero = load_scales(
-            scales, zeros, w_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS
+            scales, beside, w_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, BESIDE
         )
         values = _load_inputs(x_row, here, at, units, UNITS, UNIT, FOUR, EVEN)
         words = load_codes(codes, w_row, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
-        acc = _add_units(acc, values, words, scale, zero, table, KIND, FOUR)
+        acc = _add_units(acc, values, words, scale, zero, table, KIND, FOUR, BESIDE)
         scale, zero = next_scale, next_zero
         if GATED:
             next_scale, next_zero = load_scales(
-                scales, zeros, up_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS
+                scales, beside, up_row, at + UNITS, units, groups, UNITS, UNIT, GROUP, FOUR, BESIDE
             )
             words = load_codes(codes, up_row, at, units, code_columns, UNITS, UNIT, FOUR, EVEN)
-            acc_up = _add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR)
+            acc_up = _add_units(acc_up, values, words, up_scale, up_zero, table, KIND, FOUR, BESIDE)
             up_scale, up_zero = next_scale, next_zero
     return acc, acc_up
 
 
 @triton.jit
 def numbers_in_order(
-    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
+    words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """Return the numbers of words by column, [outputs, columns] in DTYPE. All arguments are as those of _numbers."""
     outputs: tl.constexpr = words.shape[0]
-    weights = _numbers(words, scale, zero, table, DTYPE, KIND, FOUR)
+    weights = _numbers(words, scale, zero, table, DTYPE, KIND, FOUR, BESIDE)
     if FOUR:
         weights = weights.reshape(outputs, words.shape[1] // 8, 8, 2, 2).permute(0, 1, 3, 4, 2)
     return weights.reshape(outputs, words.shape[1] * (4 if FOUR else 1))
@@ -231,11 +248,11 @@ def grouped_operands(
     codes, scales = weight.codes, weight.scales
     group = weight.inputs // scales.shape[-1]
     unit = min(group & -group, _UNIT)
-    tensors = (codes, scales, codes if weight.zeros is None else weight.zeros,
-               codes if weight.table is None else weight.table)  # fmt: skip
+    has, beside = weight.beside
+    tensors = codes, scales, beside, codes if weight.table is None else weight.table
     flags = {
         "UNITS": max(block_inner // unit, 1), "UNIT": unit, "GROUP": group, "KIND": weight.kind,
-        "FOUR": weight.kind in FOUR_BITS, "ZEROS": weight.zeros is not None,
+        "FOUR": weight.kind in FOUR_BITS, "BESIDE": has,
         **overlap_options(codes.device),
     }  # fmt: skip
     return tensors, (weight.inputs // unit, codes.shape[-1], scales.shape[-1]), flags

@@ -42,19 +42,19 @@ def _prefetch_rows(pointer, w_row, first, columns, LINES: tl.constexpr):
 
 
 @triton.jit
-def _prefetch_weight(codes, scales, zeros, w_row, first, units, code_columns, groups, AHEAD: tl.constexpr,
-                     ZEROS: tl.constexpr):  # fmt: skip
+def _prefetch_weight(codes, scales, beside, w_row, first, units, code_columns, groups, AHEAD: tl.constexpr,
+                     BESIDE: tl.constexpr):  # fmt: skip
     """Prefetch AHEAD cache lines of each row's codes from its unit `first` on, and its scales there."""
     _prefetch_rows(codes, w_row, first * (code_columns // units), code_columns, AHEAD)
     _prefetch_rows(scales, w_row, first * groups // units, groups, 2)
-    if ZEROS:
-        _prefetch_rows(zeros, w_row, first * groups // units, groups, 1)
+    if BESIDE == "zeros":
+        _prefetch_rows(beside, w_row, first * groups // units, groups, 1)
 
 
 @triton.jit
 def _row_sums(
-    x, codes, scales, zeros, table, bias, w_row, units, code_columns, groups, UNITS: tl.constexpr, UNIT: tl.constexpr,
-    GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
+    x, codes, scales, beside, table, bias, w_row, units, code_columns, groups, UNITS: tl.constexpr, UNIT: tl.constexpr,
+    GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Return the products of one row with rows of the weight, [outputs] float32."""
     size: tl.constexpr = UNIT // 4 if FOUR else UNIT
@@ -62,17 +62,21 @@ def _row_sums(
     for first in range(0, units, UNITS):
         words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR, False)
         words = words.reshape(w_row.shape[0], UNITS, size)
-        scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS)
+        scale, zero = load_scales(scales, beside, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, BESIDE)
         scale, zero = scale[:, :, None], zero[:, :, None]
+        second = zero if BESIDE == "factors" else scale
         at = x + columns_of(first, UNITS, UNIT, FOUR)
         known = (first + tl.arange(0, UNITS) < units)[:, None]
         w1, w2, w3, w4 = decode(words, scale, zero, table, KIND, FOUR)
         product = w1 * tl.load(at, mask=known, other=0.0).to(tl.float32)[None, :, :]
         if FOUR:
             product += w2 * tl.load(at + 8, mask=known, other=0.0).to(tl.float32)[None, :, :]
+            if BESIDE == "factors":
+                acc += product * scale
+                product = tl.zeros_like(product)
             product += w3 * tl.load(at + 16, mask=known, other=0.0).to(tl.float32)[None, :, :]
             product += w4 * tl.load(at + 24, mask=known, other=0.0).to(tl.float32)[None, :, :]
-        acc += product * scale
+        acc += product * second
     result = tl.sum(tl.sum(acc, axis=2), axis=1)
     if BIAS:
         result += tl.load(bias + w_row).to(tl.float32)
@@ -81,24 +85,24 @@ def _row_sums(
 
 @triton.jit
 def _one_row_kernel(
-    x, codes, scales, zeros, table, bias, out, outputs, units, code_columns, groups, BLOCK_OUTPUTS: tl.constexpr,
+    x, codes, scales, beside, table, bias, out, outputs, units, code_columns, groups, BLOCK_OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
-    ZEROS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+    BESIDE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     x += tl.program_id(1).to(tl.int64) * units * UNIT
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     w_row = tl.minimum(output, outputs - 1).to(tl.int64)
     if AHEAD > 0:
-        _prefetch_weight(codes, scales, zeros, w_row, 0, units, code_columns, groups, AHEAD, ZEROS)
+        _prefetch_weight(codes, scales, beside, w_row, 0, units, code_columns, groups, AHEAD, BESIDE)
         if GATED:
-            _prefetch_weight(codes, scales, zeros, w_row + outputs, 0, units, code_columns, groups, AHEAD, ZEROS)
+            _prefetch_weight(codes, scales, beside, w_row + outputs, 0, units, code_columns, groups, AHEAD, BESIDE)
     wait_for_inputs(OVERLAP)
-    result = _row_sums(x, codes, scales, zeros, table, bias, w_row, units, code_columns, groups, UNITS, UNIT, GROUP,
-                       KIND, FOUR, ZEROS, BIAS)  # fmt: skip
+    result = _row_sums(x, codes, scales, beside, table, bias, w_row, units, code_columns, groups, UNITS, UNIT, GROUP,
+                       KIND, FOUR, BESIDE, BIAS)  # fmt: skip
     if GATED:
-        up = _row_sums(x, codes, scales, zeros, table, bias, w_row + outputs, units, code_columns, groups, UNITS, UNIT,
-                       GROUP, KIND, FOUR, ZEROS, BIAS)  # fmt: skip
+        up = _row_sums(x, codes, scales, beside, table, bias, w_row + outputs, units, code_columns, groups, UNITS, UNIT,
+                       GROUP, KIND, FOUR, BESIDE, BIAS)  # fmt: skip
         result = silu_mul(result, up, out.dtype.element_ty)
     at = out + tl.program_id(1).to(tl.int64) * outputs + output
     tl.store(at, result.to(out.dtype.element_ty), mask=output < outputs)
@@ -107,9 +111,9 @@ def _one_row_kernel(
 # One compiled kernel serves every number of rows.
 @triton.jit(do_not_specialize=["rows"])
 def _tiles_kernel(
-    x, codes, scales, zeros, table, bias, out, partial, arrivals, rows, outputs, units, code_columns, groups,
+    x, codes, scales, beside, table, bias, out, partial, arrivals, rows, outputs, units, code_columns, groups,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr,
-    GROUP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
+    GROUP: tl.constexpr, SPLITS: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr,
     EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
@@ -125,13 +129,13 @@ def _tiles_kernel(
     steps = tl.cdiv(tl.cdiv(units, UNITS), SPLITS)
     first = part * steps * UNITS
     if AHEAD > 0:
-        _prefetch_weight(codes, scales, zeros, w_row, first, units, code_columns, groups, AHEAD, ZEROS)
+        _prefetch_weight(codes, scales, beside, w_row, first, units, code_columns, groups, AHEAD, BESIDE)
         if GATED:
-            _prefetch_weight(codes, scales, zeros, w_row + outputs, first, units, code_columns, groups, AHEAD, ZEROS)
+            _prefetch_weight(codes, scales, beside, w_row + outputs, first, units, code_columns, groups, AHEAD, BESIDE)
     wait_for_inputs(OVERLAP)
     acc, acc_up = multiply(
-        x_row, here, codes, scales, zeros, table, w_row, w_row + outputs, first, steps, units, code_columns, groups,
-        UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, EVEN, GATED,
+        x_row, here, codes, scales, beside, table, w_row, w_row + outputs, first, steps, units, code_columns, groups,
+        UNITS, UNIT, GROUP, KIND, FOUR, BESIDE, EVEN, GATED,
     )  # fmt: skip
     if GATED and SPLITS > 1:
         both = tl.join(acc, acc_up).reshape(BLOCK_OUTPUTS, 2 * BLOCK_ROWS)
@@ -152,17 +156,17 @@ def _tiles_kernel(
 
 @triton.jit
 def _dequantize_kernel(
-    codes, scales, zeros, table, out, outputs, units, code_columns, groups, BLOCK_OUTPUTS: tl.constexpr,
+    codes, scales, beside, table, out, outputs, units, code_columns, groups, BLOCK_OUTPUTS: tl.constexpr,
     UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
-    ZEROS: tl.constexpr, OVERLAP: tl.constexpr,
+    BESIDE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     let_next_start(OVERLAP)
     output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     w_row = tl.minimum(output, outputs - 1).to(tl.int64)
     first = tl.program_id(1) * UNITS
     words = load_codes(codes, w_row, first, units, code_columns, UNITS, UNIT, FOUR, False)
-    scale, zero = load_scales(scales, zeros, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, ZEROS)
-    numbers = numbers_in_order(words, scale, zero, table, out.dtype.element_ty, KIND, FOUR)
+    scale, zero = load_scales(scales, beside, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, BESIDE)
+    numbers = numbers_in_order(words, scale, zero, table, out.dtype.element_ty, KIND, FOUR, BESIDE)
     column = first * UNIT + tl.arange(0, UNITS * UNIT)
     known = (output < outputs)[:, None] & (column < units * UNIT)[None, :]
     # Earlier kernels may still read the memory that the numbers go to.
@@ -189,10 +193,7 @@ def by_numbers(x: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None
     some = max(_CACHED_BYTES // (weight.inputs * x.element_size()) // 128 * 128, 128)
     for first in range(0, outputs, some):
         part = slice(first, first + some)
-        zeros = None if weight.zeros is None else weight.zeros[part]
-        numbers = dequantize_grouped(
-            weight._replace(codes=weight.codes[part], scales=weight.scales[part], zeros=zeros), x.dtype
-        )
+        numbers = dequantize_grouped(weight.at(part), x.dtype)
         if bias is None:
             torch.mm(x, numbers.t(), out=result[:, part])
         else:
@@ -212,6 +213,8 @@ def _default(rows: int, outputs: int, inner: int) -> LinearConfig | None:
 def grouped_format(weight: GroupedWeight) -> str:
     """Return what tables of measured configurations call the format of a weight."""
     # Rows in 8 bits, times weights in 8 bits, are other products (scaled_linear.py).
+    if weight.factors is not None:
+        return f"{weight.kind}_halves"
     return weight.kind if weight.kind in FOUR_BITS else f"{weight.kind}_groups"
 
 

@@ -21,15 +21,16 @@ from .reference.grouped_linear import GroupedWeight
 
 
 class _Scales(NamedTuple):
-    """The scales and the zeros of a weight, how many groups a row has, and what is known of them when the kernel is
-    compiled: how many columns a group has, the kind of the codes, and whether there are zeros."""
+    """The scales of a weight, its zeros or factors, how many groups a row has, and what is known of them when the
+    kernel is compiled: how many columns a group has, the kind of the codes, and what there is beside scales ("zeros",
+    "factors" or "")."""
 
     scales: Any
-    zeros: Any
+    beside: Any
     groups: Any
     size: gl.constexpr
     kind: gl.constexpr
-    has_zeros: gl.constexpr
+    has: gl.constexpr
 
 
 @gluon.constexpr_function
@@ -39,7 +40,7 @@ def _scales_of_step(inner, group):
 
 
 @gluon.jit
-def _load_scales(scales, zeros, w_row, column, groups, SIZE: gl.constexpr, ZEROS: gl.constexpr):
+def _load_scales(scales, beside, w_row, column, groups, SIZE: gl.constexpr, BESIDE: gl.constexpr):
     """Return the scales and the zeros of columns, [outputs, columns], as they are stored. Columns beyond the last have
     the scale 0. w_row: the outputs' rows of the weight. SIZE: of a group."""
     group = column // SIZE
@@ -47,8 +48,8 @@ def _load_scales(scales, zeros, w_row, column, groups, SIZE: gl.constexpr, ZEROS
     known = (group < groups)[None, :]
     scale = gl.load(scales + at, mask=known, other=0)
     zero = scale
-    if ZEROS:
-        zero = gl.load(zeros + at, mask=known, other=0)
+    if BESIDE == "zeros":
+        zero = gl.load(beside + at, mask=known, other=0)
     return scale, zero
 
 
@@ -63,10 +64,10 @@ def _sums_layout(rows):
 @gluon.jit
 def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
     """Return the products of a group of warps in a program's steps, [outputs, rows] float32."""
-    scales, zeros, groups = operands.scales, operands.zeros, operands.groups
+    scales, beside, groups = operands.scales, operands.beside, operands.groups
     SIZE: gl.constexpr = operands.size
     KIND: gl.constexpr = operands.kind
-    ZEROS: gl.constexpr = operands.has_zeros
+    BESIDE: gl.constexpr = operands.has
     STAGES: gl.constexpr = tiles.x.shape[0]
     ROWS: gl.constexpr = tiles.x.shape[1]
     INNER: gl.constexpr = tiles.x.shape[2]
@@ -84,14 +85,18 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     acc = gl.zeros([OUTPUTS, ROWS], gl.float32, layout)
     # Scales are loaded a step early, as their loads are not in the background.
-    scale, zero = _load_scales(scales, zeros, w_row, place.first * INNER + column, groups, SIZE, ZEROS)
+    scale, zero = _load_scales(scales, beside, w_row, place.first * INNER + column, groups, SIZE, BESIDE)
+    if BESIDE == "factors":
+        factor = (gl.load(beside + w_row) * 8.507059173023462e37).expand_dims(1)  # 2 ** 126
     for at in range(place.steps):
         stage = at % STAGES
         following = (place.first + at + 1) * INNER + column
-        next_scale, next_zero = _load_scales(scales, zeros, w_row, following, groups, SIZE, ZEROS)
+        next_scale, next_zero = _load_scales(scales, beside, w_row, following, groups, SIZE, BESIDE)
         mbarrier.wait(tiles.full.index(stage), at // STAGES & 1)
         codes = tiles.weight.index(stage).slice(GROUP * OUTPUTS, OUTPUTS, 0)
-        numbers = numbers_of(codes.load(words), scale, zero, tiles.x.dtype, KIND, ZEROS)
+        if BESIDE == "factors":
+            zero = factor
+        numbers = numbers_of(codes.load(words), scale, zero, tiles.x.dtype, KIND, BESIDE)
         # Every thread has these numbers already.
         numbers = gl.convert_layout(numbers, operand, assert_trivial=True)
         x = tiles.x.index(stage).permute((1, 0))
@@ -110,7 +115,9 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
 def has_hopper_kernel(weight: GroupedWeight, dtype: torch.dtype) -> bool:
     """Whether the products of inputs with a weight are computed here. dtype: of the inputs."""
     kinds = {"int4": (torch.bfloat16, torch.float16), "e2m1": (torch.bfloat16,)}
-    fits = dtype in kinds.get(weight.kind, ()) and (weight.kind == "int4" or weight.scales.dtype == torch.uint8)
+    # The kernel multiplies scales of e2m1 with 2 ** 126, which those above 2 are too large for.
+    small = weight.scales.dtype in (torch.uint8, torch.int16)
+    fits = dtype in kinds.get(weight.kind, ()) and (weight.kind == "int4" or small)
     return fits and is_hopper(weight.codes.device)
 
 
@@ -128,9 +135,8 @@ def hopper_codes(
     pairs: as in hopper_product.
     """
     inner = x.shape[1]
+    groups, (has, beside) = weight.scales.shape[-1], weight.beside
     operands = _Scales(
-        weight.scales, weight.codes if weight.zeros is None else weight.zeros, weight.scales.shape[-1],
-        gl.constexpr(inner // weight.scales.shape[-1]), gl.constexpr(weight.kind),
-        gl.constexpr(weight.zeros is not None),
-    )  # fmt: skip
+        weight.scales, beside, groups, gl.constexpr(inner // groups), gl.constexpr(weight.kind), gl.constexpr(has)
+    )
     return hopper_product(x, weight.codes, _multiply, operands, out, bias, gated, config, pairs)

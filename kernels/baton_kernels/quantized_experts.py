@@ -53,9 +53,9 @@ def _finish(
 # One compiled kernel serves all numbers of blocks.
 @triton.jit(do_not_specialize=["blocks"])
 def _grouped_kernel(
-    x, codes, scales, zeros, table, bias, order, block_experts, out, outputs, units, code_columns, groups,
+    x, codes, scales, beside, table, bias, order, block_experts, out, outputs, units, code_columns, groups,
     pairs_per_row, blocks, BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, UNITS: tl.constexpr,
-    UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, ZEROS: tl.constexpr,
+    UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr,
     EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr,
     LIMIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -73,8 +73,8 @@ def _grouped_kernel(
     x_row = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * (units * UNIT)
     here = (pair > -2)[None, :]
     acc, acc_up = multiply(
-        x_row, here, codes, scales, zeros, table, w_row, w_row + outputs, 0, tl.cdiv(units, UNITS), units, code_columns,
-        groups, UNITS, UNIT, GROUP, KIND, FOUR, ZEROS, EVEN, GATED,
+        x_row, here, codes, scales, beside, table, w_row, w_row + outputs, 0, tl.cdiv(units, UNITS), units, code_columns,
+        groups, UNITS, UNIT, GROUP, KIND, FOUR, BESIDE, EVEN, GATED,
     )  # fmt: skip
     _finish(acc, acc_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, GATE, ALPHA, LIMIT)
 

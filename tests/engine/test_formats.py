@@ -24,7 +24,7 @@ from baton_kernels.reference.grouped_linear import (
     held_exponents,
     pack_four_bits,
 )
-from tests.packing import Tensors, awq, fp8, gptq, mxfp4, packed_int4
+from tests.packing import Tensors, awq, fp8, gptq, mxfp4, nvfp4, packed_int4
 
 CPU = torch.device("cpu")
 INPUTS, OUTPUTS = 128, (40, 24)
@@ -65,6 +65,19 @@ WEIGHTS_ONLY: dict[str, tuple[dict[str, Any], Pack]] = {
         },
         lambda w: packed_int4(w, 64, SHUFFLED),
     ),
+    "modelopt, nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, nvfp4),
+    "modelopt, large numbers": (
+        {"quant_method": "modelopt_fp4", "quant_algo": "W4A16_NVFP4"},
+        lambda w: nvfp4(w, 0.5),
+    ),
+    "modelopt, mixed": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {f"t.{name}": {"quant_algo": "NVFP4"} for name in "ab"},
+        },
+        nvfp4,
+    ),
     "mxfp4": (
         {"quant_method": "mxfp4"},
         lambda w: {name if name == "numbers" else f"_{name}": tensor for name, tensor in mxfp4(w).items()},
@@ -80,6 +93,17 @@ FP8: dict[str, tuple[dict[str, Any], Pack]] = {
     "one scale, static activations": (
         {"quant_method": "fp8", "activation_scheme": "static"},
         lambda w: {**fp8(w, None, "weight_scale"), "input_scale": torch.tensor(0.02)},
+    ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        lambda w: {**fp8(w, None, "weight_scale"), "input_scale": torch.tensor(0.02)},
+    ),
+    "modelopt, per channel": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        lambda w: {
+            name: tensor.flatten() if name == "weight_scale" else tensor
+            for name, tensor in fp8(w, (1, INPUTS), "weight_scale").items()
+        },
     ),
     "fbgemm": (
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 2.0},
@@ -148,7 +172,7 @@ def test_fp8(name: str, tmp_path: Path) -> None:
         scales = groups.abs().amax(dim=2, keepdim=True).clamp(max=2.0) / 448
     if "scale_fmt" in config:
         scales = 2 ** scales.log2().ceil()
-    if "activation_scheme" in config:
+    if "activation_scheme" in config or config.get("quant_algo") == "FP8":
         scales = torch.full_like(scales, 0.02)
     rounded = ((groups / scales).clamp(-448, 448).float().to(torch.float8_e4m3fn).double() * scales).flatten(1)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -358,6 +382,33 @@ def test_groups_that_no_kernel_has_are_named(tmp_path: Path) -> None:
     with Weights(tmp_path, torch.float32, CPU) as weights, pytest.raises(ConfigError) as error:
         Linear(open_source(weights, config), ["a"], [40], INPUTS)
     assert "t.a has 128 inputs in groups of 16" in str(error.value)
+
+
+@pytest.mark.parametrize("byte", [127, 128, 255])
+def test_scales_that_are_no_numbers_above_0_are_refused(byte: int, tmp_path: Path) -> None:
+    write(tmp_path, nvfp4)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["t.a.weight_scale"].view(torch.uint8)[3, 2] = byte
+    save_file(tensors, tmp_path / "model.safetensors")
+    with Weights(tmp_path, torch.float32, CPU) as weights, pytest.raises(ConfigError) as error:
+        Linear(open_source(weights, WEIGHTS_ONLY["modelopt, nvfp4"][0], TRITON), ["a"], [40], INPUTS)
+    assert "t.a has scales that are negative or not finite" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"quant_algo": "NVFP4_AWQ"}, "'NVFP4_AWQ', which is not served; served are FP8, "),
+        ({}, "Model Optimizer's None"),
+        ({"quant_algo": ["FP8"]}, "which is not served"),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": 3}}, "quantized_layers has 3 for 'a'"),
+        ({"quant_algo": "FP8", "ignore": "lm_head"}, "ignore in the quantization config is not a list"),
+    ],
+)
+def test_what_of_model_optimizer_is_not_served(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_quantization({"quantization_config": {"quant_method": "modelopt", **fields}})
+    assert message in str(error.value)
 
 
 def test_experts_whose_exponents_differ_in_size_are_joined() -> None:

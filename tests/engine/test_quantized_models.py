@@ -16,7 +16,7 @@ from baton_engine.quantization.registry import read_quantization
 from baton_engine.source import Source
 from tests.conftest import MakeModel
 from tests.models import reference_choices, reference_logits
-from tests.packing import awq, fp8, gptq, mxfp4
+from tests.packing import awq, fp8, gptq, mxfp4, nvfp4
 from tests.quantized import compress, rewrite
 
 from .fake_cuda import pretend
@@ -50,9 +50,22 @@ SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
          "zp_dtype": "torch.uint8"},
         None,
     ),
+    "mxfp8 weights": (
+        {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8",
+         "zp_dtype": "torch.uint8"},
+        None,
+    ),
+    "nvfp4 weights": (
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+         "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn"},
+        None,
+    ),
 }  # fmt: skip
 # Those that are run as on a GPU, too.
-ON_GPU = ("fp8, tiles", "int8, with zeros", "int8, static with zeros", "int4 weights with zeros")
+ON_GPU = (
+    "fp8, tiles", "int8, with zeros", "int8, static with zeros", "int4 weights with zeros", "mxfp8 weights",
+    "nvfp4 weights",
+)  # fmt: skip
 PROMPTS = [make_prompt(length) for length in (20, 37)]
 
 
@@ -166,22 +179,47 @@ def test_awq_is_read_as_compressed_tensors_converts_it(base: Path) -> None:
     assert torch.equal(expected, numbers)
 
 
+@pytest.mark.parametrize("own_file", [False, True], ids=["config.json", "own file"])
+def test_model_optimizer(own_file: bool, base: Path, tmp_path: Path) -> None:
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.0.self_attn*"]}
+    folder, plain = rewrite(base, tmp_path / "model", config, lambda name, w: (
+        {"weight": w, "numbers": w} if "layers.0.self_attn" in name else nvfp4(w)))  # fmt: skip
+    if own_file:
+        fields = json.loads((folder / "config.json").read_text())
+        del fields["quantization_config"]
+        (folder / "config.json").write_text(json.dumps(fields))
+        of_tool = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": config["ignore"]}
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": of_tool}))
+    assert read_quantization(folder).name == "modelopt"
+    assert_tokens_of(plain, tokens(folder))
+
+
+def test_activations_of_four_bits_keep_theirs(base: Path, tmp_path: Path) -> None:
+    group = scheme("nvfp4 weights")
+    group["input_activations"] = {**group["weights"], "dynamic": "local"}
+    folder, plain = compress(base, tmp_path / "model", {"group_0": group}, ["lm_head"])
+    assert_tokens_of(plain, tokens(folder))
+
+
 @pytest.fixture(scope="session")
 def sparse(tiny_model: MakeModel) -> Path:
     return tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=96)
 
 
-@pytest.mark.parametrize("format", ["gptq", "fp8"])
+@pytest.mark.parametrize("format", ["gptq", "fp8", "nvfp4"])
 def test_experts(format: str, sparse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if format == "gptq":
         config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
         folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: gptq(w, 4, 32, 1))
+    elif format == "nvfp4":
+        config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+        folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: nvfp4(w))
     else:
         config = {"quant_method": "fp8", "weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"]}
         tiles = (32, 32)
         folder, plain = rewrite(sparse, tmp_path / "model", config, lambda _, w: fp8(w, tiles, "weight_scale_inv"))
     outputs = tokens(folder)
-    if format == "gptq":
+    if format != "fp8":
         assert_tokens_of(plain, outputs)
     else:
         # The reference does not round activations, which can change the choice of experts.

@@ -42,6 +42,7 @@ def codes() -> JITFunction:
         return GroupedWeight(
             kind, torch.zeros(*outer, columns // 4, dtype=torch.int16),
             torch.zeros(*outer, columns // group, dtype=scales), zeros,
+            factors=torch.zeros(outer) if scales == torch.int16 else None,
         )  # fmt: skip
 
     compute, ints = hopper_codes.hopper_codes, torch.zeros(64, dtype=torch.int32)
@@ -55,6 +56,12 @@ def codes() -> JITFunction:
         half, weight("int4", 512, 4096, scales=torch.float16), half[0], False, LinearConfig(64, 256, 128, 2, 8, 6), x
     )
     compute(x, weight("int4", 512, 4096, scales=torch.float16), None, False, LinearConfig(32, 128, 256, 1, 4, 3), x)
+    compute(
+        x, weight("e2m1", 512, 4096, group=32, scales=torch.int16), None, True, LinearConfig(16, 128, 256, 1, 8, 4), x
+    )
+    compute(
+        x, weight("e2m1", 512, 4096, group=32, scales=torch.int16), None, False, LinearConfig(8, 64, 128, 1, 4, 4), x
+    )
     groups, experts = PairGroups(ints, ints[:4]), weight("e2m1", 3, 64, 2880, group=32, scales=torch.uint8)
     x, clamp = torch.zeros(64, 2880, dtype=BF16), ClampedGate(1.7, 7.0)
     compute(x, experts, x[:3, :64], True, LinearConfig(16, 128, 256, 1, 8, 4), x, Pairs(groups, gate=clamp))

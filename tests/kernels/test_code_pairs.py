@@ -89,3 +89,21 @@ def test_e2m1() -> None:
         for half, words in enumerate((WORDS, WORDS.roll(1))):
             expected = (table[(words >> 4 * number) & 15] * 2 ** (exponents - 127)).bfloat16()
             assert torch.equal(ours[:, half].view(torch.uint16), expected.view(torch.uint16))
+
+
+def test_e2m1_in_halves() -> None:
+    dtype, table = torch.bfloat16, torch.tensor(E2M1).double()
+    # Of the first two codes of a word, and of the last two.
+    scales = [(torch.rand(len(WORDS)) ** 4 * 1.9 + 1e-9) for _ in range(2)]
+    operands = {"$4": PAIRS}
+    for (coarse, rest), scale in zip((("$5", "$6"), ("$7", "$8")), scales, strict=True):
+        large = scale * 2.0**126
+        operands[coarse] = constants(large.double(), dtype)
+        operands[rest] = constants((large - large.to(dtype).float()).double(), dtype)
+    for number, ours in enumerate(run(code_pairs._E2M1_HALVES.value, operands, dtype)):
+        for half, words in enumerate((WORDS, WORDS.roll(1))):
+            exact = table[(words >> 4 * number) & 15] * scales[number // 2].double()
+            # Two bfloat16 have at least 15 bits of a scale, so that few numbers are rounded to the other neighbour.
+            wrong = ours[:, half] != exact.to(dtype)
+            assert wrong.float().mean() < 0.01
+            assert ((ours[:, half].double() - exact).abs() <= exact.abs() * 2.0**-7.99).all()

@@ -27,6 +27,14 @@ INNER = 192
 
 
 def make(kind: str, outputs: int, group: int, device: torch.device, zeros: bool = False) -> GroupedWeight:
+    """kind: of a GroupedWeight, or "halves" for e2m1 with scales of halves of groups."""
+    if kind == "halves":
+        scales = torch.rand(outputs, INNER // 16, device=device) ** 4 * 448
+        scales[:2] = 2.0**-9  # the smallest number above 0
+        factors = torch.rand(outputs, device=device) / 1000 + 1e-5
+        codes = torch.randint(-32768, 32768, (outputs, INNER // 4), dtype=torch.int16, device=device)
+        pairs = scales.to(torch.float8_e4m3fn).view(torch.int16)
+        return GroupedWeight("e2m1", codes, pairs, factors=factors)
     codes = torch.randint(0, 16 if kind in FOUR_BITS else 256, (outputs, INNER), dtype=torch.uint8, device=device)
     if kind == "fp8":
         codes[(codes & 127) == 127] = 0  # NaN
@@ -54,6 +62,7 @@ def test_four_bits_are_packed_and_unpacked(device: torch.device) -> None:
     [
         *(("int4", 64, True, name) for name in CONFIGS),
         *(("e2m1", 32, False, name) for name in CONFIGS),
+        *(("halves", 32, False, name) for name in CONFIGS),
         *(("int8", 32, False, name) for name in ("one row", "tiles")),
         *(("fp8", 192, False, name) for name in ("one row", "tiles")),
         ("int4", 192, False, "parts"),
@@ -85,7 +94,7 @@ def test_gated_products(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("scales", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("kind", "group"), [("int4", 32), ("int4", 64), ("int4", 192), ("e2m1", 32)])
+@pytest.mark.parametrize(("kind", "group"), [("int4", 32), ("int4", 64), ("int4", 192), ("e2m1", 32), ("halves", 32)])
 def test_16_bits_are_multiplied_with_the_numbers_of_the_format(
     kind: str, group: int, scales: torch.dtype, device: torch.device
 ) -> None:

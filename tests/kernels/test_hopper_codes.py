@@ -45,6 +45,7 @@ FORMATS = (
     Format("int4", 128, HALF, True),
     Format("int4", 32, HALF, dtype=HALF),
     Format("int4", 192, torch.float32, True, HALF),
+    Format("e2m1", 32, torch.int16),
     Format("e2m1", 32, torch.uint8),
 )
 
@@ -52,6 +53,10 @@ FORMATS = (
 def make(form: Format, outputs: int, inner: int, *experts: int) -> GroupedWeight:
     codes = pack_four_bits(torch.randint(0, 16, (*experts, outputs, inner), dtype=torch.uint8, device=DEVICE))
     shape = *experts, outputs, inner // form.group
+    if form.scales == torch.int16:
+        scales = torch.rand(*experts, outputs, inner // 16, device=DEVICE) * 448 + 0.01
+        factors = torch.rand(*experts, outputs, device=DEVICE) / 1000 + 1e-5
+        return GroupedWeight("e2m1", codes, scales.to(torch.float8_e4m3fn).view(torch.int16), factors=factors)
     if form.kind == "e2m1":
         return GroupedWeight("e2m1", codes, torch.randint(110, 129, shape, dtype=torch.uint8, device=DEVICE))
     zeros = torch.randint(0, 17, shape, dtype=torch.uint8, device=DEVICE) if form.zeros else None
@@ -70,7 +75,7 @@ def test_the_identity_shows_the_numbers_of_the_format() -> None:
         for _ in range(2):  # the second time shows whether the first has left its counters at zero
             ours = grouped_linear(identities[dtype], weight, config=config).T
             expected = dequantize_grouped_reference(weight, dtype)
-            if weight.scales.dtype == torch.float32:
+            if weight.scales.dtype in (torch.float32, torch.int16):
                 assert relative_error(ours, expected.double()) < 1e-3
             else:
                 assert torch.equal(ours, expected), (weight.kind, weight.scales.dtype, dtype, config)
@@ -131,5 +136,5 @@ def test_other_weights_and_other_devices_have_other_kernels() -> None:
 @pytest.mark.processes
 def test_it_compiles_for_each_kind_of_product() -> None:
     sizes = compiled_sizes("codes")
-    assert len(sizes) == 9
+    assert len(sizes) == 11
     assert min(sizes) > 10_000

@@ -22,6 +22,11 @@ BY_ROWS = ExpertsConfig(1, ProductConfig(8, 32, 4, 1), ProductConfig(16, 64, 4, 
 def grouped(kind: str, outputs: int, inputs: int, device: torch.device) -> GroupedWeight:
     codes = torch.randint(0, 16, (EXPERTS, outputs, inputs), dtype=torch.uint8, device=device)
     shape = EXPERTS, outputs, inputs // 32
+    if kind == "halves":
+        scales = torch.rand(EXPERTS, outputs, inputs // 16, device=device) * 400 + 1
+        factors = torch.rand(EXPERTS, outputs, device=device) / 4000
+        pairs = scales.to(torch.float8_e4m3fn).view(torch.int16)
+        return GroupedWeight("e2m1", pack_four_bits(codes), pairs, factors=factors)
     if kind == "e2m1":
         scales = torch.randint(121, 125, shape, dtype=torch.uint8, device=device)
         return GroupedWeight(kind, pack_four_bits(codes), scales)
@@ -41,16 +46,16 @@ def scaled(
 def make(kind: str, device: torch.device) -> QuantizedExperts:
     biases = [torch.randn(EXPERTS, outputs, device=device) for outputs in (2 * SIZE, HIDDEN)]
     rest = *biases, ClampedGate(1.7, 2.0)
-    if kind in ("int4", "e2m1"):
+    if kind in ("int4", "e2m1", "halves"):
         weights = [grouped(kind, 2 * SIZE, HIDDEN, device), grouped(kind, HIDDEN, SIZE, device)]
-        return QuantizedExperts(*weights, *rest) if kind == "e2m1" else QuantizedExperts(*weights, gate="gelu_tanh")
+        return QuantizedExperts(*weights, gate="gelu_tanh") if kind == "int4" else QuantizedExperts(*weights, *rest)
     dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
     tile = (16, 32) if kind == "fp8 in tiles" else None
     pair = [scaled(dtype, tile, 2 * SIZE, HIDDEN, device), scaled(dtype, tile, HIDDEN, SIZE, device)]
     return QuantizedExperts(*pair, *(() if tile else rest), rows=RowFormat(dtype, group=32 if tile else 0))
 
 
-@pytest.mark.parametrize("kind", ["int4", "e2m1", "fp8", "fp8 in tiles", "int8"])
+@pytest.mark.parametrize("kind", ["int4", "e2m1", "halves", "fp8", "fp8 in tiles", "int8"])
 def test_quantized_experts(kind: str, device: torch.device) -> None:
     held = make(kind, device)
     for tokens in (1, 9):

@@ -20,8 +20,9 @@ class GroupedWeight(NamedTuple):
     OCP Microscaling specification. "table": an entry of `table`, [16] float32. "fp8": float8_e4m3fn.
     codes: [outputs, inputs / 4] int16 in blocks of BLOCK columns, or [outputs, inputs] uint8 for kinds of 8 bits.
     scales: [outputs, groups] in a floating-point dtype; uint8 = exponents of two with a bias of 127 (E8M0), as
-    held_exponents returns them. Groups have the same number of columns, a multiple of BLOCK. zeros: [outputs, groups]
-    uint8, or None for 8 and 128.
+    held_exponents returns them. int16 = those of both halves of a group of BLOCK columns, each a float8_e4m3fn above 0,
+    the first in the low bits. Groups have the same number of columns, a multiple of BLOCK. zeros: [outputs, groups]
+    uint8, or None for 8 and 128. factors: [outputs] float32, with which scales in int16 are multiplied.
     """
 
     kind: str
@@ -29,10 +30,23 @@ class GroupedWeight(NamedTuple):
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
     table: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
 
     @property
     def inputs(self) -> int:
         return self.codes.shape[-1] * (4 if self.kind in FOUR_BITS else 1)
+
+    @property
+    def beside(self) -> tuple[str, torch.Tensor]:
+        """What a kernel needs beside codes and scales, "zeros" or "factors", and these; "" and any tensor if nothing."""
+        if self.zeros is not None:
+            return "zeros", self.zeros
+        return ("", self.codes) if self.factors is None else ("factors", self.factors)
+
+    def at(self, index: int | slice | torch.Tensor) -> "GroupedWeight":
+        """Return some outputs of the weight, or one weight of a stack."""
+        zeros, factors = (None if each is None else each[index] for each in (self.zeros, self.factors))
+        return self._replace(codes=self.codes[index], scales=self.scales[index], zeros=zeros, factors=factors)
 
 
 # The largest exponent of a group's scale that a kernel takes, 2 ** 1.
@@ -69,10 +83,19 @@ def exponents_to_scales(exponents: torch.Tensor) -> torch.Tensor:
     return torch.where(exponents == 255, torch.nan, bits)
 
 
+def scales_of(weight: GroupedWeight) -> torch.Tensor:
+    """Return the scales of a weight as numbers, [outputs, groups or halves of groups] float32."""
+    if weight.scales.dtype == torch.uint8:
+        return exponents_to_scales(weight.scales)
+    if weight.factors is None:
+        return weight.scales.float()
+    return weight.scales.view(torch.float8_e4m3fn).float() * weight.factors[:, None]
+
+
 def dequantize_grouped_reference(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Return the weight, [outputs, inputs]; computed in float32."""
     codes = unpack_four_bits(weight.codes) if weight.kind in FOUR_BITS else weight.codes
-    outputs, groups = weight.scales.shape
+    outputs = len(weight.scales)
     if weight.kind == "fp8":
         values = codes.view(torch.float8_e4m3fn).float()
     elif weight.kind in ("int4", "int8"):
@@ -80,11 +103,11 @@ def dequantize_grouped_reference(weight: GroupedWeight, dtype: torch.dtype) -> t
     else:
         table = torch.tensor(E2M1, device=codes.device) if weight.table is None else weight.table
         values = table[codes.int()]
-    values = values.view(outputs, groups, -1)
+    scales = scales_of(weight)
+    values = values.view(outputs, scales.shape[1], -1)
     if weight.kind in ("int4", "int8"):
         middle = 8 if weight.kind == "int4" else 128
         values = values - (middle if weight.zeros is None else weight.zeros.float()[..., None])
-    scales = exponents_to_scales(weight.scales) if weight.scales.dtype == torch.uint8 else weight.scales.float()
     return (values * scales[..., None]).view(outputs, -1).to(dtype)
 
 

@@ -52,9 +52,7 @@ def _product(
     if rows is not None:
         x = dequantize_rows_reference(quantize_rows_reference(x, rows)).to(x.dtype)
     if isinstance(weight, GroupedWeight):
-        zeros = None if weight.zeros is None else weight.zeros[expert]
-        one = weight._replace(codes=weight.codes[expert], scales=weight.scales[expert], zeros=zeros)
-        numbers = dequantize_grouped_reference(one, x.dtype)
+        numbers = dequantize_grouped_reference(weight.at(expert), x.dtype)
     elif isinstance(weight, ScaledWeight):
         numbers = dequantize_scaled_reference(
             ScaledWeight(weight.codes[expert], weight.scales[expert], weight.tile), x.dtype

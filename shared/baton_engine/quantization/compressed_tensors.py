@@ -21,13 +21,16 @@ from .fp8 import FP8, by_output, read_tile, take_one, tile_scales
 from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .mxfp4 import GROUP, split_pairs
 from .names import ExactOrPattern
+from .nvfp4 import GROUP as NVFP4_GROUP
+from .nvfp4 import Nvfp4
 from .packed import divide, group_order, unpack
 from .scaled import ScaledMethod
 from .scaled_part import Part as ScaledPart
 
 _SERVED = (
     "served are FP8 (float, 8 bits: per tensor, per channel or in blocks) and INT8 (symmetric, per tensor or per "
-    "channel) with activations alike or none, and INT4, INT8 and MXFP4 weights in groups without activations"
+    "channel) with activations alike or none, INT4 and INT8 weights in groups without activations, and MXFP4, MXFP8 "
+    "and NVFP4 weights"
 )
 
 
@@ -101,6 +104,28 @@ class Mxfp4(GroupedMethod, frozen=True):
         part = rows, divide(columns, GROUP, name)
         scales = source.take(f"{name}.weight_scale", (outputs, inputs // GROUP), part, torch.uint8)
         return Part(GroupedWeight("e2m1", pack_codes(split_pairs(pairs), 4), held_exponents(scales)))
+
+
+class Mxfp8(GroupedMethod, frozen=True):
+    """mxfp8-quantized: codes `weight` in FP8, and exponents `weight_scale` [outputs, groups]."""
+
+    def read(
+        self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool
+    ) -> Part:
+        check_group(source.full_name(name), GROUP, inputs, columns)
+        codes = source.take(f"{name}.weight", (outputs, inputs), (rows, columns), FP8).view(torch.uint8)
+        part = rows, divide(columns, GROUP, name)
+        scales = source.take(f"{name}.weight_scale", (outputs, inputs // GROUP), part, torch.uint8)
+        return Part(GroupedWeight("fp8", codes, held_exponents(scales)))
+
+
+# The formats of few columns that share a scale, by their layouts, with their bits and these columns. They may call for
+# activations of few bits, too, which only Blackwell's tensor cores take. Here activations keep theirs, as in vLLM.
+_MICRO: dict[str, tuple[tuple[int, int], Method]] = {
+    "mxfp4-pack-quantized": ((4, GROUP), Mxfp4()),
+    "mxfp8-quantized": ((8, GROUP), Mxfp8()),
+    "nvfp4-pack-quantized": ((4, NVFP4_GROUP), Nvfp4("weight_packed", "weight_global_scale", divides=True)),
+}
 
 
 class EightBit(ScaledMethod, frozen=True):
@@ -186,11 +211,12 @@ def _method(group: QuantizationFields, layout: str) -> Method:
     if group.fields.get("output_activations"):
         raise group.refuse(f"{described} and output activations", _SERVED)
     activations = group.mapping("input_activations")
+    bits_and_group, micro = _MICRO.get(layout, (None, None))
+    if micro is not None and (kind, symmetric, (bits, group_size)) == ("float", True, bits_and_group):
+        return micro
     if activations:
         described += f" and activations {_describe(activations)}"
         method = _eight_bit(kind, bits, symmetric, strategy, weights, QuantizationFields(activations))
-    elif kind == "float" and (bits, group_size) == (4, GROUP) and layout == "mxfp4-pack-quantized":
-        method = Mxfp4()
     elif layout == "pack-quantized" and kind == "int" and bits in (4, 8) and strategy in ("group", "channel"):
         size = group_size if group_size == -1 else weights.count("group_size")
         method = Packed(bits, size, symmetric)

@@ -21,7 +21,7 @@ from .coded_method import CodedMethod
 from .dense import Dense
 from .dense_experts import DenseExperts
 from .device import check_fp8
-from .quantized_experts import CodedExperts, read_experts
+from .quantized_experts import CodedExperts, like, read_experts
 from .side_by_side import SideBySide, merge, same
 
 
@@ -82,7 +82,7 @@ class GroupedMethod(CodedMethod[Part], frozen=True):
             weight = stack([part.weight for part in run])
             outputs = len(weight.codes)
             if order is not None:
-                weight = _reorder(weight, torch.tensor(order, device=source.device))
+                weight = weight.at(torch.tensor(order, device=source.device))
             added = None if bias is None else bias[first : first + outputs]
             products.append(Grouped(Part(weight, run[0].columns), added, source.ops))
             first += outputs
@@ -137,10 +137,15 @@ def stack(weights: list[GroupedWeight]) -> GroupedWeight:
     """Return weights of one kind as one, along their outputs."""
     if len(weights) == 1:
         return weights[0]
-    kind, _, _, zeros, table = weights[0]
-    points = None if zeros is None else torch.cat([weight.zeros for weight in weights if weight.zeros is not None])
     codes, scales = torch.cat([each.codes for each in weights]), torch.cat([each.scales for each in weights])
-    return GroupedWeight(kind, codes, scales, points, table)
+    zeros = [each.zeros for each in weights if each.zeros is not None]
+    factors = [each.factors for each in weights if each.factors is not None]
+    return like(weights)._replace(
+        codes=codes,
+        scales=scales,
+        zeros=torch.cat(zeros) if zeros else None,
+        factors=torch.cat(factors) if factors else None,
+    )
 
 
 def _alike(one: GroupedWeight, other: GroupedWeight) -> bool:
@@ -152,8 +157,3 @@ def _alike(one: GroupedWeight, other: GroupedWeight) -> bool:
         and (one.zeros is None) == (other.zeros is None)
         and same(one.table, other.table)
     )
-
-
-def _reorder(weight: GroupedWeight, index: torch.Tensor) -> GroupedWeight:
-    zeros = None if weight.zeros is None else weight.zeros[index]
-    return weight._replace(codes=weight.codes[index], scales=weight.scales[index], zeros=zeros)

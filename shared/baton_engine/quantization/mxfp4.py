@@ -70,8 +70,7 @@ def dequantize_stack(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     count, outputs, _ = weight.codes.shape
     numbers = torch.empty(count, outputs, weight.inputs, dtype=dtype, device=weight.codes.device)
     for number in range(count):
-        one = weight._replace(codes=weight.codes[number], scales=weight.scales[number])
-        numbers[number] = dequantize_grouped_reference(one, dtype)
+        numbers[number] = dequantize_grouped_reference(weight.at(number), dtype)
     return numbers
 
 

@@ -28,12 +28,16 @@ FORMATS = {
     "gptq": "gptq",
     "awq": "awq",
     "mxfp4": "mxfp4",
+    "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
     "bitsandbytes": "bitsandbytes",
 }
 # What --quantization offers for weights that are not quantized.
 ON_LOAD = ("fp8", "int8", "int4")
 # Files beside config.json in which older tools describe their format, and the format.
-_OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_OLDER_FILES = {
+    "quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt",
+}  # fmt: skip
 
 
 class Quantization(NamedTuple):
@@ -111,7 +115,9 @@ def _bits(fields: QuantizationFields) -> int:
     groups = [group for group in fields.mapping("config_groups").values() if isinstance(group, dict)]
     weights = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
     found = [fields.fields.get("bits"), fields.fields.get("w_bit"), *(each.get("num_bits") for each in weights)]
+    algorithm = fields.fields.get("quant_algo") or fields.mapping("quantization").get("quant_algo")
     eight = "fp8" in str(fields.fields.get("quant_method")) or fields.fields.get("load_in_8bit") is True
+    eight = eight or str(algorithm).startswith(("FP8", "MXFP8"))
     return 8 if eight or 8 in found else 4
 
 
