@@ -33,9 +33,9 @@ def silu_mul(gate, up, dtype: tl.constexpr):
 
 @triton.jit
 def gate_of_expert(gate, up, dtype: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
-    """Return what expert_gate_reference returns, of float32 values. GATE, ALPHA, LIMIT: of gate_options."""
+    """Compute expert_gate_reference for float32 values. GATE, ALPHA, LIMIT: as gate_options returns them."""
     if GATE == "clamped":
-        # Without propagate_nan, NaN would become the limit.
+        # Without propagate_nan, a NaN would become the limit.
         gate = tl.minimum(gate.to(dtype).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.clamp(up.to(dtype).to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         result = (up + 1) * gate / (1 + tl.exp(-ALPHA * gate))
@@ -45,7 +45,7 @@ def gate_of_expert(gate, up, dtype: tl.constexpr, GATE: tl.constexpr, ALPHA: tl.
 
 
 def gate_options(gate: ExpertGate) -> dict[str, Any]:
-    """Return the arguments by which a kernel knows the gate of its experts."""
+    """Return the kernel arguments that describe the gate of experts."""
     if isinstance(gate, ClampedGate):
         return {"GATE": "clamped", "ALPHA": gate.alpha, "LIMIT": gate.limit}
     assert gate in GATES, gate

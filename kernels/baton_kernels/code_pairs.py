@@ -1,15 +1,15 @@
-"""Words of 4-bit codes, which become pairs of numbers in the registers from which Hopper's tensor cores take them."""
+"""Decodes words of 4-bit codes into pairs of floats, in the registers from which Hopper's tensor cores take them."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 
 def _int4_pairs(pair: str, base: int, scaled: str) -> str:
-    """Return PTX that makes two words of four int4 codes ($4) four pairs of scaled numbers ($0 to $3).
+    """Return PTX that decodes two words of four int4 codes each ($4) into four pairs of scaled floats ($0 to $3).
 
-    The bits of a code become the lowest ones of a number whose other bits make it a power of two + code; from that the
-    power + zero ($5) is subtracted, which is exact. pair: the type of two numbers. base: the bits of the power of two.
-    scaled: PTX that multiplies the difference t with its scale.
+    A code is placed in the lowest bits of a power of two, which gives the float power + code. Subtracting power + zero
+    ($5) from it is exact. pair: the PTX type of two floats. base: the bits of the power of two. scaled: PTX that
+    multiplies the difference t by its scale.
     """
     codes = ["mov.b32 t, $4;", *(f"shr.u32 t, $4, {4 * code};" for code in (1, 2, 3))]
     steps = [
@@ -24,10 +24,10 @@ def _int4_pairs(pair: str, base: int, scaled: str) -> str:
 
 
 _SCALED = "mul.{pair} {}, t, $6;"
-# A scale that the numbers' type has not is the sum of two that it has ($6 and $7). The product of a float16 scale is
-# rounded once, as a number has at most 4 bits and what is left of the scale has 3.
+# A scale that the floats' type cannot represent is the sum of two that it can ($6 and $7). The product with a float16
+# scale is rounded only once, as a code has at most 4 bits and the second part of the scale has 3.
 _SCALED_TWICE = "mul.{pair} u, t, $7;\n    fma.rn.{pair} {}, t, $6, u;"
-# 128 in bfloat16 and 1024 in float16.
+# The bases are 128 in bfloat16 and 1024 in float16.
 _INT4_BFLOAT16 = gl.constexpr(_int4_pairs("bf16x2", 0x4300, _SCALED))
 _INT4_BFLOAT16_FINE = gl.constexpr(_int4_pairs("bf16x2", 0x4300, _SCALED_TWICE))
 _INT4_FLOAT16 = gl.constexpr(_int4_pairs("f16x2", 0x6400, _SCALED))
@@ -35,10 +35,10 @@ _INT4_FLOAT16_FINE = gl.constexpr(_int4_pairs("f16x2", 0x6400, _SCALED_TWICE))
 
 
 def _e2m1_pairs(scaled: tuple[str, ...]) -> str:
-    """Return PTX that makes the same of e2m1 codes, which have no zero.
+    """Return PTX that decodes e2m1 codes in the same way; they have no zero.
 
-    The sign and the three other bits of a code become those of a bfloat16 that is 2 ** -126 times the number, which is
-    multiplied with 2 ** 126 times its scale. scaled: PTX that multiplies t, for each code of a word.
+    The sign and the three other bits of a code become those of a bfloat16 that is 2 ** -126 times the code's value. It
+    is multiplied by 2 ** 126 times the scale. scaled: for each code of a word, PTX that multiplies t by its scale.
     """
     steps = []
     for code in range(4):
@@ -66,8 +66,8 @@ _E2M1_HALVES = gl.constexpr(
 
 @gluon.constexpr_function
 def words_layout(outputs, words):
-    """Return which thread of a group has which words [outputs, words] of four codes: those whose numbers the tensor
-    cores take from its registers."""
+    """Return the layout of words [outputs, words] of four codes over a warp group: each thread has the words whose
+    decoded values the tensor cores take from its registers."""
     registers = [[0, 1], [8, 0]]
     registers += [[0, 1 << bit] for bit in range(3, words.bit_length() - 1)]
     registers += [[1 << bit, 0] for bit in range(6, outputs.bit_length() - 1)]
@@ -82,19 +82,18 @@ def _four_of(dtype):
 
 @gluon.jit
 def _spread(values, shape: gl.constexpr):
-    """Return a value of each output and group, [outputs, groups], for each of the group's words, [outputs, groups,
-    words]."""
+    """Repeat the values of groups, [outputs, groups], for each of a group's words: [outputs, groups, words]."""
     return values.expand_dims(2).broadcast_to(shape)
 
 
 @gluon.jit
 def _half_scale(bits, factor, shape: gl.constexpr):
-    """Return 2 ** 126 times a scale of halves of groups as the sum of two bfloat16, each for its group's words.
+    """Return 2 ** 126 times a scale as the sum of two bfloat16, each repeated for the words of its group.
 
-    bits: [outputs, groups] int32, with a float8_e4m3fn above 0 as the lowest ones. factor: 2 ** 126 times that of each
-    output, [outputs, 1].
+    bits: [outputs, groups] int32, whose lowest 8 bits are a positive float8_e4m3fn. factor: [outputs, 1] float32,
+    2 ** 126 times the factor of the output.
     """
-    # The bits of a float32 that is 2 ** -120 times the number: its exponent has a bias of 127 instead of 7.
+    # The bits of a float32 that is 2 ** -120 times the scale: its exponent has a bias of 127 instead of 7.
     scale = ((bits & 255) << 20).to(gl.float32, bitcast=True) * 1.329227995784916e36 * factor
     coarse = scale.to(gl.bfloat16)
     return _spread(coarse, shape), _spread((scale - coarse.to(gl.float32)).to(gl.bfloat16), shape)
@@ -102,9 +101,10 @@ def _half_scale(bits, factor, shape: gl.constexpr):
 
 @gluon.jit
 def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESIDE: gl.constexpr):
-    """Return the numbers of words [outputs, words], times their scales [outputs, groups], as [outputs, columns].
+    """Decode words [outputs, words] and multiply them by their scales [outputs, groups]; return [outputs, columns].
 
-    zero: with BESIDE "zeros" the zeros of groups, with "factors" 2 ** 126 times the factors of outputs, [outputs, 1].
+    zero: the zeros of groups if BESIDE is "zeros". If it is "factors", 2 ** 126 times the factors of outputs,
+    [outputs, 1]; scale holds two scales then, those of the two halves of a group.
     """
     outputs: gl.constexpr = words.shape[0]
     count: gl.constexpr = words.shape[1]
@@ -121,7 +121,7 @@ def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESI
             pack=2,
         )  # fmt: skip
     elif KIND == "e2m1":
-        # The bits of 2 ** 126 times a scale whose exponent has a bias of 127.
+        # The bits of 2 ** 126 times a scale. The bias of its exponent is 127.
         whole = ((scale.to(gl.int16) + 126) << 7).to(gl.bfloat16, bitcast=True)
         one, two, three, last = gl.inline_asm_elementwise(
             _E2M1, "=r,=r,=r,=r,r,r", [words, _spread(whole, shape)], four, is_pure=True, pack=2
@@ -145,5 +145,5 @@ def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESI
                 [words, zeros, _spread(coarse, shape), _spread(rest, shape)], four, is_pure=True, pack=2,
             )  # fmt: skip
     numbers = gl.join(gl.join(one, three), gl.join(two, last))
-    # Codes of a word are 8 columns apart.
+    # The codes of a word belong to columns 8 apart.
     return numbers.reshape([outputs, count // 8, 8, 2, 2]).permute((0, 1, 3, 4, 2)).reshape([outputs, 4 * count])

@@ -1,10 +1,10 @@
 """Attention of one new token per sequence over the paged cache.
 
 Split-KV, after Flash-Decoding (Dao et al., 2023): long sequences are cut into parts (decode_parts.py), which run in
-parallel. The program that finishes the last part of a sequence joins the softmaxes of all its parts, as in Stream-K
-(Osama et al., 2023). In small batches a second kernel joins them instead, with one program for each query head, so that
-more programs share that work. The query heads of one KV head form one tile, so that a key is read once for all of them.
-Codes of a cache in FP8 are multiplied as in prefill_attention.py.
+parallel. The program that finishes last for a sequence merges the partial softmaxes of its parts, as in Stream-K (Osama
+et al., 2023). In small batches a second kernel merges them instead, with one program for each query head, so that more
+programs share the work. The query heads of one KV head form one tile, so that a key is read once for all of them. The
+codes of an FP8 cache are multiplied as in prefill_attention.py.
 """
 
 import torch
@@ -17,12 +17,13 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import AttentionVariant
 from .windows import oldest_key
 
-# Keys of a tile, warps of a program and stages, and those for heads of more than 128 and of more than 256 elements,
-# whose tiles take more memory.
+# Keys of a tile, warps of a program and stages: for heads of up to 128, of up to 256, and of more elements. The tiles
+# of larger heads take more memory.
 _TILE, _TALL_TILE, _TALLEST_TILE = (64, 2, 3), (32, 4, 3), (16, 4, 2)
 # Values of partial results that a program of the decode kernel holds at a time while it joins parts.
 _JOIN_VALUES = 2048
-# In steps of at most so many sequences, a separate kernel joins the parts. Its programs read _PARTS_AT_ONCE at a time.
+# In steps of at most this many sequences, a separate kernel merges the parts, and its programs read _PARTS_AT_ONCE at a
+# time.
 SEPARATE_JOIN_SEQUENCES = 8
 _PARTS_AT_ONCE = 32
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -227,11 +228,11 @@ def decode_attention(
 ) -> torch.Tensor:
     """Compute paged_attention_reference with one query per sequence.
 
-    q: [S, heads, head_dim]; q and scales are contiguous; keys and values, too, but their heads may be apart.
-    tables: [rows, most blocks] int32. parts: the parts of the sequences; they hold the length of each sequence and its
-    row of tables.
-    out: [S, heads, head_dim], contiguous, receives the results of sequences with tokens; None = a new tensor.
-    keys_at_once: of a tile, which divide TILE_KEYS; these and what follows are chosen when 0.
+    q: [S, heads, head_dim]; q and scales are contiguous. keys, values: contiguous, except that there may be gaps
+    between heads. tables: [rows, most blocks] int32. parts: the parts of the sequences, with the length of each
+    sequence and its row of tables. out: [S, heads, head_dim], contiguous, receives the results of sequences with
+    tokens; None = a new tensor. keys_at_once: the keys of a tile, a divisor of TILE_KEYS. 0 = choose this and the
+    arguments after it.
     """
     sequences, heads, dim = q.shape
     page, kv_heads = keys.shape[1:3]

@@ -1,9 +1,9 @@
 """Cuts the sequences of a decode step into parts, so that one long sequence does not take longer than all others.
 
 Decode attention runs one program per part and KV head. A part has at most ceil(tiles of keys in the step / `capacity`)
-tiles, so that no program gets more than its share of the work. Sequences that are not longer than that stay whole.
-Programs start in the order of the plan. In larger batches those with the most tiles come first, so that short ones fill
-the gaps at the end (Graham's rule of longest processing time).
+tiles, so that no program gets more than its share of the work. Sequences of at most that length stay whole. Programs
+start in the order of the plan. In larger batches the longest parts come first, so that short ones fill the gaps at the
+end (Graham's rule of longest processing time).
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ from .overlap import let_next_start, overlap_options, wait_for_inputs
 # the number of these parts, the sequence's length in tokens, and its row in the block tables.
 SEQUENCE, PART, PARTS, LENGTH, ROW = range(5)
 FIELDS = 5
-TILE_KEYS = 64  # parts begin at multiples of so many keys
+TILE_KEYS = 64  # parts begin at multiples of this many keys
 _MOST_LANES = 1024
-# Classes by tiles of a part that follow each other in plans of many sequences, and the most sequences of other plans.
+# Plans of many sequences are ordered by classes of part lengths: the number of these classes, and the most sequences of
+# a plan that is not ordered.
 CLASSES = 8
 FEW_SEQUENCES = 32
 
@@ -29,9 +30,10 @@ FEW_SEQUENCES = 32
 class DecodeParts:
     """The parts of the sequences of a decode step, int32 tensors on the device.
 
-    plan: [FIELDS, S + capacity], by part; those of a sequence are neighbours, in any order of sequences. spans: [2, S],
-    the first part of each sequence, and the number of its parts. arrivals: [at least S * kv_heads], counts the finished
-    parts of each sequence and KV head, so that the last one knows that it has to join them; zero between two launches.
+    plan: [FIELDS, S + capacity], one column per part; the parts of a sequence are adjacent, in any order of sequences.
+    spans: [2, S], the first part of each sequence, and the number of its parts. arrivals: [at least S * kv_heads],
+    counts the finished parts of each sequence and KV head, so that the program that finishes last knows that it must
+    merge them; zero between two launches.
     """
 
     plan: torch.Tensor
@@ -88,8 +90,8 @@ def _parts_kernel(
 def plan_parts(lengths: torch.Tensor, rows: torch.Tensor, capacity: int, arrivals: torch.Tensor) -> DecodeParts:
     """Return the parts of the sequences of a step.
 
-    lengths: [S] int32, tokens of each sequence; without any it has no part. rows: [S] int32 or int64, its row in the
-    block tables. capacity: number of parts that fills the device. arrivals: as in DecodeParts.
+    lengths: [S] int32, the tokens of each sequence; one without tokens has no part. rows: [S] int32 or int64, its row
+    in the block tables. capacity: the number of parts that fills the device. arrivals: as in DecodeParts.
     """
     count = len(lengths)
     lanes = min(max(triton.next_power_of_2(count), 32), _MOST_LANES)

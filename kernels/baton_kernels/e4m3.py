@@ -1,15 +1,15 @@
-"""Numbers of float8_e4m3fn: four bits of exponent, three of mantissa, at most 448, with NaN and without infinity."""
+"""Conversions of float8_e4m3fn: 4 bits of exponent, 3 of mantissa, at most 448, with NaN and without infinity."""
 
 import triton
 import triton.language as tl
 
-# Weights of values are at most 1. They are multiplied by this before they become float16, so that small ones keep bits.
+# Attention weights are at most 1. They are multiplied by this before they become float16, so that small ones keep bits.
 WEIGHT_SCALE = tl.constexpr(1024.0)
 
 
 @triton.jit
 def round_e4m3(values):
-    """Round float32 values of at most 448 to numbers that float8_e4m3fn has, ties to even."""
+    """Round float32 values of at most 448 to values of float8_e4m3fn, ties to even."""
     # Three bits of the mantissa remain: a carry goes into the exponent, as it should.
     bits = values.to(tl.int32, bitcast=True)
     bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
@@ -20,19 +20,19 @@ def round_e4m3(values):
 
 @triton.jit
 def to_e4m3(values):
-    """Return float32 values as float8_e4m3fn: the largest number for those beyond it, NaN for those not finite."""
+    """Convert float32 values to float8_e4m3fn: larger ones to the largest number, those that are not finite to NaN."""
     rounded = round_e4m3(tl.minimum(tl.maximum(values, -448.0), 448.0))
     bits = rounded.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    # The code of NaN is written as it is, since not every conversion of NaN gives it.
+    # The code of NaN is set explicitly, since not every conversion of NaN gives it.
     return tl.where(tl.abs(values) < float("inf"), bits, 0x7F).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
 
 @triton.jit
 def query_for_codes(query, scale):
-    """Return queries and the factor of their scores for products with codes.
+    """Return the queries, and the factor of their scores, for products with codes.
 
-    Codes become float16, which has all of them, in one instruction each two, and bfloat16 in three. A sixteenth of a
-    query fits into float16 however large a query is in practice, and keeps all its bits.
+    Converting two codes to float16, which has all of their values, takes one instruction; to bfloat16 it would take
+    three. The queries are divided by 16, so that even the largest ones fit into float16. That loses no bits.
     """
     if query.dtype != tl.float32:
         query = (query.to(tl.float32) * 0.0625).to(tl.float16)
@@ -40,7 +40,7 @@ def query_for_codes(query, scale):
     return query, scale
 
 
-# Two pairs of codes, of two rows, become two numbers of the even column and two of the odd one.
+# Turns two pairs of codes, from two rows, into two values of the even column and two of the odd one.
 _COLUMNS = tl.constexpr("""{
     .reg .b32 turned;
     .reg .b16 even, odd;
@@ -55,8 +55,8 @@ _COLUMNS = tl.constexpr("""{
 def columns_of_pairs(pairs, DTYPE: tl.constexpr, ON_GPU: tl.constexpr):
     """Return the even and the odd columns of codes that were loaded as pairs, int16.
 
-    The tensor cores take two rows of a column together from each thread. A GPU turns elements of 16 bits around as it
-    loads them from shared memory, but reads those of 8 bits one at a time.
+    The tensor cores take two rows of a column together from each thread. A GPU can transpose 16-bit elements while it
+    loads them from shared memory, but has to load 8-bit elements one at a time.
     """
     if ON_GPU and tl.float16 == DTYPE:
         even, odd = tl.inline_asm_elementwise(

@@ -1,11 +1,11 @@
-"""Layers of experts: the products of those experts that a router has chosen for the tokens.
+"""MoE layers: the products of the experts that a router has chosen for each token.
 
 A pair is a token and one of its experts. In small batches a program multiplies one row at a time with weights of its
-expert, so that only experts that are used are read: first the row of a pair, then those of all pairs of a token, whose
-sum it stores. In larger batches pairs are grouped by expert into blocks of rows (pair_groups.py). Then each pair has a
-result of its own, and a last kernel adds up those of a token, in the order of its experts, so that the sum does not
-depend on which program is done first. A pair whose expert is NOT_OWN has no weights here: no kernel multiplies for it
-or reads its result, which nobody has written.
+expert, so that only the weights of chosen experts are read. The first kernel computes the row of a pair, the second the
+sum over all pairs of a token. In larger batches pairs are grouped by expert into blocks of rows (pair_groups.py). Then
+each pair has its own result, and a last kernel adds up the results of a token in the order of its experts, so that the
+sum does not depend on which program finishes first. A pair whose expert is NOT_OWN has no weights on this rank: no
+kernel computes it or reads its result, which is not initialized.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from .tuning import experts_config
 from .unmeasured import experts_candidates
 from .unmeasured_products import TOKENS, random_choice, random_rows, watch
 
-# A token's result does not depend on the tokens around it when all batches have the same tiles.
+# When all batches use the same tiles, a token's result does not depend on the other tokens of the batch.
 FIXED = ExpertsConfig(16, ProductConfig(64, 64, 4, 3), ProductConfig(64, 64, 4, 3))
 
 

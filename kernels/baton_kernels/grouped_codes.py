@@ -1,4 +1,4 @@
-"""Weights of 4 or 8 bits in groups as kernels read them: a unit is a piece of a row whose columns share a scale."""
+"""How kernels read weights of 4 or 8 bits in groups. A unit is a run of columns of one row that share a scale."""
 
 from typing import Any
 
@@ -9,23 +9,24 @@ import triton.language as tl
 from .overlap import overlap_options
 from .reference.grouped_linear import FOUR_BITS, GroupedWeight
 
-# The most columns of a unit. Their words of four codes are as many as the tensor cores multiply at a time.
+# The most columns of a unit: 16 words of four codes, as many as the tensor cores multiply at a time.
 _UNIT = 64
 
 
 @triton.jit
 def _values(codes, zero, table, KIND: tl.constexpr):
-    """Return the values of codes, int32, in float32. zero: the codes of 0, which broadcast to codes."""
+    """Return the values of int32 codes in float32. zero: the codes that stand for 0, which broadcast to codes."""
     if KIND == "fp8":
         values = codes.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
     elif KIND == "e2m1":
-        # The bits of a float16 that is 2 ** -14 times the value: its exponent has a bias of 15 instead of 1.
+        # These are the bits of a float16 that is 2 ** -14 times the value, because its exponent bias is 15 instead of
+        # 1.
         bits = ((codes & 8) << 12) | ((codes & 7) << 9)
         values = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
     elif KIND == "table":
         values = tl.load(table + codes)
     else:
-        # The bits of 2 ** 23 + code in float32: conversions of integers take several times as long as other operations.
+        # These are the bits of 2 ** 23 + code in float32. Converting an integer would take several times as long.
         values = (codes | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
     return values
 
@@ -55,10 +56,10 @@ def load_scales(
     scales, beside, w_row, first, units, groups, UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr,
     FOUR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the scales of UNITS units from the first on, and the codes of their zeros, [outputs, units] float32.
+    """Return the scales and the zeros of UNITS units from the unit `first` on, [outputs, units] float32 each.
 
-    beside: with BESIDE "zeros" the zeros of groups. With "factors" those of outputs; the result is the scales of the
-    first and of the second halves of units then.
+    beside: the zeros of groups if BESIDE is "zeros". If it is "factors", those of outputs; this function then returns
+    the scales of the first and of the second halves of units.
     """
     unit = first + tl.arange(0, UNITS)
     group = w_row[:, None] * groups + (unit * UNIT // GROUP)[None, :]
@@ -105,7 +106,7 @@ def columns_of(first, UNITS: tl.constexpr, UNIT: tl.constexpr, FOUR: tl.constexp
 
 @triton.constexpr_function
 def _units_together(units, unit):
-    """Return how many units have their columns in one order: so many that they have 16 words, if there are."""
+    """Return how many units share one order of columns: enough for 16 words, if UNITS allows it."""
     return 2 if unit == 32 and units % 2 == 0 else 1
 
 
@@ -120,7 +121,7 @@ def _load_inputs(
     """
     at = tl.arange(0, UNITS * UNIT)
     if FOUR:
-        # What the first codes of a unit's words multiply comes first, then what the second ones do.
+        # The inputs for the first codes of a unit's words come first, then those for the second codes, and so on.
         together: tl.constexpr = _units_together(UNITS, UNIT) * UNIT
         word = at % (together // 4)
         at = at // together * together + word // 8 * 32 + at % together // (together // 4) * 8 + word % 8
@@ -134,7 +135,7 @@ def _load_inputs(
 
 @triton.jit
 def decode(words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr):
-    """Return the numbers of the four codes of words, in float32, without their scales. scale and zero broadcast to
+    """Return the values of the four codes of words, in float32, without their scales. scale and zero broadcast to
     words."""
     codes = words.to(tl.int32)
     if FOUR:
@@ -150,10 +151,10 @@ def decode(words, scale, zero, table, KIND: tl.constexpr, FOUR: tl.constexpr):
 def _numbers(
     words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the numbers of words [outputs, words], times their scales [outputs, units]. scale, zero: of load_scales.
+    """Return the values of words [outputs, words], times their scales [outputs, units], in DTYPE. scale, zero: as
+    load_scales returns them.
 
-    They are [outputs, blocks, units of a block, words of a unit] in DTYPE, and with FOUR [..., 2, 2], the codes of a
-    word.
+    Their shape is [outputs, blocks, units of a block, words of a unit]. With FOUR, [2, 2] follows: the codes of a word.
     """
     outputs: tl.constexpr = scale.shape[0]
     units: tl.constexpr = scale.shape[1]
@@ -193,15 +194,15 @@ def multiply(
     UNITS: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr,
     BESIDE: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """Return the products of rows with rows of the weight from the unit `first` on, [outputs, rows] float32, and with
-    GATED those with other rows of it.
+    """Return the products of inputs with rows w_row of the weight over the units from `first` on, and with GATED also
+    those with rows up_row, [outputs, rows] float32 each.
 
-    x_row, here: as in _load_inputs. w_row, up_row: the rows of the weight, [outputs]. steps: of UNITS units each.
-    EVEN: all these units exist.
+    x_row, here: as in _load_inputs. w_row, up_row: [outputs]. steps: the number of steps of UNITS units each. EVEN: all
+    these units exist.
     """
     acc = tl.zeros([w_row.shape[0], here.shape[1]], tl.float32)
     acc_up = tl.zeros([w_row.shape[0], here.shape[1]], tl.float32)
-    # Scales are too small for copies in the background, so they are loaded one step early.
+    # Scales are too small for asynchronous copies, so they are loaded one step early.
     scale, zero = load_scales(scales, beside, w_row, first, units, groups, UNITS, UNIT, GROUP, FOUR, BESIDE)
     up_scale, up_zero = scale, zero
     if GATED:
@@ -229,7 +230,8 @@ def multiply(
 def numbers_in_order(
     words, scale, zero, table, DTYPE: tl.constexpr, KIND: tl.constexpr, FOUR: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the numbers of words by column, [outputs, columns] in DTYPE. All arguments are as those of _numbers."""
+    """Return the values of words in the order of columns, [outputs, columns] in DTYPE. The arguments are as in
+    _numbers."""
     outputs: tl.constexpr = words.shape[0]
     weights = _numbers(words, scale, zero, table, DTYPE, KIND, FOUR, BESIDE)
     if FOUR:

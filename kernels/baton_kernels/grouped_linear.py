@@ -1,8 +1,8 @@
-"""Products of rows with weights of 4 or 8 bits in groups, which are turned into numbers on the way.
+"""Products with weights of 4 or 8 bits in groups, which kernels decode while they multiply.
 
-Hopper has a kernel of its own for most weights of 4 bits (hopper_codes.py). For the others, and on other GPUs, there
-are two: one multiplies one row elementwise, in the other tiles go through the tensor cores. Large batches are bound by
-arithmetic: the weight is turned into numbers in memory, and cuBLAS multiplies.
+Most 4-bit weights have a separate kernel on Hopper (hopper_codes.py). For other weights and GPUs there are two kernels:
+one multiplies a single row elementwise, and the other multiplies tiles with the tensor cores. Large batches are bound
+by arithmetic, so for them the weight is dequantized into memory, and cuBLAS multiplies.
 """
 
 from collections.abc import Callable
@@ -24,18 +24,18 @@ from .tuning import compile_first, quantized_config
 from .unmeasured_hopper import CODES, hopper_candidates, unmeasured_hopper
 from .unmeasured_products import random_rows, watch
 
-# Numbers that stay in the L2 cache until they are multiplied.
+# Bytes of dequantized weights that stay in the L2 cache until they are multiplied.
 _CACHED_BYTES = 16 << 20
-# More rows than these go to cuBLAS where nothing was measured.
+# Products of more rows go to cuBLAS if they were not measured.
 _FEW_ROWS = 128
 FIXED = LinearConfig(64, 64, 128, 1, 4, 3)
-# What is worth measuring for one row.
+# The configurations to measure for one row.
 _ONE_ROW = (LinearConfig(1, 4, 1024, 1, 4, 1), LinearConfig(1, 4, 2048, 1, 4, 1), LinearConfig(1, 8, 1024, 1, 4, 1))
 
 
 @triton.jit
 def _prefetch_rows(pointer, w_row, first, columns, LINES: tl.constexpr):
-    """Prefetch so many cache lines of each row of a matrix from its column `first` on."""
+    """Prefetch LINES cache lines of each row of a matrix from its column `first` on."""
     line_columns: tl.constexpr = LINE * 8 // pointer.dtype.element_ty.primitive_bitwidth
     line = tl.minimum(first + tl.arange(0, LINES) * line_columns, columns - 1)
     prefetch(pointer + w_row[:, None] * columns + line[None, :])
@@ -169,7 +169,7 @@ def _dequantize_kernel(
     numbers = numbers_in_order(words, scale, zero, table, out.dtype.element_ty, KIND, FOUR, BESIDE)
     column = first * UNIT + tl.arange(0, UNITS * UNIT)
     known = (output < outputs)[:, None] & (column < units * UNIT)[None, :]
-    # Earlier kernels may still read the memory that the numbers go to.
+    # Earlier kernels may still read the memory into which the weights are written.
     wait_for_inputs(OVERLAP)
     tl.store(out + w_row[:, None] * units * UNIT + column[None, :], numbers, mask=known)
 
@@ -187,7 +187,7 @@ def dequantize_grouped(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tenso
 
 
 def by_numbers(x: torch.Tensor, weight: GroupedWeight, bias: torch.Tensor | None, gated: bool) -> torch.Tensor:
-    """Compute grouped_linear_reference by cuBLAS, with the numbers of some outputs after the other in memory."""
+    """Compute grouped_linear_reference with cuBLAS, dequantizing the weights of some outputs at a time."""
     (outputs, _), rows = weight.codes.shape, x.shape[0]
     result = x.new_empty(rows, outputs)
     some = max(_CACHED_BYTES // (weight.inputs * x.element_size()) // 128 * 128, 128)
@@ -211,8 +211,8 @@ def _default(rows: int, outputs: int, inner: int) -> LinearConfig | None:
 
 
 def grouped_format(weight: GroupedWeight) -> str:
-    """Return what tables of measured configurations call the format of a weight."""
-    # Rows in 8 bits, times weights in 8 bits, are other products (scaled_linear.py).
+    """Return the name of a weight's format in the tables of measured configurations."""
+    # Products of 8-bit rows with 8-bit weights are in scaled_linear.py.
     if weight.factors is not None:
         return f"{weight.kind}_halves"
     return weight.kind if weight.kind in FOUR_BITS else f"{weight.kind}_groups"

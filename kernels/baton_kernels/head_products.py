@@ -1,4 +1,4 @@
-"""Products of each head's vectors with a matrix of that head, which absorb the weights of latent attention into its
+"""Products of each head's vectors with a matrix of that head. They absorb the weights of latent attention into its
 queries and turn its results into values. reference/latent.py defines them.
 """
 
@@ -16,7 +16,7 @@ def _head_product_kernel(
     COPIED: tl.constexpr, BLOCK_COPIED: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INNER: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """COPIED: elements after the inner ones of each vector, which become those after the outputs."""
+    """COPIED: how many elements after the inner ones of each vector are copied after the outputs."""
     let_next_start(OVERLAP)
     head = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
@@ -51,7 +51,7 @@ def _product(
     copied]."""
     tokens, heads, width = x.shape
     inner, outputs = weight.shape[1:]
-    # Large batches read the weights once for many tokens.
+    # In large batches a program uses the weights that it reads for many tokens.
     block_tokens = 16 if tokens <= 64 or fixed else 64
     block_inner = max(min(triton.next_power_of_2(inner), 256 // x.element_size()), 16)
     _head_product_kernel[(triton.cdiv(tokens, block_tokens), heads, triton.cdiv(outputs, block_outputs))](
@@ -75,5 +75,5 @@ def absorb_queries(q: torch.Tensor, up: torch.Tensor, rope_dim: int, fixed: bool
 
 def values_of(attended: torch.Tensor, up: torch.Tensor, out: torch.Tensor, fixed: bool = False) -> torch.Tensor:
     """Compute values_of_reference. All tensors are contiguous. fixed: as for absorb_queries."""
-    # There are fewer outputs than for queries and more to sum up: narrow tiles give as many programs.
+    # There are fewer outputs and longer sums than for queries. Narrow tiles keep the number of programs as large.
     return _product(attended, up[:, -out.shape[2] :].transpose(1, 2), out, 0, 16, fixed)

@@ -1,9 +1,9 @@
 """Products with weights of 4 bits in groups for Hopper.
 
-The groups of warps turn the codes of a step into numbers, in the registers from which the tensor cores take them. While
-they do so, the tensor cores multiply what another group has decoded. So few rows take as long as reading the codes, and
-many as long as products with weights of 16 bits. An instruction of a whole group takes as long for 8 rows as for 64, so
-tiles of 8 rows have those of a warp.
+A warp group decodes the codes of a step into the registers from which the tensor cores take their operands. Meanwhile
+the tensor cores multiply the weights that the other group has decoded. So a product of few rows takes as long as
+reading the codes, and one of many rows as long as with 16-bit weights. A warp-group instruction takes as long for 8
+rows as for 64, so tiles of 8 rows use warp instructions (mma_v2).
 """
 
 from typing import Any, NamedTuple
@@ -21,9 +21,8 @@ from .reference.grouped_linear import GroupedWeight
 
 
 class _Scales(NamedTuple):
-    """The scales of a weight, its zeros or factors, how many groups a row has, and what is known of them when the
-    kernel is compiled: how many columns a group has, the kind of the codes, and what there is beside scales ("zeros",
-    "factors" or "")."""
+    """The scales of a weight, its zeros or factors, the number of groups in a row, and compile-time facts: the columns
+    of a group, the kind of the codes, and which of "zeros" and "factors" there are ("" = neither)."""
 
     scales: Any
     beside: Any
@@ -35,7 +34,7 @@ class _Scales(NamedTuple):
 
 @gluon.constexpr_function
 def _scales_of_step(inner, group):
-    """Return how many scales the columns of a step have for each output, each for the same number of columns."""
+    """Return how many scales each output has in one step. Each scale covers the same number of columns."""
     return max(inner // (group & -group), 1)
 
 
@@ -63,7 +62,7 @@ def _sums_layout(rows):
 
 @gluon.jit
 def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
-    """Return the products of a group of warps in a program's steps, [outputs, rows] float32."""
+    """Return the sums of a warp group over a program's steps, [outputs, rows] float32."""
     scales, beside, groups = operands.scales, operands.beside, operands.groups
     SIZE: gl.constexpr = operands.size
     KIND: gl.constexpr = operands.kind
@@ -84,7 +83,7 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
     layout: gl.constexpr = _sums_layout(ROWS)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     acc = gl.zeros([OUTPUTS, ROWS], gl.float32, layout)
-    # Scales are loaded a step early, as their loads are not in the background.
+    # Scales are loaded one step early, because their loads are not asynchronous.
     scale, zero = _load_scales(scales, beside, w_row, place.first * INNER + column, groups, SIZE, BESIDE)
     if BESIDE == "factors":
         factor = (gl.load(beside + w_row) * 8.507059173023462e37).expand_dims(1)  # 2 ** 126
@@ -97,7 +96,7 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
         if BESIDE == "factors":
             zero = factor
         numbers = numbers_of(codes.load(words), scale, zero, tiles.x.dtype, KIND, BESIDE)
-        # Every thread has these numbers already.
+        # Each thread already has the elements of this layout, so nothing moves.
         numbers = gl.convert_layout(numbers, operand, assert_trivial=True)
         x = tiles.x.index(stage).permute((1, 0))
         if ROWS == 8:
@@ -113,7 +112,7 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
 
 
 def has_hopper_kernel(weight: GroupedWeight, dtype: torch.dtype) -> bool:
-    """Whether the products of inputs with a weight are computed here. dtype: of the inputs."""
+    """Whether this module computes products with a weight. dtype: of the inputs."""
     kinds = {"int4": (torch.bfloat16, torch.float16), "e2m1": (torch.bfloat16,)}
     # The kernel multiplies scales of e2m1 with 2 ** 126, which those above 2 are too large for.
     small = weight.scales.dtype in (torch.uint8, torch.int16)

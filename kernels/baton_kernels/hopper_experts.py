@@ -1,7 +1,7 @@
-"""Layers of experts on Hopper, with weights of any format that hopper_products.py multiplies.
+"""MoE layers on Hopper, with weights of any format that hopper_products.py multiplies.
 
-The rows of a block lie one after another, so that the copy engine fetches them: they are gathered before the first
-product, whose results keep their order.
+TMA can only fetch consecutive rows, so the rows of tokens are gathered in the order of the groups before the first
+product. The results of the first product keep this order.
 """
 
 import torch
@@ -23,7 +23,7 @@ Experts = ExpertWeights | QuantizedExperts
 
 
 def fits_hopper_experts(held: Experts, dtype: torch.dtype) -> bool:
-    """Whether hopper_experts computes a layer of experts. dtype: of tokens."""
+    """Whether hopper_experts can compute a layer of experts. dtype: of the hidden states."""
     weights = held.gate_up, held.down
     if isinstance(held.gate_up, GroupedWeight):
         return has_hopper_kernel(held.gate_up, dtype)
@@ -34,14 +34,14 @@ def fits_hopper_experts(held: Experts, dtype: torch.dtype) -> bool:
 
 
 def candidates(held: Experts, tokens: int, layer: ExpertLayer) -> list[ExpertsConfig]:
-    """Return what is worth measuring where fits_hopper_experts; what is fastest most often comes first."""
+    """Return the configurations to measure where fits_hopper_experts, those that are fastest most often first."""
     return hopper_experts_candidates(_operands(held), tokens, layer)
 
 
 def hopper_experts(
     x: torch.Tensor, held: Experts, groups: PairGroups, results: torch.Tensor, count: int, config: ExpertsConfig
 ) -> None:
-    """Store the results of pairs, [pairs, hidden], where fits_hopper_experts. count: experts of a token."""
+    """Compute the results of pairs, [pairs, hidden], where fits_hopper_experts. count: experts of a token."""
     gate_up, down = held.gate_up, held.down
     outputs = (gate_up if isinstance(gate_up, torch.Tensor) else gate_up.codes).shape[1]
     inner = x.new_empty(len(groups.order), outputs // 2)
@@ -63,8 +63,8 @@ def _product(
     rows: RowFormat | None,
     count: int,
 ) -> None:
-    """Multiply rows with the weights of the experts of their pairs. count: experts of a token, if x has tokens, whose
-    products have gates; 0 = the rows of x have the order of the groups."""
+    """Multiply rows with the weights of the experts of their pairs. count: experts of a token, if the rows of x are
+    tokens, for the gated product; 0 = the rows of x are in the order of the groups."""
     if isinstance(weight, ScaledWeight):
         assert rows is not None
         hopper_scaled(quantize_pairs(x, pairs.groups, rows, count), weight, bias, count > 0, config, out, pairs)

@@ -1,7 +1,7 @@
 """Products with weights of 16 bits, and of 8 bits with scales, for Hopper.
 
-The tensor cores take rows and weights from where the copy engine puts them. Where a step has scales of its own, its
-sums are multiplied by them while the tensor cores work for another group of warps or another program.
+The tensor cores read rows and weights from the shared memory to which TMA copies them. Where each step has its own
+scales, its sums are multiplied by them while the tensor cores work for the other warp group or another program.
 """
 
 from typing import Any, NamedTuple
@@ -17,18 +17,18 @@ from .overlap import wait_for_inputs
 from .reference.quantize import QuantizedRows
 from .reference.scaled_linear import ScaledWeight
 
-# With more rows, sums of FP8 stay in the tensor cores, which keep fewer bits of them than float32 has.
+# With more rows, FP8 sums stay in the tensor cores, which keep fewer bits than float32.
 _FEW_ROWS = gl.constexpr(64)
-# How many columns may share a scale: those of a step.
+# The numbers of columns that may share a scale. Such a group of columns is one step.
 _COLUMNS = (64, 128, 256)
 
 
 class _Scales(NamedTuple):
-    """The scales of rows and of the weight; zeros of rows, and the sums that they are multiplied by.
+    """The scales of rows and of the weight; the zeros of rows, and the weight's sums, by which zeros are multiplied.
 
-    row_stride and group_stride: between the scales of rows and of groups of columns. groups: of columns. scale_rows:
-    scales that the outputs of an expert have in each group. Known when the kernel is compiled: how many outputs share a
-    scale, whether each step has scales of its own, and whether there are zeros.
+    row_stride, group_stride: the distances between the scales of rows, and of groups of columns. groups: the number of
+    groups. scale_rows: how many scales an expert's outputs have per group. Compile-time facts: how many outputs share a
+    scale, whether each step has its own scales (tiled), and whether there are zeros.
     """
 
     x: Any
@@ -52,7 +52,7 @@ def _sums_layout(dtype, rows):
 
 @gluon.jit
 def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
-    """Return the sums of a group of warps in a program's steps, [outputs, rows] float32, or int32 of integers."""
+    """Return the sums of a warp group over a program's steps, [outputs, rows]: float32, or int32 for integers."""
     STAGES: gl.constexpr = tiles.x.shape[0]
     ROWS: gl.constexpr = tiles.x.shape[1]
     OUTPUTS: gl.constexpr = tiles.weight.shape[1] // FLAGS.groups
@@ -63,7 +63,7 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
         mbarrier.wait(tiles.full.index(stage), at // STAGES & 1)
         weight = tiles.weight.index(stage).slice(GROUP * OUTPUTS, OUTPUTS, 0)
         acc = warpgroup_mma(weight, tiles.x.index(stage).permute((1, 0)), acc, is_async=True)
-        # The product of the step before has ended, so that its tiles may be overwritten.
+        # The product of the previous step has ended, so its tiles may be overwritten.
         acc = warpgroup_mma_wait(num_outstanding=1, deps=[acc])
         mbarrier.arrive(tiles.empty.index(gl.maximum(at - 1, 0) % STAGES), count=1, pred=at > 0)
     return warpgroup_mma_wait(num_outstanding=0, deps=[acc])
@@ -74,16 +74,16 @@ def _row_scales(scales, place, group, row, EXPERTS: gl.constexpr):
     """Return the scales of rows for a group of columns. row: places in the program's tile."""
     at = scales.x + (group * scales.group_stride + place.row.to(gl.int64) * scales.row_stride) + row * scales.row_stride
     if EXPERTS:
-        # Blocks of rows are full. Without a mask, two scales beside each other are loaded at once.
+        # Blocks of rows are full, so no mask is needed. Without one, two adjacent scales are loaded at once.
         return gl.load(at)
     return gl.load(at, mask=row < place.rows - place.row, other=0.0)
 
 
 @gluon.jit
 def _multiply_each(GROUP: gl.constexpr, scales, tiles, place, w_at, row, FLAGS: gl.constexpr):
-    """As _multiply, but sums of a step are added up in float32, with scales of the step where it has them.
+    """As _multiply, but accumulate the sums of each step in float32, times the scales of the step if it has its own.
 
-    w_at: pointers to the first scales of outputs. row: places in the program's tile.
+    w_at: pointers to the first scales of outputs. row: indices of rows in the program's tile.
     """
     STAGES: gl.constexpr = tiles.x.shape[0]
     ROWS: gl.constexpr = tiles.x.shape[1]
@@ -110,7 +110,7 @@ def _multiply_each(GROUP: gl.constexpr, scales, tiles, place, w_at, row, FLAGS: 
 
 @gluon.jit
 def _multiply_scaled(GROUP: gl.constexpr, scales, tiles, place, FLAGS: gl.constexpr):
-    """Return the products of a group of warps in a program's steps, [outputs, rows] float32."""
+    """Return the scaled sums of a warp group over a program's steps, [outputs, rows] float32."""
     ROWS: gl.constexpr = tiles.x.shape[1]
     OUTPUTS: gl.constexpr = tiles.weight.shape[1] // FLAGS.groups
     PER_SCALE: gl.constexpr = scales.outputs_per_scale
@@ -125,7 +125,7 @@ def _multiply_scaled(GROUP: gl.constexpr, scales, tiles, place, FLAGS: gl.conste
         acc = _multiply_each(GROUP, scales, tiles, place, w_at, row, FLAGS)
     else:
         acc = _multiply(GROUP, (), tiles, place, FLAGS)
-    # A part without steps has not waited for the kernel that writes the scales.
+    # A part without steps has not yet waited for the kernel that writes the scales.
     wait_for_inputs(True)
     if scales.has_zeros and place.first == 0:
         zero = gl.load(scales.zeros + place.row + row, mask=row < place.rows - place.row, other=0)
@@ -137,7 +137,7 @@ def _multiply_scaled(GROUP: gl.constexpr, scales, tiles, place, FLAGS: gl.conste
 
 
 def fits_hopper(weight: torch.Tensor) -> bool:
-    """Whether hopper_numbers multiplies rows of the same type with a weight. Rows of both begin where 16 bytes do."""
+    """Whether hopper_numbers can multiply rows of the same type with a weight: TMA needs rows aligned to 16 bytes."""
     return weight.dtype in (torch.bfloat16, torch.float16) and weight.shape[-1] % 8 == 0 and is_hopper(weight.device)
 
 
@@ -155,7 +155,7 @@ def hopper_numbers(
 
 
 def fits_hopper_scaled(weight: ScaledWeight) -> bool:
-    """Whether hopper_scaled multiplies rows with a weight."""
+    """Whether hopper_scaled can multiply rows with a weight."""
     inner, device = weight.codes.shape[-1], weight.codes.device
     return inner % 16 == 0 and (weight.tile[1] >= inner or weight.tile[1] in _COLUMNS) and is_hopper(device)
 

@@ -1,11 +1,11 @@
-"""The attention of prefill_attention.py for 16 bits on Hopper, with the roles of warps written out.
+"""The attention of prefill_attention.py for 16 bits on Hopper, warp-specialized.
 
-FlashAttention-3 (Shah et al., 2024) over block tables. One warp lets the copy engine fetch tiles of keys and values,
-block by block. Two groups of four warps have 64 queries each: while the tensor cores compute the scores of one tile and
-add up the values of the tile before, the group computes weights, and the two groups take turns at the tensor cores.
-Tiles are computed from the newest keys to the oldest, so that those with a mask come first. There is one program for
-each multiprocessor, which computes several tiles of queries one after another: keys for the next one are fetched while
-the results of the last one are written.
+FlashAttention-3 (Shah et al., 2024) over block tables. One warp issues TMA loads of keys and values, block by block.
+Two warp groups have 64 queries each. While the tensor cores compute the scores of one tile and add up the values of the
+tile before it, the group computes softmax weights. The two groups take turns at the tensor cores. Tiles are computed
+from the newest keys to the oldest, so that those with a mask come first. There is one program for each multiprocessor,
+which computes several tiles of queries one after another: keys for the next one are fetched while the results of the
+last one are written.
 """
 
 from functools import cache
@@ -35,8 +35,8 @@ _STAGES = gl.constexpr(2)  # tiles of keys, and of values, that are fetched ahea
 def _row_of(key, table, end, oldest, cache_rows, PAGE: gl.constexpr):
     """Return the row of the cache at which the block of a key begins.
 
-    Blocks that no query sees may hold anything, and the table need not have them. Their row is beyond the cache, so the
-    copy engine fills the tile with zeros instead.
+    Blocks that no query sees may hold anything, and the table need not have them. For these the row is beyond the
+    cache, so that TMA fills the tile with zeros.
     """
     seen = (key < end) & (key + PAGE > oldest)
     return gl.where(seen, gl.load(table + key // PAGE, mask=seen, other=0) * PAGE, cache_rows)
@@ -57,7 +57,7 @@ def _fetch_tile(cache, tiles, full, empty, at, first_row, last_row, column, PAGE
 
 @gluon.jit
 def _rounds(items):
-    """Return how many tiles of queries this program has. items: of all programs."""
+    """Return how many tiles of queries this program computes. items: the tiles of all programs."""
     programs = gl.num_programs(0)
     full = items // programs
     return full + (_item(full) < items).to(gl.int32)
@@ -65,8 +65,8 @@ def _rounds(items):
 
 @gluon.jit
 def _item(round):
-    """Return which of all tiles this program has in a round. Tiles become shorter, so every other round goes backwards:
-    else the first programs would have more to do than the last ones."""
+    """Return the tile that this program computes in a round. Tiles become shorter, so every other round goes backwards;
+    otherwise the first programs would have more work than the last ones."""
     programs, program = gl.num_programs(0), gl.program_id(0)
     return round * programs + gl.where(round % 2 == 0, program, programs - 1 - program)
 
@@ -79,15 +79,15 @@ def _oldest_key(position, WINDOW: gl.constexpr, CHUNKED: gl.constexpr):
 
 @gluon.jit
 def _facts(item, where, HEADS: gl.constexpr, BLOCK_KEYS: gl.constexpr, WINDOW: gl.constexpr, CHUNKED: gl.constexpr):
-    """Return of a tile of queries: its head, sequence, first row, and the sequence's last row and length; the keys
-    [begin, end) to fetch, of which [inner, middle) need no mask; and the oldest key that a query sees."""
+    """Return the facts of a tile of queries: its head, sequence and first row, the sequence's last row and length, the
+    keys [begin, end) to fetch, of which [inner, middle) need no mask, and the oldest key that a query sees."""
     tile_sequences, tile_starts, starts, lengths, tiles = where
     tile = tiles - 1 - item // HEADS
     sequence = gl.load(tile_sequences + tile)
     first_row = gl.load(tile_starts + tile)
     end_row = gl.load(starts + sequence + 1)
     length = gl.load(lengths + sequence)
-    # The queries are the sequence's last tokens. A tile of a graph that a step does not need has none, and takes a key.
+    # The queries are the sequence's last tokens. An unused tile of a CUDA graph has no queries and reads one key.
     lowest = length - end_row + first_row
     end = gl.maximum(gl.minimum(lowest + 2 * _GROUP_QUERIES, length), 1)
     middle = (lowest + 1) // BLOCK_KEYS * BLOCK_KEYS
@@ -106,7 +106,7 @@ def _fetch(
     keys, values, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, tables, table_stride, cache_rows, where,
     sizes: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Fetch the keys and values of all tiles of queries of this program, of each the last ones first."""
+    """Fetch the keys and values for all tiles of queries of this program, the newest keys of each tile first."""
     HEADS: gl.constexpr = sizes[0]
     DIM: gl.constexpr = sizes[1]
     BLOCK_KEYS: gl.constexpr = sizes[3]
@@ -163,7 +163,7 @@ def _weights_of(
 def _clean(tile, first, oldest, end, BLOCK_KEYS: gl.constexpr, BLOCK_DIM: gl.constexpr):
     """Replace the values of keys that no query sees by 0: they may be NaN, and 0 * NaN is NaN.
 
-    Both groups do so on their own, with the same result, so neither waits for the other.
+    Both groups do so independently, with the same result, so neither waits for the other.
     """
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     key = first + gl.arange(0, BLOCK_KEYS, layout=gl.SliceLayout(1, layout))
@@ -181,8 +181,9 @@ def _attend_tiles(
     """Compute the weights of tiles [first_at, end_at), in the order in which they are fetched, and add up the values of
     the tile before each.
 
-    weights: those of tile first_at - 1, as an operand of a product. before, turns: the tiles that the program fetched,
-    and the turns that the group had, for earlier queries. Returns acc, peak, total and the weights of the last tile.
+    weights: those of tile first_at - 1, as an operand of a product. before, turns: how many tiles the program has
+    fetched, and how many turns the group has had, for earlier queries. Returns acc, peak, total and the weights of the
+    last tile.
     """
     for at in range(first_at, end_at):
         now = before + at
@@ -266,7 +267,8 @@ def _attend(first, q_tile, my_turn, other_turn, shared, where, sizes: gl.constex
         _clean(v_tiles.index(stage), newest, oldest, end, BLOCK_KEYS, BLOCK_DIM)
         acc = gl.zeros([_GROUP_QUERIES, BLOCK_DIM], gl.float32, acc_layout)
         weights = gl.convert_layout(weights.to(q.dtype.element_ty), operand)
-        # In the order in which tiles are fetched: some with a mask, those without, and, with a window, some with one.
+        # Tiles in the order in which they are fetched: some with a mask, those without, and, with a window, more with
+        # one.
         unmasked = gl.maximum(count - gl.cdiv(gl.maximum(middle - begin, 0), BLOCK_KEYS), 1)
         masked = count
         if WINDOW > 0:
@@ -298,7 +300,7 @@ def _attend(first, q_tile, my_turn, other_turn, shared, where, sizes: gl.constex
         mbarrier.arrive(v_empty.index(last), count=1)
         total = gl.convert_layout(total, gl.SliceLayout(1, acc_layout))
         total = gl.where(total == 0.0, 1.0, total)
-        # Results go through the memory of the queries, so that each thread writes numbers that follow each other.
+        # Results go through the shared memory of the queries, so that each thread writes consecutive elements.
         q_tile.store((acc / total[:, None]).to(out.dtype.element_ty))
         gl.store(out + at_q, q_tile.load(loaded), mask=inside)
 
@@ -375,7 +377,7 @@ def hopper_prefill(
     layout = gl.NVMMASharedLayout.get_default_for(block, kind)
     rows, width = keys.shape[0] * page, kv_heads * dim
     caches = [TensorDescriptor(cache, [rows, width], [width, 1], block, layout) for cache in (keys, values)]
-    # A program fills a multiprocessor. It fetches keys for its next queries while it computes the last ones.
+    # A program fills a multiprocessor, and fetches keys for its next queries while it computes the current ones.
     programs = min(heads * len(tiles[0]), _multiprocessors(q.device))
     _hopper_prefill_kernel[(programs,)](
         q, *caches, tables, lengths, starts, *tiles, q if variant.sinks is None else variant.sinks, out,

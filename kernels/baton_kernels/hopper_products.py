@@ -1,8 +1,8 @@
-"""Products with weights of any format on Hopper, with the roles of warps written out.
+"""A warp-specialized kernel for products with weights of any format on Hopper.
 
-One warp lets the copy engine fetch tiles of rows and of weights some steps ahead; before the preceding kernel ends, it
-fetches weights only. One or two groups of four warps multiply what has arrived, each with outputs of its own. How, the
-format of the weight decides: hopper_codes.py and hopper_numbers.py each give a function that does.
+One warp issues TMA loads of tiles of rows and weights, some steps ahead; before the preceding kernel ends, it loads
+only weights. One or two warp groups multiply the tiles that have arrived, each for its own outputs, with a function for
+the format of the weight, from hopper_codes.py or hopper_numbers.py.
 """
 
 import functools
@@ -24,18 +24,18 @@ from .parts import arrivals_of
 from .reference.activation import ExpertGate
 from .tile_order import tile_of
 
-# Shared memory of a multiprocessor, and what a program needs of it beside its tiles.
+# Shared memory of a multiprocessor, and the part of it that a program needs for its barriers.
 _MEMORY, _BARRIERS = 227 << 10, 2 << 10
 _REGISTERS = 65536  # of a multiprocessor
-_FETCHING_WARPS = 4  # for which registers are set aside, though only one works
-_FETCHING_REGISTERS = gl.constexpr(24)  # of a thread that fetches
-_MOST_REGISTERS = 168  # of each thread of 12 warps that have a multiprocessor alone, when they start
+_FETCHING_WARPS = 4  # warps that have registers for loading, though only one of them works
+_FETCHING_REGISTERS = gl.constexpr(24)  # of a thread of these warps
+_MOST_REGISTERS = 168  # of each thread at the start of a program of 12 warps that has a multiprocessor alone
 
 
 class Flags(NamedTuple):
-    """What is known of a product when its kernel is compiled. groups: of warps that multiply. experts: rows are pairs.
-    ordered: results go to the rows that an order names. parted: sums are cut into parts. gate, alpha and limit: of
-    the gate."""
+    """The compile-time facts of a product. groups: the number of warp groups that multiply. experts: rows are pairs.
+    ordered: results go to the rows that an order names. parted: sums are cut into parts (split-K). gate, alpha, limit:
+    the activation of the gate and its parameters."""
 
     groups: int
     gated: bool
@@ -49,9 +49,9 @@ class Flags(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The rows of a product of experts: pairs in the order of groups. Each block of rows is multiplied with the weight
-    of its expert, which has experts as its first dimension, as the bias has. ordered: results go to the rows that
-    groups.order names; others keep the order of the groups. gate: as in QuantizedExperts."""
+    """The rows of a product with the weights of experts: pairs in the order of groups. Each block of rows is multiplied
+    with the weight of its expert; weight and bias have the expert as their first dimension. ordered: results go to the
+    rows that groups.order names, otherwise they keep the order of the groups. gate: as in QuantizedExperts."""
 
     groups: PairGroups
     ordered: bool = False
@@ -60,7 +60,7 @@ class Pairs(NamedTuple):
 
 class Tiles(NamedTuple):
     """Shared memory: tiles of rows [stages, rows, columns] and of the weight [stages, outputs, columns or words], and
-    the barriers that tell when a stage is full and when it is empty."""
+    the barriers that signal that a stage is full or empty."""
 
     x: Any
     weight: Any
@@ -69,7 +69,7 @@ class Tiles(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What the results need beside the sums."""
+    """The tensors for storing results. order: of the rows. partial, arrivals: as in add_parts of parts.py."""
 
     bias: Any
     order: Any
@@ -79,8 +79,9 @@ class Results(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a program's tile is. row and output: the first ones. rows and outputs: of the whole product. base: the
-    row of the weight that the first output has. expert: whose weights these are. first and steps: of this part."""
+    """The tile of a program. row, output: its first ones. rows, outputs: of the whole product. base: the weight's row
+    for output 0. expert: the index of the expert. first, steps: the first step of this part, and the number of
+    steps."""
 
     row: Any
     rows: Any
@@ -96,8 +97,8 @@ class Place(NamedTuple):
 
 @gluon.jit
 def _fetch_weight(weight, tile, barrier, column, row, up_row, GATED: gl.constexpr):
-    """Fetch the weights of one step, of outputs from `row` on. With gates, each group of warps has those of some gates,
-    and of as many ups, the first of which is up_row."""
+    """Fetch the weights of one step, for outputs from `row` on. With GATED, each warp group gets the rows of some gates
+    and of as many ups; the first up is at up_row."""
     rows: gl.constexpr = weight.block_type.shape[0]
     kinds: gl.constexpr = 2 if GATED else 1
     for group in gl.static_range(tile.shape[0] // rows // kinds):
@@ -139,8 +140,8 @@ def _fetch(x, weight, tiles, place, GATED: gl.constexpr):
 
 @gluon.jit
 def outputs_of(inside, GROUP: gl.constexpr, OUTPUTS: gl.constexpr, place, GATED: gl.constexpr):
-    """Return the outputs of an expert for places `inside` the OUTPUTS of a group of warps. With gates the second half
-    of the places are ups. Places beyond the last output have that one; their results are not stored."""
+    """Return an expert's outputs by their indices `inside` the OUTPUTS of a warp group. With GATED the second half of
+    the indices are ups. Indices beyond the last output get the last output; their results are not stored."""
     half: gl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
     output = gl.minimum(place.output + GROUP * half + inside % half, place.outputs - 1)
     return output + inside // half * place.outputs
@@ -174,7 +175,7 @@ def _gated(acc, DTYPE: gl.constexpr, FLAGS: gl.constexpr):
     half: gl.constexpr = acc.shape[0] // 2
     rows: gl.constexpr = acc.shape[1]
     pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [32, 1, 1], [1, 4, 1], [2, 0, 1])
-    # Both are rounded to the output's type before anything else is done with them, which halves what is exchanged.
+    # Rounding both to the output's type first halves the bytes that threads exchange.
     both = acc.to(DTYPE).reshape([2, half, rows]).permute((1, 2, 0))
     gate, up = gl.split(gl.convert_layout(both, pairs))
     GATE: gl.constexpr = FLAGS.gate
@@ -184,7 +185,7 @@ def _gated(acc, DTYPE: gl.constexpr, FLAGS: gl.constexpr):
 
 @gluon.jit
 def _store(acc, results, place, GROUP: gl.constexpr, FLAGS: gl.constexpr):
-    """Store the results of a group's sums [outputs, rows]."""
+    """Store the results for a warp group's sums [outputs, rows]."""
     OUTPUTS: gl.constexpr = acc.shape[0]
     half: gl.constexpr = OUTPUTS // 2 if FLAGS.gated else OUTPUTS
     out = results.out
@@ -211,9 +212,9 @@ def _store(acc, results, place, GROUP: gl.constexpr, FLAGS: gl.constexpr):
 
 @gluon.jit
 def _compute(GROUP: gl.constexpr, MULTIPLY: gl.constexpr, operands, tiles, results, place, FLAGS: gl.constexpr):
-    """Compute what one of the groups of warps has of a tile, and store it once all parts are added up."""
+    """Compute a warp group's outputs of a tile, and store them once all parts are added up."""
     acc = MULTIPLY(GROUP, operands, tiles, place, FLAGS)
-    # A part without steps has not waited for any input.
+    # A part without steps has not yet waited for any input.
     wait_for_inputs(True)
     last = True
     if FLAGS.parted:
@@ -251,7 +252,7 @@ def _hopper_kernel(
     if FLAGS.experts:
         wait_for_inputs(True)
         expert = gl.load(block_experts + row_tile)
-        # Blocks that are not used have nothing to compute and to store.
+        # Unused blocks compute and store nothing.
         steps = gl.where(expert < 0, 0, steps)
         rows = gl.where(expert < 0, 0, rows)
         expert = gl.maximum(expert, 0)
@@ -303,10 +304,10 @@ def hopper_product(
 ) -> torch.Tensor:
     """Store the product of rows with a weight in out, [rows, outputs], and return it. All tensors are contiguous.
 
-    x: [rows, inputs]. weight: [outputs, columns] numbers, or words of several. multiply: a function of Gluon that
-    returns the sums of a group of warps, [outputs, rows] float32; it gets the number of the group, the operands, Tiles,
-    Place and Flags. gated: the first half of the outputs are gates, and `out` has as many columns. pairs: None = the
-    rows and the weight are no experts'.
+    x: [rows, inputs]. weight: [outputs, columns], elements or words of several codes. multiply: a Gluon function that
+    returns the sums of a warp group, [outputs, rows] float32; it gets the number of the group, the operands, Tiles,
+    Place and Flags. gated: the first half of the outputs are gates, and `out` has as many columns. pairs: None = a
+    dense layer.
     """
     rows, inner = x.shape
     outputs = weight.shape[-2] // (2 if gated else 1)
@@ -344,8 +345,8 @@ def _described(tensor: torch.Tensor, block: list[int]) -> TensorDescriptor:
 
 @functools.cache
 def _registers(config: LinearConfig, stage: int) -> dict[str, int]:
-    """Return the registers of a thread that computes, and the launch option that lets as many programs share a
-    multiprocessor as its memory has room for. stage: bytes of one."""
+    """Return the registers of a thread that multiplies, and the launch option that lets as many programs share a
+    multiprocessor as fit into its shared memory. stage: bytes of one stage."""
     programs = min(_MEMORY // (stage * config.num_stages + _BARRIERS), 3 if config.num_warps == 4 else 2)
     sums = config.block_rows * config.block_outputs // (32 * config.num_warps)
     warps = config.num_warps + _FETCHING_WARPS

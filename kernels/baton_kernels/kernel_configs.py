@@ -12,7 +12,8 @@ class Product(NamedTuple):
 
 
 class ExpertLayer(NamedTuple):
-    """A layer of experts. used: how many a token uses. hidden: elements of a token. size: hidden units of an expert."""
+    """A layer of experts. used: experts per token. hidden: elements of a hidden state. size: hidden units of an
+    expert."""
 
     used: int
     experts: int
@@ -22,8 +23,8 @@ class ExpertLayer(NamedTuple):
 
 class LinearConfig(NamedTuple):
     """A configuration of the kernels in linear.py, scaled_linear.py, grouped_linear.py and hopper_products.py.
-    block_rows 1 selects the one-row kernel. splits: parts of the inner dimension. hopper: the kernel in
-    hopper_products.py computes it, in which a tile of outputs has gates and ups."""
+    block_rows 1 selects the one-row kernel. splits: parts of the inner dimension. hopper: use the kernel in
+    hopper_products.py, whose tiles of outputs contain both gates and ups."""
 
     block_rows: int
     block_outputs: int

@@ -1,9 +1,9 @@
 """Absorbed latent attention of a few new tokens per sequence over the paged cache (reference/latent.py).
 
-A tile of latents is read once and is both the keys and the values of all query heads, which form the rows of a tile.
-Sequences are cut into parts (decode_parts.py), which run in parallel, and a second kernel joins their softmaxes, as in
-Flash-Decoding (Dao et al., 2023). Several tokens of a sequence may share a tile: a group of queries, which are the last
-tokens of the group's length.
+A tile of latents is read once and serves as keys and values of all query heads, which form the rows of a tile.
+Sequences are cut into parts (decode_parts.py), which run in parallel, and a second kernel merges their softmaxes, as in
+Flash-Decoding (Dao et al., 2023). Several consecutive queries of a sequence may share a tile and then form a group. The
+length of a group counts the tokens up to its last query.
 """
 
 import torch
@@ -13,11 +13,11 @@ import triton.language as tl
 from .decode_parts import TILE_KEYS, DecodeParts
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
-# Rows of the tallest tile in 16 bits. 128 heads make two programs, which share the latents in the L2 cache.
+# The most rows of a tile in 16 bits. For 128 heads there are two programs, which share the latents in the L2 cache.
 _MOST_ROWS = 64
-# Rows of a tile in float32, whose products need registers for whole rows.
+# The rows of a tile in float32. Its products need registers for whole rows.
 _WIDE_ROWS = 16
-# In steps of at most so many groups, each program of the second kernel joins the parts of one head, otherwise of all.
+# In steps of at most this many groups, a program of the second kernel merges the parts of one head, otherwise of all.
 _FEW_GROUPS = 64
 _JOIN_COLUMNS = 128
 _JOIN_PARTS = 8
@@ -184,7 +184,7 @@ def latent_decode(
     q: [T, heads, rank + rope_dim]. latents: [blocks, block_size, 1, rank + rope_dim]. Both are contiguous. tables:
     [rows, most blocks] int32. parts: the parts of the groups; they hold the length of each group and its row of tables.
     tokens: the most queries of a group. firsts: [groups + 1] int32, the first query of each group; None = each has one.
-    keys: of a tile, which divide TILE_KEYS; these and what follows are chosen when 0.
+    keys: the keys of a tile, a divisor of TILE_KEYS. 0 = choose this and the arguments after it.
     """
     total, heads, width = q.shape
     groups, slots = parts.spans.shape[1], parts.plan.shape[1]

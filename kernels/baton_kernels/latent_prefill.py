@@ -1,8 +1,8 @@
 """Expanded latent attention of chunks of new tokens (reference/latent.py).
 
 The latents of a sequence are gathered from its blocks, a matrix product expands them to the keys and values of some
-heads, and the kernel here attends over these: FlashAttention (Dao, 2023) with keys in two parts, of which all heads
-share the rotated one, so that it is never copied. Where the sizes allow it the GPU's copy engine fetches the tiles.
+heads, and the kernel here attends over these: FlashAttention (Dao, 2023) with keys in two parts. All heads share the
+rotated part, so it is never copied. Where the sizes allow it, TMA loads the tiles.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """Matrix products of a few rows with a large weight, which take as long as reading the weight once.
 
-There are two kernels. For one row, each program multiplies the weights of a few outputs elementwise and sums. It may
-compute the RMSNorm of the row, too. For more rows, tiles go through the tensor cores; the inner dimension is cut into
-parts where there would be too few programs.
+There are two kernels. For one row, each program multiplies the weights of a few outputs elementwise and adds up the
+products. It may also compute the RMSNorm of the row. For more rows, tiles go through the tensor cores; the inner
+dimension is cut into parts where there would be too few programs.
 """
 
 import torch
@@ -23,7 +23,7 @@ from .unmeasured_products import random_rows, watch
 
 @triton.jit
 def _values(x, residual, total, at, known, ADD: tl.constexpr):
-    """Return a part of a row in float32. ADD: it is the sum of x and the residual, which one program stores."""
+    """Return a part of a row in float32. ADD: the row is the sum of x and the residual, which one program stores."""
     values = tl.load(x + at, mask=known, other=0.0)
     if ADD:
         added = values.to(tl.float32) + tl.load(residual + at, mask=known, other=0.0)
@@ -69,7 +69,7 @@ def _one_row_kernel(
         acc += w.to(tl.float32) * values[None, :]
         if GATED:
             acc_up += tl.load(up_at + first, mask=real & known[None, :], other=0.0).to(tl.float32) * values[None, :]
-    # A norm's scale is one factor of all results, so that no product waits for the sum of squares.
+    # The norm's scale is applied to the results, so that no product waits for the sum of squares.
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares) / INNER + eps)
@@ -220,7 +220,7 @@ def by_cublas(
     gate: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute linear_reference by a product of torch."""
+    """Compute linear_reference with torch's product (cuBLAS)."""
     if gate is not None:
         result = gate_mul(torch.nn.functional.linear(x, weight, bias), gate)
         return result if out is None else out.copy_(result)

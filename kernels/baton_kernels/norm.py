@@ -1,7 +1,7 @@
 """RMSNorm, alone, together with the residual addition before it, and with the rounding to 8 bits after it (Zhang and
 Sennrich, 2019).
 
-x may be a norm that is not computed yet. One kernel then computes both.
+x may be a norm that is not computed yet (PendingNorm). One kernel then computes both norms.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ from .quantize import fits_a_row, quantize_rows, rounded_rows, store_rounded
 from .reference.norm import PendingNorm, sum_of
 from .reference.quantize import QuantizedRows, RowFormat
 
-# Kernels after a norm compute it themselves for up to so many rows; 0 = never. Each program of such a kernel reads the
-# rows again.
+# For up to this many rows, the kernel after a norm computes it; 0 = never. Each program of such a kernel reads the rows
+# again.
 MOST_NORMED_ROWS = 1
 
 
@@ -85,7 +85,7 @@ def _quantize_norm_kernel(
 
 
 def _rows(x: torch.Tensor | PendingNorm) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Return the rows of which _normed computes the norm, or first that of x, and its arguments for the first norm."""
+    """Return the rows for _normed, and its arguments for a first norm, whose result is then normed again."""
     if isinstance(x, PendingNorm):
         return x.x, {"first": x.weight, "first_eps": x.eps, "FIRST": True}
     return x, {"first": x, "first_eps": 0.0, "FIRST": False}
@@ -121,7 +121,7 @@ def pending_norm(
     """Compute pending_norm_reference. Memory as in add_rms_norm."""
     if isinstance(x, PendingNorm) or len(x) > MOST_NORMED_ROWS or x.shape[1] > most:
         return norm_at_once(x, residual, weight, eps, most)
-    # All programs of a kernel read the residual, so that the sum needs memory of its own.
+    # All programs of the next kernel read the residual, so the sum needs separate memory.
     total = x if residual is None else x.new_empty(x.shape)
     return PendingNorm(x, residual, weight, eps, total), total
 
@@ -129,12 +129,12 @@ def pending_norm(
 def norm_at_once(
     x: torch.Tensor | PendingNorm, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute pending_norm_reference. No norm is left to another kernel. Memory as in add_rms_norm."""
+    """Compute pending_norm_reference without leaving a norm to another kernel. Memory as in add_rms_norm."""
     return add_rms_norm(x, residual, weight, eps), sum_of(x, residual)
 
 
 def computed(x: torch.Tensor | PendingNorm) -> torch.Tensor:
-    """Return rows as numbers, for a kernel that does not compute their norm."""
+    """Return rows, with their norm computed if it is pending, for a kernel that does not compute it."""
     return add_rms_norm(*x) if isinstance(x, PendingNorm) else x
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from .kernel_configs import LinearConfig
 
 LINE = tl.constexpr(128)  # bytes of a cache line
-# Bytes of weights that all programs of a kernel together fetch ahead. The memory delivers them while the small kernels
+# Bytes of weights that all programs of a kernel together prefetch. The memory delivers them while the small kernels
 # between two products run, and they take a part of the L2 cache.
 _AHEAD_BYTES = 8 << 20
 
@@ -48,12 +48,12 @@ def prefetch(pointers):
 def lines_ahead(outputs: int, row_bytes: int, gated: bool, config: LinearConfig, device: torch.device) -> int:
     """Return how many cache lines of each row of weights a program of a product prefetches: a power of two, or none.
 
-    outputs: of the product. row_bytes: of an output's weights. gated: whether each output has the weights of a gate
-    and of an up.
+    outputs: of the product. row_bytes: the bytes of one output's weights. gated: each output has weights of a gate and
+    of an up.
     """
     if not overlap_options(device)["OVERLAP"]:
         return 0
-    # Of a product of few tokens, so that one compiled kernel serves every number of them.
+    # This is the number of programs for few tokens, so that one compiled kernel serves any number of tokens.
     programs = triton.cdiv(outputs, config.block_outputs) * config.splits
     # Others begin when these have ended.
     at_once = min(programs, 2 * torch.cuda.get_device_properties(device).multi_processor_count)

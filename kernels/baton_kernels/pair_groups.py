@@ -1,7 +1,7 @@
-"""Groups pairs by expert into blocks of rows, so that a product reads a tile of an expert's weights once for a block.
+"""Groups pairs by expert into blocks of rows, so that a product reads a tile of an expert's weights once per block.
 
-A pair is a token and one of its experts, numbered token * experts of a token + choice. Pairs of an expert keep their
-order, so that the groups of a step are the same in each run. Pairs whose expert is NOT_OWN are in no group.
+A pair is a token and one of its experts, with the number token * experts per token + choice. The pairs of an expert
+keep their order, so that groups are the same in each run. Pairs whose expert is NOT_OWN are in no group.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,8 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .size_class import size_class
 
-# Pairs that a program reads at a time. A program reads at most _PAIRS_OF_RANGE, as one that reads all pairs of a long
-# prompt would take longer than the products.
+# Pairs that a program reads at a time, and the most pairs that one program reads: reading all pairs of a long prompt
+# would take longer than the products.
 _PAIRS_AT_ONCE = 1024
 _PAIRS_OF_RANGE = 8192
 
@@ -97,7 +97,7 @@ def group_pairs(experts: torch.Tensor, num_experts: int, block_rows: int) -> Pai
     most = size_class(len(experts)) * experts.shape[1]
     chunk = min(max(triton.next_power_of_2(most), 32), _PAIRS_AT_ONCE)
     parts = triton.cdiv(pairs, _PAIRS_OF_RANGE)
-    # Few pairs are counted by each program itself, which takes less time than another kernel.
+    # If there are few pairs, each program counts all of them, which takes less time than another kernel.
     counted = most > _PAIRS_AT_ONCE
     counts = experts
     sizes = {"EXPERTS": num_experts, "CHUNK": chunk, "RANGE": _PAIRS_OF_RANGE}

@@ -1,4 +1,4 @@
-"""Rows of tokens in the order of groups, so that the rows of a block lie one after another (pair_groups.py)."""
+"""Copies the rows of tokens into the order of groups, so that the rows of a block are consecutive (pair_groups.py)."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from .reference.quantize import QuantizedRows, RowFormat
 
 @triton.jit
 def _pair_at(order, block_experts, place, ROWS: tl.constexpr):
-    """Return the pair at a place of the order, -1 = none. The order of blocks that are not used is not known."""
+    """Return the pair at a place of the order, -1 = none. The order is not initialized in unused blocks."""
     return tl.load(order + place, mask=tl.load(block_experts + place // ROWS) >= 0, other=-1)
 
 
@@ -32,7 +32,7 @@ def _gather_kernel(x, order, block_experts, out, pairs_per_row, SIZE: tl.constex
 def gather_rows(x: torch.Tensor, groups: PairGroups, pairs_per_row: int) -> torch.Tensor:
     """Return the row of x of each pair in the order of groups, [blocks * block_rows, size of a row].
 
-    pairs_per_row: how many pairs after each other belong to a row of x. Rows without a pair may hold anything.
+    pairs_per_row: how many consecutive pairs belong to a row of x. Rows without a pair are undefined.
     """
     places, size = len(groups.order), x.shape[1]
     out = x.new_empty(places, size)
@@ -74,8 +74,8 @@ def _quantize_kernel(
 def quantize_pairs(x: torch.Tensor, groups: PairGroups, form: RowFormat, pairs_per_row: int = 0) -> QuantizedRows:
     """Return the row of each pair in the order of groups as quantize_rows_reference rounds it.
 
-    pairs_per_row: as in gather_rows; 0 = the rows of x have that order already. The scales of a group of columns lie
-    beside each other. Rows without a pair may hold anything.
+    pairs_per_row: as in gather_rows; 0 = the rows of x have that order already. The scales of a group of columns are
+    contiguous. Rows without a pair are undefined.
     """
     places = len(groups.order)
     out = rounded_rows(places, x.shape[1], form, None, None, x.device, by_group=True)

@@ -1,4 +1,4 @@
-"""Sums of which several programs compute a part each: the program that finishes last adds them up."""
+"""Sums that several programs compute in parts (split-K). The program that finishes last adds up the parts."""
 
 import functools
 
@@ -39,5 +39,5 @@ def arrivals_of(device: torch.device) -> torch.Tensor:
 
 
 def parts_for(tiles: int, steps: int, programs: int = 264) -> int:
-    """Return into how many parts to cut sums of so many steps for some two programs on each processor of a GPU."""
+    """Return into how many parts to cut sums of `steps` steps to get about two programs per multiprocessor."""
     return max(min(programs // tiles, steps, 8), 1)

@@ -1,8 +1,8 @@
 """Causal attention of chunks of new tokens over the paged cache, which already holds the keys of these tokens.
 
 FlashAttention (Dao, 2023) over block tables: one program per tile of queries and head. Where a tile of keys is a whole
-block, the GPU's copy engine fetches it, which is a third faster. Codes of a cache in FP8 are multiplied as float16;
-their scales are factors of the scores and of the result.
+block, TMA loads it, which is a third faster. The codes of an FP8 cache are multiplied as float16; their scales are
+factors of the scores and of the result.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ def _attend(
     With WINDOW or CUT, a query may see none.
 
     oldest: position of the first key that any of the queries sees. gap_begin, gap: the first key that is left out, and
-    how many are; multiples of BLOCK_KEYS. These three are read with MASKED and WINDOW only.
+    the number of keys left out; multiples of BLOCK_KEYS. These three are read with MASKED and WINDOW only.
     WHOLE: keys and values are descriptors that load a whole block, from the block's first row and the head's column.
     """
     column = tl.arange(0, BLOCK_DIM)
@@ -81,7 +81,7 @@ def _attend(
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         if WHOLE:
-            # Columns beyond DIM belong to the next head. They only reach columns of acc that are not stored.
+            # Columns beyond DIM belong to the next head. They only affect columns of acc that are not stored.
             v = values.load([page_row, kv_head * HEAD_STRIDE])
             if CODES:
                 v = v.to(query.dtype)
@@ -162,7 +162,7 @@ def _prefill_kernel(
         middle = tl.maximum(middle, inner)
     end = highest
     if CUT:
-        # A part has whole tiles of keys, and of each of the ranges above what lies among them.
+        # A part has whole tiles of keys. Each of the ranges above is limited to them.
         count = tl.cdiv(highest - begin, BLOCK_KEYS)
         low = begin + part * count // parts * BLOCK_KEYS
         end = tl.minimum(begin + (part + 1) * count // parts * BLOCK_KEYS, highest)
@@ -204,7 +204,7 @@ def queries_per_tile(head_dim: int, element_size: int, shared_memory: int) -> in
     """
     if head_dim > 256 and element_size == 4:
         return 32
-    # Queries, and two tiles each of keys and of values. Heads of up to 128 keep their queries in registers instead.
+    # The queries, and two tiles each of keys and values. For heads of up to 128 the queries are in registers instead.
     needed = (128 + 4 * 64) * triton.next_power_of_2(head_dim) * element_size
     fits = head_dim <= 128 or (head_dim <= 256 and needed <= shared_memory)
     return 128 if element_size == 2 and fits else 64
@@ -245,19 +245,18 @@ def prefill_attention(
     """Compute paged_attention_reference for the sequences that have tiles; rows of other sequences are not written.
 
     tiles: the result of `prefill_tiles` for the same block_queries, as int32 on q's device. q and scales are
-    contiguous; keys and values, too, but their heads may be apart. tables, lengths and starts are int32. block_keys:
-    0 = as many as fit into shared memory, at most 64. cuts: of the result of `cut_tiles`, whose sequences and
-    rows are `tiles` then; None = no tile is cut.
-
-    uniform: the bits of a query's result do not depend on its tile, which is slower. Otherwise keys that a whole tile
-    sees take a path without a mask, in which the compiler rounds differently.
+    contiguous, keys and values except for gaps between heads. tables, lengths and starts are int32. block_keys: 0 =
+    as many as fit into shared memory, at most 64. cuts: from the result of `cut_tiles`, whose sequences and rows
+    are then `tiles`; None = no tile is cut. uniform: the bits of a query's result do not depend on its tile, which
+    is slower. Otherwise keys that a whole tile sees take a path without a mask, in which the compiler rounds
+    differently.
     """
     heads, dim = q.shape[1:]
     page, kv_heads = keys.shape[1:3]
     block_dim = triton.next_power_of_2(dim)
     if out is None:
         out = torch.empty_like(q)
-    # Of wider heads, two tiles each of keys and of values and the queries would not fit into shared memory.
+    # For wider heads, the queries and two tiles each of keys and values would not fit into shared memory.
     block_keys = block_keys or (64 if block_dim <= 256 else 64 // q.element_size())
     width = keys.stride(1)
     whole = page == block_keys and block_dim <= 256 and q.element_size() == 2 and width * keys.element_size() % 16 == 0

@@ -2,7 +2,7 @@
 
 Prefill attention runs one program per tile of queries and head. A short chunk of a long prompt has one tile, whose few
 programs would leave most of a device idle while the step waits for them. As in Flash-Decoding (Dao et al., 2023), such
-tiles are computed in parts, and a second kernel joins the softmaxes of the parts.
+tiles are computed in parts, and a second kernel merges the softmaxes of the parts.
 """
 
 import itertools
@@ -16,19 +16,19 @@ import triton.language as tl
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.paged_attention import oldest_key
 
-PROGRAMS = 264  # of the prefill kernel, which fill a device: two on each multiprocessor of an H200
-# Keys of a part, at least: its result is written and read once more in float32, which must not cost more than its keys.
+PROGRAMS = 264  # programs of the prefill kernel that fill a device: two on each multiprocessor of an H200
+# The least keys of a part: writing and reading its float32 result must not cost more than reading its keys.
 _LEAST_KEYS = 256
-_JOINED_ROWS = 16  # queries of a program that joins
+_JOINED_ROWS = 16  # queries of a program that merges parts
 
 
 @dataclass(frozen=True, slots=True)
 class TileCuts:
     """Which tiles of a step are parts.
 
-    tiles: [3, tiles] int32, each tile's index among the parts of its queries, the number of these parts, and where its
-    result goes among those of all parts; the last means nothing for a tile that is alone. joins: [tiles that are cut]
-    int32, the tile that is the first part. slots: the number of parts of the tiles that are cut.
+    tiles: [3, tiles] int32: each tile's index among the parts of its queries, the number of these parts, and the slot
+    of its result among those of all parts, which is undefined for a tile that is not cut. joins: [tiles that are cut]
+    int32, the index of the first part. slots: the number of parts of all tiles that are cut.
     """
 
     tiles: torch.Tensor
@@ -38,8 +38,8 @@ class TileCuts:
 
 @dataclass(frozen=True, slots=True)
 class CutPlan:
-    """The tiles of a step, of which some are parts. columns: sequences and rows of the tiles, then TileCuts.tiles row
-    by row and TileCuts.joins. slots: as in TileCuts."""
+    """The tiles of a step, some of which are cut. columns: sequences and rows of the tiles, then TileCuts.tiles row by
+    row and TileCuts.joins. slots: as in TileCuts."""
 
     columns: tuple[list[int], list[int], list[int], list[int]]
     slots: int
@@ -55,11 +55,11 @@ def cut_tiles(
     least: int = 2,
     chunked: bool = False,
 ) -> CutPlan | None:
-    """Return the step's tiles with those cut that have more than a program's share of the keys; None = no tile would
-    have as many as `least` parts.
+    """Cut the tiles of a step that have more than one program's share of the keys. Return None if no tile would have
+    `least` parts.
 
     tiles, starts: as `prefill_tiles` returns and takes them. lengths: of the sequences, in tokens. window,
-    chunked: as in AttentionVariant. capacity: the tiles that fill a device.
+    chunked: as in AttentionVariant. capacity: the number of tiles that fills a device.
     """
     seen = []
     for sequence, row in zip(*tiles, strict=True):
@@ -126,7 +126,7 @@ def join_parts(
     starts: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Join the results of parts into the rows of out, [T, heads, head_dim], that belong to tiles which are cut.
+    """Merge the results of parts into those rows of out, [T, heads, head_dim], whose tiles are cut.
 
     partial: [slots, queries of a tile, heads, head_dim] float32. logsums: [slots, queries of a tile, heads] float32,
     the logarithm to base 2 of each softmax's sum, -inf for queries that see no key of the part.

@@ -1,6 +1,6 @@
 """Rounds activations to 8 bits. One program computes the scales and the codes of one row.
 
-The kernels of norm.py and activation.py round their results with store_rounded, without storing them before.
+The kernels of norm.py and activation.py also use store_rounded, and so do not store their unrounded results.
 """
 
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from .e4m3 import round_e4m3
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 from .reference.quantize import E4M3_MOST, ZERO_SCALE, QuantizedRows, RowFormat
 
-# The longest row that a kernel rounds besides computing it: its values are all in registers.
+# The longest row that one kernel can compute and round, since all values of the row are in registers.
 _LONGEST = 32768
 
 
 @triton.jit
 def _divide(values, divisor):
-    """Divide float32 values, correctly rounded. A GPU's plain division may be off by the last bit."""
+    """Divide float32 values, correctly rounded. A GPU's plain division may be wrong in the last bit."""
     return tl.div_rn(values, tl.zeros_like(values) + divisor)
 
 
@@ -27,9 +27,9 @@ def _divide(values, divisor):
 def _quotients(values, scale, ON_GPU: tl.constexpr):
     """Return values [groups, group] divided by the scale of each group, correctly rounded.
 
-    On a GPU a reciprocal of the scale serves the whole group. Each quotient is then corrected twice by its remainder,
-    which makes it the nearest one (Markstein, "Computation of elementary functions on the IBM RISC System/6000
-    processor", 1990). Tiny scales are made larger, since their remainders would lose bits.
+    On a GPU the values of a group are multiplied by one reciprocal of the scale. Two corrections by the remainder then
+    give the correctly rounded quotient (Markstein, "Computation of elementary functions on the IBM RISC System/6000
+    processor", 1990). Tiny scales are enlarged first, since their remainders would lose bits.
     """
     if ON_GPU:
         larger = tl.where(scale < 8.673617379884035e-19, 1.8446744073709552e19, 1.0)
@@ -61,14 +61,14 @@ def store_rounded(
     """Store the codes, the scales and the zero of a row. values: [GROUPS, GROUP] float32, 0 outside of the row.
     row_stride and group_stride: of the scales.
 
-    ON_GPU: conversions to e4m3 round to the nearest number and to the largest one, and the sum after a fused
-    multiplication alone is rounded. In the interpreter neither is true.
+    ON_GPU: conversions to e4m3 round to nearest and saturate, and a fused multiply-add rounds once. In Triton's
+    interpreter neither is true.
     """
     group = tl.arange(0, GROUPS)
     inside = tl.arange(0, GROUP)
     column = group[:, None] * COLUMNS_PER_GROUP + inside[None, :]
     known = (inside < COLUMNS_PER_GROUP)[None, :] & (column < columns)
-    # The sum of zeros, or NaN if a value is not finite.
+    # This sum is 0, or NaN if a value is not finite.
     broken = tl.sum(values * 0.0, axis=1)
     zero = tl.zeros([GROUPS], tl.float32)
     if STATIC:
@@ -122,8 +122,8 @@ def _quantize_kernel(
 
 
 class RoundedRows(NamedTuple):
-    """Memory for rounded rows, and the arguments of kernels that call store_rounded: operands from `codes` to `limit`
-    without `row`, and flags. size: of the tile that holds a row."""
+    """Memory for rounded rows, and the arguments of kernels that call store_rounded. operands: those from `codes` to
+    `limit` except `row`. flags: compile-time values. size: elements of the tile that holds a row."""
 
     rows: QuantizedRows
     operands: tuple[Any, ...]
@@ -140,8 +140,8 @@ def rounded_rows(
     device: torch.device,
     by_group: bool = False,
 ) -> RoundedRows:
-    """Return the memory for rows that are rounded as quantize_rows_reference does. by_group: the scales of a group of
-    columns are beside each other, not those of a row."""
+    """Return memory for rows to be rounded as in quantize_rows_reference. by_group: the scales of a group of columns
+    are contiguous, not those of a row."""
     group = form.group or columns
     groups = triton.cdiv(columns, group)
     codes = torch.empty(rows, columns, dtype=form.dtype, device=device)
@@ -167,7 +167,7 @@ def rounded_rows(
 
 
 def fits_a_row(form: RowFormat, columns: int) -> bool:
-    """Whether one tile, without gaps between groups, holds a row, so that a kernel can compute and round it."""
+    """Whether one tile without gaps between groups can hold a row, so that one kernel can compute and round it."""
     return (form.group or 1).bit_count() == 1 and columns <= _LONGEST
 
 

@@ -1,7 +1,7 @@
 """Products with the quantized weights of experts, for pairs of a token and one of its experts.
 
-Pairs are grouped by expert into blocks of rows (pair_groups.py). Each pair has a result of its own; a last kernel adds
-up those of a token. Of few tokens, rows of 8 bits may also be multiplied one at a time (scaled_expert_rows.py).
+Pairs are grouped by expert into blocks of rows (pair_groups.py). Each pair has its own result, and a last kernel adds
+up the results of a token. For few tokens, 8-bit rows may also be multiplied one at a time (scaled_expert_rows.py).
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ def _finish(
     acc, acc_up, bias, w_row, pair, output, out, outputs, GATED: tl.constexpr, BIAS: tl.constexpr,
     GATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Store the results of pairs, from sums [outputs, rows] in float32."""
+    """Store the results of pairs. Their sums are [outputs, rows] in float32."""
     if BIAS:
         acc += tl.load(bias + w_row).to(tl.float32)[:, None]
     if GATED:
@@ -73,8 +73,8 @@ def _grouped_kernel(
     x_row = x + (tl.maximum(pair, 0) // pairs_per_row)[None, :] * (units * UNIT)
     here = (pair > -2)[None, :]
     acc, acc_up = multiply(
-        x_row, here, codes, scales, beside, table, w_row, w_row + outputs, 0, tl.cdiv(units, UNITS), units, code_columns,
-        groups, UNITS, UNIT, GROUP, KIND, FOUR, BESIDE, EVEN, GATED,
+        x_row, here, codes, scales, beside, table, w_row, w_row + outputs, 0, tl.cdiv(units, UNITS), units,
+        code_columns, groups, UNITS, UNIT, GROUP, KIND, FOUR, BESIDE, EVEN, GATED,
     )  # fmt: skip
     _finish(acc, acc_up, bias, w_row, pair, output, out, outputs, GATED, BIAS, GATE, ALPHA, LIMIT)
 
@@ -129,7 +129,7 @@ def _scaled_kernel(
 
 
 def experts_format(held: QuantizedExperts) -> str:
-    """Return what tables of measured configurations call the format of the weights."""
+    """Return the name of the weights' format in the tables of measured configurations."""
     assert not isinstance(held.gate_up, torch.Tensor)
     return grouped_format(held.gate_up) if isinstance(held.gate_up, GroupedWeight) else format_of(held.gate_up)
 
@@ -137,7 +137,7 @@ def experts_format(held: QuantizedExperts) -> str:
 def _default(pairs: int, experts: int) -> ExpertsConfig:
     """Return the tile sizes for a shape that was not measured.
 
-    There are only two, for steps that CUDA graphs hold and for the largest steps. Both are compiled at start; any other
+    There are only two: one for steps in CUDA graphs, one for the largest steps. Both are compiled at start. Any other
     one would be compiled while requests are served.
     """
     tiles = ProductConfig(64, 128, 4, 3)
@@ -151,8 +151,8 @@ def run_quantized_experts(
     experts: torch.Tensor,
     config: ExpertsConfig | None = None,
 ) -> torch.Tensor:
-    """Compute quantized_experts_reference for weights in codes. All tensors are contiguous. config: None = by the
-    sizes."""
+    """Compute quantized_experts_reference for weights in codes. All tensors are contiguous. config: None = the fastest
+    known."""
     tokens, count = experts.shape
     assert not isinstance(held.gate_up, torch.Tensor)
     assert not isinstance(held.down, torch.Tensor)
@@ -266,7 +266,7 @@ def _product(
 
 
 def _codes_on_hopper(held: QuantizedExperts, dtype: torch.dtype) -> bool:
-    """Whether the weights are codes of 4 bits, which Hopper's kernel always multiplies faster than the one here.
+    """Whether the weights are 4-bit codes, which Hopper's kernel always multiplies faster than this module's kernel.
 
     dtype: of tokens.
     """

@@ -1,12 +1,12 @@
-"""Sums over GPUs that read each other's memory.
+"""All-reduce between GPUs that read each other's memory.
 
-In one step (a one-shot all-reduce), each rank copies its message into memory that all ranks read, tells the others so,
-waits until they have told it, and adds up the messages of all. That takes one exchange, where a ring takes one for each
-rank and more. A sum is not followed by a second exchange: the next one uses the other half of the memory, and the one
-after it begins on a rank only when all ranks have begun the next one, so they have read this one.
+In one step (a one-shot all-reduce), each rank copies its message into memory that all ranks read, waits at a barrier
+for the other ranks, and adds up all messages. That takes one barrier per sum, where a ring takes at least one exchange
+per rank. No second barrier is needed after reading, because the memory has two halves that are used in turn: a rank
+writes to a half again only after the barrier of the next sum, which all ranks reach after reading this half.
 
 In two steps, each rank adds up one part of the message and then reads the other parts from the ranks that have added
-them up. Of more than two ranks, each reads fewer bytes like this: 1.5 messages instead of 3 on four ranks.
+them up. With more than two ranks, each rank reads fewer bytes like this: 1.5 messages instead of 3 with four ranks.
 """
 
 import torch
@@ -15,8 +15,8 @@ import triton.language as tl
 
 from .overlap import let_next_start, overlap_options, wait_for_inputs
 
-VECTOR_BYTES = 16  # that a thread reads and writes at once; messages consist of them
-_PROGRAM_BYTES = 128 * VECTOR_BYTES  # of the part of a message that one program adds up
+VECTOR_BYTES = 16  # bytes that a thread reads or writes at once; the size of a message is a multiple of it
+_PROGRAM_BYTES = 128 * VECTOR_BYTES  # bytes of a message that one program adds up
 
 
 @triton.jit
@@ -25,9 +25,9 @@ def _memory_of(rank, memories, kind: tl.constexpr):
 
 
 @triton.jit
-def _meet(flags, program, count, RANK: tl.constexpr, RANKS: tl.constexpr):
-    """Tell the other ranks that this program has come to `count`, and wait until theirs have."""
-    # All threads of this program have stored their numbers before any other rank is told.
+def _barrier(flags, program, count, RANK: tl.constexpr, RANKS: tl.constexpr):
+    """Signal to the other ranks that this program has reached `count`, and wait until the same programs there have."""
+    # All threads of this program must have stored their values before any other rank is told.
     tl.debug_barrier()
     for rank in tl.static_range(RANKS):
         if rank != RANK:
@@ -43,14 +43,14 @@ def _meet(flags, program, count, RANK: tl.constexpr, RANKS: tl.constexpr):
 
 @triton.jit
 def _sum_of(own, memories, at, real, kind: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr):
-    """Return the sum of all ranks' numbers in float32."""
-    # In the order of ranks, so that the sums of all ranks are equal to the bit.
+    """Return the sum of all ranks' values in float32."""
+    # All ranks add in the order of ranks, so that their results are bitwise equal.
     acc = tl.zeros(own.shape, tl.float32)
     for rank in tl.static_range(RANKS):
         if rank == RANK:
             acc += own.to(tl.float32)
         else:
-            # No cache of this GPU may answer, as it does not see what others write.
+            # The load must bypass this GPU's caches, which do not see what other GPUs write.
             part = tl.load(_memory_of(rank, memories, kind) + at, mask=real, other=0.0, volatile=True)
             acc += part.to(tl.float32)
     return acc
@@ -73,7 +73,7 @@ def _rank_sum_kernel(
     at_shared = at + count % 2 * half
     own = tl.load(y + at, mask=real, other=0.0)
     tl.store(_memory_of(RANK, memories, kind) + at_shared, own, mask=real)
-    _meet(flags, program, count, RANK, RANKS)
+    _barrier(flags, program, count, RANK, RANKS)
     acc = _sum_of(own, memories, at_shared, real, kind, RANK, RANKS)
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=real)
     tl.store(counts + program, count)
@@ -96,15 +96,15 @@ def _two_step_kernel(
     own_real = own_at < size
     wait_for_inputs(OVERLAP)
     count = tl.load(counts + program)
-    # No rank still reads this memory: all of them have met after reading it, in the middle of the last sum.
+    # No rank still reads this memory: the second barrier of the last sum came after all of them had read it.
     tl.store(_memory_of(RANK, memories, kind) + at, tl.load(y + at, mask=real, other=0.0), mask=real)
     own = tl.load(y + own_at, mask=own_real, other=0.0)
-    _meet(flags, program, count + 1, RANK, RANKS)
+    _barrier(flags, program, count + 1, RANK, RANKS)
     total = _sum_of(own, memories, own_at, own_real, kind, RANK, RANKS).to(out.dtype.element_ty)
-    # All ranks have begun this sum, so they have read the last one.
+    # All ranks have begun this sum, so they have read the results of the last one.
     tl.store(_memory_of(RANK, sums, kind) + own_at, total, mask=own_real)
-    _meet(flags, program, count + 2, RANK, RANKS)
-    # All parts are loaded before any is stored. Distances from one pointer let a thread load 16 bytes at once.
+    _barrier(flags, program, count + 2, RANK, RANKS)
+    # All parts are loaded before any is stored. Offsets from one pointer let a thread load 16 bytes at once.
     away = (tl.load(sums + rank, mask=rank < RANKS, other=0) - tl.load(sums + RANK)) // (16 // VECTOR)
     theirs = _memory_of(RANK, sums, kind) + tl.multiple_of(away, (VECTOR, VECTOR))
     tl.store(out + at, tl.load(theirs + at, mask=real, other=0.0, volatile=True), mask=real)
@@ -112,7 +112,8 @@ def _two_step_kernel(
 
 
 def programs_of(size: int, parts: int = 1) -> int:
-    """Return how many programs add up a message of so many bytes. parts: that each has; in two steps one for a rank."""
+    """Return how many programs add up a message of `size` bytes. parts: per program; in two steps, one for each
+    rank."""
     return -(-size // (parts * _PROGRAM_BYTES))
 
 

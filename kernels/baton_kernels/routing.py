@@ -1,8 +1,8 @@
 """The choice of each token's experts.
 
-For few tokens, one kernel multiplies with a router's weight, and the program that finishes the last logit of a token
-chooses its experts. That kernel may also compute the RMSNorm before the router. For more tokens, the product is a
-kernel of its own, and another has one program per token.
+For few tokens, one kernel computes the product with the router's weight, and the program that finishes the last logit
+of a token chooses its experts. That kernel may also compute the RMSNorm before the router. For more tokens there are
+two kernels: one for the product, and one that chooses experts with one program per token.
 """
 
 import functools
@@ -24,12 +24,12 @@ _TINY = tl.constexpr(TINY)
 _NOT_OWN = tl.constexpr(NOT_OWN)
 _LOW = tl.constexpr((1 << 31) - 1)
 _NONE = tl.constexpr(-1 << 63)  # below all keys
-# Up to so many tokens, a separate kernel for the choice takes longer than reading the router's weight once per token.
+# Up to this many tokens, a separate kernel for the choice takes longer than reading the router's weight once per token.
 MOST_IN_ONE_KERNEL = 16
 _EXPERTS_OF_PROGRAM = 2
 _INNER_AT_ONCE = 2048
-# By the most tokens that each is for. A router has few outputs, so the inner dimension is cut into parts as long as
-# there are few tokens.
+# Keyed by the most tokens that each is for. A router has few outputs, so the inner dimension is cut into parts as long
+# as there are few tokens.
 BY_TOKENS = {256: LinearConfig(16, 16, 128, 4, 4, 2), 1024: LinearConfig(32, 32, 128, 2, 4, 3)}
 FIXED = LinearConfig(64, 64, 64, 1, 4, 4)
 
@@ -52,7 +52,7 @@ def _choose(
     real = (tl.arange(0, BLOCK_GROUPS) < GROUPS)[:, None] & (member < SIZE)
     expert = tl.where(real, tl.arange(0, BLOCK_GROUPS)[:, None] * SIZE + member, EXPERTS)
     scores = tl.load(logits + expert, mask=real, other=float("-inf"), cache_modifier=".cg")
-    # Sigmoids of great logits are equal, so logits decide where nothing is added.
+    # Sigmoids of large logits are equal in float32, so the logits are compared where no correction is added.
     PLAIN: tl.constexpr = SIGMOID and not CORRECTED and USED == GROUPS
     if SIGMOID and not PLAIN:
         scores = 1 / (1 + tl.exp(-scores))
@@ -89,7 +89,7 @@ def _choose(
         key = tl.max(tl.max(keys, axis=1), axis=0)
         if NEAR > 0:
             top = _flipped((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
-            # A logit that is not finite must not be left out by the comparison.
+            # The comparison must not leave out a logit that is not finite.
             far = (top - left) / tl.maximum(tl.abs(left), top) > NEAR
             parts = tl.where(far | (keys == _NONE), 0.0, tl.exp(left - top))
             shares = tl.where(choice == number, 1 / tl.sum(tl.sum(parts, axis=1), axis=0), shares)
@@ -190,7 +190,7 @@ def _sizes(experts: int, routing: Routing, corrected: bool) -> dict[str, Any]:
     """Return the parameters of _choose that are known when it is compiled."""
     assert routing.group_best <= 2, routing
     assert not (routing.near and (corrected or routing.sigmoid)), routing
-    # Without a choice between them, groups do not matter.
+    # If all groups are used, they do not matter.
     groups = routing.groups if routing.used_groups < routing.groups else 1
     own = range(experts) if routing.own is None else routing.own
     return {
@@ -241,8 +241,8 @@ def route(
     routing: Routing,
     config: LinearConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute route_reference. x and weight are contiguous. config: of a product in a kernel of its own; None = as is
-    fastest for the number of tokens."""
+    """Compute route_reference. x and weight are contiguous. config: the configuration of a separate kernel for the
+    product; None = what is fastest for the number of tokens."""
     norm = x if isinstance(x, PendingNorm) else PendingNorm(x, None, x, 0.0, x)
     tokens, (experts, inner) = len(norm.x), weight.shape
     logits = torch.empty(tokens, experts, dtype=torch.float32, device=weight.device)

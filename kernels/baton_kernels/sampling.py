@@ -70,7 +70,7 @@ def _best_kernel(best_scores, best_tokens, out, PARTS: tl.constexpr, OVERLAP: tl
     at = row * PARTS + tl.arange(0, PARTS)
     score, winner = tl.max(tl.load(best_scores + at), axis=0, return_indices=True)
     tl.store(out + 2 * row, score)
-    # Where a logit is not finite, the winner is the part that has it.
+    # The part that has a logit that is not finite wins.
     tl.store(out + 2 * row + 1, tl.load(best_tokens + row * PARTS + winner).to(tl.float32))
 
 

@@ -1,7 +1,7 @@
-"""Layers of experts with weights and rows of 8 bits, for few tokens.
+"""MoE layers with weights and rows of 8 bits, for few tokens.
 
-A program multiplies one row at a time with weights of its expert, as in experts.py, so that nothing is grouped and only
-experts that are used are read.
+A program multiplies one row at a time with weights of its expert, as in experts.py, so that no pairs are grouped and
+only the weights of chosen experts are read.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from .scaled_linear import load_tile
 
 @triton.jit
 def _add_step(acc, w, values, w_scale_at, x_scale, INTEGERS: tl.constexpr, TILED: tl.constexpr):
-    """Return acc and the product of codes, added up along their last axis. With TILED, sums have scales."""
+    """Return acc plus the product of codes, added up along their last axis. With TILED, sums have scales."""
     if INTEGERS:
         sums = tl.sum(w.to(tl.int32) * values.to(tl.int32), axis=-1)
     else:
@@ -94,7 +94,7 @@ def _down_kernel(
     pair = token * COUNT + tl.minimum(choice, COUNT - 1)
     wait_for_inputs(OVERLAP)
     expert = tl.load(experts + pair).to(tl.int64)
-    # A pair without an expert here, or beyond the last one, has the share 0 of what it reads.
+    # A pair beyond the last one, or whose expert is not on this rank, reads other weights with the factor 0.
     mine = (expert >= 0) & (choice < COUNT)
     expert = tl.maximum(expert, 0)
     # [BLOCK_OUTPUTS, BLOCK_COUNT]

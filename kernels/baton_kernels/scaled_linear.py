@@ -1,12 +1,12 @@
 """Products of rows in 8 bits with weights in 8 bits.
 
 For one row each program multiplies elementwise. For more rows tiles go through the tensor cores; the inner dimension is
-cut into parts where there would be too few programs. Sums of int8 are exact in int32. Tensor cores keep fewer bits of
-long sums of FP8 than float32 has, so that for few rows sums are added up in float32 after every step, which costs
-nothing there. In large batches they stay in the tensor cores, as in the products of torch.
+cut into parts where there would be too few programs. Sums of int8 are exact in int32. Tensor cores accumulate FP8 with
+fewer bits than float32. For few rows the sums are therefore accumulated in float32 after every step, which costs no
+time there. In large batches they stay in the tensor cores, as in the products of torch.
 
-Products with a scale for each row and output also exist in torch: in FP8 as a whole, from CUTLASS and cuBLAS, in int8
-as sums, which a kernel here scales.
+Torch also has products with a scale for each row and output: complete ones for FP8 (CUTLASS, cuBLAS), and unscaled
+integer sums for int8, which a kernel here scales.
 """
 
 from typing import NamedTuple
@@ -28,10 +28,10 @@ from .unmeasured import coded_candidates
 from .unmeasured_hopper import hopper_candidates, scaled_numbers
 from .unmeasured_products import random_rows, watch
 
-# Rows up to which the kernels here are used where nothing was measured and torch has a product in FP8.
+# Up to this many rows, FP8 products that were not measured use the kernels here and not torch.
 _FEW_ROWS = 64
 FIXED = LinearConfig(64, 64, 128, 1, 4, 3)
-# What is worth measuring for one row, and for many.
+# The configurations to measure for one row, and for many.
 _ONE_ROW = (LinearConfig(1, 4, 2048, 1, 4, 1), LinearConfig(1, 2, 4096, 1, 8, 1), LinearConfig(1, 8, 1024, 1, 4, 1))
 _MANY_ROWS = (
     LinearConfig(128, 128, 128, 1, 8, 3), LinearConfig(128, 256, 128, 1, 8, 3), LinearConfig(64, 256, 128, 1, 4, 4)
@@ -56,7 +56,7 @@ def _finish(acc, x_scales, zeros, w_scales, sums, bias, row, output, here, real,
 
 @triton.jit
 def load_tile(pointers, known, EVEN: tl.constexpr):
-    """Load a tile. known: whether its elements exist; EVEN: all do."""
+    """Load a tile. known: a mask of the elements that exist. EVEN: all of them exist."""
     if EVEN:
         tile = tl.load(pointers)
     else:
@@ -114,9 +114,9 @@ def add_step(
 ):  # fmt: skip
     """Return acc [outputs, rows] and the product of a tile of weights with values [inner, rows].
 
-    w_at: pointers to the weights, [outputs, inner]. known: whether columns exist, [inner]. With TILED w_scale_at are
-    pointers to the scales of the weights, [outputs], and x_scale are the scales of the rows, [rows]. INSIDE: sums stay
-    in the tensor cores.
+    w_at: pointers to the weights, [outputs, inner]. known: whether columns exist, [inner]. w_scale_at, x_scale: with
+    TILED, pointers to the scales of the weights, [outputs], and the scales of the rows, [rows]. INSIDE: sums stay in
+    the tensor cores.
     """
     w = load_tile(w_at, known[None, :], EVEN)
     if INTEGERS:
@@ -223,7 +223,7 @@ def by_torch(x: QuantizedRows, weight: ScaledWeight, bias: torch.Tensor | None, 
 
 
 def fits_torch(rows: int, weight: ScaledWeight, dtype: torch.dtype) -> bool:
-    """Whether torch has the product: with a scale for each row and output, on cards of compute capability 9.0."""
+    """Whether torch has the product: with a scale for each row and output, on GPUs of compute capability 9.0."""
     outputs, inner = weight.codes.shape
     if not weight.codes.is_cuda or weight.tile != (1, inner) or outputs % 16 or inner % 16:
         return False
@@ -248,7 +248,7 @@ def _default_fp8(rows: int, outputs: int, inner: int) -> LinearConfig | None:
 
 
 def format_of(weight: ScaledWeight) -> str:
-    """Return what tables of measured configurations call the format of a weight."""
+    """Return the name of a weight's format in the tables of measured configurations."""
     if weight.codes.dtype == torch.int8:
         return "int8"
     return "fp8" if weight.tile == (1, weight.codes.shape[-1]) else "fp8_tiles"
@@ -286,7 +286,7 @@ def scaled_linear(
     if config.hopper:
         return hopper_scaled(x, weight, bias, gated, config, out)
     if gated:
-        # The parts of gates and ups would have to be added up before.
+        # The gate could only be computed after the parts of gates and ups are added up.
         config = config._replace(splits=1)
     integers = weight.codes.dtype == torch.int8
     block_inner = weight.tile[1] if tiled else config.block_inner
@@ -360,7 +360,7 @@ class _Codes(NamedTuple):
         found.append(FIXED if rows == 1 else _default(rows, shape.outputs, shape.inner))
         tiles = coded_candidates(rows, shape, weight.codes.device)
         if on_hopper:
-            # Beside Hopper's own kernel, only narrow tiles are sometimes the fastest.
+            # Where Hopper's own kernel can run, only narrow tiles of this kernel are sometimes faster.
             tiles = [each for each in tiles if each.block_outputs == 64]
         found += [each for each in tiles if not tiled or each.block_inner == weight.tile[1]]
         return list(dict.fromkeys(found))
@@ -368,7 +368,7 @@ class _Codes(NamedTuple):
     def inputs(self, weight: ScaledWeight, shape: Product, rows: int) -> QuantizedRows:
         codes, groups = weight.codes, weight.scales.shape[1]
         random = random_rows(rows, shape.inner, torch.float32, codes.device) * 40
-        # Each row and group has another scale, and each row another zero.
+        # Each row and group has a different scale, and each row a different zero.
         scales = torch.linspace(0.5, 1.5, rows * groups, device=codes.device).view(rows, groups)
         zeros = torch.arange(rows, dtype=torch.int32, device=codes.device) % 100 if self.zeros else None
         return QuantizedRows(random.clamp(-127, 127).to(codes.dtype), scales, zeros)

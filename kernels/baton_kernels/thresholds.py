@@ -1,8 +1,8 @@
 """min_p, top_k and top_p as one number per row: the lowest logit that may still be drawn.
 
-The vocabulary is not sorted. Floats of one sign are ordered as their bits are, so a float can be mapped to an integer
-key of the same order, and "the highest key with at least so many tokens (top_k) or so much softmax mass (top_p) at or
-above it" is found by bisection: each pass over the row tries several keys at once.
+The vocabulary is not sorted. Floats can be mapped to integer keys of the same order, since floats of one sign are
+ordered like their bits. Bisection finds the highest key that has at least top_k tokens, or a softmax mass of at least
+top_p, at or above it. Each pass over the row tries several keys at once.
 """
 
 import torch
@@ -117,7 +117,7 @@ def thresholds(
     """Compute thresholds_reference for bfloat16, float16 and float32; logits must be contiguous.
 
     The bits of a row's threshold depend on that row alone. Where the kept mass equals top_p to within float32 rounding,
-    one value more or less may be kept than by another implementation.
+    another implementation may keep one value more or less.
     """
     rows, vocab = logits.shape
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)

@@ -1,7 +1,7 @@
 """The fastest configuration of a kernel on each GPU, from measured tables, and rules for products not measured.
 
-loadtest/engine/tune_linear.py writes the tables: one for each GPU and format of weights. An engine measures products
-that are in no table, and layers of experts (unmeasured_products.py), and `learn` takes what it has found.
+loadtest/engine/tune_linear.py writes the tables: one for each GPU and weight format. An engine measures products that
+are in no table, and layers of experts (unmeasured_products.py), and passes the results to `learn`.
 """
 
 import functools
@@ -42,7 +42,7 @@ def _choose(rows: int, outputs: int, inner: int, gated: bool, device: torch.devi
     return None
 
 
-# What this process has measured: entries as those of tables, by format and the name of the product.
+# The measurements of this process: entries like those of the tables, by format and name of the product.
 _learned: dict[tuple[str, str, torch.device], dict[str, Any]] = {}
 
 
@@ -52,8 +52,8 @@ def is_known(format: str, shape: Product | ExpertLayer, device: torch.device) ->
 
 
 def learn(format: str, shape: Product | ExpertLayer, device: torch.device, choices: dict[int, Any]) -> None:
-    """Take these configurations from now on. choices: by the most rows or tokens that each is for, in ascending order;
-    None = leave it to a library."""
+    """Use these configurations from now on. choices: keyed by the most rows or tokens that each is for, in ascending
+    order; None = use a library."""
     _learned[format, _name(shape), device] = {str(most): config for most, config in choices.items()}
     _compiled.discard((format, _name(shape), device))
     for cached in (_choose, _measured, _measured_experts):
@@ -145,7 +145,7 @@ _compiled: set[object] = set()
 def compile_first(format: str, outputs: int, inner: int, gated: bool, device: torch.device) -> list[LinearConfig]:
     """Return all measured configurations of a product the first time that it is computed, and none later.
 
-    An engine computes each product when it starts. What is compiled then is not compiled while requests are served.
+    An engine computes each product when it starts, so all these kernels are compiled before it serves requests.
     """
     name = product_name(outputs, inner, gated)
     if (format, name, device) in _compiled:

@@ -1,5 +1,5 @@
-"""Configurations of products that no table has, by rules that agree with most entries of the tables, and those worth
-measuring beside them."""
+"""Configurations for products that are in no table: rules that agree with most entries of the tables, and the
+candidates to measure besides."""
 
 import functools
 import itertools
@@ -9,21 +9,21 @@ import triton
 
 from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
 
-# Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two.
+# Bytes of shared memory of a program that has a multiprocessor of Hopper alone, and of each of two that share it.
 _ALONE, _SHARED = 200 << 10, 112 << 10
 _SPLITS = (8, 6, 4, 3, 2)
 # Elements of a weight below which cuBLAS was faster for more than 16 rows, and for more than 32.
 _LEAST_ELEMENTS = {32: 5 << 20, 64: 50 << 20}
-# Outputs, inner elements and warps of programs of one row, without a gate and with one.
+# Outputs, inner elements and warps of programs for one row, by whether the product is gated.
 _ONE_ROW = {
     False: ((2, 2048, 8), (1, 2048, 4), (2, 2048, 4), (2, 1024, 4), (4, 2048, 8), (4, 1024, 2), (4, 512, 1)),
     True: ((1, 2048, 8), (1, 2048, 4), (1, 1024, 4), (2, 1024, 4), (2, 1024, 2), (2, 2048, 8)),
 }
 
 
-# For more pairs of a token and an expert, reading each row's weights anew is never faster.
+# With more pairs of a token and an expert, kernels that read weights once for each row are never faster.
 MOST_PAIRS_BY_ROW = 256
-# Tiles of experts by the rows of a block.
+# Configurations for experts by the rows of a block.
 _BLOCKS = {
     16: (
         ExpertsConfig(16, ProductConfig(64, 128, 4, 6), ProductConfig(128, 128, 4, 6)),
@@ -61,7 +61,7 @@ def unmeasured_linear(rows: int, outputs: int, inner: int, gated: bool, device: 
 def linear_candidates(
     rows: int, outputs: int, inner: int, gated: bool, device: torch.device
 ) -> list[LinearConfig | None]:
-    """Return what is worth measuring where `has_rules`, for 1, 16, 32 or 64 rows; what the rule says comes first."""
+    """Return the configurations to measure for 1, 16, 32 or 64 rows where `has_rules`. That of the rule comes first."""
     ruled = unmeasured_linear(rows, outputs, inner, gated, device)
     if rows == 1:
         found = [LinearConfig(1, block, part, 1, warps, 1) for block, part, warps in _ONE_ROW[gated] if part <= inner]
@@ -72,7 +72,7 @@ def linear_candidates(
     for block in (32, 64, 128):
         most = processors // triton.cdiv(units, block)
         fitting = [n for n in _SPLITS if n <= most and inner % (128 * n) == 0 and inner >= 4 * 128 * n]
-        # Many small programs would take turns.
+        # More small programs than this would run one after another.
         if triton.cdiv(units, block) <= 6 * processors:
             tiles += [_tile(rows, block, 128, n, outputs, gated, processors) for n in (fitting[:2] or [1])]
     if gated:
@@ -81,7 +81,7 @@ def linear_candidates(
 
 
 def coded_candidates(rows: int, product: Product, device: torch.device) -> list[LinearConfig]:
-    """Return what is worth measuring for rows and weights of 8 bits, where `has_rules`."""
+    """Return the configurations to measure for rows and weights of 8 bits, where `has_rules`."""
     processors, weights = _processors(device), 2 if product.gated else 1
     units = product.outputs // weights
     block_rows = min(max(rows, 16), 128)
@@ -92,7 +92,7 @@ def coded_candidates(rows: int, product: Product, device: torch.device) -> list[
         if cells > 128 * 128 or 2 * stage > _ALONE or 2 * block_inner > product.inner:
             continue
         tiles = triton.cdiv(units, block) * triton.cdiv(rows, block_rows)
-        # The kernel has no parts of gates and ups.
+        # The kernel cannot cut the sums of gated products into parts.
         fitting = [
             parts
             for parts in (() if product.gated else _SPLITS)
@@ -106,8 +106,8 @@ def coded_candidates(rows: int, product: Product, device: torch.device) -> list[
 
 
 def has_rules(inner: int, device: torch.device) -> bool:
-    """Whether more than one row may be faster than cuBLAS. Rows of weights that do not begin where 16 bytes do are read
-    slowly."""
+    """Whether a kernel here may be faster than cuBLAS for more than one row. Rows of weights that are not aligned to 16
+    bytes are read slowly."""
     return inner % 8 == 0 and _is_hopper_or_newer(device)
 
 
@@ -144,13 +144,13 @@ def unmeasured_experts(
         rows = min(max(triton.next_power_of_2(mean), 16), 128)
         tiles = ProductConfig(128 if rows > 16 else 64, 64, 8 if rows >= 64 else 4, 3)
         return ExpertsConfig(rows, tiles, tiles)
-    # A third more rows than an expert has on average, as some have more. The largest blocks are for many of them only.
+    # A third more rows than an expert has on average, as some have more. The largest blocks need many rows per expert.
     rows = 128 if mean >= 192 else min(max(triton.next_power_of_2(mean + mean // 3), 16), 64)
     return _BLOCKS[rows][0]
 
 
 def experts_candidates(tokens: int, layer: ExpertLayer, device: torch.device) -> list[ExpertsConfig]:
-    """Return what is worth measuring for experts of 16 bits where `has_rules`; what the rule says comes first."""
+    """Return the configurations to measure for 16-bit experts where `has_rules`. That of the rule comes first."""
     pairs = tokens * layer.used
     found = [unmeasured_experts(pairs, layer.used, layer.experts, layer.size, 2, device)]
     if pairs <= MOST_PAIRS_BY_ROW:
@@ -166,7 +166,7 @@ def experts_candidates(tokens: int, layer: ExpertLayer, device: torch.device) ->
 
 
 def scaled_rows_candidates(tokens: int, layer: ExpertLayer) -> list[ExpertsConfig]:
-    """Return what is worth measuring for scaled_expert_rows.py, whose steps have the columns of a scale, if not all."""
+    """Return the configurations to measure for scaled_expert_rows.py. A scale may set block_inner."""
     if tokens * layer.used > MOST_PAIRS_BY_ROW:
         return []
     first = [ProductConfig(outputs, 1024, warps, 1) for outputs, warps in ((4, 2), (8, 4), (16, 4))]
@@ -175,11 +175,11 @@ def scaled_rows_candidates(tokens: int, layer: ExpertLayer) -> list[ExpertsConfi
 
 
 def coded_experts_candidates(tokens: int, layer: ExpertLayer, block_inner: int) -> list[ExpertsConfig]:
-    """Return what is worth measuring for experts and rows in 8 bits. block_inner: the only one that fits the scales;
-    0 = any."""
+    """Return the configurations to measure for experts and rows in 8 bits. block_inner: the columns that share a scale;
+    0 = any number of columns."""
 
     def tiles(rows: int, block: int, inner: int, weights: int) -> ProductConfig:
-        """weights: 2 = gates and ups."""
+        """weights: 2 for gates and ups, otherwise 1."""
         warps = 8 if block * rows * weights > 8192 else 4
         return ProductConfig(block, inner, warps, min(max(_SHARED // (inner * (block * weights + rows)), 2), 6))
 
@@ -193,13 +193,13 @@ def coded_experts_candidates(tokens: int, layer: ExpertLayer, block_inner: int) 
 
 
 def rows_of_blocks(mean: float) -> list[int]:
-    """Return the rows of a block that may be fastest for experts with so many rows on average."""
+    """Return the block sizes, in rows, that may be fastest for experts with `mean` rows on average."""
     return [rows for rows in _BLOCKS if min(mean / 2, 64) <= rows <= max(2 * mean, 16)]
 
 
 @functools.cache
 def _is_hopper_or_newer(device: torch.device) -> bool:
-    """Whether a program can have the shared memory that the larger configurations need."""
+    """Whether a program can have as much shared memory as the larger configurations need."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -1,4 +1,4 @@
-"""What is worth measuring for the kernel in hopper_products.py. What is fastest most often comes first."""
+"""The configurations to measure for the kernel in hopper_products.py. Those that are fastest most often come first."""
 
 import functools
 from typing import NamedTuple
@@ -9,9 +9,9 @@ import triton
 from .kernel_configs import ExpertLayer, ExpertsConfig, LinearConfig, Product, ProductConfig
 from .reference.scaled_linear import ScaledWeight
 
-# Bytes of shared memory of a program that has a multiprocessor alone, and of each of two and of three.
+# Bytes of shared memory of a program that has a multiprocessor alone, and of each of two or three that share it.
 _ALONE, _OF_TWO, _OF_THREE = 200 << 10, 110 << 10, 70 << 10
-# Tiles by the rows of a program: outputs, warps, columns of a step in 16-bit elements of a row, and shared memory.
+# By the rows of a program: outputs, warps, columns of a step if rows have 16-bit elements, and shared memory.
 _Tiles = dict[int, tuple[tuple[int, int, int, int], ...]]
 _CODE_TILES: _Tiles = {
     8: ((128, 8, 256, _OF_TWO), (64, 4, 256, _OF_THREE), (128, 8, 128, _OF_TWO)),
@@ -31,8 +31,8 @@ _NUMBER_TILES: _Tiles = {
 
 
 class Operands(NamedTuple):
-    """Rows and weights of a format. row and weight: bytes of an element. tiles: see above. columns: of a step, which
-    scales ask for; 0 = any. sums: how many a thread has at most. most_rows: of a program."""
+    """Rows and weights of a format. row, weight: bytes of an element. tiles: as above. columns: the columns of a step,
+    if the scales require a number; 0 = any. sums: the most sums of a thread. most_rows: the most rows of a program."""
 
     row: float
     weight: float
@@ -47,11 +47,11 @@ NUMBERS = Operands(2, 2, _NUMBER_TILES)
 
 
 def scaled_numbers(weight: ScaledWeight) -> Operands:
-    """Return what rows and weights of 8 bits are."""
+    """Return the operands for rows and weights of 8 bits."""
     if weight.tile[1] < weight.codes.shape[-1]:
-        # Each step has scales, and its sums take as many registers as the sums of all steps.
+        # Each step has its own scales, so the sums of one step need registers besides the sums of all steps.
         return Operands(1, 1, _NUMBER_TILES, weight.tile[1], sums=64, most_rows=128)
-    # Triton does not know the instruction that multiplies 256 rows of integers.
+    # Triton does not support the instruction that multiplies 256 rows of integers.
     return Operands(1, 1, _NUMBER_TILES, most_rows=128 if weight.codes.dtype == torch.int8 else 256)
 
 
@@ -63,18 +63,18 @@ def unmeasured_hopper(
 
 
 def hopper_candidates(operands: Operands, rows: int, product: Product, device: torch.device) -> list[LinearConfig]:
-    """Return what is worth measuring for a product of so many rows."""
+    """Return the configurations to measure for a product of `rows` rows."""
     processors = _processors(device)
     rows, least = triton.next_power_of_2(rows), min(operands.tiles)
     blocks = {min(max(rows, 16), most) for most in (operands.most_rows, 128)} | ({least} if rows <= least else set())
     found = []
     for block_rows in sorted(blocks, reverse=True):
         for memory, config in _configs(operands, block_rows):
-            # Tiles of both gates and ups have half of their outputs.
+            # With gates, half of a tile's outputs are gates and the other half ups.
             tiles = triton.cdiv(product.outputs, config.block_outputs) * triton.cdiv(rows, block_rows)
             together = _ALONE // memory * processors
             fitting = [1, *(parts for parts in (2, 4, 8) if parts * config.block_inner <= product.inner)]
-            # So many parts that at least every other place for a program is taken, or twice as many.
+            # As few parts as let programs fill more than half of the device, or the next larger number.
             enough = [parts for parts in fitting if parts * tiles > together // 2] or fitting[-1:]
             found += [
                 config._replace(splits=parts)
@@ -85,7 +85,7 @@ def hopper_candidates(operands: Operands, rows: int, product: Product, device: t
 
 
 def hopper_experts_candidates(operands: Operands, tokens: int, layer: ExpertLayer) -> list[ExpertsConfig]:
-    """Return what is worth measuring for a layer of experts."""
+    """Return the configurations to measure for a layer of experts."""
     mean = tokens * layer.used / layer.experts
     return [
         ExpertsConfig(each.block_rows, *2 * (ProductConfig(*each[1:3], each.num_warps, each.num_stages),), hopper=True)
@@ -96,7 +96,7 @@ def hopper_experts_candidates(operands: Operands, tokens: int, layer: ExpertLaye
 
 
 def _configs(operands: Operands, block_rows: int) -> list[tuple[int, LinearConfig]]:
-    """Return configurations without parts, with as many stages as fit into their memory, which comes first."""
+    """Return (shared memory, configuration) pairs. The sums have one part, and as many stages as fit are used."""
     found: list[tuple[int, LinearConfig]] = []
     for block, warps, columns, memory in operands.tiles[block_rows]:
         inner = operands.columns or int(columns * 2 // operands.row)

@@ -1,4 +1,4 @@
-"""The products that a step computes and no table has, so that an engine can measure them."""
+"""The products of a step that have no entry in the tuning tables, so that an engine can measure them."""
 
 import functools
 from collections.abc import Iterator
@@ -13,31 +13,31 @@ from .tuning import is_known, learn
 from .unmeasured import has_rules
 
 Shape = Product | ExpertLayer
-Config = LinearConfig | ExpertsConfig | None  # None = by a library
+Config = LinearConfig | ExpertsConfig | None  # None = use a library (cuBLAS, CUTLASS)
 
 
 class Kind(Protocol):
-    """A kind of products, with weights of one format. rows: the numbers of rows to measure, each for all smaller
-    numbers, too."""
+    """A kind of products with weights of one format. rows: the numbers of rows to measure. The result for each also
+    serves all smaller numbers down to the one before it."""
 
     @property
     def rows(self) -> tuple[int, ...]: ...
 
     def format(self, weight: Any) -> str:
-        """Return what tables call the format of a weight; "" = 16 bits."""
+        """Return the name of a weight's format in the tables; "" = 16 bits."""
 
     def numbers(self, weight: Any) -> torch.Tensor:
-        """Return the numbers or codes of a weight."""
+        """Return the tensor of a weight's elements or codes."""
 
     def candidates(self, weight: Any, shape: Any, rows: int) -> list[Any]:
-        """Return the configurations that are worth measuring."""
+        """Return the configurations to measure."""
 
     @property
     def trusted(self) -> Any:
-        """The configuration of a kernel that is known to be right: all others must have the same results."""
+        """The configuration of a kernel that is known to be correct: all others must give the same results."""
 
     def inputs(self, weight: Any, shape: Any, rows: int) -> Any:
-        """Return so many random rows, as the product takes them. Tensor cores multiply zeros faster than these."""
+        """Return random rows in the form that the product takes. Zeros would be multiplied faster than real inputs."""
 
     def compute(self, weight: Any, shape: Any, inputs: Any, config: Any) -> torch.Tensor:
         """Return the product of such inputs."""
@@ -51,7 +51,7 @@ class Unmeasured(NamedTuple):
     weights: list[Any]
 
     def learn(self, choices: dict[int, Config]) -> None:
-        """Take these configurations from now on. choices: by the most rows that each is for, in ascending order."""
+        """Use these configurations from now on. choices: by the most rows that each is for, in ascending order."""
         weight = self.weights[0]
         learn(self.kind.format(weight), self.shape, self.kind.numbers(weight).device, choices)
 
@@ -61,7 +61,7 @@ _found: dict[tuple[str, Shape], Unmeasured] | None = None
 
 @contextmanager
 def watching() -> Iterator[dict[tuple[str, Shape], Unmeasured]]:
-    """Yield the products that are computed in this context and are worth measuring, by format and shape."""
+    """Yield a dict that collects the unmeasured products computed in this context, by format and shape."""
     global _found
     _found = {}
     try:
@@ -71,7 +71,7 @@ def watching() -> Iterator[dict[tuple[str, Shape], Unmeasured]]:
 
 
 def watch(kind: Kind, weight: Any, shape: Shape) -> None:
-    """Note that a product is computed."""
+    """Note that a product is being computed, in case `watching` collects it."""
     if _found is None:
         return
     format, device = kind.format(weight), kind.numbers(weight).device
@@ -97,7 +97,7 @@ TOKENS = tuple(1 << exponent for exponent in range(13))
 def random_choice(
     tokens: int, layer: ExpertLayer, held: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights and experts of tokens, as a router gives them. held: of the layer's experts, the first ones."""
+    """Return random weights and experts of tokens, as a router returns them. held: how many experts this rank has."""
     generator = torch.Generator(device).manual_seed(0)
     merit = torch.rand(tokens, layer.experts, device=device, generator=generator).topk(layer.used)
     return merit.values, merit.indices.int().masked_fill_(merit.indices >= held, NOT_OWN)

@@ -1,4 +1,4 @@
-"""Greedy tokens of the engine beside those of Hugging Face transformers, for every family and way of running.
+"""Compares greedy tokens of the engine with those of Hugging Face transformers, for every family and configuration.
 
 The weights are random and exact in bfloat16. Prompts of mixed lengths are answered at the same time, with and without
 CUDA graphs, with and without the prefix cache, with prompts in chunks and whole. For each token of an answer,
@@ -72,8 +72,8 @@ def ways(on_gpu: bool) -> list[Way]:
 
 @dataclass(frozen=True)
 class Noise:
-    """What bfloat16 does to transformers itself: the largest change of a candidate's logprob, and how many best tokens
-    change."""
+    """The effect of bfloat16 on transformers itself: the largest change of a candidate's logprob, and how many best
+    tokens change."""
 
     largest: float
     changed: float  # share of all best tokens that change

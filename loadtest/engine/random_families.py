@@ -1,4 +1,4 @@
-"""Small random models of every family, as transformers writes them, on which the context decides on each token."""
+"""Small random models of every family, as transformers writes them, in which each token depends on the context."""
 
 import math
 from pathlib import Path
@@ -9,8 +9,8 @@ import transformers
 
 from loadtest.common.qwen_model import write_qwen
 
-# How much wider than its inputs a product's outputs spread: enough that the context decides on the next token, and not
-# so much that rounding does.
+# The ratio of the spread of a product's outputs to that of its inputs: so large that the next token depends on the
+# context, and so small that it does not depend on rounding.
 LAYER_GAIN, HEAD_GAIN = 1.5, 3.0
 EXPERTS = {"num_experts_per_tok": 4, "moe_intermediate_size": 352, "shared_expert_intermediate_size": 704}
 LATENT = {

@@ -1,9 +1,9 @@
 """How long a plan takes from the engine process to the other ranks, and how long ranks take to add up their results.
 
 A plan's time is measured from before it is encoded until this process learns that all ranks have decoded it, so it
-includes the way back. On GPUs, ranks add up hidden states of decode steps as they do when they serve, else over gloo.
-GPUs also add up messages of each size within a CUDA graph: over NCCL, and over symmetric memory at once and in two
-steps. Sums over symmetric memory must be those of all ranks' parts in float32.
+includes the way back. Ranks all-reduce hidden states of decode steps as they do in service on GPUs, and over gloo on
+CPUs. GPUs also all-reduce messages of each size within a CUDA graph: over NCCL, and over symmetric memory in one step
+and in two. Sums over symmetric memory must equal the float32 sums of all ranks' messages.
 """
 
 import argparse

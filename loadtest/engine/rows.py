@@ -49,8 +49,8 @@ class Row:
 
 
 def _settled(run: Callable[[], float]) -> float:
-    """Return the time of a run once another one takes no less. What an engine compiles for a batch, in its first run or
-    in a later one, must not be a part of what is subtracted."""
+    """Repeat a run until it becomes no faster, and return its time. The time that is subtracted must not include
+    compilations, which happen in the first run or in a later one."""
     least = run()
     for _ in range(4):
         again = run()

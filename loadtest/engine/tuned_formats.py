@@ -26,9 +26,9 @@ DEVICE = "cuda"
 class Format(ABC):
     """A format of weights.
 
-    table: how the file of its table begins. bytes: of a weight. rows: numbers of rows that are tuned. gates: products
-    of gates and ups compute the gate for any number of rows, otherwise only for few. form: how rows are rounded; None =
-    not at all. tile: outputs and columns that share a scale; None = others.
+    table: the prefix of its table's file name. bytes: of a weight. rows: the numbers of rows that are tuned. gates:
+    gated products compute the gate for any number of rows, otherwise only for few. form: how rows are rounded; None =
+    not at all. tile: outputs and columns that share a scale; None = another form of scales.
     """
 
     table: str
@@ -40,7 +40,7 @@ class Format(ABC):
 
     @abstractmethod
     def stack(self, count: int, product: Product) -> Any:
-        """Return so many random weights as one, with their number as the first dimension."""
+        """Return `count` random weights stacked along a new first dimension."""
 
     @abstractmethod
     def split(self, stack: Any) -> list[Any]:
@@ -57,7 +57,7 @@ class Format(ABC):
 
     @abstractmethod
     def run(self, x: Any, weight: Any, gated: bool, config: LinearConfig | None) -> torch.Tensor:
-        """Compute a product; config None = by a library, which raises RuntimeError where it has no such product."""
+        """Compute a product; config None = with a library, which raises RuntimeError if it has no such product."""
 
     def rows_of(self, product: Product) -> tuple[int, ...]:
         """Return the numbers of rows for which a product is tuned."""
@@ -67,7 +67,7 @@ class Format(ABC):
     def candidates(self, product: Product, rows: int) -> list[LinearConfig]: ...
 
     def expected(self, x: Any, weight: Any, gated: bool) -> torch.Tensor:
-        """Return the result with which those of candidates are compared."""
+        """Return the reference result for the candidates."""
         return self.run(x, weight, gated, scaled_linear.FIXED)
 
 

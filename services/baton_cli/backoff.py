@@ -2,7 +2,8 @@
 
 
 class Backoff:
-    """Exponential backoff from `first_s`, doubling up to `limit_s`. It is reset once a child was ready `healthy_s`."""
+    """Exponential backoff from `first_s`, doubling up to `limit_s`. It is reset after a child was ready for
+    `healthy_s`."""
 
     def __init__(self, first_s: float = 0.5, limit_s: float = 30.0, healthy_s: float = 60.0) -> None:
         self._first_s = first_s

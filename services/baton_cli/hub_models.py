@@ -39,7 +39,7 @@ def pull_model(model: str, *, weights: bool, cache: Path | None = None, volume_s
     except (ValueError, HubError) as error:
         raise UserError(str(error)) from None
     except KeyboardInterrupt:
-        raise UserError("the download was interrupted; the same command goes on where it ended") from None
+        raise UserError("the download was interrupted; the same command resumes it") from None
     return pulled.folder
 
 

@@ -1,6 +1,6 @@
 """Run as a script: `leash.py SUPERVISOR_PID COMMAND...` becomes COMMAND, which does not outlive the supervisor.
 
-On Linux, the kernel kills the process when the supervisor ends in any way, SIGKILL included (prctl(2),
+On Linux, the kernel kills the process however the supervisor ends, SIGKILL included (prctl(2),
 PR_SET_PDEATHSIG). The setting survives exec. It is bound to the parent *thread*, so the supervisor must start its
 children from its main thread. On other systems, only an orderly end of the supervisor stops the process.
 

@@ -29,7 +29,7 @@ _UNITS = {
 
 
 class _ShowByDefault(TyperGroup):
-    """Takes `baton model MODEL` as `baton model show MODEL`."""
+    """Interprets `baton model MODEL` as `baton model show MODEL`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0].startswith("-"))
@@ -65,8 +65,8 @@ def pull(
 ) -> None:
     """Download what Baton reads of a model from a hub, and print its folder.
 
-    A download that was interrupted goes on where it ended. HF_TOKEN or the file HF_TOKEN_PATH has the token for models
-    that are not public, HF_ENDPOINT is the URL of a mirror, and HF_HUB_OFFLINE=1 uses the cache alone.
+    An interrupted download is resumed. HF_TOKEN or the file HF_TOKEN_PATH has the token for models that are not public,
+    HF_ENDPOINT is the URL of a mirror, and HF_HUB_OFFLINE=1 uses only the cache.
     """
     size = None if volume_size is None else _bytes(volume_size)
     typer.echo(pull_model(model, weights=weights, cache=cache, volume_size=size))

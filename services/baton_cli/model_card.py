@@ -1,4 +1,4 @@
-"""What a model folder says in its files for people and chats: the licence, and whether there is a chat template."""
+"""Facts from a model folder's other files: the licence, and whether there is a chat template."""
 
 import json
 import re
@@ -14,7 +14,8 @@ _MOST_CHARACTERS = 1 << 20
 
 
 class Licence(msgspec.Struct, frozen=True):
-    """file: its name, and first_line what it begins with. declared: the license fields of README.md's front matter."""
+    """file, first_line: the licence file's name and first line. declared: the license fields of README.md's front
+    matter."""
 
     file: str | None
     first_line: str | None

@@ -28,7 +28,7 @@ from baton_engine.source import Method
 
 # Tokens of the shorter sequences that are counted for each GPU.
 BRIEF_LENGTH = 4096
-# The GPU's defaults for "auto" are asked for, which needs no GPU.
+# The values of "auto" are those for a GPU. Computing them needs no GPU.
 _GPU = torch.device("cuda")
 
 
@@ -47,8 +47,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     """The model as the engine serves it.
 
     family: the class. held: how the weights are held in memory, in words. active: parameters that a token is multiplied
-    with, embeddings included. estimated: weights_bytes is, as config.json alone says which weights are codes. kv_dtype:
-    as torch calls it. kv_bytes_per_token: of the layers that see all tokens. kv_window_bytes: the most that the other
+    with, embeddings included. estimated: weights_bytes is an estimate, made from config.json alone. kv_dtype: the name
+    of the torch dtype. kv_bytes_per_token: of the layers that see all tokens. kv_window_bytes: the most that the other
     layers hold of a sequence.
     """
 
@@ -67,7 +67,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """not_served: the reason why the engine would refuse the model; None = it serves it, as far as is known.
+    """not_served: the reason why the engine would refuse the model; None = there is no known reason.
     weights_unknown: the reason why nothing is known of the weights.
 
     Sizes are those of config.json, which may lack any of them if the model is not served.
@@ -155,17 +155,17 @@ def _served(
 
 
 def _planned(config: ModelConfig, quantization: Quantization, dtype: torch.dtype) -> tuple[int, int]:
-    """Return how many parameters config.json calls for, and their bytes: about, where it calls for codes."""
+    """Return the number of parameters according to config.json, and their bytes, an estimate for quantized weights."""
     coded: set[str] = set()
 
     def note(name: str, sensitive: bool, stored: Callable[[str], bool]) -> Method:
-        # Few tools quantize sensitive weights, and configs hardly say so.
+        # Few tools quantize sensitive weights, and configs rarely say whether they are.
         if not sensitive and quantization.policy(name, sensitive, lambda tensor: True) != DENSE:
             coded.add(name)
         return DENSE
 
     takes = {take.name: take for take in planned_takes(build_of(config, 1, note), dtype)}
-    # One tensor may have the weights of all experts, whose names have the number of each.
+    # One tensor may hold the weights of all experts, although the names asked for have the number of an expert.
     split = [name.rsplit(".", 2) for name in coded if name.count(".") > 1]
     joined = {parent for parent, number, _ in split if number.isdecimal()}
     parameters, size = 0, 0.0
@@ -179,7 +179,7 @@ def _planned(config: ModelConfig, quantization: Quantization, dtype: torch.dtype
 
 
 def _mismatch(config: ModelConfig, checkpoint: Checkpoint | None, quantization: Quantization) -> str | None:
-    """Return what is wrong with the weights' names, shapes or dtypes, if anything is."""
+    """Return the problem with the weights' names, shapes or dtypes; None if there is none."""
     build = build_of(config, 1, quantization.policy)
     try:
         if checkpoint is None:

@@ -1,4 +1,4 @@
-"""`baton model kv-scales`: measures the scales of KV in FP8 once, for pods that would not measure the same."""
+"""`baton model kv-scales`: measures the scales of KV in FP8 once, for pods that would measure different ones."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +27,7 @@ def kv_scales(
     except ModuleNotFoundError as error:
         raise UserError(f"this needs the packages of a worker (baton[worker]): {error}") from None
     try:
-        # No more memory than the pass that measures needs, beside the weights.
+        # Beside the weights, only the memory for the measuring pass is needed.
         length = min(_TOKENS, load_model_config(folder).default_model_len)
         settings = EngineConfig(
             model=str(folder), dtype=dtype, device=device, kv_cache_dtype="fp8", max_model_len=length,

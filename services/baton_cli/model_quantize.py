@@ -61,5 +61,5 @@ def quantize(
     except (ConfigError, OSError) as error:
         raise UserError(str(error)) from None
     except KeyboardInterrupt:
-        raise UserError("quantizing was interrupted; the same command goes on where it ended") from None
+        raise UserError("quantizing was interrupted; the same command resumes it") from None
     typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode() if as_json else report.table())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from baton_cli.model_facts import ModelFacts, Served
     from baton_engine.memory_estimate import Card
 
-# What CUDA reports as the memory of each GPU, in GiB; makers count otherwise, and the driver keeps a part.
+# The memory of each GPU in GiB as CUDA reports it. Vendors' figures are larger, and the driver keeps a part.
 GPUS = {
     "h200": 139.8,
     "h100-80": 79.1,
@@ -42,7 +42,7 @@ def show(
 ) -> None:
     """Print what a model is and which GPUs it fits on. It reads no weights and needs no GPU.
 
-    Of a model on the hub, everything but the weights is downloaded. Of their files only the headers are read there.
+    For a model on the hub, everything except the weights is downloaded. Only the headers of weight files are read.
     """
     folder, repo = local_folder(model, weights=False)
     if not folder.is_dir():
@@ -121,7 +121,7 @@ def _facts_text(facts: "ModelFacts") -> str:
     rows["licence"] = f"{named}; README.md says {declared}" if declared else named
     rows["chat template"] = f"in {facts.chat_template}" if facts.chat_template else "none"
     width = max(map(len, rows))
-    # The texts are those of whoever made the model, who must not control the terminal.
+    # These texts come from the model's authors, who must not control the terminal.
     shown = {label: "".join(each if each.isprintable() else "?" for each in fact) for label, fact in rows.items()}
     return "\n".join(f"{label:{width}}  {fact}" for label, fact in shown.items())
 

@@ -1,4 +1,4 @@
-"""What is known of a model's weights: the headers of their files, in a folder or on a hub."""
+"""Reads the headers of a model's weight files, in a folder or on a hub."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,8 +9,8 @@ from baton_engine.config import ConfigError
 
 
 class KnownWeights(NamedTuple):
-    """checkpoint: None = there are no weights, or nothing is known of them, and `unknown` says why. refused: the reason
-    why the engine would not load them."""
+    """checkpoint: None = there are no weights, or nothing is known of them; `unknown` is then the reason. refused: why
+    the engine would not load them."""
 
     checkpoint: Checkpoint | None
     unknown: str | None = None
@@ -26,7 +26,8 @@ def weights_in(folder: Path) -> KnownWeights:
 
 
 def weights_on_hub(repo: str, folder: Path) -> KnownWeights:
-    """Read the headers of a model's files on a hub, unless the cache has the files. folder: that of a commit there."""
+    """Read the headers of a model's files on a hub, or in the cache if it has them. folder: the commit's cache
+    folder."""
     # Importing the client of the hub takes a third of a second.
     from baton_hub.beginnings import read_beginnings
     from baton_hub.errors import HubError, HubUnreachable

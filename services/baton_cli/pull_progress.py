@@ -23,7 +23,7 @@ _LOG_INTERVAL_S = 10.0
 
 
 class LogProgress:
-    """Logs how far the download is, at most every ten seconds, and when it has ended."""
+    """Logs the progress of the download at most every ten seconds, and its end."""
 
     def __init__(self, name: str) -> None:
         self._name = name

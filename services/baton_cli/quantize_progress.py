@@ -18,7 +18,7 @@ _LOG_INTERVAL_S = 10.0
 
 @contextlib.contextmanager
 def quantize_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Return what shows the present work, how much of it is done, and how much there is, on standard error."""
+    """Yield a function that shows the current work, its done part and its total on standard error."""
     if not sys.stderr.isatty():
         configure_logging("model")
         yield _LogProgress()
@@ -32,7 +32,7 @@ def quantize_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 class _LogProgress:
-    """Logs the present work, at most every ten seconds."""
+    """Logs the current work, at most every ten seconds."""
 
     def __init__(self) -> None:
         self._logged = float("-inf")

@@ -29,7 +29,7 @@ class BlockAllocator:
         self._groups = groups
         self._size = block_size
         self._step_tokens = step_tokens
-        # Blocks that must be known before the first token to compute, so that its query finds all that it sees.
+        # Blocks that must be cached before the first token to compute, so that its query finds all keys that it sees.
         windows = [group.window for group in groups if group.window is not None]
         self._seen_blocks = -(-(max(windows, default=1) - 1) // block_size)
 
@@ -38,18 +38,18 @@ class BlockAllocator:
         return sum(group.most_blocks(tokens, self._size, self._step_tokens) for group in self._groups)
 
     def take(self, sequence: Sequence, margin: int) -> bool:
-        """Give a sequence blocks for its known tokens, and the prefixes that the cache knows.
+        """Give a sequence blocks for its known tokens, with those that the prefix cache has.
 
         Returns False, with nothing changed, if too few blocks are left.
 
-        margin: blocks that must stay available for others. They may also be taken when nobody else runs.
+        margin: blocks that must stay available for other sequences. They may be taken if no other sequence runs.
         """
         pool, size, known = self.pool, self._size, sequence.known
         hashes = self._known_prefix(sequence)
         imports, cached = sequence.imports, len(hashes)
         tables, missing = [], []
         for index, group in enumerate(self._groups):
-            # A source brings only what the first query here sees, so the oldest block may lack its first tokens.
+            # A source brings only tokens that the first query here sees, so the oldest block may lack its first tokens.
             seen = group.first_seen(max(sequence.import_end, cached * size))
             first, whole_from = seen // size, -(-seen // size) if imports else 0
             found = [pool.find(digest, index) for digest in hashes[first:]]
@@ -98,7 +98,7 @@ class BlockAllocator:
         return hashes[:end]
 
     def lacking(self, sequence: Sequence) -> list[int]:
-        """Return the groups in which a sequence's next token has no block, or only one that others read."""
+        """Return the groups in which a sequence's next token has no block, or only a block shared with others."""
         at = sequence.computed // self._size
         return [
             group
@@ -109,7 +109,7 @@ class BlockAllocator:
     def grow(self, sequence: Sequence, groups: list[int]) -> tuple[list[tuple[int, int]], list["NewBlock"]]:
         """Give a sequence the blocks that it is lacking. The caller has made sure that they are available.
 
-        Returns the blocks to copy, (from, to), and what is new in the block tables.
+        Returns the blocks to copy, (from, to), and the new entries of the block tables.
         """
         at = sequence.computed // self._size
         copies, news = [], []
@@ -127,14 +127,14 @@ class BlockAllocator:
     def extend(self, sequence: Sequence, end: int) -> tuple[int, list["NewBlock"]]:
         """Give a prompt blocks up to token `end` as far as they are available.
 
-        Returns the token up to which it has blocks, and what is new in the block tables.
+        Returns the token up to which it has blocks, and the new entries of the block tables.
         """
         size, news = self._size, []
         tables = [table.blocks for table in sequence.tables]
         first = min(map(len, tables))
         for at in range(first, -(-end // size)):
             groups = [group for group, table in enumerate(tables) if len(table) == at]
-            # All groups or none: a block of one alone lets no token be computed.
+            # Either all groups get a block or none does: a token needs a block in every group.
             if len(groups) > self.pool.num_available:
                 break
             for group, block in zip(groups, self.pool.allocate(len(groups)), strict=True):
@@ -147,7 +147,7 @@ class BlockAllocator:
     def settle(self, sequence: Sequence, end: int) -> None:
         """Note that the KV of a sequence's first `end` tokens is computed and finite.
 
-        The prefix cache learns of complete blocks, and what no query from `end` on sees goes back to the pool.
+        Complete blocks enter the prefix cache, and blocks that no query from `end` on sees go back to the pool.
         """
         size, end = self._size, min(end, sequence.computed, sequence.known)
         first, full = sequence.settled, end // size
@@ -211,7 +211,7 @@ class BlockAllocator:
             if shared is None:
                 held += self._own(sequence, 0)
                 continue
-            # The first of them stands for all with the blocks that they have together.
+            # Blocks that several sequences share are counted with the first of these only.
             held += self._own(sequence, shared.count if holders[shared] else 0)
             holders[shared] += 1
         if any(shared.holders != count for shared, count in holders.items()):

@@ -12,9 +12,9 @@ from baton_common.set_changes import SetChanges
 class BlockPool:
     """Reference counts, prefix cache and least-recently-used eviction over `num_blocks` blocks.
 
-    Each group of layers has hashes of its own, since its blocks hold other KV of the same tokens. `changes` tells of
-    the first group's hashes only: they stand for the prompts that are known. on_evict: called with the block, the group
-    and the hash before a block whose contents are known is allocated anew, so that the contents can still be read.
+    Each group of layers has its own hashes, since its blocks hold different KV of the same tokens. `changes` reports
+    the first group's hashes only, which suffice to tell which prompts are cached. on_evict: called with the block, the
+    group and the hash before a cached block is allocated again, so that its contents can still be read.
     """
 
     def __init__(self, num_blocks: int, enable_prefix_caching: bool = True, num_groups: int = 1) -> None:

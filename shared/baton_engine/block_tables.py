@@ -4,9 +4,9 @@
 class BlockTable:
     """The blocks of one sequence for one group of layers.
 
-    blocks: the block of index i holds the tokens [i * block_size, (i + 1) * block_size). gone: so many of the first
-    have been given back, as no query sees their tokens any more. 0 stands in their place. whole_from: blocks before
-    this index may lack tokens that no query of this sequence sees, so the prefix cache must not learn of them.
+    blocks: the block at index i holds the tokens [i * block_size, (i + 1) * block_size). gone: how many of the first
+    blocks have been given back, as no query sees their tokens any more; their entries are 0. whole_from: blocks before
+    this index may lack tokens that no query of this sequence sees, so they must not enter the prefix cache.
     """
 
     __slots__ = ("blocks", "gone", "whole_from")

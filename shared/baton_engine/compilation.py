@@ -17,10 +17,10 @@ _MOST_THREADS = 16  # each takes some hundred megabytes
 
 @contextmanager
 def compiling_ahead(cores: float) -> Iterator[None]:
-    """Within this context launches of kernels run nothing. Kernels that are not compiled yet are compiled in threads,
-    one for each core, and are ready when the context ends.
+    """Within this context, launching a kernel only compiles it, in threads, one for each core. All kernels are ready
+    when the context ends.
 
-    All other operations run. So they may find anything in the results of kernels, and must not use them as indices.
+    All other operations run. As the results of kernels are undefined here, they must not be used as indices.
     """
     run, start = JITFunction.run, JITFunction._do_compile
     begun: set[tuple[int, str]] = set()
@@ -29,7 +29,7 @@ def compiling_ahead(cores: float) -> Iterator[None]:
         return run(kernel, *args, grid=grid, warmup=True, **options)
 
     def start_once(kernel: Any, key: str, *rest: Any) -> Any:
-        # Triton 3.6 caches a kernel only when it is compiled, and would prepare it again at each launch until then.
+        # Triton 3.6 caches a kernel only once it is compiled, and would prepare it again at each launch until then.
         if (id(kernel), key) in begun:
             return None
         begun.add((id(kernel), key))
@@ -44,8 +44,8 @@ def compiling_ahead(cores: float) -> Iterator[None]:
 
 
 class Compilations:
-    """Counts the kernels that are compiled, or loaded from Triton's cache on disk, from `begin` on. Each of them halts
-    the engine."""
+    """Counts the kernels that are compiled, or loaded from Triton's cache on disk, from `begin` on. The engine stands
+    still during each of these."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -28,18 +28,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 0
     max_num_seqs: int = 0
     prefill_only: bool = False  # other pods decode, so each step of this engine is short and admits new prompts soon
-    # Time for prompts in a step that also decodes, which grows with the queue, or in any step with prefill_only. 0 = no
-    # limit.
+    # Milliseconds for the prompts of a step that also decodes, more if many are queued; with prefill_only, of any step.
+    # 0 = no limit.
     chunk_ms: float = CHUNK_MS
     enable_prefix_caching: bool = True
     enforce_eager: bool = False  # no CUDA graphs
     deterministic: bool = False  # a token does not depend on the other sequences of its batch; slower
     export_fraction: float = EXPORT_FRACTION  # fraction of the blocks that exports may hold before others must wait
-    set_aside_bytes: int = 0  # of this process's device memory, the bytes that it uses outside the engine
-    tensor_parallel: int = 1  # processes that divide each layer among them, on a GPU each or on the CPU
-    expert_parallel: bool = False  # each of them has some experts as a whole, not a part of every expert
-    symmetric_memory: bool = True  # each of them reads small messages in the memory of the other GPUs, without NCCL
-    pipeline_parallel: int = 1  # stages that compute the layers one after another, of tensor_parallel processes each
+    set_aside_bytes: int = 0  # device memory that this process uses outside the engine
+    tensor_parallel: int = 1  # processes that divide each layer among them, each on its own GPU or all on the CPU
+    expert_parallel: bool = False  # each of these has some whole experts, not a part of every expert
+    symmetric_memory: bool = True  # small all-reduces read the memory of the other GPUs directly, without NCCL
+    pipeline_parallel: int = 1  # stages of consecutive layers, each with tensor_parallel processes
     num_threads: int | None = None  # on CPU; None = chosen from the cores and the model
     engines_sharing_cpu: int | None = None  # number of engines that divide the cores, this one included
 
@@ -48,7 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises ConfigError for a value that no engine can use.
         """
-        # Attention on a GPU works on tiles of 64 keys, which the copy engine fetches if a tile is one block.
+        # Attention on a GPU works on tiles of 64 keys, which TMA loads if a tile is one block.
         defaults = {"block_size": 64, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
         if device_type == "cpu":
             defaults = {"block_size": 16, "max_num_batched_tokens": 1024, "max_num_seqs": 128}

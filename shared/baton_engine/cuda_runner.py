@@ -45,7 +45,8 @@ from .warm_up import warm_up_steps
 
 log = logging.getLogger(__name__)
 
-# The least KV of an exported prompt in a group of layers. A group is one transfer between GPUs; small ones are slow.
+# The least bytes of an exported prompt's KV in a group of layers. A group is one transfer between GPUs, and small ones
+# are slow.
 _GROUP_BYTES = 64 << 20
 _MOST_GROUPS = 8
 # Of the memory set aside for CUDA graphs: how much the steps with prompts may use.
@@ -53,8 +54,8 @@ _SHARE_OF_PROMPTS = 0.75
 
 
 class CudaRunner(Runner):
-    """No step waits until the tokens of the previous one are read. Draws that a grammar restricts wait for their masks,
-    and only the next step waits for those draws."""
+    """Launches a step before the host has read the tokens of the previous one. Draws that a grammar restricts wait for
+    their masks, and only the next step waits for those draws."""
 
     depth = 1
     _table: DeviceRowTable
@@ -75,12 +76,12 @@ class CudaRunner(Runner):
         self._token_graphs: TokenGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
         self._recorder: Recorder | None = None
-        # What the previous stage has sent, for graphs, which read it at a fixed address.
+        # Graphs read the hidden states that the previous stage has sent at this fixed address.
         rows = max(config.max_num_seqs, min(config.max_num_batched_tokens, SIZES[-1]))
         self._graph_input = None
         if not stage.is_first:
             self._graph_input = torch.zeros(rows, model.hidden_size, dtype=self.dtype, device=self.device)
-        # A graph of decodes cuts long sequences into parts that depend on the batch, which --deterministic rules out.
+        # Decode graphs cut long sequences into parts that depend on the batch, which --deterministic rules out.
         if isinstance(self._backend, GraphBackend) and not config.enforce_eager and not config.deterministic:
             self._decode_graphs = self._make_decode_graphs(self._backend)
 
@@ -94,7 +95,7 @@ class CudaRunner(Runner):
         steps = warm_up_steps(self._config, self.max_model_len, self._num_groups)
         with watching() as unmeasured:
             self._compile(steps)
-        # All ranks compile again or none does: steps contain operations that ranks do together.
+        # Either all ranks compile again or none does, because steps contain collective operations.
         if not self._ranks.least(int(not unmeasured)):
             tune_products(unmeasured.values())
             self._compile(steps)
@@ -109,8 +110,8 @@ class CudaRunner(Runner):
     def _load_logits_kernels(self) -> None:
         """Compute logits of each number of rows.
 
-        cuBLAS has another kernel for every sixteen rows. It loads a kernel at its first use, and that waits for an idle
-        device.
+        cuBLAS has a different kernel for every sixteen rows. It loads a kernel at its first use, which waits for an
+        idle device.
         """
         if not self._stage.is_last:
             return
@@ -148,7 +149,7 @@ class CudaRunner(Runner):
         log.info("compiled kernels in %.1f s", time.perf_counter() - started, extra={"event": "compiled"})
 
     def _forget_rows(self) -> None:
-        # Rows of the largest steps have very long prompts, which would stay in the host's memory.
+        # The rows of the largest steps have very long prompts, which would otherwise stay in the host's memory.
         self._table.forget()
         self._sampler.forget()
 
@@ -160,7 +161,7 @@ class CudaRunner(Runner):
         self._compilations.begin()
 
     def close(self) -> None:
-        # NCCL waits for the end of all graphs with its operations before it ends a connection.
+        # Before NCCL closes a connection, it waits until all graphs with its operations are destroyed.
         if self._recorder is not None:
             self._recorder.release()
 
@@ -190,9 +191,9 @@ class CudaRunner(Runner):
             self.model.num_heads, self.model.head_dims, self._progress, self._ranks, self._graph_input,
         )  # fmt: skip
         if isinstance(self._backend, TritonPaged):
-            # A step with decodes launches more kernels than those that were timed, while the host also sends tokens.
+            # Steps with decodes launch more kernels than the steps that were timed, while the host also sends tokens.
             most_mixed = 0 if config.deterministic else config.max_num_batched_tokens
-            # The largest graph keeps the temporary memory of a step of so many tokens.
+            # The largest graph keeps the temporary memory of a step with `most_mixed` tokens.
             if budget.forward:
                 fitting = _SHARE_OF_PROMPTS * budget.graphs / budget.forward * config.max_num_batched_tokens
                 most_mixed = min(most_mixed, int(fitting))
@@ -215,7 +216,7 @@ class CudaRunner(Runner):
         return event
 
     def _receive(self, tokens: int) -> None:
-        """Let a graph read what the previous stage has computed for a step of so many tokens."""
+        """Copy the hidden states from the previous stage to the memory that a graph of this size reads."""
         if self._graph_input is not None:
             self._stage.receive(self._graph_input[:tokens])
 

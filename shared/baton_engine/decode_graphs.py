@@ -35,7 +35,7 @@ class Replayed(msgspec.Struct):
     """Device tensors of a step that was replayed, valid until the next graph runs.
 
     result: [sequences] int64, the sampled tokens. inputs: [sequences] int64, their input tokens. logits: [sequences,
-    vocab], of which other work may be left where no sequence is special (DeviceRowTable).
+    vocab]; undefined if no sequence is special (DeviceRowTable).
     """
 
     result: torch.Tensor
@@ -46,9 +46,9 @@ class Replayed(msgspec.Struct):
 class DecodeGraphs:
     """The graphs by number of sequences. They read sequences' values from the table and write sampled tokens to it.
 
-    Several ranks have each graph twice. In one of them the logits of all tokens are gathered on each rank. The other
-    one is for steps whose draws compare no logits with each other but for the greatest: each rank finds the best of its
-    own tokens, and only these are exchanged, 8 bytes of a sequence and rank.
+    With several ranks, there are two graphs of each size. One gathers the logits of all tokens on each rank. The other
+    is for steps whose draws only need the largest score: each rank finds the best of its own tokens, and only these are
+    exchanged, 8 bytes per sequence and rank.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class DecodeGraphs:
         ranks: Ranks,
         received: torch.Tensor | None,
     ) -> None:
-        """received: what a pass begins with instead of the embedding, [at least the most sequences, hidden]; None = the
-        embedding."""
+        """received: the hidden states with which a pass begins instead of the embedding, [at least the most sequences,
+        hidden]; None = the embedding."""
         self._received = received
         self._model, self._cache, self._backend = model, cache, backend
         self._block_size = block_size

@@ -8,7 +8,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of this name, a GPU always with its index: torch cannot make a device without one current.
+    """Return the device of this name. A GPU always has an index, as torch cannot make a device without one current.
 
     name: auto = a GPU if there is one. Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""Groups draws on a GPU by the work that they need, and keeps on the device the values that stay from step to step."""
+"""Groups draws on a GPU by the work that they need, and keeps values on the device that stay the same between steps."""
 
 from collections.abc import Iterable
 

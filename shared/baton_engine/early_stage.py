@@ -14,7 +14,7 @@ class EarlyRunner(Runner):
     """Computes all stages of a pipeline but the last one, on a CPU."""
 
     def learn(self, drawn: list[tuple[int, int]]) -> None:
-        """Note rows and the tokens that the last stage has drawn for them. The next plan may compute these tokens."""
+        """Take rows and the tokens that the last stage has drawn for them. The next plan may compute these tokens."""
         self._table.extend(drawn)
 
     def _finish(self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor) -> Launched:

@@ -138,9 +138,9 @@ class Engine:
 
     def _draw_masked(self) -> None:
         """Launch the draws that grammars restrict: those of the oldest step, as all tokens before them are known now,
-        and those of all steps if none depends on another one.
+        and those of all steps in flight if no step depends on another.
 
-        As a rule the device still computes these steps while their masks are computed here.
+        Usually the device still computes these steps while their masks are computed here.
         """
         for step, launched in self._in_flight.independent():
             if step.masked:
@@ -148,7 +148,7 @@ class Engine:
                 step.masked = []
 
     def add_source(self, source: KvSource) -> None:
-        """Let a further source bring KV. It is asked after all others."""
+        """Add a source of KV, which is asked after all others."""
         self._imports.sources.append(source)
 
     def reserve(self) -> list[Reservation]:
@@ -205,7 +205,7 @@ class Engine:
         """Put KV from a source into a waiting request's blocks, in the current stream.
 
         values: bytes of the extent, as KvCache.gather writes them. Returns whether the request's KV is complete now.
-        Returns None, and writes nothing, when the request does not wait for this extent (any more).
+        Returns None, and writes nothing, when the request does not wait for this extent, or no longer does.
         """
 
         def write(tables: list[list[int]], fence: Fence | None) -> None:
@@ -252,7 +252,7 @@ class Engine:
         id = sequence.request.id
         self.scheduler.remove(sequence)
         sequence.may_import = False
-        # The other choices of a request that has forked go on as they are.
+        # The other choices of a request that has forked continue unchanged.
         group = [sequence]
         if first_tokens is not None:
             self._fork(sequence, first_tokens)

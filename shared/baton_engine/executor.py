@@ -31,7 +31,7 @@ class Launched(Protocol):
         """Whether `wait` returns at once."""
 
     def layers_done(self) -> int:
-        """Return the number of layers whose KV is known to be complete, which may be less than the actual number."""
+        """Return a number of layers whose KV is known to be complete. More layers may be complete already."""
 
 
 class Fence(Protocol):
@@ -71,9 +71,9 @@ class Done(msgspec.Struct):
 
 
 class KvStore(Protocol):
-    """The KV of all blocks. device: where gathered pieces of KV are, and those that are scattered.
+    """The KV of all blocks. device: the device of pieces that are gathered or scattered.
 
-    scales: of codes; None = the planes hold numbers. The methods are those of KvCache.
+    scales: those of codes; None = the planes are not quantized. The methods are those of KvCache.
     """
 
     device: torch.device
@@ -101,10 +101,10 @@ class KvStore(Protocol):
 class Executor(Protocol):
     """Runs plans in the order in which they are launched.
 
-    depth: number of steps that may be in flight when another one is launched. stages: number of processes that compute
-    a step one after another; if there are several, a step must not depend on draws of those in flight. times: of steps,
-    measured at start. threads: those that compute; None on a GPU. dtype: of activations, and of weights that are not
-    quantized. quantization: the name of the weights' Quantization.
+    depth: the number of steps that may be in flight when another one is launched. stages: the number of pipeline
+    stages; with several, a step must not depend on draws of steps in flight. times: the predictor of step times, fitted
+    at start. threads: the threads that compute; None on a GPU. dtype: of activations and unquantized weights.
+    quantization: the name of the weights' Quantization.
     """
 
     @property
@@ -123,7 +123,7 @@ class Executor(Protocol):
         """The kernels compiled since `begin_service`, each of which halted the engine."""
 
     def begin_service(self) -> None:
-        """Note that requests come from now on, so that compilations delay them."""
+        """Start counting compilations, because requests arrive from now on."""
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start the computation of a step."""

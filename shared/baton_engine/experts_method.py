@@ -1,4 +1,4 @@
-"""The interface of all kinds of experts' weights that are in memory."""
+"""The interface of experts' weights in memory, and how checkpoints name and store them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +10,7 @@ from baton_kernels.reference.activation import ExpertGate
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a family calls the parts of an expert. bias: each of them has one. activation: of the gate."""
+    """A family's names for the parts of an expert. bias: each part has one. activation: that of the gate."""
 
     gate: str
     up: str
@@ -23,25 +23,25 @@ class ExpertNames:
 class JoinedForm:
     """How a checkpoint stores the experts of a layer together: one tensor for gates and ups, one for the outputs.
 
-    gate_up, down: the tensors' names. in_turn: gates and ups of an expert are in turn, and all parts have biases
-    (gpt-oss). Otherwise gates come first, and nothing has a bias. up: ups have a tensor of this name, and each of the
-    three is [experts * units, hidden] (DBRX). activation: of the gate. apart: where each expert has its number in a
-    checkpoint that stores them one by one; "" = where the tensors of all experts would be.
+    gate_up, down: the tensors' names. interleaved: gates and ups alternate, and all parts have biases (gpt-oss).
+    Otherwise gates come first, and no part has a bias. up: the name of a separate tensor for ups; each of the three is
+    then [experts * units, hidden] (DBRX). activation: that of the gate. apart: the prefix before the number of each
+    expert in checkpoints that store experts one by one; "" = the prefix of the joint tensors.
     """
 
     gate_up: str = "gate_up_proj"
     down: str = "down_proj"
-    in_turn: bool = False
+    interleaved: bool = False
     up: str | None = None
     activation: ExpertGate = "silu"
     apart: str = ""
 
 
 class ExpertsMethod(Protocol):
-    """The products with the weights of a layer's experts: how these are held in memory and multiplied."""
+    """The weights of a layer's experts in memory, and the products with them."""
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of the results of each token's experts, [T, hidden], as far as this rank computes it.
+        """Return this rank's part of the weighted sum of the results of each token's experts, [T, hidden].
 
         x: [T, hidden]. weights: [T, count] float32. experts: [T, count] int32, as Router returns them.
         """

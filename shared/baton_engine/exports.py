@@ -38,8 +38,8 @@ class Exports:
         self.layers_sent = 0
 
     def hand_out(self, sequence: Sequence, count: int, end: int, complete: bool, layers: int) -> list[Export]:
-        """Return the KV that has not been handed out yet, when a step has computed so many layers of the `count` tokens
-        that end at `end`.
+        """Return the KV that has not been handed out yet, after a step has computed `layers` layers of the `count`
+        tokens that end at `end`.
 
         complete: these are the last tokens. Tokens that no later query sees are left out.
         """

@@ -71,7 +71,7 @@ class Imports:
         return True
 
     def awaiting(self, id: int, generation: int, extent: Extent) -> Import | None:
-        """Return the import that still lacks all of an extent, which was ordered in this generation."""
+        """Return the import that was ordered in this generation and still lacks all of an extent."""
         entry = self.waiting.get(id)
         if entry is None or entry.generation != generation or not entry.missing.lacks(extent):
             return None

@@ -1,4 +1,4 @@
-"""The forms in which products take their inputs, so that the operation before a product writes its result like that."""
+"""The forms in which products take their inputs. The operation before a product writes its result in that form."""
 
 from typing import Protocol
 
@@ -11,12 +11,12 @@ from .ops import Ops
 
 # Inputs of a product, [T, inputs].
 InputRows = torch.Tensor | QuantizedRows | PendingNorm
-# The output of a layer, or of a part of it, [T, hidden]: the norm after it may be left to the norm that follows.
+# The output of a layer or of a part of it, [T, hidden]. A norm at its end may be left to the next norm.
 OutputRows = torch.Tensor | PendingNorm
 
 
 class Inputs(Protocol):
-    """The form in which a product takes its inputs. A product also takes them as numbers."""
+    """The form in which a product takes its inputs. Every product also takes a plain tensor."""
 
     def norm(
         self, ops: Ops, x: OutputRows, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -28,7 +28,7 @@ class Inputs(Protocol):
 
 
 class Numbers:
-    """Numbers in the dtype that the engine computes in."""
+    """A plain tensor in the dtype that the engine computes in."""
 
     def norm(
         self, ops: Ops, x: OutputRows, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -43,7 +43,7 @@ NUMBERS = Numbers()
 
 
 class NormedNumbers(Numbers):
-    """Numbers, or a norm that the product computes itself. most: elements of the longest row for which it does."""
+    """A plain tensor, or a norm that the product computes itself, for rows of at most `most` elements."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -75,6 +75,6 @@ class EightBits:
 
 
 def inputs_of(part: object) -> Inputs:
-    """Return the form that a part of a layer takes: its attribute `inputs`. Parts without it take numbers."""
+    """Return the form that a part of a layer takes: its attribute `inputs`. Parts without it take plain tensors."""
     found: Inputs = getattr(part, "inputs", NUMBERS)
     return found

@@ -1,4 +1,4 @@
-"""The tensors of each expert, from a checkpoint in which one tensor has those of all experts of a layer."""
+"""The tensors of single experts, from a checkpoint in which one tensor has the weights of all experts of a layer."""
 
 from collections.abc import Collection
 
@@ -8,33 +8,33 @@ from .config import ConfigError
 from .experts_method import ExpertNames, JoinedForm
 from .source import Source
 
-# How the name of a joined tensor goes on after that of the weights, by how the name of an expert's own one would.
+# The suffix of a joined tensor's name, by the suffix that the name of an expert's own tensor would have.
 _ENDINGS = {".weight": "", ".weight_scale": "_scale", ".weight_scale_inv": "_scale_inv", ".bias": "_bias",
             "_blocks": "_blocks"}  # fmt: skip
 
 
 class JoinedTensors:
-    """Implements Tensors. The tensors of an expert have its number and the names of its parts, as [outputs, inputs].
-    Those whose names begin with no number are tensors of the checkpoint."""
+    """Implements Tensors with names such as "3.up_proj.weight", [outputs, inputs], for single experts. Names that do
+    not begin with a number are those of the checkpoint."""
 
     def __init__(
         self, source: Source, form: JoinedForm, names: ExpertNames, experts: int, hidden: int, size: int
     ) -> None:
-        """source: has the joined tensors. hidden, size: the inputs of an expert, and its hidden units."""
+        """source: the source of the joined tensors. hidden, size: the inputs of an expert, and its hidden units."""
         self.dtype, self.device = source.dtype, source.device
         self._source, self._form, self._experts = source, form, experts
-        # Where a part is among those of its tensor; None = it has no other.
+        # Whether a part is the first (0) or the second (1) one in its tensor; None = the tensor has no other.
         pair = (0, 1) if form.up is None else (None, None)
         self._parts = {
             names.gate: (form.gate_up, pair[0]), names.up: (form.up or form.gate_up, pair[1]),
             names.down: (form.down, None),
         }  # fmt: skip
-        # Some tools store weights as [inputs, outputs]. A shape tells which, except that of one square weight.
+        # Some tools store weights as [inputs, outputs]. The shape shows it, unless a weight is square.
         self._plain = form.down in source and (
             (source.stored_shape(form.gate_up), source.stored_shape(form.down))
             == ((experts, 2 * size, hidden), (experts, hidden, size))
         )
-        # What was taken last of each tensor, and for which experts: gates and ups are in one tensor.
+        # The part of each tensor that was taken last, and its experts: a tensor is needed for gates and again for ups.
         self._held: dict[str, tuple[range, torch.Tensor]] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -50,7 +50,7 @@ class JoinedTensors:
         outputs, *inputs = shape
         whole = self._of_expert(number, joined, shape if place is None else (2 * outputs, *inputs), dtype)
         if place is not None:
-            whole = whole[place::2] if self._form.in_turn else whole[place * outputs : (place + 1) * outputs]
+            whole = whole[place::2] if self._form.interleaved else whole[place * outputs : (place + 1) * outputs]
         return (whole[part] if part else whole).contiguous()
 
     def stored_dtype(self, name: str) -> torch.dtype:
@@ -64,8 +64,8 @@ class JoinedTensors:
         """Do nothing, as each rank takes a part of every tensor."""
 
     def _find(self, name: str) -> tuple[int | None, str | None, int | None]:
-        """Return the number of the expert, the name of the joined tensor, None if that is not known, and which of two
-        parts of it the tensor is."""
+        """Return the number of the expert, the name of the joined tensor (None if it is not known), and which of its
+        two parts the tensor is."""
         own = name.removeprefix(self._source.full_name(""))
         number, _, rest = own.partition(".")
         if not number.isdecimal():
@@ -87,7 +87,7 @@ class JoinedTensors:
         return number, joined, place
 
     def _of_expert(self, number: int, joined: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return what a tensor has of an expert, of this shape."""
+        """Return an expert's part of a joined tensor. shape: that of the part."""
         if joined not in self._held or number not in self._held[joined][0]:
             # The next expert may not fit into memory beside the last one. Vectors are small.
             self._held.pop(joined, None)
@@ -98,7 +98,7 @@ class JoinedTensors:
         return tensor[number - numbers.start]
 
     def _take(self, numbers: range, joined: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return what a tensor has of some experts, [experts, *shape]."""
+        """Return the parts of some experts of a joined tensor, [experts, *shape]."""
         plain = self._is_plain(joined, shape)
         rows, *others = shape if plain else shape[::-1]
         if self._form.up is None:
@@ -110,7 +110,7 @@ class JoinedTensors:
         return tensor if plain else tensor.transpose(1, 2)
 
     def _is_plain(self, joined: str, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor has [outputs, inputs] of each expert, of this shape, and not [inputs, outputs]."""
+        """Whether a tensor stores `shape` = [outputs, inputs] for each expert, and not [inputs, outputs]."""
         if self._form.up is not None or len(shape) == 1:
             return joined != self._form.down
         stored, turned = self._source.stored_shape(joined), (self._experts, *shape[::-1])

@@ -19,9 +19,9 @@ _COPY_BYTES = 64 << 20
 class KvCache:
     """A tensor [depth, blocks, block_size, heads, dim] for each plane of a layout. It begins without blocks.
 
-    depth: layers of a block. Each block belongs to the sequences of one group of layers at a time. dtype: of the
-    numbers that attention computes with. scales: those of the codes in planes of 8 bits; None = planes hold numbers.
-    layers: those whose KV is here. They keep the numbers that they have in the layout.
+    depth: layers of a block. Each block belongs to one group of layers at a time. dtype: the dtype in which attention
+    computes. scales: those of the codes in planes of 8 bits; None = the planes are not quantized. layers: those whose
+    KV is here, by their numbers in the layout.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class KvCache:
         self.layers = range(layout.num_layers) if layers is None else layers
         self._runs = runs = layout.runs(slice(self.layers.start, self.layers.stop))
         self._group_of = {layer: run.group for run in runs for layer in range(run.first_layer, run.end_layer)}
-        # The layers of a group that are here follow one another in its blocks. The first of them comes first here.
+        # A block holds consecutive layers of its group, as far as their KV is here, from the first of them on.
         self._first_places = {run.group: run.place for run in reversed(runs)}
         self.depth = max(run.place + run.num_layers - self._first_places[run.group] for run in runs)
         self.allocate(0)
@@ -74,10 +74,10 @@ class KvCache:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What two caches must share, beside the model's own facts, so that the KV of one means the same in the other.
+        """The facts that two caches must share, beside those of the model, in order to exchange KV.
 
-        Codes mean nothing without their scales. Scales must agree and do not travel with the KV: an answer also goes on
-        on another pod after its own is lost, and KV that is rounded in another way would change its tokens.
+        Codes mean nothing without their scales. Scales must agree instead of being sent with the KV, because an answer
+        may resume on another pod after its own is lost, and differently rounded KV would change its tokens.
         """
         facts = {"kv_dtype": str(self.planes[0].dtype)}
         if self.scales is None:
@@ -122,7 +122,7 @@ class KvCache:
         self._move(False, tables, extent, values.to(self.device), False)
 
     def warm_up(self) -> None:
-        """Use all kernels that move KV once, as each is compiled and loaded at its first use. KV stays as it is."""
+        """Run all kernels that move KV once, as each is compiled and loaded at its first use. KV is not changed."""
         blocks, most = [[0]] * len(self.layout.groups), self.layout.num_heads
         whole = self.layout.extent(0, 1, self.layers.start, len(self.layers))
         # The width of a kernel's tiles depends on the number of heads, by powers of two.
@@ -155,7 +155,7 @@ class KvCache:
             part = values[at : at + run.num_layers * layer_bytes]
             at += len(part)
             places = slice(self._place(run), self._place(run) + run.num_layers)
-            # Several calls have one checksum, which none of them can tell.
+            # Several calls share one checksum, so none of them can return it.
             checked = check and len(runs) == 1
             total = move(self._stored, on_device[run.group], tokens, places, extent.heads, part, checked)
         return self.checksum(values) if check and len(runs) > 1 else total

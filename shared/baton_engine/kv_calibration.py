@@ -20,7 +20,7 @@ from .ops import Ops
 from .stage import WHOLE, Stage
 from .transfer import to_device
 
-# Pods must measure the same, whatever their settings are, so none of this depends on settings.
+# Pods with different settings must measure the same scales, so none of this depends on settings.
 _TOKENS = 512  # at most, of each prompt
 _BLOCK_SIZE = 64
 
@@ -29,7 +29,7 @@ def calibration_prompts(folder: Path, vocab_size: int, max_model_len: int) -> li
     """Return a text, if the model's folder has a tokenizer, and random tokens."""
     most = min(_TOKENS, max_model_len)
     prompts = [np.random.default_rng(0).integers(vocab_size, size=most).tolist()]
-    # A tokenizer that cannot be used has ended the start before.
+    # An unusable tokenizer has already been an error earlier in the start.
     with contextlib.suppress(NoTokenizerError):
         prompts.insert(0, load_tokenizer(folder).encode(TEXT).ids[:most])
     return [prompt for prompt in prompts if prompt]
@@ -53,7 +53,7 @@ def largest_kv(
     layout = config.kv_layout(str(model.dtype).removeprefix("torch."))
     cache = KvCache(layout, _BLOCK_SIZE, device, ops, layers=stage.layers(config.kv_layers))
     longest, groups = max(map(len, prompts)), len(layout.groups)
-    # The tables of each group begin where 16 bytes do, as those of the row table.
+    # The tables of each group are aligned to 16 bytes, as in the row table.
     width = -(-longest // (4 * _BLOCK_SIZE)) * 4
     cache.allocate(len(prompts) * groups * width)
     tables = np.arange(cache.num_blocks, dtype=np.int32).reshape(len(prompts), groups, width)

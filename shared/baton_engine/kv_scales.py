@@ -9,7 +9,7 @@ from baton_kernels.reference.quantize import E4M3_MOST
 from .config import ConfigError
 from .shard import Ranks
 
-# Measured scales leave room for values of this many times the largest one that was seen.
+# Measured scales leave room for values this many times as large as the largest measured one.
 _ROOM = 2.0
 # Keeps the reciprocals of scales finite.
 _MOST_EXPONENT = 60
@@ -18,9 +18,9 @@ _MOST_EXPONENT = 60
 class KvScales:
     """For each layer the scale of each head's keys, then of its values, [2, kv_heads] float32, and their reciprocals.
 
-    They begin as 1. The tensors stay where they are, as CUDA graphs keep their addresses. Each layer has tensors of its
-    own, so that all begin at an address of the same alignment, for which Triton compiles a kernel once. Each of several
-    ranks has the scales of its own heads here, and those of all heads for the digest.
+    They begin as 1. The tensors are never replaced, as CUDA graphs keep their addresses. Each layer has its own
+    tensors, so that all addresses have the same alignment, for which Triton compiles a kernel once. With several ranks,
+    each has the scales of its own heads here, and those of all heads for the digest.
     """
 
     def __init__(self, layers: int, kv_heads: int, device: torch.device) -> None:
@@ -58,10 +58,10 @@ class KvScales:
 
 
 def scales_for(largest: torch.Tensor) -> torch.Tensor:
-    """Return the scales for values of such largest magnitudes: powers of two.
+    """Return scales for values whose largest magnitudes are given: powers of two.
 
-    A power of two costs no precision, as codes are floats. And magnitudes that differ in their last digits, because
-    sums were added up in another order, mostly give the same scale.
+    A power of two costs no precision, as codes are floats. And magnitudes that differ only in their last digits,
+    because of another order of additions, mostly give the same scale.
     """
     wanted = largest.float() * (_ROOM / E4M3_MOST)
     _, exponents = torch.frexp(wanted)

@@ -23,7 +23,7 @@ class KvSource(Protocol):
         """Return the token up to which this source can bring the KV of a sequence, excluding that token; 0 = none.
 
         cached: returns how many of the first tokens the prefix cache has, which takes time. These are not ordered, so a
-        source that has nothing after them returns 0.
+        source that has no KV after them returns 0.
         """
         ...
 

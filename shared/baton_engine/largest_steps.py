@@ -9,7 +9,7 @@ from .step_plan import NewRow, StepPlan
 
 _SHORT_CHUNK = 96
 PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
-# All parameters together that make a draw copy its logits, except a grammar.
+# All parameters that make a draw copy its logits, except a grammar.
 _EVERYTHING = SamplingParams(
     max_tokens=2,
     temperature=1.0,

@@ -1,4 +1,4 @@
-"""Least squares that follow a changing relation between a few quantities and a positive result."""
+"""A least-squares fit that follows a changing relation between a few quantities and a positive result."""
 
 import numpy as np
 
@@ -49,7 +49,8 @@ class LeastSquares:
         terms = np.array(x)
         change = y / max(float(self._at_start @ terms), 1e-12) / self._speed - 1
         self._speed *= 1 + _SPEED_SHARE * min(max(change, -_USUAL_ERROR), _USUAL_ERROR)
-        # Errors are relative to the prediction: relative to y, samples that took too little time would count most.
+        # Errors are relative to the prediction. If they were relative to y, samples that are too small would count
+        # most.
         scaled = terms / predicted
         matrix, vector = self._recent
         kept = 1 - 1 / _MEMORY

@@ -21,8 +21,8 @@ from .stage import WHOLE, Stage
 
 log = logging.getLogger(__name__)
 
-# Which tensors are taken does not depend on this, and to decode those of thousands of experts takes a minute, even
-# without memory.
+# The tensors that are taken do not depend on this dtype. Decoding those of thousands of experts would take a minute,
+# even without memory.
 _OPS = msgspec.structs.replace(TORCH, keeps_codes=True)
 
 # Makes a model, and does not look at the values of its tensors.
@@ -86,7 +86,7 @@ def build_of(
     expert_parallel: bool = False,
     stage: Stage = WHOLE,
 ) -> Build:
-    """Return what makes a model. max_positions: the most tokens of a sequence. policy: how weights are stored.
+    """Return a model's constructor. max_positions: the most tokens of a sequence. policy: how weights are stored.
 
     ranks: those that divide the layers; what is made is the part of one of them. expert_parallel: as in Source. stage:
     which layers are made.
@@ -108,7 +108,7 @@ def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 def planned_ranges(build: Build, weights: Weights) -> list[Range]:
     """Return what a model reads, in order.
 
-    Raises ConfigError when a tensor is missing or has another shape: nobody waits for other tensors to learn it.
+    Raises ConfigError when a tensor is missing or has another shape, before any tensor is read.
     """
     try:
         takes = planned_takes(build, weights.dtype, weights)

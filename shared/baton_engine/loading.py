@@ -16,7 +16,7 @@ from .read_ahead import Range, ReadAhead
 
 log = logging.getLogger(__name__)
 
-# Called with the name of the present work, the number of its parts that are done, and the number of all its parts.
+# Called with the name of the current work, the number of its parts that are done, and the number of all parts.
 Progress = Callable[[str, int, int], None]
 
 # Returns the bytes that a tensor will take in memory, by the dtype in which it is stored and its shape.
@@ -28,7 +28,7 @@ _DTYPES = {
     "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu, "I16": torch.int16, "F16": torch.float16,
     "BF16": torch.bfloat16, "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
 }  # fmt: skip
-# Tensors of these dtypes are numbers by themselves. Others are codes, which scales or tables turn into numbers.
+# Tensors of these dtypes hold values. Those of other dtypes hold codes, which scales or tables turn into values.
 PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -120,7 +120,7 @@ class Weights:
         return tensor.to(dtype).contiguous()
 
     def leave(self, prefix: str, numbers: Collection[int]) -> None:
-        """Note that nobody here will take the tensors whose names have one of these numbers after the prefix."""
+        """Note that this process will not take the tensors whose names have one of these numbers after the prefix."""
         begin, left = len(prefix), {str(number) for number in numbers}
         self._untaken = {
             name for name in self._untaken if not name.startswith(prefix) or name[begin:].partition(".")[0] not in left

@@ -1,4 +1,4 @@
-"""The steps whose times an engine measures at start, so that it can predict those of all others."""
+"""The steps whose times an engine measures at start in order to predict the times of all others."""
 
 import numpy as np
 
@@ -6,20 +6,20 @@ from .config import EngineConfig
 from .largest_steps import PLAIN, plan_of
 from .step_plan import StepPlan
 
-# Shorter prompts wait for the weights, which is another law than that of the long steps by which chunks are bounded.
+# Shorter prompts are bound by reading the weights, unlike the long steps whose prediction bounds chunks.
 _PROMPTS = (512, 2048)
 _CHUNK = 1024  # of long sequences: about as many tokens as chunks have in service, as few use a device less well
 _FEW, _MANY = 8, 64
 _SHORT, _MIDDLE, _LONG = 64, 4096, 32_768
-# The decodes of a step read so many tokens at most. A step that reads more takes longer than is needed to measure it.
+# The most tokens that the decodes of a measured step read. Steps that read more would only make the start longer.
 _MOST_KEYS = 1 << 20
 
 
 def measured_steps(config: EngineConfig, max_model_len: int, num_groups: int, num_blocks: int) -> list[StepPlan]:
     """Return steps of prompts, of decodes and of both, with short and long contexts, each twice.
 
-    The first run of a step may still load something. Sequences use different blocks as far as there are some, since a
-    device reads one block faster than many.
+    The first run of a step may still load kernels. Sequences use different blocks as far as possible, since a device
+    reads one block repeatedly faster than many.
     """
     tokens, sequences = config.max_num_batched_tokens, config.max_num_seqs
     longest = min(tokens, max_model_len)

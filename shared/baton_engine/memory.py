@@ -16,8 +16,8 @@ from .host_memory import HostMemory
 
 log = logging.getLogger(__name__)
 
-# The memory that CUDA, its libraries and the kernels hold besides torch's tensors. It is not measured: while other
-# processes start, a process can tell only its own tensors from theirs.
+# The memory that CUDA, its libraries and the kernels hold besides torch's tensors. It is not measured, because a
+# process cannot distinguish it from memory that other processes take while they start.
 LIBRARIES_BYTES = 512 << 20
 # The memory of CUDA graphs: the tensors between their kernels, in a pool of their own, and the graphs themselves.
 GRAPHS_BYTES = 1 << 30

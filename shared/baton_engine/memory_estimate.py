@@ -37,7 +37,7 @@ class Card(msgspec.Struct):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU has room for beside the weights. Lengths are in tokens.
+    """How many tokens and sequences fit on a GPU beside the weights. Lengths are in tokens.
 
     kv_tokens: of all sequences together, when each has the longest context. longest: of one sequence. full: how many
     sequences of the longest context fit at once, brief: how many of `brief_length`. problem: why the engine would not
@@ -100,7 +100,7 @@ def fit(
 
 
 def _step_bytes(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> tuple[int, int]:
-    """Return about the bytes of the largest step's tensors: of the layers, and of the draws."""
+    """Return the approximate bytes of the largest step's tensors: those of the layers, and those of the draws."""
     hidden, heads, kv_heads = model.hidden_size, model.num_heads, model.num_kv_heads
     inner = (model.layer_weights - model.attention_weights) // (3 * hidden)
     # Gates, ups and their products, or else queries, keys, values and what attention returns; and beside them the

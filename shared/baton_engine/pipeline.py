@@ -11,9 +11,9 @@ from .step import Step
 from .step_plan import StepPlan
 from .step_times import StepTimes, StepWork
 
-# The next step is launched before the predicted end of the present one: earlier by the longest of the last launches of
-# steps with prompts, but at least by _LEAD_S, and by the share of the present step's time by which a prediction may be
-# wrong (_LEAD_SHARE).
+# The next step is launched before the predicted end of the current one. The lead is the longest of the last launches of
+# steps with prompts, at least _LEAD_S, plus the share of the current step's time by which a prediction may be wrong
+# (_LEAD_SHARE).
 _LEAD_S = 0.012
 _LAUNCHES = 8
 _LEAD_SHARE = 0.05
@@ -48,8 +48,7 @@ class Pipeline:
 
     def put(self, step: Step, launch: Callable[[StepPlan], Launched]) -> None:
         """Launch a step behind the others."""
-        # An idle device begins with a step's first kernel, long before the last one is launched. So the step begins
-        # now, though not exactly.
+        # An idle device begins with a step's first kernel, long before the last one is launched: about now.
         now = time.monotonic()
         if not self._steps:
             self._began_at, self._timed = now, False
@@ -81,7 +80,7 @@ class Pipeline:
 
     def is_full(self) -> bool:
         """Whether the launch of the next step can wait without leaving a device idle. That is only known while each
-        stage has a step and the oldest computes prompts. Others end too soon to wait with the launch."""
+        stage has a step and the oldest step computes prompts. Other steps end too soon to delay the launch."""
         if len(self._steps) != self._stages or not self._steps[0][0].plan.has_prompts:
             return False
         _, seconds = self._predicted[0]

@@ -1,7 +1,7 @@
-"""Measures at start which kernels compute the products of a model fastest, where no table has their shapes.
+"""Measures at start which kernels compute a model's products fastest, if the tables do not have their shapes.
 
-What a compiler or a driver makes of a kernel may be wrong. So a candidate must also have the results of a kernel that
-is trusted.
+A bug of the compiler or the driver may make a kernel wrong. So the results of a candidate must agree with those of a
+trusted kernel.
 """
 
 import logging
@@ -21,10 +21,10 @@ from .cuda_graph import graph_seconds
 
 log = logging.getLogger(__name__)
 
-# Weights of different layers are read in turn, as in a step, so that none of them is found in the L2 cache.
+# Weights of different layers are read in turn, with at least this many bytes, so that none is in the L2 cache.
 _BYTES = 256 << 20
-# By how much a result may be off, as a part of the root mean square of all results and of those of its output. Products
-# of 8 bits that are added up otherwise differ by a tenth of that.
+# The largest error of a result, as a fraction of the root mean square of all results plus that of its output. Another
+# order of additions changes products of 8 bits by a tenth of that.
 _MOST_OFF = 0.1
 
 
@@ -45,7 +45,7 @@ def tune_products(
                         kind.compute(weights[0], shape, inputs, config)
         for each in products:
             each.learn({rows: _fastest(each, rows, seconds) for rows in each.kind.rows})
-    # The rules serve as well, if not as fast, so a GPU or a driver that refuses a candidate need not stop the engine.
+    # The rules also give valid kernels, if slower ones, so an error of a GPU or driver here need not stop the engine.
     except Exception as error:
         log.warning("products are not measured: %s", error, extra={"event": "products_not_tuned"})
         return
@@ -65,7 +65,7 @@ def _fastest(unmeasured: Unmeasured, rows: int, seconds: Callable[[Callable[[], 
             kind.compute(weight, shape, inputs, config)
 
     found: dict[Config, float] = {}
-    # The first round also brings an idle device up to its clock.
+    # There are two rounds, because the first one starts on an idle device with a lower clock rate.
     for config in 2 * _right(unmeasured, inputs, kind.candidates(weights[0], shape, rows)):
         took = seconds(partial(run, config), 1)
         found[config] = min(took, found.get(config, took))
@@ -73,7 +73,7 @@ def _fastest(unmeasured: Unmeasured, rows: int, seconds: Callable[[Callable[[], 
 
 
 def _right(unmeasured: Unmeasured, inputs: Any, candidates: list[Config]) -> list[Config]:
-    """Return the candidates that this GPU can run, and whose results are right."""
+    """Return the candidates that this GPU can run and whose results are correct."""
     kind, shape, [weight, *_] = unmeasured
     expected = kind.compute(weight, shape, inputs, kind.trusted).float()
     right: list[Config] = []
@@ -93,7 +93,7 @@ def _right(unmeasured: Unmeasured, inputs: Any, candidates: list[Config]) -> lis
 
 
 def _agree(result: torch.Tensor, expected: torch.Tensor) -> bool:
-    """result, expected: [rows, outputs] float32. Nothing can be said where the expected results are not finite."""
+    """result, expected: [rows, outputs] float32. True also if an expected value is not finite."""
     squares = expected.square()
     most = _MOST_OFF * (squares.mean().sqrt() + squares.mean(dim=0).sqrt())
     return bool(((result - expected).abs() <= most).all()) or not bool(squares.isfinite().all())

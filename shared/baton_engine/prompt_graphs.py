@@ -1,8 +1,7 @@
 """Whole forward passes of steps with prompts as CUDA graphs, by number of tokens.
 
-The pieces in token_graphs.py leave the launch of each layer's attention to the host, which takes longer than the device
-needs for a step of some hundreds of tokens. Here attention is part of the graph and reads the sequences' facts from
-fixed memory.
+With the pieces in token_graphs.py the host launches each layer's attention, which takes longer than the device needs
+for a step of some hundreds of tokens. Here attention is part of the graph, and reads its data from fixed memory.
 """
 
 from functools import partial
@@ -22,21 +21,21 @@ from .row_table import DeviceRowTable
 from .step_plan import StepPlan
 from .transfer import host_buffer
 
-# A step of some hundred tokens takes a device as long as its graph has tokens, so few of them should be unused. Larger
-# graphs would take more memory than is set aside for them.
+# The time of a step depends on the size of its graph, so sizes are close together. Graphs of more tokens would take
+# more memory than is set aside for them.
 SIZES = (16, 32, 48, 64, 96, 128, *range(192, 2048, 64), *range(2048, 4097, 128))
-# A step with more chunks of several tokens goes through the pieces.
+# Steps with more chunks of several tokens use the pieces of token_graphs.py.
 _MOST_CHUNKS = 8
-# So does one with a longer prompt, for which attention cuts tiles (baton_kernels.prefill_cuts).
+# So do steps with longer contexts, for which attention cuts tiles (baton_kernels.prefill_cuts).
 _LONGEST = 4096
 
 
 class _Facts(msgspec.Struct):
-    """What attention reads of the sequences, as views of one int32 tensor, so that one copy fills all of them.
+    """The sequences' data for attention, as views of one int32 tensor, so that one copy fills all of them.
 
-    C = _MOST_CHUNKS. Chunk C has no tokens; the tiles that a step does not need belong to it. decode_rows,
-    decode_lengths: [most decodes], rows of the table, and tokens; 0 tokens = no decode. chunk_rows, lengths: [C + 1].
-    starts: [C + 2]. tile_chunks, tile_starts: [tiles].
+    C = _MOST_CHUNKS. Chunk C has no tokens, and unused tiles belong to it. decode_rows, decode_lengths: [most decodes],
+    rows of the table, and tokens; 0 tokens = no decode. chunk_rows, lengths: [C + 1]. starts: [C + 2]. tile_chunks,
+    tile_starts: [tiles].
     """
 
     packed: torch.Tensor
@@ -87,7 +86,7 @@ class PromptGraphs:
     ) -> None:
         self._model, self._cache, self._backend, self._table = model, cache, backend, table
         self._received = received
-        # By whether a step has decodes: without them, their kernel would start for nothing in each layer.
+        # Keyed by whether a step has decodes: graphs without decodes save the launch of their kernel in each layer.
         self._graphs: dict[bool, dict[int, _Graph]] = {False: {}, True: {}}
         # The largest graph is captured first, so that the smaller ones find room in its memory.
         mosts = {False: most, True: most_mixed}
@@ -111,7 +110,7 @@ class PromptGraphs:
     def forward(
         self, size: int, packed: torch.Tensor, plan: StepPlan, starts: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute a plan for which `size_for` has returned size, and whose changes the table has applied.
+        """Compute a plan for which `size_for` has returned `size`. The table must have applied the plan's changes.
 
         packed: [2 + groups of layers, size] int64 in pinned memory. starts: as in AttentionBatch. Returns hidden states
         [size, hidden] and the resolved token ids [size], valid until the next graph runs.
@@ -146,7 +145,7 @@ class PromptGraphs:
         facts = _Facts.of(packed, decodes, tiles)
         facts.tile_chunks.fill_(_MOST_CHUNKS)
         run = partial(self._run, inputs, facts)
-        # A capture allows no compilation.
+        # Nothing can be compiled during a capture.
         run()
         torch.cuda.synchronize()
         graph, (hidden, token_ids) = recorder.record(run)

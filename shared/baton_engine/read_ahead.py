@@ -63,7 +63,7 @@ class ReadAhead:
 
     @classmethod
     def for_device(cls, device: torch.device) -> "ReadAhead":
-        """Return one whose buffers take at most an eighth of the memory that the host has left."""
+        """Return a ReadAhead whose buffers take at most an eighth of the free memory of the host."""
         host = HostMemory().free() // 8
         if device.type == "cuda":
             # The bytes ahead are in the device's memory, as part of the weights that it will hold anyway.
@@ -86,7 +86,7 @@ class ReadAhead:
         self._begin_more()
 
     def take(self, wanted: Range) -> torch.Tensor:
-        """Return a range as uint8 on the device, when it is there for all work in the current stream.
+        """Return a range as uint8 on the device, complete for all later work in the current stream.
 
         A range that was not expected next is read now, and nothing is read ahead any more. Raises OSError when the file
         cannot be read or ends too early.
@@ -163,7 +163,7 @@ class _Read:
 
 
 class _Lane:
-    """What one thread needs to bring bytes to a GPU: a stream, and two pinned buffers that it uses in turns."""
+    """The stream of one thread that copies bytes to a GPU, and the two pinned buffers that it uses in turn."""
 
     def __init__(self, device: torch.device, piece_bytes: int) -> None:
         self._device = device

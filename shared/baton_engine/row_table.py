@@ -13,17 +13,17 @@ from .transfer import to_device
 
 
 class RowTable:
-    """Rows [0, spare) of sequences, as the plans that were taken say. Row `spare` belongs to nobody.
+    """Rows [0, spare) hold the sequences that the plans have assigned. Row `spare` belongs to no sequence.
 
-    rows: what each row began with. blocks: [rows, groups of layers, most blocks] int32 on the host, block tables. What
-    lies beyond a row's own blocks is left over from sequences before.
+    rows: the NewRow with which each row began. blocks: [rows, groups of layers, most blocks] int32 on the host, the
+    block tables. Entries beyond a row's own blocks are left over from earlier sequences.
     """
 
     def __init__(self, max_rows: int, max_len: int, block_size: int, num_groups: int = 1) -> None:
         self.spare = max_rows
         self.max_len = max_len
         self.rows: list[NewRow | None] = [None] * (max_rows + 1)
-        # Each table begins where 16 bytes do: Triton compiles a kernel anew for pointers of another alignment.
+        # Each table is aligned to 16 bytes: Triton compiles another kernel for pointers of another alignment.
         most_blocks = -(-max_len // (4 * block_size)) * 4
         self.blocks = np.zeros((max_rows + 1, num_groups, most_blocks), dtype=np.int32)
 
@@ -35,7 +35,7 @@ class RowTable:
         return found
 
     def extend(self, drawn: list[tuple[int, int]]) -> None:
-        """Add to each of these rows the token that was drawn for it elsewhere."""
+        """Append to each of these rows the token that another stage has drawn for it."""
         for row, token in drawn:
             self[row].output.append(token)
 
@@ -53,14 +53,14 @@ class RowTable:
 
 
 class DeviceRowTable(RowTable):
-    """The same with all that a GPU needs to draw a row's next token. CUDA graphs keep the addresses of its tensors, so
-    they are never replaced.
+    """A RowTable with all that a GPU needs to draw a row's next token. CUDA graphs keep the addresses of its tensors,
+    so the tensors are never replaced.
 
     tables: [rows, groups of layers, most blocks] int32, as `blocks`. columns: [FIELDS, rows] int64, as
     baton_kernels.reference.decode_inputs has them; the runner puts each token that it samples into the first.
-    history: [rows, max_len] int32, the tokens of the rows that `needs_history`, but those that were sampled since the
-    row began: each draw adds its input token. special: the rows whose draws take more than logits and columns.
-    gathered: those whose draws take all logits of a row together: they are special, or leave out tokens by comparing.
+    history: [rows, max_len] int32, for rows that `needs_history` the tokens known when the row began; each draw adds
+    its input token. special: the rows whose draws need more than logits and columns. gathered: the rows whose draws
+    need the logits of all ranks: special ones, and those with top_k, top_p or min_p.
     """
 
     def __init__(self, max_rows: int, max_len: int, block_size: int, num_groups: int, device: torch.device) -> None:
@@ -91,8 +91,8 @@ class DeviceRowTable(RowTable):
             self._begin(plan.new_rows)
 
     def upload_blocks(self, plan: StepPlan) -> None:
-        """Write a plan's new blocks into `tables`. Graphs of decodes do so themselves, for a reason of speed: after the
-        kernels of this copy had run between two replays, the kernels of later replays no longer overlapped."""
+        """Write a plan's new blocks into `tables`. Decode graphs do this themselves: when this copy ran between two
+        replays, the kernels of later replays no longer overlapped."""
         if plan.new_blocks:
             _, groups, width = self.blocks.shape
             places = [(row * groups + group) * width + index for row, group, index, _ in plan.new_blocks]
@@ -100,7 +100,7 @@ class DeviceRowTable(RowTable):
             self.tables.view(-1).index_copy_(0, packed[0], packed[1].int())
 
     def resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the token ids with the last sampled token of row r in place of each -1 - r.
+        """Return the token ids, with each -1 - r replaced by the last sampled token of row r.
 
         A row whose last logits were not finite has no token, and its sequence has ended, so token 0 stands for it.
         """

@@ -226,7 +226,7 @@ class Runner:
 
     @contextmanager
     def _explain_out_of_memory(self, what: str, size: int) -> Iterator[None]:
-        """Raise ConfigError if an allocation fails although there was enough memory: another process has taken it."""
+        """Raise ConfigError if an allocation fails because another process has taken memory that was free before."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -248,7 +248,7 @@ class Runner:
 
     @contextmanager
     def _explain_too_large(self) -> Iterator[None]:
-        """Raise ConfigError if a step needs more memory than there is beside the weights."""
+        """Raise ConfigError if a step needs more memory than the weights leave free."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -272,7 +272,7 @@ class Runner:
         return self._finish(plan, batch, hidden)
 
     def learn(self, drawn: list[tuple[int, int]]) -> None:
-        """Note rows and the tokens that another stage has drawn for them. This runner draws them itself."""
+        """Take rows and the tokens that another stage has drawn for them. This runner draws tokens itself."""
 
     def _finish(self, plan: StepPlan, batch: AttentionBatch, hidden: torch.Tensor) -> Launched:
         """Draw the tokens of a plan. hidden: [T, hidden] of the batch's tokens."""
@@ -306,14 +306,14 @@ class Runner:
         return 0
 
     def begin_service(self) -> None:
-        """Note that requests come from now on, so that compilations delay them."""
+        """As in Executor."""
 
     def fence(self) -> Fence | None:
         """Return a fence behind the steps launched so far, for work in other streams; None on a CPU."""
         return None
 
     def close(self) -> None:
-        """Free what would keep connections to other ranks open. Nothing can be launched afterwards."""
+        """Free the objects that keep connections to other ranks open. Nothing can be launched afterwards."""
 
     def _pack(self, plan: StepPlan, out: np.ndarray) -> AttentionBatch:
         """Fill out with token ids, positions and slots, as Tokens has them.

@@ -18,17 +18,18 @@ _ORDER = attrgetter("order")
 # never lets the queue take more than _MOST_STEPS steps: a client that waits a second for its first token gains little
 # from short gaps between tokens. The values were chosen with measured and simulated arrivals at 50 % to 100 % of what
 # a device can serve. With smaller chunks prompts wait longer, with larger ones decodes do. The longest queued prompt
-# does not count for _MOST_STEPS: nobody waits behind it, since shorter prompts overtake it.
+# does not count for _MOST_STEPS: no request waits behind it, since shorter prompts overtake it.
 _STEPS_TO_CATCH_UP = 2
 _MOST_CHUNK_GROWTH = 2
 _MOST_STEPS = 24
-# Chunks for the sake of the queue have a limit too, so that many long prompts leave decodes some speed.
+# Chunks that grow for _MOST_STEPS have a limit too, so that many long prompts do not stall decodes.
 _MOST_QUEUE_GROWTH = 8
 # Shorter prompts overtake a longer one until about STRETCH times its own tokens have been admitted since it arrived. In
-# order of arrival alone, each of them would wait until the whole long prompt is computed.
+# pure order of arrival, each of them would wait until the whole long prompt is computed.
 STRETCH = 8
-# Some hundreds of tokens keep a device busy, and twice as many take twice as long. So a step with as many or more,
-# all of prompts that end in it, gets no part of a further prompt, which would only delay their first tokens.
+# From some hundreds of tokens on, a device is busy, and twice as many tokens take twice as long. So a step with this
+# many tokens, all of prompts that end in it, gets no chunk of a further prompt, which would only delay their first
+# tokens.
 _FULL_STEP_TOKENS = 512
 
 
@@ -55,9 +56,9 @@ class Scheduler:
     ) -> None:
         """max_export_blocks: blocks that all exports may hold before further exports wait; a single one may hold more.
 
-        chunk_tokens: prompt tokens without context of a step that also decodes, while few are queued, or of any step
-        with prefill_only; 0 = as many as fit in. prefill_only: as in EngineConfig. reach: as Imports.reach. stages: as
-        in Executor; each step decodes this part of the sequences.
+        chunk_tokens: the work of prompts, in tokens without context, for a step that also decodes while few tokens are
+        queued, or for any step with prefill_only; 0 = as many as fit. prefill_only: as in EngineConfig. reach: as
+        Imports.reach. stages: as in Executor; each step decodes 1 / stages of the sequences.
         """
         self.allocator = allocator
         self.pool = allocator.pool
@@ -139,18 +140,18 @@ class Scheduler:
         sequence.row = -1
 
     def schedule(self) -> Step:
-        """Return the next step, whose tokens `computed` of its sequences already counts. Sequences that import KV are
-        not part of it: they get their blocks here and move to `importing`."""
+        """Return the next step. The `computed` of its sequences already counts the step's tokens. Sequences that import
+        KV are not part of it: they get their blocks here and move to `importing`."""
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         copies: list[tuple[int, int]] = []
         new_blocks: list[NewBlock] = []
         running, size, budget = State.RUNNING, self._block_size, StepBudget(self._max_num_batched_tokens)
-        # Each stage of a pipeline works on another step, and so on other sequences.
+        # Each stage of a pipeline works on a different step, and so on different sequences.
         most_decodes = min(budget.tokens, -(-len(self.running) // self._stages))
         for sequence in self.running.copy():
             computed = sequence.computed
-            # A chunk of a prompt's last token is no decode, since all choices of the request are drawn after it.
+            # A chunk with only a prompt's last token is no decode, since all choices of the request are drawn after it.
             if sequence.num_tokens - computed > 1 or (sequence.splits and sequence.num_tokens == sequence.given_len):
                 chunks.append(sequence)
             elif (
@@ -206,8 +207,8 @@ class Scheduler:
         return prompt_work(self.context_cost, sequence.computed, sequence.num_tokens - sequence.computed)
 
     def _prompt_work(self, chunks: list[Sequence]) -> float:
-        """Return the work of the prompts to compute beside decodes, in tokens without context. Its time never falls
-        while prompts are queued."""
+        """Return the work of prompts for a step that also decodes, in tokens without context. It never falls while
+        prompts are queued."""
         enough = _MOST_STEPS * self.chunk_tokens * _MOST_QUEUE_GROWTH
         works = [self.work_left(sequence) for sequence in chunks]
         queued, longest = sum(works), max(works, default=0.0)
@@ -216,7 +217,7 @@ class Scheduler:
             if queued - longest >= enough:
                 break
             if not sequence.imports:
-                # Its work_left, in short, as thousands of prompts may wait.
+                # The same as work_left, inlined because thousands of prompts may wait.
                 tokens = sequence.num_tokens
                 work = tokens + half * tokens * tokens
                 queued += work
@@ -230,7 +231,7 @@ class Scheduler:
         return self._growth * self.chunk_tokens
 
     def _grow(self, sequence: Sequence, copies: list[tuple[int, int]], new_blocks: list[NewBlock]) -> bool:
-        """Give a decode the blocks that its next token needs; False when it is the one to be preempted."""
+        """Give a decode the blocks that its next token needs. Return False if the decode itself was preempted."""
         while len(lacking := self.allocator.lacking(sequence)) > self.pool.num_available:
             # An export is never preempted, as its KV may be in transfer already, and it needs no further blocks.
             victim = next(other for other in reversed(self.running) if not other.exports)
@@ -290,10 +291,10 @@ class Scheduler:
             self._schedule_chunk(sequence, step, budget)
 
     def _is_worth_joining(self, step: Step, sequence: Sequence, queued: int) -> bool:
-        """Whether the waits of all become shorter in sum when a prompt joins a step, rather than have the next one.
+        """Whether the sum of all waits is smaller if a prompt joins this step instead of the next one.
 
-        The prompts that end in the step then wait for its tokens, as far as they make the step longer. The `queued`
-        ones, this one included, do not wait for one more step.
+        If it joins, the prompts that end in this step wait for its tokens, as far as they make the step longer. But the
+        `queued` prompts, this one included, wait for one step less.
         """
         ending, tokens = sum(map(bool, step.plan.draws)), step.plan.num_tokens
         if not self._prefill_only or not ending:
@@ -322,7 +323,7 @@ class Scheduler:
     def _take_blocks(self, sequence: Sequence, claimed: int = 0) -> bool:
         """Give a sequence the blocks that it needs to run; False if too few are left.
 
-        claimed: blocks that others will need before.
+        claimed: blocks that more urgent sequences will need.
         """
         # Each running sequence may need blocks soon: admitting into that margin would only lead to preemption.
         margin = len(self.running) * self.allocator.num_groups + claimed

@@ -199,7 +199,7 @@ class Sequence:
 
     @property
     def about_to_split(self) -> bool:
-        """Whether its first new tokens are still to be read, before which no further step may compute it."""
+        """Whether its first new tokens have not been read yet. Until then no further step may compute it."""
         return self.splits and self.known == self.given_len
 
     @property

@@ -1,4 +1,4 @@
-"""The source that layers are built from, and the methods by which it stores weights, which read from it in turn."""
+"""The source of the tensors that layers are built from, and the methods that read weights from it."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +28,7 @@ class Product(Protocol):
     def inputs(self) -> Inputs:
         """The form in which the product takes its inputs."""
 
-    # Any: numbers, or the form that `inputs` says.
+    # Any: a plain tensor, or the form that `inputs` names.
     def __call__(self, x: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, inputs]. Returns [T, outputs], in out when given."""
 
@@ -55,16 +55,16 @@ class Method(Protocol):
     ) -> Product:
         """Read parts of projections, each [its outputs, inputs], and stack them along their outputs.
 
-        taken: the outputs to read. columns: the inputs to read. order: for each output of the product, its place among
-        those that are taken; None = the same order. transposed: the checkpoint stores weights that are not quantized as
-        [inputs, outputs]. Raises ConfigError for a tensor that is missing or has another shape or dtype.
+        taken: the outputs to read. columns: the inputs to read. order: for each output of the product, its index among
+        the outputs taken; None = the same order. transposed: the checkpoint stores unquantized weights as [inputs,
+        outputs]. Raises ConfigError for a tensor that is missing or has another shape or dtype.
         """
 
     def weight(self, source: "Source", taken: Outputs, inputs: int, columns: slice) -> torch.Tensor:
         """Return a part of the weight of one projection in the engine's dtype, [rows of the part, its columns]."""
 
     def experts(self, source: "Source", names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
-        """Read each expert's projections, which a checkpoint stores at the expert's number, [outputs, inputs] each."""
+        """Read the projections of each expert, [outputs, inputs] each, whose names begin with the expert's number."""
 
 
 class Policy(Protocol):
@@ -127,33 +127,33 @@ class Source:
         self._prefix = prefix
 
     def at(self, name: str) -> "Source":
-        """Return the source of the tensors whose names go on with `name` and a dot."""
+        """Return the source of the tensors whose names continue with `name` and a dot."""
         prefix = f"{self._prefix}{name}."
         return Source(self._weights, self.ops, self._policy, prefix, self.ranks, self._expert_parallel, self.stage)
 
     def reading(self, weights: Tensors) -> "Source":
-        """Return the source of other tensors, whose names begin with the same prefix."""
+        """Return a source with the same prefix that reads from other tensors."""
         return Source(weights, self.ops, self._policy, self._prefix, self.ranks, self._expert_parallel, self.stage)
 
     def own_experts(self, experts: int) -> range:
-        """Return the numbers of the experts of which this rank has something. experts: of a layer."""
+        """Return the experts of which this rank has all or a part. experts: their number in a layer."""
         return own_experts(experts, self.ranks) if self._expert_parallel else range(experts)
 
     def own_units(self, size: int) -> slice:
-        """Return which of an expert's `size` hidden units this rank has, of each of its experts."""
+        """Return the range of an expert's `size` hidden units that this rank has."""
         if self._expert_parallel:
             return slice(0, size)
         return even_part(size, self.ranks, "hidden units of an expert")
 
     def leave(self, numbers: Collection[int]) -> None:
-        """Note that other ranks take the tensors whose names go on with one of these numbers."""
+        """Note that only other ranks take the tensors whose names continue with one of these numbers."""
         self._weights.leave(self._prefix, numbers)
 
     def __contains__(self, name: str) -> bool:
         return f"{self._prefix}{name}" in self._weights
 
     def method(self, names: Sequence[str], sensitive: bool = False) -> Method:
-        """Return the method of projections that are multiplied together. Raises ConfigError if theirs differ."""
+        """Return the method of projections that are multiplied together. Raises ConfigError if their methods differ."""
         first, *others = names
         method = self._method(first, sensitive)
         for name in others:

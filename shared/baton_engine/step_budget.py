@@ -1,4 +1,4 @@
-"""What a step may still compute while it is put together."""
+"""The remaining budget of a step while it is being scheduled."""
 
 import math
 
@@ -6,8 +6,8 @@ from .step import Step
 from .step_times import prompt_work
 
 _ROUNDING = 1e-6
-# The last tokens of a prompt are computed with the chunk before them if they are at most this part of it. A step of
-# their own would take longer, since each step reads all weights.
+# The last tokens of a prompt join the chunk before them if they are at most this fraction of it. A separate step would
+# take longer, since each step reads all weights.
 _EXCESS = 1 / 16
 # A GPU computes tokens in tiles, and a part of a tile takes as long as a whole one. So a prompt is cut where the tiles
 # of a step end, unless the chunk has so few tokens that this would change its time much.
@@ -28,7 +28,7 @@ class StepBudget:
         self._work, self._context_cost = work, context_cost
 
     def room(self, step: Step, first: int) -> int:
-        """Return how many tokens of a prompt the step may still have, from index `first` on.
+        """Return how many more tokens of a prompt, from index `first` on, fit into the step.
 
         At least one token fits when the step has no prompt yet, however long its context is.
         """

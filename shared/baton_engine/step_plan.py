@@ -7,9 +7,9 @@ from .sampling import SamplingParams
 
 
 class NewRow(msgspec.Struct, eq=False, kw_only=True):
-    """A row of the table that a sequence has got, with all that is known of the sequence.
+    """A row of the table that was assigned to a sequence, with all that is known of the sequence.
 
-    prompt: the tokens of the request's prompt. The choices of a request share the list, and nobody changes it.
+    prompt: the tokens of the request's prompt. The choices of a request share this list, which never changes.
     output: the tokens after the prompt that are known. blocks: [groups of layers, blocks] int32, its block tables.
     choice: the number of the choice, which its noise depends on.
     """
@@ -72,5 +72,5 @@ class StepPlan(msgspec.Struct):
 
     @property
     def has_prompts(self) -> bool:
-        """Whether some chunk has several tokens. Not all of them have logits in which a NaN would be seen."""
+        """Whether some chunk has several tokens. Most of these have no logits, so a NaN would not show in the draws."""
         return self.num_tokens > len(self.rows)

@@ -1,4 +1,4 @@
-"""What an engine has to say after a step."""
+"""The results of an engine's step."""
 
 import msgspec
 

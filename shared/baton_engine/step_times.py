@@ -1,4 +1,4 @@
-"""How long a step takes, predicted from its tokens, its sequences and their context."""
+"""Predicts how long a step takes from its tokens, its sequences and their context."""
 
 import math
 
@@ -17,8 +17,8 @@ _LEAST_LEARNED = 512
 class StepWork(msgspec.Struct, frozen=True):
     """The quantities that a step's time depends on.
 
-    prompt_tokens: of chunks of several tokens. pairs: of one of these tokens and a token that it sees, itself included.
-    decodes: chunks of one token. keys: tokens that these see.
+    prompt_tokens: tokens of chunks of several tokens. pairs: pairs of such a token and a token that it sees, itself
+    included. decodes: chunks of one token. keys: tokens that the decodes see.
     """
 
     prompt_tokens: int
@@ -43,10 +43,10 @@ class StepWork(msgspec.Struct, frozen=True):
 class StepTimes:
     """Predicts the seconds of steps.
 
-    Steps with prompts and steps of decodes alone follow two laws, as the former compute and the latter mostly wait for
-    memory. The prediction for a step of a short prompt is too low.
+    Steps with prompts and steps with decodes only have separate models, because the former are bound by arithmetic and
+    the latter by memory. For a step with a short prompt the prediction is too low.
 
-    ratios: by kind of step, the seconds that steps took, divided by those predicted.
+    ratios: by kind of step, the measured seconds of steps divided by the predicted ones.
     """
 
     def __init__(self) -> None:
@@ -56,13 +56,13 @@ class StepTimes:
 
     @classmethod
     def of_rate(cls, rate: float) -> "StepTimes":
-        """Return times of steps of which only the rate of prompts without context is known, in tokens a second."""
+        """Return StepTimes for which only the rate of prompts without context is known, in tokens per second."""
         times = cls()
         times.begin([(StepWork(tokens, 0, 0, 0), tokens / rate) for tokens in (1, 1_000)])
         return times
 
     def begin(self, samples: list[tuple[StepWork, float]]) -> None:
-        """Take the steps that were measured at start, with their seconds."""
+        """Fit the models to the steps that were measured at start, with their seconds."""
         prompts = [(_prompt_terms(work), seconds) for work, seconds in samples if work.prompt_tokens]
         decodes = [(_decode_terms(work), seconds) for work, seconds in samples if not work.prompt_tokens]
         if prompts:

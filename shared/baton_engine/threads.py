@@ -1,8 +1,8 @@
 """How many threads an engine uses on CPU, and how they wait for one another.
 
-The threads of a step meet after every matrix product. A thread that spins until the others are there loses microseconds
-at each meeting, but takes a core from every other process of the machine. A thread that sleeps takes none, but waking
-it costs as much time as a small product. So an engine spins only where no other engine shares its cores. It uses
+The threads of a step synchronize after every matrix product. A thread that spins until the others arrive loses only
+microseconds each time, but keeps a core from all other processes of the machine. A thread that sleeps takes no core,
+but waking it takes as long as a small product. So an engine spins only where no other engine shares its cores. It uses
 another thread only if each then has a least number of a layer's weights, which is larger for threads that sleep.
 """
 

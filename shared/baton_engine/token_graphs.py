@@ -48,8 +48,8 @@ class _Pieces(msgspec.Struct):
 class _Recording(Context):
     """A context that ends a graph where the model attends, notes the call and begins the next graph.
 
-    memory: of queries and of what attention returns, by the dim of a head. All layers and all sizes use it in turn,
-    since only one call at a time needs it.
+    memory: the tensors for queries and for the results of attention, by head_dim. All layers and sizes share them,
+    since only one call at a time needs them.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class _Recording(Context):
 
 
 class TokenGraphs:
-    """Graphs by number of tokens, up to the size from which on launching kernel by kernel is as fast.
+    """Graphs by number of tokens, up to the size from which launching kernel by kernel is as fast.
 
-    resolve: replaces the placeholders of tokens that only the device knows. heads, head_dims: of queries. ranks: all
-    of them replay a graph, or none does. received: what passes begin with instead of the embedding, [at least the
-    most tokens, hidden]; the caller fills it before each pass. None = the embedding.
+    resolve: replaces the placeholders of tokens that only the device knows. heads, head_dims: of queries. ranks: either
+    all of them replay a graph or none does. received: the hidden states with which passes begin instead of the
+    embedding, [at least the most tokens, hidden]; the caller fills it before each pass. None = the embedding.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class TokenGraphs:
         replayed = _seconds(lambda: self.forward(size, packed))
         fewest = fewest_tokens(self._eager or (0, eagerly), (size, eagerly), replayed)
         self._eager = size, eagerly
-        # Clocks differ between ranks, but all ranks must replay the same graphs. So the largest of their values counts.
+        # Measurements differ between ranks, but all ranks must replay the same graphs. So the largest value counts.
         pieces.fewest = -self._ranks.least(-fewest)
         if pieces.fewest <= size:
             return True
@@ -167,7 +167,7 @@ class TokenGraphs:
 
     def _capture(self, inputs: torch.Tensor) -> _Pieces:
         def run(cut: Callable[[], None]) -> tuple[_Recording, torch.Tensor]:
-            # The pass changes what it gets, and the next step may fill only a part of it anew.
+            # The pass changes this tensor, and the next step may overwrite only a part of it.
             received = None if self._received is None else self._received[: inputs.shape[1]].clone()
             tokens = Tokens(self._resolve(inputs[0]), inputs[1], inputs[2:])
             context = _Recording(tokens, self._cache, self._backend, cut, self._memory, received)

@@ -37,7 +37,7 @@ TRITON = Ops(
     scatter_kv=scatter_kv,
     checksum=checksum,
 )
-# Each row's result depends on that row alone, so a token does not depend on the batch around it.
+# The result of each row depends on that row alone, so a token does not depend on the rest of the batch.
 DETERMINISTIC = msgspec.structs.replace(
     TRITON, pending_norm=norm_at_once, linear=fixed_linear, grouped_linear=grouped_linear_fixed,
     scaled_linear=scaled_linear_fixed, route=route_fixed, run_experts=run_experts_fixed,

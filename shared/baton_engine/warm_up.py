@@ -1,7 +1,7 @@
 """The steps that an engine runs before it serves, so that nothing is compiled or loaded while requests wait.
 
-A kernel is compiled for each set of compile-time values. These depend on the model, and on the sizes of a step through
-their classes alone (baton_kernels/size_class.py), so one step of each class is enough.
+A kernel is compiled for each set of compile-time values. These depend on the model and on the size classes of a step
+(baton_kernels/size_class.py), so one step of each class is enough.
 """
 
 import msgspec
@@ -10,8 +10,8 @@ from .config import EngineConfig
 from .largest_steps import PLAIN, plan_of
 from .step_plan import StepPlan
 
-# A chunk of a long sequence may be computed in two ways, of which latent attention takes the cheaper one. The limit
-# between them is below so many tokens, and may lie within a class.
+# Latent attention computes a chunk of a long sequence in the cheaper one of two ways. The number of tokens from which
+# the other way is cheaper is below this one, and may lie within a class.
 _LARGEST_OF_TWO_WAYS = 256
 _DECODED = 64  # tokens of a sequence that decodes
 _MOST_LOGPROBS = 64  # rows of logits that prompt logprobs take at a time

@@ -1,4 +1,4 @@
-"""The beginnings of a model's files of weights, as the hub has them. They are read without downloading the files."""
+"""Reads the beginnings of a model's weight files on the hub, without downloading the files."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from .listing import RemoteFile, fetch_listing
 from .model_id import HubModel
 from .selection import INDEX, LARGEST_INDEX, weight_files
 
-# Most headers end within so many bytes, so that one request for a file is enough.
+# Most headers are within this many bytes, so that one request for a file is enough.
 _AHEAD = 128 << 10
 _FILES_AT_ONCE = 8
 
@@ -26,7 +26,7 @@ def read_beginnings(model: HubModel, read_one: Callable[[RemoteFile, Read], T]) 
     """
     client = HubClient(model, threading.Event())
     listing = fetch_listing(client)
-    # Of a file that is too large for an index, so much is read that it is refused.
+    # Of a file that is too large for an index, one byte too many is read, so that it is refused.
     index = _reader(client, listing.files[INDEX])(LARGEST_INDEX + 1) if INDEX in listing.files else None
     files = listing.pick(weight_files(listing.files, index))
     with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:

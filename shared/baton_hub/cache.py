@@ -1,4 +1,4 @@
-"""The cache of Hugging Face's own tools, whose layout is documented, so that they and Baton find each other's files.
+"""The cache of Hugging Face's own tools. Its layout is documented, so that they and Baton can share files.
 
 https://huggingface.co/docs/huggingface_hub/guides/manage-cache: a repository has `blobs`, named by hash, and for each
 commit a folder below `snapshots` with links to them. Baton adds `listings`, the hub's listing of each commit.
@@ -53,7 +53,7 @@ class Cache:
             return None
 
     def remember(self, listing: Listing, model: HubModel) -> None:
-        """Keep a listing, and the commit of the revision, for times when the hub is not asked."""
+        """Store a listing, and the commit of the revision, for use when the hub is not asked."""
         with contextlib.suppress(OSError):  # a cache that is complete may be read-only
             self.snapshot(listing.commit).mkdir(parents=True, exist_ok=True)
             _write(self._listing(listing.commit), msgspec.json.encode(listing))
@@ -80,8 +80,8 @@ class Cache:
         """Turn a partial file into the blob. descriptor: of the partial file, which is complete."""
         named = self._blob(file).with_name(f".{uuid.uuid4().hex}")
         try:
-            # Where locks do not work, the partial file's name may be that of another process's file by now. A link to
-            # the open file is to this one. Without a folder's descriptor, os.link would link the link in /proc.
+            # Where locks do not work, the partial file's name may be that of another process's file by now. So the open
+            # file is linked. Without a folder's descriptor, os.link would link the symbolic link in /proc.
             os.link(f"/proc/self/fd/{descriptor}", named, src_dir_fd=descriptor)
         except OSError:  # there are no links, or another process has discarded the partial file
             with contextlib.suppress(FileNotFoundError):
@@ -117,9 +117,9 @@ class Cache:
     def locked(self, file: RemoteFile, stop: threading.Event, waiting: Callable[[], None]) -> Iterator[None]:
         """Hold the lock of a blob against other threads, processes and, on most shared storage, pods.
 
-        waiting: called once if another one holds it. The lock saves bandwidth, and nothing else depends on it: two
-        downloads of a blob write the same bytes to the same places, and each one checks what it has received. So file
-        systems that cannot lock, or that only seem to, do no harm. The kernel frees the lock of a killed process.
+        waiting: called once if another holder has it. The lock only saves bandwidth: two downloads of a blob write the
+        same bytes to the same offsets, and each checks what it has received. So file systems without working locks do
+        no harm. The kernel frees the lock of a killed process.
         """
         self._locks.mkdir(parents=True, exist_ok=True)
         with (self._locks / f"{file.hash}.baton").open("ab") as lock:
@@ -154,7 +154,7 @@ class Cache:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes for reading, in the decimal units in which hubs and disks are labelled."""
+    """Return a number of bytes as text, in the decimal units of hubs and disks."""
     return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size:,} bytes"
 
 

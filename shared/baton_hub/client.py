@@ -122,7 +122,7 @@ class HubClient:
                 retries.failed(error)
 
     def _answer(self, name: str, commit: str, first: int, end: int, size: int) -> Iterator[bytes]:
-        """Yield these bytes as one request brings them. Raises what httpx2 and huggingface_hub raise."""
+        """Yield the bytes that one request brings. Raises the errors of httpx2 and huggingface_hub."""
         headers = dict(self._headers)
         if first > 0 or end < size:
             headers["Range"] = f"bytes={first}-{end - 1}"
@@ -152,7 +152,7 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _wait_s(error: Exception, failures: int) -> float:
-    """Return what the server asks for, or else 1, 2, 4 and then 8 seconds."""
+    """Return the seconds that the server asks to wait, or else 1, 2, 4 and then 8."""
     if isinstance(error, HfHubHTTPError):
         delay = error.response.headers.get("Retry-After", "")
         if delay.isdecimal() and len(delay) < 6:

@@ -1,6 +1,6 @@
-"""The download of one file: goes on where an earlier one ended, and accepts nothing but the content of its hash.
+"""Downloads one file: resumes an earlier download, and accepts only content with the right hash.
 
-hf_hub_download of huggingface_hub (2.4) begins each file anew after a kill, with hf_xet too, and checks sizes only.
+After a kill, hf_hub_download of huggingface_hub (2.4) restarts each file, also with hf_xet, and it checks only sizes.
 """
 
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20  # bytes
 
-# Called with the number of bytes that a file has more, or below 0 fewer, than at the last call.
+# Called with the number of bytes by which a file has grown since the last call; negative if it has shrunk.
 Advance = Callable[[int], None]
 
 
@@ -30,7 +30,7 @@ class Download:
         self._commit = commit
 
     def fetch(self, file: RemoteFile, advance: Advance, waiting: Callable[[], None]) -> None:
-        """Have a file in the snapshot. waiting: called if another process downloads it. Raises HubError, or Stopped."""
+        """Bring a file into the snapshot. waiting: called if another process downloads it. Raises HubError, Stopped."""
         if self._cache.has_blob(file):
             advance(file.size)
         else:
@@ -43,13 +43,13 @@ class Download:
 
     def _download(self, file: RemoteFile, advance: Advance) -> None:
         while not self._complete(file, advance):
-            # Perhaps only the part that was there before was damaged, as after a crash of the machine.
+            # Perhaps only the earlier part was damaged, for example by a crash of the machine.
             advance(-file.size)
 
     def _complete(self, file: RemoteFile, advance: Advance) -> bool:
-        """Complete a partial file. Return whether its hash is right; if not, nothing of it is left.
+        """Complete a partial file. Return whether its hash is right; otherwise the file is discarded.
 
-        Raises HubError when all of a wrong content has been downloaded now.
+        Raises HubError if the hash is wrong although this call has downloaded all of the content.
         """
         hasher = file.hasher()
         with open(os.open(self._cache.partial(file), os.O_RDWR | os.O_CREAT, 0o644), "r+b") as partial:
@@ -62,7 +62,7 @@ class Download:
                 advance(len(chunk))
             if hasher.hexdigest() == file.hash:
                 partial.flush()
-                # After a crash of the machine, too, a file under its final name must be whole.
+                # A file under its final name must be complete even after a crash of the machine.
                 os.fsync(partial.fileno())
                 self._cache.complete(file, partial.fileno())
                 return True
@@ -77,7 +77,7 @@ class Download:
 
 
 def _read(partial: BinaryIO, hasher: "_Hash", size: int) -> int:
-    """Hash the content of a partial file of which `size` bytes may be right. Return the number of its bytes."""
+    """Cut a partial file to at most `size` bytes and hash its content. Return the number of its bytes."""
     # Another process may be writing to the file, so that a smaller size is out of date at once.
     if os.fstat(partial.fileno()).st_size > size:
         partial.truncate(size)

@@ -1,4 +1,4 @@
-"""The error for the user, and how the failures of huggingface_hub read as such."""
+"""The errors for the user, and the translation of huggingface_hub's failures into them."""
 
 import http
 import os

@@ -44,9 +44,9 @@ def is_commit(text: object) -> bool:
 
 
 def hub_model(text: str) -> HubModel | None:
-    """Return the model on a hub that a user means; None for what is a folder here, or cannot be an id.
+    """Return the model on a hub that a user means; None if the text names an existing folder or cannot be an id.
 
-    A folder wins over an id. So a path that could be an id is written as `./owner/name` to be a path in any case.
+    A folder takes precedence over an id. A path that could be an id should be written as `./owner/name`.
     """
     if Path(text).exists():
         return None

@@ -1,4 +1,4 @@
-"""Has a model's files in the cache: asks the hub what it has, and downloads what Baton reads and the cache lacks."""
+"""Brings a model's files into the cache: lists them on the hub, and downloads those that are needed and missing."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -47,10 +47,10 @@ def pull(
     weights: bool = True,
     volume_size: int | None = None,
 ) -> Pulled:
-    """Have the files that Baton reads of a model in a cache, and return where they are. Raises HubError.
+    """Bring the files that Baton reads of a model into a cache, and return where they are. Raises HubError.
 
-    root: the folder of the cache; by default that of huggingface_hub. weights: without them, only what gateways need.
-    volume_size: bytes that the cache may hold, where the disk itself is larger, as with an emptyDir of Kubernetes.
+    root: the folder of the cache; by default that of huggingface_hub. weights: False = only the files for gateways.
+    volume_size: bytes that the cache may hold if the disk itself is larger, as with an emptyDir of Kubernetes.
     An interrupted call leaves partial files, which the next call completes.
     """
     cache = Cache(model, root)
@@ -93,7 +93,7 @@ class _Pull:
         return Pulled(snapshot, listing.commit)
 
     def _listing(self) -> Listing:
-        """Return the listing of the hub, or where it cannot change or cannot be asked for, that in the cache."""
+        """Return the hub's listing, or the cached one if the listing cannot change or the hub cannot be reached."""
         commit = self._cache.known_commit(self._model)
         known = self._cache.listing(commit) if commit is not None else None
         if known is not None and self._model.pinned:

@@ -1,4 +1,4 @@
-"""The folder into which a model is quantized, shard by shard, so that an interrupted run goes on where it ended."""
+"""The folder into which a model is quantized, shard by shard, so that an interrupted run can be resumed."""
 
 import hashlib
 import os

@@ -31,7 +31,7 @@ REPORT = "quantization_report.json"
 
 
 def quantize_model(settings: Settings, progress: Progress) -> Report:
-    """Write a quantized copy of a model. A run that was interrupted goes on where it ended.
+    """Write a quantized copy of a model. An interrupted run is resumed.
 
     progress: called with the present work, the number of sequences that have passed a layer, and the number of all such
     passes. Raises ConfigError for settings, text or a model that cannot be used.

@@ -219,8 +219,8 @@ def main() -> None:
     except Exception as error:
         log.error("the engine has failed", exc_info=error, extra={"event": "engine_failed"})
         status = 1
-    # Streams resume elsewhere only when this process is gone. The interpreter's own end takes a second with torch, and
-    # would wait for NCCL, whose operations are in CUDA graphs.
+    # Streams resume elsewhere only when this process is gone. A normal exit of the interpreter takes a second with
+    # torch, and would wait for NCCL operations in CUDA graphs.
     os._exit(status)
 
 

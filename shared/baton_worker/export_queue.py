@@ -10,9 +10,9 @@ from baton_engine.exports import Export
 class ExportQueue:
     """Exports wait in lanes, one per decode pod. The lanes take turns.
 
-    A lane gets no further slot when it holds at least as many slots as are free. So lanes that are stuck leave slots to
-    other lanes, unless there are as many stuck lanes as slots (the dynamic thresholds of Choudhury and Hahne, IEEE/ACM
-    Transactions on Networking 6(2), 1998).
+    A lane gets no further slot when it holds at least as many slots as are free. So stalled lanes leave slots for
+    other lanes, unless there are as many stalled lanes as slots (the dynamic thresholds of Choudhury and Hahne,
+    IEEE/ACM Transactions on Networking 6(2), 1998).
     """
 
     def __init__(self, num_slots: int, slot_size: int, block_size: int) -> None:

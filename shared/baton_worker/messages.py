@@ -131,7 +131,7 @@ class FreeSlot(msgspec.Struct, tag=True):
 
 
 class Ping(msgspec.Struct, tag=True):
-    """Ask for a sign of life: an output with the load."""
+    """Ask for a heartbeat: an output with the load."""
 
 
 Command = (

@@ -10,7 +10,7 @@ from baton_engine.pairs.nccl import available, warm_up
 
 log = logging.getLogger(__name__)
 
-# Slots are large, because in the time that the host needs for one message a GPU sends more than a hundred megabytes.
+# Slots are large, because a GPU sends more than a hundred megabytes in the time that the host needs for one message.
 SLOT_BYTES = 256 << 20
 # All pairs that send share these slots: a slot is free again as soon as its piece has left.
 SEND_SLOTS = 3

@@ -68,7 +68,7 @@ class Service(Protocol):
     def exposed_handover_s(self) -> float: ...
 
     def hand_back(self) -> None:
-        """End everything that is active, so that another pod can go on with it."""
+        """End all active requests or hand-overs, so that another pod can continue them."""
 
     async def stop(self) -> None:
         """End this part's tasks and connections."""

@@ -34,14 +34,13 @@ class WorkerSettings(PeerSettings):
     """Data type of weights, and of KV by default: auto (float32 on CPU, the checkpoint's own on GPU), float32, bfloat16
     or float16."""
     quantization: str = "auto"
-    """How weights are quantized: auto (as they are stored), or fp8, int8 or int4 to quantize weights of 16 bits while
-    they are loaded."""
+    """How weights are quantized: auto (as they are stored), or fp8, int8 or int4 to quantize 16-bit weights on load."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Data type of the KV: auto (that of --dtype), or fp8 (e4m3 with a scale for each head, from the checkpoint or
-    measured at start), which holds twice as many tokens as 16 bits. The same for prefill and decode pods."""
+    measured at start), which holds twice as many tokens as 16 bits. Must be the same on prefill and decode pods."""
     kv_scales: str | None = None
-    """File of the scales of KV in FP8, as `baton model kv-scales` writes it, for pods that would not measure the same:
-    on GPUs of several kinds, for example. By default the checkpoint's own, or measured ones."""
+    """File of the scales of KV in FP8, as `baton model kv-scales` writes it, for pods that would measure different
+    ones, for example on different kinds of GPUs. By default the checkpoint's scales, or measured ones."""
     attention_backend: str = "auto"
     """auto, hopper, triton or torch_sdpa."""
     block_size: int = Field(default=0, ge=0)
@@ -55,15 +54,15 @@ class WorkerSettings(PeerSettings):
     """Part of the GPU's memory that connections to other pods' GPUs may hold, within --gpu-memory-utilization; it
     limits how many connections there are. 0 = none: KV goes through the host."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest sequence, prompt and output together, in tokens; by default what the model was made for."""
+    """Longest sequence, prompt and output together, in tokens; by default the length that the model was made for."""
     max_num_batched_tokens: int = Field(default=0, ge=0)
     """The most tokens that one engine step computes; 0 = 8192 on GPU and 1024 on CPU, on prefill pods 256 on CPU."""
     max_num_seqs: int = Field(default=0, ge=0)
     """The most sequences that one engine step computes; 0 = 256 on GPU, 128 on CPU."""
     chunk_ms: float = Field(default=CHUNK_MS, ge=0)
     """On GPU, how many ms the prompts in a step may delay its decodes. While several prompts are queued, the limit is
-    twice as long, or up to eight times as long if a 24th of the time that all queued prompts but the longest take is
-    more. 0 = only --max-num-batched-tokens limits them."""
+    up to twice as long. It is up to eight times as long if the queue, without its longest prompt, would otherwise take
+    more than 24 steps. 0 = only --max-num-batched-tokens limits prompts."""
     enable_prefix_caching: bool = True
     """Keep the KV of finished sequences for later ones that begin with the same tokens."""
     enforce_eager: bool = False
@@ -71,27 +70,27 @@ class WorkerSettings(PeerSettings):
     deterministic: bool = False
     """On GPU, make the tokens of a request independent of the other requests in its batch. This costs speed."""
     export_fraction: float = Field(default=EXPORT_FRACTION, gt=0, le=1)
-    """Part of the KV blocks that computed prompts may hold until decode pods have their KV. Above it, prompts wait."""
+    """Part of the KV blocks that computed prompts may hold until decode pods have their KV. Beyond it, prompts wait."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Processes that divide each layer of the model among them: one for each GPU of this pod, or on the CPU. Must
-    divide the model's attention heads."""
+    """Processes that divide each layer of the model among them, each on its own GPU, or all on the CPU. The number of
+    attention heads must be a multiple of it."""
     expert_parallel: bool = False
-    """Give each of these processes some experts of a mixture of experts as a whole, instead of a part of every expert.
-    Attention is divided as before."""
+    """Give each of these processes some whole experts of a mixture of experts, instead of a part of every expert.
+    Attention is divided as without this flag."""
     symmetric_memory: bool = True
-    """Let these processes add up the small messages of decode steps in the memory of each other's GPUs, where that is
-    faster than NCCL. Which messages are small is measured at start."""
+    """All-reduce small messages, such as those of decode steps, through memory that all GPUs of the pod read, where
+    that is faster than NCCL. Up to which size it is faster is measured at start."""
     pipeline_parallel: int = Field(default=1, ge=1)
-    """Stages that compute the model's layers one after another, of --tensor-parallel processes each. Stages send only
-    hidden states to each other, which suits GPUs with slow connections."""
+    """Stages of consecutive layers, each with --tensor-parallel processes. Stages send only hidden states to each
+    other, which suits GPUs with slow connections."""
     num_threads: int | None = Field(default=None, ge=1)
     """Threads of the engine on CPU; by default chosen from its cores and the size of the model's layers."""
     engines_sharing_cpu: int | None = Field(default=None, ge=1)
-    """How many engine processes divide the CPU cores among them, this one included. 1: this one has all cores, and its
-    threads may spin while they wait. By default it uses all cores, and its threads sleep while they wait,
-    because other processes may need the cores."""
+    """How many engine processes share the CPU cores, this one included. 1: this one has all cores, and its threads may
+    spin while they wait. By default it uses all cores, and its threads sleep while they wait, because other processes
+    may need the cores."""
     engine_timeout_s: float = Field(default=300, gt=0)
-    """The pod ends, so that it is restarted, after this many seconds without a sign of life from its engine."""
+    """The pod exits, in order to be restarted, after this many seconds without a message from its engine."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """Seconds that running requests may take to finish after SIGTERM."""
     otlp_endpoint: str = ""

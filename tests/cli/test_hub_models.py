@@ -94,7 +94,7 @@ def test_an_interrupt_ends_it_at_once(baton, hub: HubDouble, tmp_path: Path, num
         time.sleep(0.02)
     os.kill(running.process.pid, number)
     assert running.wait(timeout=10) == 1
-    assert running.text.splitlines()[-1].startswith("baton: the download was interrupted; the same command goes on")
+    assert running.text.splitlines()[-1].startswith("baton: the download was interrupted; the same command resumes it")
 
 
 def test_two_pullers_on_one_cache(baton, hub: HubDouble, tmp_path: Path) -> None:

@@ -87,4 +87,4 @@ async def test_kv_leaves_and_comes_in_whole_until_a_rank_is_killed(
 async def test_a_rank_that_hangs_is_named(tiny_model: MakeModel, capfd: pytest.CaptureFixture[str]) -> None:
     async with two_processes(tiny_model("llama"), tensor_parallel=2) as listener:
         assert await end_of(listener, signal.SIGSTOP) < 5
-    assert "rank 1 of 2 hangs: it gives no sign of life" in capfd.readouterr().err
+    assert "rank 1 of 2 hangs: it sends no heartbeat" in capfd.readouterr().err

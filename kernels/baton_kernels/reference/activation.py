@@ -51,7 +51,7 @@ class ClampedGate:
     limit: float = 7.0
 
 
-# What experts multiply their ups with: one of GATES, or a ClampedGate.
+# The function of gates and ups in an expert: one of GATES, or a ClampedGate.
 ExpertGate = ClampedGate | str
 
 

@@ -14,8 +14,8 @@ class ExpertWeights:
     """The weights of a layer's experts, and the gate that they have.
 
     gate_up: [experts, 2 * size, hidden], gates first. down: [experts, hidden, size]. gate_up_bias: [experts, 2 * size],
-    and down_bias: [experts, hidden]; None = 0. layer_experts: experts of the layer, of
-    which these may be a part; None = these are all.
+    and down_bias: [experts, hidden]; None = 0. layer_experts: the number of experts of the whole layer, if these are
+    only a part of them; None = these are all.
     """
 
     gate_up: torch.Tensor
@@ -46,5 +46,5 @@ def experts_reference(
 
 
 def own_experts(experts: torch.Tensor) -> list[int]:
-    """Return the experts that some token has chosen, without NOT_OWN."""
+    """Return the experts that are chosen for at least one token, without NOT_OWN."""
     return [expert for expert in experts.unique().tolist() if expert != NOT_OWN]

@@ -20,9 +20,10 @@ class GroupedWeight(NamedTuple):
     OCP Microscaling specification. "table": an entry of `table`, [16] float32. "fp8": float8_e4m3fn.
     codes: [outputs, inputs / 4] int16 in blocks of BLOCK columns, or [outputs, inputs] uint8 for kinds of 8 bits.
     scales: [outputs, groups] in a floating-point dtype; uint8 = exponents of two with a bias of 127 (E8M0), as
-    held_exponents returns them. int16 = those of both halves of a group of BLOCK columns, each a float8_e4m3fn above 0,
-    the first in the low bits. Groups have the same number of columns, a multiple of BLOCK. zeros: [outputs, groups]
-    uint8, or None for 8 and 128. factors: [outputs] float32, with which scales in int16 are multiplied.
+    held_exponents returns them. int16 = two positive float8_e4m3fn, the scales of the first and the second half of a
+    group of BLOCK columns, the first in the low bits. Groups have the same number of columns, a multiple of BLOCK.
+    zeros: [outputs, groups] uint8; None = 8 for codes of 4 bits, 128 for codes of 8 bits. factors: [outputs] float32;
+    scales in int16 are multiplied by them.
     """
 
     kind: str
@@ -38,7 +39,7 @@ class GroupedWeight(NamedTuple):
 
     @property
     def beside(self) -> tuple[str, torch.Tensor]:
-        """What a kernel needs beside codes and scales, "zeros" or "factors", and these; "" and any tensor if nothing."""
+        """The tensor that a kernel needs beside codes and scales, and its name; "" and any tensor if it needs none."""
         if self.zeros is not None:
             return "zeros", self.zeros
         return ("", self.codes) if self.factors is None else ("factors", self.factors)
@@ -49,7 +50,7 @@ class GroupedWeight(NamedTuple):
         return self._replace(codes=self.codes[index], scales=self.scales[index], zeros=zeros, factors=factors)
 
 
-# The largest exponent of a group's scale that a kernel takes, 2 ** 1.
+# The largest exponent of a scale that kernels accept: it stands for 2 ** 1.
 MOST_EXPONENT = 128
 FOUR_BITS = ("int4", "e2m1", "table")
 
@@ -70,8 +71,8 @@ def unpack_four_bits(packed: torch.Tensor) -> torch.Tensor:
 
 
 def held_exponents(exponents: torch.Tensor) -> torch.Tensor:
-    """Return E8M0 exponents, uint8, as a GroupedWeight holds them: as they are, or as scales in float32 if one is NaN
-    or so large that a kernel's numbers would overflow. Scales of weights are far below the limit, 2."""
+    """Return E8M0 exponents, uint8, in the form of GroupedWeight.scales: unchanged, or as float32 scales if one is NaN
+    or so large that a kernel's values would overflow. The limit is 2, far above the scales of real weights."""
     if exponents.is_meta or exponents.amax() <= MOST_EXPONENT:
         return exponents
     return exponents_to_scales(exponents)

@@ -1,7 +1,7 @@
-"""Keys and values in 8 bits: each head has a scale, and a code is the nearest number of float8_e4m3fn to value / scale.
+"""Keys and values in 8 bits: each head has a scale, and a code is value / scale rounded to float8_e4m3fn.
 
-Codes of the largest magnitude stand for all values beyond it. Values that are not finite become NaN, so that the
-request in which they arose does not go on with other numbers.
+Values beyond the largest code become that code. Values that are not finite become NaN, so that the request in which
+they arose does not continue with other values.
 """
 
 import torch
@@ -19,5 +19,5 @@ def kv_codes_reference(values: torch.Tensor, inverses: torch.Tensor) -> torch.Te
 
 
 def kv_numbers_reference(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return codes [T, heads, dim] as numbers of a dtype. scales: [heads] float32."""
+    """Return codes [T, heads, dim] as values in a dtype. scales: [heads] float32."""
     return (codes.float() * scales[:, None]).to(dtype)

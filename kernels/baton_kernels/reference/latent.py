@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-AI, "DeepSeek-V2", 2024) over the paged cache in plain torch.
 
-The cache holds one latent vector of each token, which all heads share: `rank` elements of which each head's key and
-value are linear functions, then `rope_dim` rotated elements that end each head's key. The weights `up`, [heads,
-key_dim + value_dim, rank], give a head's key and value. They can be used in two ways with the same result:
+The cache holds one latent vector per token for all heads. Each head's key and value are linear functions of its first
+`rank` elements, with the weights `up`, [heads, key_dim + value_dim, rank]. The `rope_dim` rotated elements after these
+are the end of each head's key. The weights can be used in two ways with the same result:
 
 - expanded: keys and values of all heads are computed from the latents, and attention goes over these.
 - absorbed: the queries are multiplied with the weights of the keys, attention goes over the latents themselves, and its

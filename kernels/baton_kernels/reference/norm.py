@@ -9,7 +9,7 @@ from .quantize import QuantizedRows, RowFormat, quantize_rows_reference
 
 
 class PendingNorm(NamedTuple):
-    """A norm that is not computed yet: the kernel that uses it does so, which saves a kernel.
+    """A norm that is not computed yet. The kernel that uses it computes it, which saves a launch.
 
     It is the norm of residual + x, as add_rms_norm_reference returns it. x, residual: [T, size] each; the residual is
     only read. total: [T, size], gets residual + x from the kernel that computes the norm; without a residual it is x.
@@ -45,9 +45,9 @@ def pending_norm_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the norm that add_rms_norm_reference returns, and residual + x.
 
-    On a GPU the norm of few short rows is left to the kernel after it: the first result is a PendingNorm then, and
-    residual + x is there once that kernel has run. most: elements of the longest such row. A residual of None needs
-    rows as x.
+    On a GPU the norm of few short rows is left to the next kernel: the first result is then a PendingNorm, and
+    residual + x is complete once that kernel has run. most: elements of the longest such row. Without a residual, x
+    must be a tensor.
     """
     normed = add_rms_norm_reference(x, residual, weight, eps)
     return normed, sum_of(x, residual)

@@ -39,7 +39,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Te
         [(seeds & _MASK).unsqueeze(1), (seeds >> 32 & _MASK).unsqueeze(1)],
     )
     bits = torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
-    # Large noise comes from small exponentials: (bits + 1) / 2^32 keeps them apart down to 2^-32. float32 rounds the
-    # top of the range to 1, where log1p would be infinite, so it is held just below.
+    # Large noise comes from small exponentials: (bits + 1) / 2^32 distinguishes them down to 2^-32. float32 rounds the
+    # top of the range to 1, where log1p would be infinite, so it is limited to just below 1.
     uniform = ((bits + 1).to(torch.float32) * 2.0**-32).clamp_(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))

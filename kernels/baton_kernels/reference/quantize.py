@@ -14,7 +14,7 @@ class RowFormat(NamedTuple):
     """How rows are rounded to 8 bits.
 
     dtype: float8_e4m3fn or int8. group: how many columns of a row share a scale, 0 = all. symmetric: zero is 0. most:
-    values count as at most so large when a scale is chosen, 0 = no limit. power_of_two: scales are powers of two.
+    the largest magnitude that a scale is chosen for, 0 = no limit. power_of_two: scales are powers of two.
     """
 
     dtype: torch.dtype
@@ -39,9 +39,9 @@ def quantize_rows_reference(
 ) -> QuantizedRows:
     """Round rows [T, K] to 8 bits, to the nearest code and ties to even.
 
-    scale, zero: those of all rows, one element each; None = as the largest element of each group calls for, as the
-    package compressed-tensors computes them: int8 codes span 255 steps, and 0 is a code. A group with a number that is
-    not finite gets the scale NaN, so that no product with it is finite.
+    scale, zero: those of all rows, one element each; None = computed from the elements of each group, like the package
+    compressed-tensors does: int8 codes span 255 steps, and 0 is a code. A group with a number that is not finite gets
+    the scale NaN, so that no product with it is finite.
     """
     rows, columns = x.shape
     group = form.group or columns
@@ -57,7 +57,7 @@ def quantize_rows_reference(
         largest = values.abs().amax(dim=2)
         if form.most:
             largest = largest.clamp(max=form.most)
-        # A GPU divides by a Python number as a product with its reciprocal, which is not correctly rounded.
+        # A GPU divides by a Python number by multiplying with its reciprocal, which is not correctly rounded.
         scales = largest / torch.full_like(largest, 127.5 if integers else E4M3_MOST)
         scales = scales.where(scales != 0, ZERO_SCALE) + broken
         if form.power_of_two:
@@ -84,7 +84,7 @@ def quantize_rows_reference(
 
 
 def dequantize_rows_reference(rows: QuantizedRows) -> torch.Tensor:
-    """Return the rows that the codes stand for, [T, K] float32."""
+    """Return the dequantized rows, [T, K] float32."""
     columns = rows.codes.shape[1]
     values = rows.codes.float()
     if rows.zeros is not None:

@@ -11,7 +11,7 @@ from .grouped_linear import GroupedWeight, dequantize_grouped_reference
 from .quantize import RowFormat, dequantize_rows_reference, quantize_rows_reference
 from .scaled_linear import ScaledWeight, dequantize_scaled_reference
 
-# Tensors of all experts, with their number as the first dimension; a tensor alone holds the numbers of the weights.
+# The weights of all experts, whose first dimension is the expert. A plain tensor is not quantized.
 ExpertCodes = GroupedWeight | ScaledWeight | torch.Tensor
 
 
@@ -19,8 +19,8 @@ ExpertCodes = GroupedWeight | ScaledWeight | torch.Tensor
 class QuantizedExperts:
     """The weights of a layer's experts, and the gate that they have, as in ExpertWeights.
 
-    gate_up and down: of one kind. rows: how the inputs of both products are rounded; None = not at all. layer_experts:
-    as in ExpertWeights.
+    gate_up, down: weights of the same kind. rows: how the inputs of both products are rounded; None = not at all.
+    layer_experts: as in ExpertWeights.
     """
 
     gate_up: ExpertCodes

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-# Keeps a sum of scores above zero.
+# Added to a sum of scores to keep it above zero.
 TINY = 1e-20
 # Stands for an expert whose results another process computes.
 NOT_OWN = -1
@@ -15,18 +15,15 @@ NOT_OWN = -1
 class Routing:
     """How the logits of a router become the experts of a token and their weights.
 
-    count: experts of a token. sigmoid: an expert's score is the sigmoid of its logit; otherwise the scores are the
+    count: experts per token. sigmoid: an expert's score is the sigmoid of its logit; otherwise the scores are the
     softmax of all logits. normalize: the weights of a token, which are the scores of its experts, are divided by their
-    sum. scale: factor of the weights. near: above 0, a weight is the softmax of the logits alone that are near the
-    expert's: not chosen before it, and lower by at most this part of the greater of its logit and their own absolute
-    value (Liu et al., "GRIN: GRadient-INformed MoE", 2024).
-
-    groups: experts form so many groups of neighbours of one size. A token gets experts of used_groups groups alone,
-    those whose group_best highest scores have the greatest sum (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3
-    Technical Report", 2024).
-
-    own: the experts whose results are computed here, which are numbered from 0 on; the number of any other chosen
-    expert becomes NOT_OWN. None = all experts.
+    sum. scale: factor of the weights. near: if above 0, the weight of an expert is its share in a softmax over the
+    logits near its own. These are the logits of experts not chosen before it that are lower by at most this fraction of
+    the larger of its logit and their own absolute value (Liu et al., "GRIN: GRadient-INformed MoE", 2024). groups:
+    consecutive experts form this many groups of the same size. A token gets experts only from used_groups groups: those
+    in which the group_best highest scores have the largest sum (DeepSeek-AI, "DeepSeek-V2", 2024, and "DeepSeek-V3
+    Technical Report", 2024). own: the experts whose results this process computes. They are numbered from 0; every
+    other chosen expert becomes NOT_OWN. None = all experts.
     """
 
     count: int
@@ -45,12 +42,12 @@ def choose_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose experts by their logits, [T, experts] in float32 or float64.
 
-    correction: [experts] float32, is added to the scores for the choice and not for the weights (Wang et al.,
-    "Auxiliary-Loss-Free Load Balancing", 2024); None = 0. Returns the weights, [T, count] of the logits' dtype, and the
-    experts, [T, count] int32, each token's from its first choice on.
+    correction: [experts] float32, added to the scores for the choice but not for the weights (Wang et al.,
+    "Auxiliary-Loss-Free Load Balancing", 2024); None = 0. Returns the weights, [T, count] in the logits' dtype, and the
+    experts, [T, count] int32, in the order in which they are chosen.
     """
     scores = logits.sigmoid() if routing.sigmoid else logits.softmax(dim=-1)
-    # Sigmoids of great logits are equal, so logits decide where nothing is added.
+    # Sigmoids of large logits are equal in float32, so the logits are compared where no correction is added.
     plain = routing.near or (routing.sigmoid and routing.used_groups == routing.groups)
     merit = scores + correction if correction is not None else logits if plain else scores
     if routing.used_groups < routing.groups:
@@ -87,10 +84,10 @@ def route_reference(
     correction: torch.Tensor | None,
     routing: Routing,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return x, and the weights and experts that choose_reference gives for the logits x weightᵀ + bias, which are not
-    rounded below float32: a rounded logit may choose another expert.
+    """Return x, and the weights and experts of choose_reference for the logits x weightᵀ + bias. The logits stay in
+    float32 or above, because a rounded logit may choose another expert.
 
-    x: [T, hidden]; on a GPU also a PendingNorm, which is returned as numbers. weight: [experts, hidden]. bias:
+    x: [T, hidden]; on a GPU also a PendingNorm, whose computed rows are returned. weight: [experts, hidden]. bias:
     [experts] or None.
     """
     wide = torch.promote_types(x.dtype, torch.float32)

@@ -31,9 +31,10 @@ def gumbel_best_reference(
     positions: torch.Tensor,
     choices: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the best score of some consecutive tokens and its token, [R, 2] float32, which holds all ids below 2^24.
+    """Return the best score of some consecutive tokens, and its token: [R, 2] float32, which is exact for ids below
+    2^24.
 
-    logits: [R, tokens], those from first_token on, a multiple of 4. The other arguments are those of
+    logits: [R, tokens] of the tokens from first_token on, which is a multiple of 4. The other arguments are those of
     gumbel_argmax_reference, without thresholds. Without tokens the score is -inf. A row that has a NaN or +inf gets the
     score inf and NOT_FINITE.
     """
@@ -48,7 +49,7 @@ def gumbel_best_reference(
 
 
 def best_of_shards_reference(found: torch.Tensor) -> torch.Tensor:
-    """Return the token of the best score of each row, the smallest of several, [R] int64.
+    """Return the token with the best score of each row, [R] int64. Of equal scores the smallest token wins.
 
     found: [R, 2 * shards] float32, the results of gumbel_best_reference for each shard of the vocabulary, side by side.
     """

@@ -13,7 +13,7 @@ class ScaledWeight(NamedTuple):
 
     codes: [outputs, inputs] float8_e4m3fn or int8. scales: [ceil(outputs / tile[0]), ceil(inputs / tile[1])] float32.
     tile: how many outputs and inputs share a scale; (1, inputs) = each output has one. sums: [outputs] int32, the sum
-    of each output's codes, which products with rows that have zeros need.
+    of each output's codes, for products with rows that have zeros.
     """
 
     codes: torch.Tensor

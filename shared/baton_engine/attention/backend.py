@@ -36,8 +36,8 @@ class AttentionBatch(msgspec.Struct):
 
 
 class StepLimits(msgspec.Struct, frozen=True):
-    """The most that a step can have. sequences: of them. keys: tokens in the KV of one sequence, or tokens to compute,
-    whichever is more. deterministic: a sequence's result must not depend on the others of its step."""
+    """The limits of a step. sequences: the most sequences. keys: the most tokens in the KV of one sequence, or the most
+    tokens to compute if these are more. deterministic: a sequence's result must not depend on the other sequences."""
 
     sequences: int
     keys: int
@@ -45,7 +45,7 @@ class StepLimits(msgspec.Struct, frozen=True):
 
 
 class AttentionBackend(Protocol):
-    """Attends over the paged cache, which already holds what it keeps of the new tokens."""
+    """Attends over the paged cache, which already holds the KV of the new tokens."""
 
     name: str
 
@@ -59,8 +59,8 @@ class AttentionBackend(Protocol):
         """Return a contiguous tensor, not initialized, for the result of `attend` for queries q."""
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        """q: [T, heads, head_dim], rotated. out: as from `outputs`, receives the result. weights: those of the layer
-        that its AttentionSpec calls for, always at one address. T may exceed the number of the batch's tokens."""
+        """q: [T, heads, head_dim], rotated. out: as from `outputs`, receives the result. weights: the layer's weights
+        that its AttentionSpec requires, always at the same address. T may exceed the number of the batch's tokens."""
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ class HopperPaged(TritonPaged):
     """Decodes, and steps with tiles that are cut, go through the kernels of TritonPaged."""
 
     name = "hopper"
-    # With fewer parts, whole tiles keep so much of the device busy that this kernel is faster than parts in the other.
+    # With fewer parts, whole tiles use enough of the device for this kernel to be faster than TritonPaged's with parts.
     _least_parts = 4
 
     def _attend_tiles(

@@ -47,7 +47,7 @@ def select_backend(
     the cache. block_size: in tokens. Raises ConfigError, which names the backends that can run the model, for a backend
     that cannot.
     """
-    # In the order in which "auto" takes them.
+    # In the order in which "auto" tries them.
     refusals = {
         "hopper": _why_not_hopper(config, device, deterministic, kv_dtype, block_size),
         "triton": _why_not_triton(config, device),

@@ -13,7 +13,7 @@ from .torch_sdpa import TorchSdpa
 
 
 class TorchLatent(TorchSdpa):
-    """Absorbed attention is attention with one KV head, whose keys are the latents and whose values begin them."""
+    """Absorbed attention is attention with one KV head: its keys are the latents, its values their first elements."""
 
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
         super().__init__(cache, num_heads, specs, limits)

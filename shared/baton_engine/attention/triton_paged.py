@@ -32,7 +32,7 @@ class TritonPaged:
     """
 
     name = "triton"
-    # Tiles are cut in steps in which one of them has at least so many parts.
+    # Tiles are cut only in steps in which at least one tile would have this many parts.
     _least_parts = 2
 
     def __init__(self, cache: KvCache, num_heads: int, specs: tuple[AttentionSpec, ...], limits: StepLimits) -> None:
@@ -51,7 +51,7 @@ class TritonPaged:
         self._arrivals = torch.zeros(limits.sequences * kv_heads, dtype=torch.int32, device=cache.device)
         self._reaches = {spec.reach for spec in specs}
         self._tile_capacity = max(PROGRAMS // num_heads, 1)
-        # By `reach` of a spec, which decides how many keys a tile has.
+        # Keyed by the `reach` of a spec, which decides how many keys a tile has.
         self._tiles: dict[tuple[int, bool], tuple[Tiles, TileCuts | None]] = {}
         # [sequences, most blocks] for each group of layers. Views made anew for each layer would slow down short steps.
         self._tables: tuple[torch.Tensor, ...] = ()
@@ -122,7 +122,7 @@ class TritonPaged:
         group = self._cache.group_of(layer)
         variant, n = self._variants[layer], self._decodes
         if variant.sinks is not weights:
-            # A layer gives the same tensor in each step.
+            # A layer passes the same tensor in each step.
             variant = self._variants[layer] = dataclasses.replace(variant, sinks=weights)
         scales = None if self._cache.scales is None else self._cache.scales[layer]
         if n:

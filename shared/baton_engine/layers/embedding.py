@@ -1,6 +1,6 @@
 """The embedding of token ids, and the output layer that turns hidden states into logits.
 
-Each rank has the same number of tokens of the vocabulary, a multiple of 4, the last ranks maybe fewer.
+Each rank has the same number of tokens of the vocabulary, a multiple of 4. The last ranks may have fewer.
 """
 
 import math
@@ -27,7 +27,7 @@ class _Tokens(Replicated):
 
 
 def _tokens_of_a_rank(vocab_size: int, ranks: Ranks) -> int:
-    # Tokens in fours share a random number (baton_kernels/reference/philox.py), which no two ranks should compute.
+    # Four consecutive tokens share a random number (baton_kernels/reference/philox.py), so they stay on one rank.
     return -(-vocab_size // (4 * ranks.count)) * 4
 
 
@@ -114,8 +114,8 @@ class Head:
         self._finish: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def finish_with(self, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Let a family change each logit, in place. That happens in float32: a softcap leaves many logits so close to
-        each other that 16 bits could not tell them apart."""
+        """Let a family change each logit, in place and in float32: after a softcap many logits are so close that 16
+        bits could not distinguish them."""
         self._finish, self.dtype = finish, torch.float32
 
     def own(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -144,8 +144,8 @@ def _no_logits(hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.T
 def head(source: Source, embedding: Embedding, tied: bool, name: str = "lm_head", bias: bool = False) -> Head:
     """Return the layer that turns hidden states [R, hidden] into logits [R, vocab].
 
-    tied: the layer shares the weights of the embedding; otherwise it has those that the source has by this name, maybe
-    with a bias.
+    tied: the layer shares the weights of the embedding; otherwise its weights, and maybe a bias, have this name in the
+    source.
     """
     vocab_size, hidden_size = embedding.shape
     if not source.stage.is_last:

@@ -1,4 +1,4 @@
-"""MLPs of which each token uses a few, chosen by a router (Shazeer et al., 2017)."""
+"""Mixtures of experts: MLPs of which each token uses a few, chosen by a router (Shazeer et al., 2017)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,16 +14,16 @@ from baton_kernels.reference.routing import Routing
 
 from .linear import Linear
 
-# Programs of a router's kernel are few, so that it computes the norm of longer rows than a product does.
+# Each program of a router's kernel computes the norm. As they are few, this pays off for longer rows than in a product.
 _MOST_NORMED = 4096
-# What the tensor of a weight is called, in the formats that experts are stored one by one in.
+# The names of a weight's tensor in the formats that store experts one by one.
 _WEIGHTS = ("weight", "weight_packed", "qweight")
 
 
 class Router:
     """Chooses the experts of each token, as baton_kernels.reference.routing.route_reference does.
 
-    correction: [experts] float32, is added to the scores for the choice; None = 0.
+    correction: [experts] float32, added to the scores for the choice; None = 0.
     """
 
     inputs: Inputs = NormedNumbers(_MOST_NORMED)
@@ -46,13 +46,13 @@ class Router:
         self._ops = source.ops
 
     def __call__(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x: [T, hidden]. Returns x as numbers, the weights, [T, count], and the experts, [T, count] int32, numbered as
-        this rank has them."""
+        """x: [T, hidden]. Returns x as a plain tensor, the weights, [T, count], and the experts, [T, count] int32, by
+        their indices on this rank."""
         return self._ops.route(x, self._weight, self._bias, self._correction, self._routing)
 
 
 def load_experts(source: Source, names: ExpertNames, experts: int, hidden: int, size: int) -> ExpertsMethod:
-    """Return the experts of a layer, as Method.experts does, by the method that the source has for their names."""
+    """Return the experts of a layer, as Method.experts does, with the source's method for their names."""
     parts = [f"{number}.{part}" for number in range(experts) for part in (names.gate, names.up, names.down)]
     own = source.own_experts(experts)
     if len(own) < experts:
@@ -65,7 +65,7 @@ def load_joined_experts(source: Source, experts: int, hidden: int, size: int, fo
 
     Tools that quantize, such as llm-compressor, store the experts of these families one by one.
     """
-    names = ExpertNames("gate_proj", "up_proj", "down_proj", form.in_turn, form.activation)
+    names = ExpertNames("gate_proj", "up_proj", "down_proj", form.interleaved, form.activation)
     apart = source.at(form.apart) if form.apart else source
     if form.down in source or not any(f"0.{names.down}.{weight}" in apart for weight in _WEIGHTS):
         apart = source.reading(JoinedTensors(source, form, names, experts, hidden, size))
@@ -84,13 +84,13 @@ class ExpertMlp:
         return self._ranks.sum(self.part(x)[1])
 
     def part(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x as numbers, and what this rank contributes to the sum, [T, hidden] each."""
+        """Return x as a plain tensor, and this rank's contribution to the sum, [T, hidden] each."""
         x, weights, experts = self._router(x)
         return x, self._experts(x, weights, experts)
 
 
 class ScaledInputMlp(ExpertMlp):
-    """The result of a token's only expert for the token times its weight (Meta, Llama 4)."""
+    """An MLP with one expert per token, whose input is multiplied by the router's weight (Meta, Llama 4)."""
 
     def part(self, x: InputRows) -> tuple[torch.Tensor, torch.Tensor]:
         x, weights, experts = self._router(x)
@@ -100,7 +100,7 @@ class ScaledInputMlp(ExpertMlp):
 class WithSharedExpert:
     """Experts, and one more that all tokens use (Dai et al., "DeepSeekMoE", 2024).
 
-    shared: its result is what this rank contributes to the sum. gate: the shared expert's result is multiplied by
+    shared: returns this rank's contribution to the sum. gate: the shared expert's result is multiplied by
     sigmoid(gate(x)) (Qwen Team, "Qwen1.5-MoE", 2024); None = by 1.
     """
 

@@ -4,10 +4,10 @@ import torch
 
 
 def order_by_kv_head(heads: int, kv_heads: int, head_dim: int) -> list[int]:
-    """Return for each output of a Linear the output of such a matrix that it takes.
+    """Return for each output of a Linear the index of that output in such a matrix.
 
-    The checkpoint stores for each KV head in turn the queries of its group, its key and its value. The Linear gives all
-    queries, then all keys, then all values.
+    The checkpoint stores the KV heads one after another: the queries of the head's group, its key and its value. The
+    Linear returns all queries, then all keys, then all values.
     """
     group = heads // kv_heads
     outputs = torch.arange((heads + 2 * kv_heads) * head_dim).view(kv_heads, group + 2, head_dim)

@@ -11,13 +11,14 @@ from baton_engine.source import Source
 from .linear import Linear
 from .norm import RmsNorm
 
-# The configs of these models do not set it, unlike that of the other norms.
+# The configs of these models do not set this epsilon, unlike that of the other norms.
 _EPS = 1e-6
 
 
 class Queries:
-    """The queries of a rank's heads, and the latents before their norm, [T, rank + rope_dim], which all ranks have.
-    Both begin with one product.
+    """Computes the queries of a rank's heads, and the latents before their norm, [T, rank + rope_dim], on all ranks.
+
+    One product computes the first step of both.
 
     low_rank: elements of a vector that queries are made of; None = queries are made of the hidden state.
     """
@@ -47,9 +48,9 @@ class LatentAttention:
     """Latent attention of one layer (DeepSeek-AI, "DeepSeek-V2", 2024).
 
     low_rank: as in Queries. rotary: cosines and sines as rotary_tables returns them for rope_dim. interleaved: the
-    projections give the two elements of each rotated pair side by side. scales: the factor of the queries at each
-    position, [positions]; None = 1 everywhere. The weights that turn latents into keys and values are in memory once,
-    for both ways of latent attention.
+    projections return the two elements of each rotated pair side by side. scales: the factor of the queries at each
+    position, [positions]; None = 1 everywhere. Both ways of latent attention share one copy of the weights that turn
+    latents into keys and values.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Projections with limited results."""
+"""Projections whose results are clipped."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from baton_engine.inputs import InputRows, inputs_of
 
 
 class Limited:
-    """A projection whose results are at most `limit` away from 0."""
+    """A projection whose results are clipped to [-limit, limit]."""
 
     def __init__(self, projection: Callable[[Any], torch.Tensor], limit: float) -> None:
         self._projection, self._limit = projection, limit

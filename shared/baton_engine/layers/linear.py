@@ -32,9 +32,9 @@ class Linear:
         """Read the projections as Method.load does, by the method that the source has for their names.
 
         order: for each output of the whole layer, the output of the checkpoint that it takes; None = the same order.
-        parts: the sizes of the parts into which the shard divides the outputs of the whole layer, where a projection
-        of the checkpoint consists of several; None = outputs. sensitive: small errors of the weight change which tokens
-        or experts are chosen, so that the weight is never quantized here, but only where the checkpoint is.
+        parts: the sizes of the parts that the shard divides, if a projection of the checkpoint consists of several
+        parts; None = outputs. sensitive: small errors of the weight change which tokens or experts are chosen, so it is
+        never quantized on load.
         """
         self._shard = shard
         method = source.method(names, sensitive)
@@ -55,7 +55,7 @@ class Linear:
     def gated(self, x: InputRows, activation: str, into: Inputs = NUMBERS) -> InputRows:
         """Return activation(gate) * up, [T, outputs / 2], as Product.gated does.
 
-        Ranks divide the outputs of such a layer, never its inputs, so that nothing is joined.
+        Ranks divide the outputs of such a layer, never its inputs, so no results have to be joined.
         """
         return self._product.gated(x, activation, into)
 

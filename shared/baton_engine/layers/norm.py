@@ -15,7 +15,7 @@ from baton_kernels.reference.norm import PendingNorm, sum_of
 class RmsNorm:
     """x / rms(x) * weight (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019).
 
-    offset: added to the checkpoint's weights in float32; then the product is rounded only once (Gemma). part: the
+    offset: added to the checkpoint's weights in float32; the product is then rounded only once (Gemma). part: the
     elements of x that this rank has; None = all.
     """
 
@@ -32,12 +32,12 @@ class RmsNorm:
         return self._ops.add_rms_norm(x, None, self.weight, self.eps)
 
     def given(self, x: torch.Tensor, mean_square: torch.Tensor) -> torch.Tensor:
-        """Return the norm of the part x [T, n] of vectors. mean_square: [T] float32, of the elements of all parts."""
+        """Return the norm of a part x [T, n] of vectors. mean_square: [T] float32, over the elements of all parts."""
         scale = torch.rsqrt(mean_square + self.eps)[:, None]
         return ((x * scale).to(self.weight.dtype) * self.weight).to(x.dtype)
 
     def later(self, x: torch.Tensor) -> PendingNorm:
-        """Return the norm of x in a form in which `add` of another norm computes both norms at once."""
+        """Return the norm of x in a pending form, so that `add` of the next norm computes both norms in one kernel."""
         return PendingNorm(x, None, self.weight, self.eps, x)
 
     def add(self, x: OutputRows, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ class RmsNorm:
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps), sum_of(x, residual)
 
     def before(self, part: object) -> "InputNorm":
-        """Return this norm in the form that a part of a layer takes."""
+        """Return this norm with results in the form that a part of a layer takes."""
         return InputNorm(self, inputs_of(part), self._ops)
 
 
@@ -77,7 +77,7 @@ class InputNorm:
         return self._into.norm(self._ops, x, None, self._weight, self._eps)[0]
 
     def add(self, x: OutputRows, residual: torch.Tensor | None) -> tuple[InputRows, torch.Tensor]:
-        """As RmsNorm.add does. The sum may be there only once the product after the norm has been computed."""
+        """As RmsNorm.add does. The sum may be undefined until the product after the norm has been computed."""
         return self._into.norm(self._ops, x, residual, self._weight, self._eps)
 
 

@@ -1,4 +1,4 @@
-"""Attention whose queries have a factor that depends on their position."""
+"""Attention whose queries are multiplied by a factor that depends on their position."""
 
 import math
 from collections.abc import Callable

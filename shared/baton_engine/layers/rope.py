@@ -94,7 +94,7 @@ def read_rope(
 
 def read_rope_before_norms(file: ConfigFile, context: int, **how: Any) -> Rope:
     """As read_rope, for a family that normalizes heads after their rotation. Raises ConfigError for a rope that scales
-    queries and keys: the norms undo that factor, but not in their epsilon."""
+    queries and keys: the norms would remove that factor, except for its effect on their epsilon."""
     rope = read_rope(file, context, **how)
     if rope.attention_factor != 1.0:
         raise ConfigError(f"rope type {rope.type!r} in config.json is not served for {file.architecture}")
@@ -113,7 +113,7 @@ def rope_fields(file: ConfigFile) -> dict[str, Any]:
 
 
 def yarn_scale(file: ConfigFile) -> float:
-    """Return the factor of queries and keys that mscale_all_dim in config.json calls for (DeepSeek-V2)."""
+    """Return the factor of queries and keys that mscale_all_dim in config.json requires (DeepSeek-V2)."""
     parameters = ConfigFile(rope_fields(file))
     kind = parameters.fields.get("rope_type") or parameters.fields.get("type") or "default"
     multiplier = parameters.number("mscale_all_dim", 0.0)
@@ -187,7 +187,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
 
     linear: position interpolation (Chen et al., 2023). llama3: long wavelengths are divided by the factor, short ones
     kept, those between interpolated (Llama 3.1). yarn: "NTK-by-parts" (Peng et al., 2023). longrope: each pair has a
-    factor of its own (Ding et al., 2024). proportional: pairs beyond the first `partial` of them keep still (Gemma 4).
+    factor of its own (Ding et al., 2024). proportional: only the fraction `partial` of the pairs is rotated (Gemma 4).
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     periods = rope.theta**exponents
@@ -212,7 +212,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
         if rope.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
-        # An empty range would divide by zero.
+        # An empty range would cause a division by zero.
         high = high + 0.001 if low == high else high
         kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
         return (1 - kept) * (1.0 / (rope.factor * periods)) + kept * plain

@@ -19,8 +19,8 @@ class NormedAfterRope(Attention):
     """Attention with norms of each rotated query and key head. norms: of queries and of keys.
 
     A rotation does not change the root mean square of a head, so heads are divided by it before they are rotated. Only
-    the weights of the norms belong after the rotation. A score is a sum of products of one element of the query and one
-    of the key, so the queries can have the weights of both, and keys are cached without weights.
+    the weights of the norms must be applied after the rotation. A score is a sum of products of one element of the
+    query and one of the key, so the queries get the weights of both norms, and keys are cached without weights.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ _LEAST = -1e-6  # stands for numbers closer to 0, whose exponential less 1 is no
 
 
 class XIelu:
-    """a x^2 + x / 2 above 0, and b (exp(x) - 1 - x) + x / 2 up to 0. A checkpoint has each layer's a and b, in the form
-    in which they were trained."""
+    """a x^2 + x / 2 above 0, and b (exp(x) - 1 - x) + x / 2 up to 0. A checkpoint stores each layer's a and b in the
+    form in which they were trained."""
 
     def __init__(self, source: Source) -> None:
         above, below = (source.take(name, (1,), dtype=torch.float32) for name in ("alpha_p", "alpha_n"))

@@ -21,7 +21,7 @@ from .normed_around import NormedAround
 from .sliding_windows import windows_in_turn
 from .sparse_config import SparseConfig, read_experts_per_token
 
-# What transformers computes for every model of the family.
+# The values with which transformers computes every model of the family.
 _GIVEN = {"n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1, "route_norm": True,
           "score_func": "sigmoid"}  # fmt: skip
 

@@ -10,7 +10,7 @@ from baton_engine.source import Source
 from .gptj import GptJ, GptJLayer
 from .llama import LlamaConfig, fused_qkv
 
-# The matrix has as many parts as the processors on which the models were trained, each with some of the heads.
+# The matrix has one part, with some of the heads, for each processor on which the models were trained.
 _PARTS = 4
 
 

@@ -14,8 +14,8 @@ from baton_engine.source import Source
 class Decoder:
     """A model whose layers return hidden states [T, hidden]: x = layer(x, ctx).
 
-    A stage of a pipeline has some of the layers. What it receives takes the place of the embedding, and what it passes
-    on are hidden states before the norm.
+    A stage of a pipeline has some of the layers. The hidden states that it receives take the place of the embedding,
+    and it passes on hidden states before the norm.
     """
 
     embedding: Embedding

@@ -28,8 +28,8 @@ def read_softcaps(file: ConfigFile) -> tuple[float, float]:
     return scores, logits
 
 
-def soften(head: Head, cap: float) -> None:
-    """Let a head give logits with a softcap; 0 = none."""
+def set_softcap(head: Head, cap: float) -> None:
+    """Apply a softcap to the logits of a head; 0 = none."""
     if cap:
         head.finish_with(lambda logits: logits.div_(cap).tanh_().mul_(cap))
 
@@ -37,7 +37,7 @@ def soften(head: Head, cap: float) -> None:
 class Gemma2(Gemma3):
     def __init__(self, config: Gemma2Config, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
-        soften(self.head, config.logit_softcap)
+        set_softcap(self.head, config.logit_softcap)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma2Config:

@@ -20,7 +20,7 @@ from baton_engine.shard import Columns, Ranks, Rows
 from baton_engine.source import Source
 
 from .decoder import Decoder
-from .gemma2 import soften
+from .gemma2 import set_softcap
 from .gemma3 import read_gemma_config
 from .layer_inputs import InputGate, LayerInputs
 from .shared_kv import SharedKvConfig, attention_of
@@ -177,7 +177,7 @@ class Gemma3n(Decoder):
         ]
         self.norm = WideRmsNorm(inside.at("norm"), hidden, eps)
         self.head = self.make_head(config, source)
-        soften(self.head, config.logit_softcap)
+        set_softcap(self.head, config.logit_softcap)
 
     def __call__(self, ctx: Context) -> torch.Tensor:
         embedded = self.embed(ctx)

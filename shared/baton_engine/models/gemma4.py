@@ -19,7 +19,7 @@ from baton_engine.shard import Columns, Rows
 from baton_engine.source import Source
 
 from .decoder import Decoder
-from .gemma2 import soften
+from .gemma2 import set_softcap
 from .gemma4_config import Gemma4Config, read_gemma4_config
 from .layer_inputs import InputGate, LayerInputs
 from .shared_kv import attention_of
@@ -110,7 +110,7 @@ class Gemma4(Decoder):
         ]  # fmt: skip
         self.norm = WideRmsNorm(inside.at("norm"), hidden, config.rms_norm_eps)
         self.head = self.make_head(config, source)
-        soften(self.head, config.logit_softcap)
+        set_softcap(self.head, config.logit_softcap)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> Gemma4Config:

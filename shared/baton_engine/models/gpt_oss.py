@@ -35,7 +35,7 @@ class GptOssLayer(LlamaLayer):
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
         assert isinstance(config, GptOssConfig)
         mlp, experts, hidden = source.at("mlp"), config.num_experts, config.hidden_size
-        form = JoinedForm(in_turn=True, activation=config.clamp)
+        form = JoinedForm(interleaved=True, activation=config.clamp)
         return ExpertMlp(
             Router(mlp.at("router"), config.routing, experts, hidden, bias=True),
             load_joined_experts(mlp.at("experts"), experts, hidden, config.expert_size, form),

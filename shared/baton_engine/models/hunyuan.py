@@ -15,7 +15,7 @@ from baton_engine.source import Source
 from .llama import Defaults, Kind, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
 _CONTEXT = 2048
-# What transformers computes for every model of the family.
+# The values with which transformers computes every model of the family.
 _GIVEN = {
     "use_qk_norm": True,
     "use_cla": False,

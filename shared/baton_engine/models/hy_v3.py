@@ -12,7 +12,7 @@ from .llama import Defaults, Llama, LlamaConfig, read_llama_config
 from .sparse_config import SparseConfig, read_experts_per_token, read_layers_without_experts
 
 _CONTEXT = 131072
-# What transformers computes for every model of the family.
+# The values with which transformers computes every model of the family.
 _GIVEN = {"mlp_bias": False, "qk_norm": True, "route_norm": True, "moe_router_use_sigmoid": True}
 
 

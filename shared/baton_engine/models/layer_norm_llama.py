@@ -1,4 +1,4 @@
-"""Llama with LayerNorms in place of RMSNorms, which several families are."""
+"""Llama with LayerNorms in place of RMSNorms, the base of several families."""
 
 from collections.abc import Callable
 from typing import Any

@@ -77,9 +77,9 @@ def read_llama_config(
     """Return the config of a config.json with Llama's fields.
 
     windows: the sliding window of each layer; None = no layer has one. scale: of attention scores; None = head_dim **
-    -0.5. rope, eps: None = read from Llama's fields. sinks: all layers have them. activations: those of config.json
-    that the family may have, its default first, with their keys in ACTIVATIONS. kind: the family's class. facts: its
-    own fields beside Llama's.
+    -0.5. rope, eps: None = read from Llama's fields. sinks: all layers have them. activations: the values of hidden_act
+    that the family may have, its default first, with their keys in ACTIVATIONS. kind: the family's config class. facts:
+    the fields that it adds to Llama's.
     """
     activation = activations[file.choice("hidden_act", next(iter(activations)), tuple(activations))]
     heads, hidden, layers = (file.count(name) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
@@ -111,9 +111,9 @@ def read_llama_config(
 
 
 def llama_fields(file: ConfigFile, activation: str | None = None, **names: tuple[str, int]) -> ConfigFile:
-    """Return a config.json with Llama's names for its sizes, of a family with keys for each of its heads.
+    """Rename the size fields of a config.json to Llama's names, for a family without grouped KV heads.
 
-    names: by Llama's name, the family's own name and default. activation: the family's name for hidden_act.
+    names: for each of Llama's names, the family's own name and default. activation: the family's name for hidden_act.
     """
     fields: dict[str, Any] = {
         ours: file.count(own, file.count(ours, default)) for ours, (own, default) in names.items()
@@ -130,7 +130,7 @@ def llama_fields(file: ConfigFile, activation: str | None = None, **names: tuple
 def fused_qkv(config: LlamaConfig, source: Source, name: str, order: Sequence[int] | None = None) -> Linear:
     """Return a projection to queries, keys and values that a checkpoint holds as one matrix.
 
-    order: the outputs of the checkpoint that are all queries, all keys and all values in turn; None = its own order.
+    order: the checkpoint's outputs in the order queries, keys, values; None = the checkpoint has this order.
     """
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     parts = [heads * dim, kv_heads * dim, kv_heads * dim]
@@ -144,7 +144,7 @@ def fused_qkv(config: LlamaConfig, source: Source, name: str, order: Sequence[in
 
 
 class LlamaLayer:
-    """Attention and an MLP, each after a norm, which also adds the previous output to the residual.
+    """Attention and an MLP, each after a norm that also adds the previous output to the residual.
 
     blocks: the names of attention and of the MLP. norms: those of the norms before them. output, head_norms: those of
     attention's last projection and of the norms of its query and key heads.
@@ -167,13 +167,13 @@ class LlamaLayer:
     def make_attention(
         self, config: LlamaConfig, source: Source, layer: int, rotary: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Callable[[Any, Context], torch.Tensor]:
-        """Return the attention, from [T, hidden], in the form that it takes, to [T, hidden]."""
+        """Return the attention: [T, hidden] in the form of its `inputs` to [T, hidden]."""
         norms = self.qk_norms(config, source) if config.qk_norm else None
         sinks = None
         if config.attention[layer].sinks:
             own = head_part(config.num_heads, source.ranks)
             sinks = source.take("sinks", (config.num_heads,), (own,), torch.float32)
-        # baton_quantize counts on the projection of the output being read first.
+        # baton_quantize relies on the output projection being read first.
         output = self.attended(config, source)
         return Attention(config, layer, source, self.qkv(config, source), output, rotary, norms, sinks)
 
@@ -183,7 +183,7 @@ class LlamaLayer:
         return Linear(source, [self.output], [config.hidden_size], inputs, bias=config.output_bias, shard=shard)
 
     def make_mlp(self, config: LlamaConfig, source: Source, layer: int) -> Callable[[Any], torch.Tensor]:
-        """Return the MLP, from [T, hidden], in the form that it takes, to [T, hidden]."""
+        """Return the MLP: [T, hidden] in the form of its `inputs` to [T, hidden]."""
         source = source.at(self.blocks[1])
         inner, shard = config.intermediate_size, Rows(source.ranks)
         down = Linear(source, ["down_proj"], [config.hidden_size], inner, bias=config.mlp_bias, shard=shard)

@@ -42,7 +42,7 @@ class Mistral4(Llama):
         partial = rope.get("partial_rotary_factor") or file.fields.get("partial_rotary_factor")
         if partial not in (None, rotated / (key + rotated)):
             raise ConfigError(f"partial_rotary_factor {partial!r} in config.json does not agree with qk_rope_head_dim")
-        # The fraction of a head tells what qk_rope_head_dim tells already.
+        # The partial rotation of the rope parameters repeats the information of qk_rope_head_dim.
         fields: dict[str, Any] = {
             **file.fields, "partial_rotary_factor": None, "rope_scaling": None,
             "rope_parameters": {**rope, "partial_rotary_factor": None},

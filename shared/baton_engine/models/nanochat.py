@@ -11,13 +11,13 @@ from baton_engine.layers.norm import RmsNorm, UnitNorm
 from baton_engine.layers.rope import read_rope_before_norms
 from baton_engine.source import Source
 
-from .gemma2 import soften
+from .gemma2 import set_softcap
 from .layer_norm_llama import plain_mlp
 from .llama import Defaults, Llama, LlamaConfig, LlamaLayer, read_llama_config
 
 
 class NanoChatConfig(LlamaConfig, frozen=True, kw_only=True):
-    logit_softcap: float  # as in soften
+    logit_softcap: float  # as in set_softcap
 
 
 class NanoChatLayer(LlamaLayer):
@@ -46,7 +46,7 @@ class NanoChat(Llama):
 
     def __init__(self, config: NanoChatConfig, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
-        soften(self.head, config.logit_softcap)
+        set_softcap(self.head, config.logit_softcap)
 
     def make_norm(self, config: LlamaConfig, source: Source) -> RmsNorm:
         return UnitNorm(source, config.hidden_size, config.rms_norm_eps)

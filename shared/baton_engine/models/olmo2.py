@@ -42,7 +42,7 @@ class NormedQkv:
         if self._ranks.count == 1:
             normed = [norm(part) for norm, part in zip(self._norms, parts, strict=True)]
         else:
-            # Where several ranks have the same key head, all heads are counted equally often.
+            # If several ranks have the same key heads, each head is counted by the same number of ranks.
             squares = torch.stack([part.float().square().sum(dim=-1) for part in parts])
             sums = self._ranks.sum(squares)
             normed = [

@@ -10,7 +10,7 @@ from baton_engine.source import Source
 
 from .model import Model
 
-# The architecture of the text part, if all models of a kind have the same.
+# The architecture of the text part, for kinds of models that all have the same one.
 TEXT_PARTS: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
@@ -35,7 +35,7 @@ TEXT_PARTS: dict[str, str] = {
     "HunYuanVLForConditionalGeneration": "HunYuanDenseV1ForCausalLM",
     "PaddleOCRVLForConditionalGeneration": "PaddleOCRTextModel",
 }
-# Kinds of models whose text_config names one of many families, with the model_type that stands for its absence.
+# Kinds of models whose text_config names one of many families, with the model_type to assume if there is none.
 ANY_TEXT_PART: dict[str, str] = {
     "Mistral3ForConditionalGeneration": "mistral",
     "LlavaForConditionalGeneration": "llama",
@@ -81,8 +81,8 @@ _FAMILIES = {
     "glm4v_moe_text": "Glm4vMoeTextModel",
 }
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-# What transformers' configuration classes have where text_config leaves a field out, as many published ones do. By the
-# architecture of the text part, or of the whole.
+# Defaults of transformers' configuration classes for fields that text_config leaves out, as many published ones do. By
+# the architecture of the text part, or of the whole model.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": dict(zip(_SIZES, (32000, 4096, 11008, 32, 32), strict=True)),
     "MistralForCausalLM": {**dict(zip(_SIZES, (32000, 4096, 14336, 32, 32), strict=True)), "sliding_window": 4096},
@@ -98,7 +98,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
-# Those whose head is that of the embedding if config.json does not say.
+# Architectures whose head is tied to the embedding unless config.json says otherwise.
 _TIED = (
     "InternVLForConditionalGeneration", "Ovis2ForConditionalGeneration", "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration", "HunYuanVLForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
@@ -113,7 +113,7 @@ _OF_THE_WHOLE = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 
 
 class _TextPart:
-    """Makes a family read what it needs from within a larger model."""
+    """Makes a family read its config and tensors from within a larger model."""
 
     embedding: Any
 
@@ -124,7 +124,7 @@ class _TextPart:
         raise ConfigError("the checkpoint has no tensor embed_tokens.weight of a language model")
 
     def make_head(self, config: Any, source: Source) -> Head:
-        # Some config.json call the head that of the embedding beside a head of its own.
+        # Some config.json files say that the head is tied although the checkpoint has a separate head.
         tied = config.tie_word_embeddings and "lm_head.weight" not in source
         return head(source, self.embedding, tied)
 

@@ -8,7 +8,7 @@ from baton_engine.config_file import ConfigFile
 from baton_engine.source import Source
 
 from .gemma import Gemma
-from .gemma2 import read_softcaps, soften
+from .gemma2 import read_softcaps, set_softcap
 from .llama import Defaults, LlamaConfig, LlamaLayer, read_llama_config
 from .sliding_windows import windows_in_turn
 
@@ -29,7 +29,7 @@ class VaultGemma(Gemma):
 
     def __init__(self, config: VaultGemmaConfig, source: Source, max_positions: int) -> None:
         super().__init__(config, source, max_positions)
-        soften(self.head, config.logit_softcap)
+        set_softcap(self.head, config.logit_softcap)
 
     @classmethod
     def read_config(cls, file: ConfigFile) -> LlamaConfig:

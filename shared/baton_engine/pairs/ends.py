@@ -1,4 +1,4 @@
-"""The ends of pairs on all ranks of this pod as one: an operation is over when it is over on every rank."""
+"""Combines the ends of pairs on all ranks of this pod: an operation is over when it is over on every rank."""
 
 import itertools
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class _Operation(msgspec.Struct):
 
 
 class _Pair(msgspec.Struct):
-    """number: by which the ranks know it. links: the most that one rank has. down: ranks that are not up."""
+    """number: the pair's number on the ranks. links: the most connections of one rank. down: ranks not up yet."""
 
     number: int
     links: int

@@ -1,7 +1,7 @@
-"""What the engine tells each rank about pairs of pods that are connected from GPU to GPU, and what ranks report.
+"""The engine's commands to the ranks about pairs of pods that are connected from GPU to GPU, and the ranks' reports.
 
-All ranks get all commands in one order, so both ends of each connection have its transfers in the same order. A pair is
-known to the ranks by the number of the command that opened it.
+All ranks get all commands in one order, so both ends of each connection have its transfers in the same order. The
+number of a pair is that of the command that opened it.
 """
 
 import msgspec

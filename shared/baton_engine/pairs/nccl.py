@@ -89,7 +89,7 @@ def available(device: torch.device) -> bool:
 
 
 def gpu_ids(device: torch.device, count: int) -> list[str]:
-    """Return what identifies so many GPUs, the given one first, among all GPUs of all machines."""
+    """Return ids of `count` GPUs from the given one on, unique among all machines."""
     first = device.index or 0
     return [str(torch.cuda.get_device_properties(first + number).uuid) for number in range(count)]
 

@@ -1,4 +1,4 @@
-"""A rank's end of all pairs: its connections, its slots, and the way of its KV between these and its cache."""
+"""A rank's end of all pairs: its connections, its slots, and the copies of KV between slots and cache."""
 
 import itertools
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class RankEnd:
         self._first_head = rank_heads(layout.num_heads, rank, ranks).start
         self._links = Links(cache.device)
         self._copies = CopyStream(cache.device)
-        # Not in the stream of the steps, where received KV would keep its slot until all queued steps are over.
+        # This is not the stream of the steps, where received KV would keep its slot until all queued steps are over.
         self._scatters = CopyStream(cache.device, before_steps=True)
         self._outgoing, self._landing = GpuSlots(cache.device), GpuSlots(cache.device)
         self._pairs: dict[int, _Pair] = {}

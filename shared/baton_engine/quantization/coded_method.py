@@ -1,4 +1,4 @@
-"""What the formats of quantized weights have in common: a projection is read in parts and multiplied in its codes."""
+"""The common part of the formats of quantized weights: projections are read in parts and multiplied as codes."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -10,7 +10,7 @@ from baton_engine.source import Outputs, Product, Source
 
 from .dense import load_biases
 
-# What a rank has of one projection.
+# The part of one projection that a rank has.
 PartT = TypeVar("PartT")
 
 

@@ -13,8 +13,8 @@ from baton_kernels.reference.experts import ExpertWeights
 class DenseExperts:
     """The weights of experts in the dtype that the engine computes in.
 
-    Each rank has some of the experts, or a part of every expert's hidden units, so the results of the ranks are to be
-    added up. Experts are copied into place one by one: all of them a second time may not fit into the device's memory.
+    Each rank has some of the experts, or a part of every expert's hidden units, so the caller must add up the results
+    of the ranks. Experts are copied into place one by one, since two copies of all may not fit into device memory.
     """
 
     def __init__(self, held: ExpertWeights, ops: Ops) -> None:
@@ -44,8 +44,8 @@ def expert_biases(
     source: Source, names: ExpertNames, experts: int, hidden: int, size: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the biases of experts, [experts of this rank, 2 * its hidden units of each] and [experts of this rank,
-    hidden]; None = 0. The ranks' results are added up, so of the ranks that have a part of an expert only the first one
-    has the latter, and the others have zeros."""
+    hidden]; None = 0. As the ranks' results are added up, only the first of the ranks that share an expert has the
+    second bias; the others have zeros."""
     if not names.bias:
         return None, None
     units, numbers = source.own_units(size), source.own_experts(experts)

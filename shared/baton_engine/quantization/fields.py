@@ -8,7 +8,7 @@ from baton_engine.config_file import ConfigFile
 
 
 def quantization_of(config: dict[str, Any]) -> Any:
-    """Return what a config.json says of quantized weights, maybe in the part for text; None if nothing.
+    """Return the quantization config of a config.json, which may be in the text part; None if there is none.
 
     config: its fields.
     """
@@ -43,5 +43,5 @@ class QuantizationFields(ConfigFile):
         return value
 
     def refuse(self, what: str, instead: str) -> ConfigError:
-        """Return the error for something that is not served. instead: what is."""
+        """Return the error for a value that is not served. instead: the values that are."""
         return ConfigError(f"the weights are quantized with {what}, which is not served; {instead}")

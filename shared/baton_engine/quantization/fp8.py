@@ -57,7 +57,7 @@ def tile_scales(
         parts.append(divide(slice(part.start, stop), per_tile, name))
     shape = -(-shape[0] // tile[0]), -(-shape[1] // tile[1])
     stored = source.stored_dtype(name)
-    # Powers of two are also stored as exponents alone.
+    # Some tools store powers of two as exponents only.
     dtype = stored if stored == torch.float8_e8m0fnu else torch.float32
     return source.take(name, shape, (parts[0], parts[1]), dtype).float()
 
@@ -73,7 +73,7 @@ def take_one(source: Source, name: str) -> torch.Tensor:
 
 
 def by_output(scale: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Return one scale as those of all outputs, [outputs, 1]."""
+    """Repeat one scale for all outputs, [outputs, 1]."""
     return scale.reshape(1, 1).expand(len(codes), 1).contiguous()
 
 

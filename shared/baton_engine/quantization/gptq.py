@@ -15,7 +15,7 @@ from .grouped import GroupedMethod, Part, check_group, pack_codes
 from .names import check_pattern
 from .packed import divide, group_order, unpack
 
-# A word of codes that are one.
+# By the bits of a code: a word of 32 bits whose codes are all 1.
 _ONES = {4: 0x11111111, 8: 0x01010101}
 
 

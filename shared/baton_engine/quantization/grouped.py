@@ -26,8 +26,8 @@ from .side_by_side import SideBySide, merge, same
 
 
 class Part(NamedTuple):
-    """What a rank has of one projection. columns: for each column of the weight the input that it multiplies; None =
-    the same."""
+    """The part of one projection that a rank has. columns: for each column of the weight the index of its input; None =
+    the same order."""
 
     weight: GroupedWeight
     columns: torch.Tensor | None = None

@@ -33,7 +33,7 @@ class Int8OnCpu:
         self._codes = torch.ops.onednn.qlinear_prepack(weight.codes, None)
         self._scales = weight.scales.flatten().contiguous()
         self._no_zeros = torch.zeros(len(self._scales), dtype=torch.int32)
-        # What a zero of 1 in a row adds to its results.
+        # The sums by which the zeros of rows are multiplied.
         self._sums = None if weight.sums is None else weight.sums * self._scales
         self.inputs = EightBits(form, part.scale, part.zero)
         self._bias, self._dtype, self._ops = bias, dtype, ops

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from baton_engine.config import ConfigError
 
 _LONGEST = 1000
-# A name ends here, or goes on with the name of a module inside.
+# A name ends here, or continues with the name of a submodule.
 _BOUNDARY = r"(?:\.|$)"
 
 

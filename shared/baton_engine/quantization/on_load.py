@@ -1,7 +1,7 @@
 """Weights that are quantized while they are loaded, one projection after another.
 
-Codes are the nearest ones; nothing is calibrated. Heads and routers stay as they are. Of weights without memory, by
-which loading is planned, nothing is computed: experts have thousands of them, at a millisecond each.
+Weights are rounded to the nearest code, without calibration. Heads and routers stay as they are. Nothing is computed
+for weights on the meta device, by which loading is planned: a millisecond for each of thousands of experts is too long.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _GROUP = 64  # inputs that share a scale and a zero in INT4
 
 
 class EightBit(ScaledMethod, frozen=True):
-    """A scale for each output, and activations with a scale for each row."""
+    """8-bit codes with a scale for each output, and activations with a scale for each row."""
 
     def read(
         self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool
@@ -42,7 +42,7 @@ class EightBit(ScaledMethod, frozen=True):
 
 
 class FourBit(GroupedMethod, frozen=True):
-    """Groups of inputs from their least to their largest number, in 16 steps, one of which is 0."""
+    """4-bit codes: each group of inputs is divided into 16 steps from its least to its largest value; one step is 0."""
 
     def read(
         self, source: Source, name: str, outputs: int, inputs: int, rows: slice, columns: slice, transposed: bool

@@ -31,7 +31,7 @@ Read = Callable[[Source, list[Outputs], int, slice], ExpertCodes]
 def read_experts(
     source: Source, names: ExpertNames, experts: int, hidden: int, size: int, read: Read
 ) -> QuantizedExperts:
-    """Return what this rank has of a layer's experts, which a checkpoint stores at the expert's number.
+    """Return this rank's part of a layer's experts. The checkpoint stores them by the expert's number.
 
     Tensors are taken in the order in which DenseExperts takes them.
     """
@@ -47,7 +47,7 @@ def read_experts(
 def join(weights: Iterable[ExpertCodes], count: int) -> ExpertCodes:
     """Return weights of one kind as a stack, with their number as the first dimension. count: how many there are.
 
-    Codes are copied into place one by one: all of them a second time may not fit into the device's memory.
+    Codes are copied into place one by one, since a second copy of all may not fit into the device's memory.
     """
     stacked, coded = torch.empty(0), []
     for place, weight in enumerate(weights):

@@ -1,4 +1,4 @@
-"""How the weights of a model are stored: what its quantization config says, or the operator.
+"""How the weights of a model are stored: as its quantization config says, or as the operator requests.
 
 The module of a format is imported only when a model is stored in it.
 """
@@ -32,7 +32,7 @@ FORMATS = {
     "modelopt_fp4": "modelopt",
     "bitsandbytes": "bitsandbytes",
 }
-# What --quantization offers for weights that are not quantized.
+# The formats of --quantization, for weights that are not quantized.
 ON_LOAD = ("fp8", "int8", "int4")
 # Files beside config.json in which older tools describe their format, and the format.
 _OLDER_FILES = {
@@ -61,9 +61,9 @@ class Quantization(NamedTuple):
     def sizes(self, dtype: torch.dtype, device: torch.device) -> TensorBytes:
         """Return how many bytes tensors take on a device.
 
-        A GPU keeps codes as they are. A CPU keeps int8 where it has fast products with that, and turns other codes into
-        numbers of the engine's dtype. Scales count as if they were weights, and heads and embeddings as if they were
-        quantized on load; neither makes much of a difference.
+        A GPU keeps codes as they are. A CPU keeps int8 if it has fast products for it, and dequantizes other codes to
+        the engine's dtype. Scales count as if they were weights, and heads and embeddings as if they were quantized on
+        load; neither makes much of a difference.
         """
         on_cpu = device.type == "cpu"
         keeps_int8 = on_cpu and self._keeps_int8
@@ -71,7 +71,7 @@ class Quantization(NamedTuple):
         def size(stored: torch.dtype, shape: tuple[int, ...]) -> float:
             elements = math.prod(shape)
             if stored in PLAIN:
-                # One tensor may have the weights of several experts, whose codes no CPU keeps.
+                # Tensors with the weights of several experts have three dimensions. No CPU keeps their codes.
                 kept = keeps_int8 and len(shape) == 2 if on_cpu else len(shape) > 1
                 on_load = self.name.startswith("on load") and kept
                 return elements * (self.bits / 8 if on_load else dtype.itemsize)

@@ -21,7 +21,7 @@ from .quantized_experts import CodedExperts, read_experts
 from .scaled_part import Part
 from .side_by_side import SideBySide, merge, same
 
-# Rows up to which the product computes the gate, too. For more rows the gate and the rounding after it are one kernel.
+# Up to this many rows the product also computes the gate. For more rows one kernel computes the gate and the rounding.
 _GATED_ROWS = 32
 
 

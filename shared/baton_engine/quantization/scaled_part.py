@@ -1,4 +1,4 @@
-"""What a rank has of one projection with weights and activations in 8 bits."""
+"""The part of one projection that a rank has, with weights and activations in 8 bits."""
 
 from typing import NamedTuple
 

@@ -15,7 +15,7 @@ Part = TypeVar("Part")
 class SideBySide:
     """The results of several products, one after another."""
 
-    # They may round their inputs in different ways.
+    # The products may round their inputs in different ways.
     inputs: Inputs = NUMBERS
 
     def __init__(self, products: Sequence[Product], ops: Ops) -> None:

@@ -1,4 +1,4 @@
-"""What each rank shows of its state in memory that all ranks share, so that a rank that hangs is noticed."""
+"""Heartbeats and progress counters of ranks in shared memory, by which hanging ranks are detected."""
 
 from .ring import create_memory, map_memory
 
@@ -7,7 +7,7 @@ _BEATS, _WORK = range(_FIELDS)
 
 
 class Board:
-    """For each rank, the signs of life that it has given, and the pieces of work that it has reached.
+    """For each rank, a count of its heartbeats and a count of the pieces of work that it has reached.
 
     All ranks of a stage do the same work in the same order: commands and collective operations.
     """

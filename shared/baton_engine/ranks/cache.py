@@ -1,4 +1,4 @@
-"""The KV caches of all ranks and stages as one: what comes in and goes out are pieces of KV with all heads."""
+"""The KV caches of all ranks and stages as one cache, which gathers and scatters pieces of KV with all heads."""
 
 from collections.abc import Iterator, Sequence
 

@@ -6,7 +6,7 @@ import torch
 from baton_engine.config import ConfigError, EngineConfig
 from baton_engine.device import find_device
 
-# What NCCL takes of a GPU's memory for its connections to the other ranks, and as much for those to other stages.
+# Bytes of a GPU's memory that NCCL takes for connections to the other ranks, and the same again for other stages.
 _NCCL_BYTES = 512 << 20
 
 

@@ -24,7 +24,7 @@ from .messages import DrawMasked, Launch
 from .processes import RankDied, RankProcesses
 from .seat import Seat
 
-# Of a GPU, two such steps being in flight. Processes that hang are noticed earlier, and by themselves.
+# A hanging GPU is detected after this time, with two steps in flight. Hanging processes are detected earlier.
 LONGEST_STEP_S = 20.0
 
 

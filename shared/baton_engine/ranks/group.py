@@ -27,7 +27,7 @@ from .seat import Seat
 if TYPE_CHECKING:
     from .small_sums import SmallSums
 
-# Loading a model takes minutes, and ranks may wait for the slowest of them. Ranks that hang are noticed elsewhere.
+# Loading a model takes minutes, and ranks may wait for the slowest one. Hanging ranks are detected elsewhere.
 _TIMEOUT = timedelta(hours=1)
 _CONNECT = timedelta(seconds=60)
 # At start one rank may compile kernels while the others wait. After this time torch ends the process.
@@ -35,8 +35,8 @@ _GPU_TIMEOUT = timedelta(minutes=5)
 
 
 class Group:
-    """Implements Ranks for the ranks of a stage. Tensors of the device go through NCCL if it is a GPU, and decisions of
-    the host through gloo, which notices at once when another process ends.
+    """Implements Ranks for the ranks of a stage. On GPUs tensors go through NCCL. Decisions of the host go through
+    gloo, which notices at once when another process ends.
 
     stage: the stage of these ranks, connected to its neighbours.
     """
@@ -60,7 +60,7 @@ class Group:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = FileStore(str(folder / "store"), seat.count)
         store.set_timeout(_CONNECT)
-        # On a GPU, work in the current stream, which takes less time than another stream that waits for it.
+        # On a GPU, operations run in the current stream, since waiting for another stream would take longer.
         self._sum, self._join = AllreduceOptions(), AllgatherOptions()
         self._sum.asyncOp = self._join.asyncOp = False
         self._least = AllreduceOptions()
@@ -158,8 +158,8 @@ def _nccl(store: PrefixStore, number: int, count: int) -> Any:
     """Return a group over NCCL, which connects at its first operation."""
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
-    # Else a thread of torch asks the store each second whether another process has failed. The store's folder is gone
-    # by then, for which it waits a minute, and the end of the group waits for that thread.
+    # Otherwise a thread of torch asks the store each second whether another process has failed. As the store's folder
+    # has been removed by then, the thread waits a minute for it, and destroying the group waits for the thread.
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     options = ProcessGroupNCCL.Options()
     options._timeout = _GPU_TIMEOUT

@@ -1,4 +1,4 @@
-"""The KV of one rank's heads: its place in pieces of KV, which hold all heads, and its way to and from the host."""
+"""The KV of one rank's heads: its place in pieces of KV, which hold all heads, and copies to and from the host."""
 
 import logging
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def plane_views(layout: KvLayout, extent: Extent, values: torch.Tensor) -> list[
 
 
 def pin(memory: torch.Tensor) -> None:
-    """Let the GPU copy from and to memory of the host by itself, which is several times as fast."""
+    """Pin memory of the host, so that copies between it and the GPU are several times as fast."""
     code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
     if int(code):
         log.warning("memory for KV cannot be pinned: CUDA error %s", code)
@@ -84,8 +84,8 @@ def pin(memory: torch.Tensor) -> None:
 class KvPart:
     """Moves the KV of a rank's heads between its cache and memory of the host.
 
-    On a GPU, reading does not wait for steps that were launched before: what is read was complete when the command was
-    given. Writing is done after them and before later ones.
+    On a GPU, reading does not wait for steps that were launched before, because the KV to read was complete when the
+    command was given. Writing happens after these steps and before later ones.
     """
 
     def __init__(self, cache: KvCache) -> None:
@@ -108,7 +108,7 @@ class KvPart:
         self._stream.synchronize()
 
     def scatter(self, tables: Sequence[list[int]], extent: Extent, values: torch.Tensor) -> None:
-        """values: bytes on the host, which are free for others when this returns."""
+        """values: bytes on the host, which may be overwritten when this returns."""
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
                 values = values.to(self._cache.device)

@@ -16,8 +16,8 @@ _SENDER, _RECEIVER = 0, 1
 
 
 class LinkedStage(Stage):
-    """Each rank sends to the rank of the same number. Each pair of neighbours has a connection of its own, so no stage
-    waits for others than these two."""
+    """Each rank sends to the rank of the same number in the next stage. Each pair of neighbouring stages has its own
+    connection, so that a stage waits for its neighbours only."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class LinkedStage(Stage):
 
     def send(self, hidden: torch.Tensor) -> None:
         with _explained():
-            # The next stage may still compute an earlier step. This stage goes on with the next one meanwhile.
+            # The next stage may still compute an earlier step. Meanwhile this stage continues with its next step.
             self._under_way.append((self._after.send([hidden], _RECEIVER, 0), hidden))
             if len(self._under_way) > self.count:
                 work, _ = self._under_way.popleft()

@@ -1,4 +1,4 @@
-"""What the engine process tells the ranks, and what they answer."""
+"""The messages between the engine process and the ranks."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from baton_engine.step_plan import StepPlan
 
 
 class Start(msgspec.Struct, tag=True):
-    """Load a part of the model. rank: its number. folder: for files by which the ranks find each other. log_level: as
-    logging has it."""
+    """Load a part of the model. rank: the number of the process. folder: for the files by which the ranks find each
+    other. log_level: a level of logging."""
 
     config: EngineConfig
     rank: int
@@ -30,8 +30,8 @@ class Loaded(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The rank ends. in_settings: the model or the settings cannot be served. of_others: it ends because the connection
-    to another rank was lost."""
+    """The rank exits. in_settings: because the model or the settings cannot be served. of_others: because it lost the
+    connection to another rank."""
 
     message: str
     in_settings: bool = False
@@ -39,7 +39,7 @@ class Failed(msgspec.Struct, tag=True):
 
 
 class Reports(msgspec.Struct, tag=True):
-    """What has happened to the rank's ends of pairs with other pods' GPUs."""
+    """Events at the rank's ends of pairs with other pods' GPUs."""
 
     reports: list[Report]
 

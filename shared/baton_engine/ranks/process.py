@@ -1,4 +1,4 @@
-"""The process of one rank: it does what the engine process commands, and does not decide anything."""
+"""The process of one rank, which executes the commands of the engine process and decides nothing itself."""
 
 import contextlib
 import gc
@@ -50,17 +50,18 @@ from .seat import Seat
 
 log = logging.getLogger(__name__)
 
-_BEAT_S = 0.2
-# A GPU's next plan comes within one step, in less time than it takes to wake a sleeping process at each step.
+_HEARTBEAT_S = 0.2
+# A rank with a GPU spins for this long before it sleeps: the next plan comes within a step, and waking up at each step
+# would take longer.
 _SPIN_S = 0.002
-# How often a rank looks whether transfers are over, while there are some.
+# While transfers run, a rank checks this often whether they are over.
 _POLL_S = 0.00005
-# The steps behind which there are fences. Older ones are over, as fewer than this are in flight.
+# The number of latest steps that have fences. Older steps are over, since fewer than this are in flight.
 _FENCES = 8
 
 
 class Rank:
-    """Serves one model, until the engine process is gone or wants another one."""
+    """Serves one model, until the engine process is gone or starts another model."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class Rank:
         results: RingWriter,
         failed: Callable[[Exception], None],
     ) -> None:
-        """sock: for replies. confirmed: the counter of confirmations. exchange: memory that the engine process sees.
-        results: the way of results there. failed: ends this process when a step fails in another thread than this one.
+        """sock: for replies. confirmed: the counter of confirmations. exchange: memory shared with the engine process.
+        results: the ring for results. failed: ends this process when a step fails in the thread that sends results.
         """
         config = rank_config(start.config, start.rank)
         device = torch.device(config.device)
@@ -143,7 +144,7 @@ class Rank:
                 self._end.execute(command)
 
     def _report(self) -> None:
-        """Send what has happened to the pairs. What does not fit into the socket's buffer is sent later."""
+        """Send the reports about pairs. Reports that do not fit into the socket's buffer are sent later."""
         self._reports += self._end.settle()
         if self._reports:
             with contextlib.suppress(BlockingIOError):
@@ -151,23 +152,23 @@ class Rank:
                 self._reports = []
 
     def _send_results(self, launched: Launched) -> None:
-        """Let the engine process know the results of a step whose draws have been launched."""
+        """Send the results of a step, whose draws have been launched, to the engine process."""
         if self._sender is not None:
             self._sender.put(launched)
 
 
-def _beat(board: Board, rank: int, parent: int) -> None:
-    """Give signs of life, and end this process when the engine process is gone."""
+def _heartbeat(board: Board, rank: int, parent: int) -> None:
+    """Send heartbeats, and end this process when the engine process is gone."""
     while True:
         board.beat(rank)
         if os.getppid() != parent:
             os._exit(1)
-        time.sleep(_BEAT_S)
+        time.sleep(_HEARTBEAT_S)
 
 
 def _fail(sock: socket.socket, message: Failed) -> None:
     sock.send(msgspec.json.encode(message))
-    # What waits for other ranks is not waited for.
+    # This rank does not wait for work that waits for other ranks.
     os._exit(1)
 
 
@@ -177,10 +178,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     number, control, ring, board_fd, new, taken, confirmed, exchange, results, *counters = map(int, sys.argv[1:])
     sock, board = socket.socket(fileno=control), Board(board_fd)
-    threading.Thread(target=_beat, args=(board, number, parent), daemon=True).start()
+    threading.Thread(target=_heartbeat, args=(board, number, parent), daemon=True).start()
     reader = RingReader(ring, new, taken, control)
     memory = torch.frombuffer(map_memory(exchange), dtype=torch.uint8)
-    # When the engine process is gone, `_beat` ends this one.
+    # When the engine process is gone, `_heartbeat` ends this one.
     writer = RingWriter(results, [(counters[0], counters[1])], lambda: None)
 
     def reply(message: Reply) -> None:
@@ -208,5 +209,5 @@ def main() -> None:
             failed(error)
         del rank
         gc.collect()
-    # The engine process is gone. The interpreter's own end would wait for NCCL, whose operations are in CUDA graphs.
+    # The engine process is gone. A normal exit of the interpreter would wait for NCCL operations in CUDA graphs.
     os._exit(0)

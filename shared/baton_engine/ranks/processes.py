@@ -36,9 +36,9 @@ RANK_MODULE = "baton_engine.ranks.process"
 # The memory in which each rank exchanges KV with the engine process.
 EXCHANGE_BYTES = 4 << 20
 _WATCH_S = 0.2
-_SILENT_S = 3.0  # without a sign of life, a rank hangs
-_SILENT_LOADING_S = 30.0  # libraries that are loaded may hold the interpreter for long
-_BEHIND_S = 4.0  # all other ranks wait when one is so long behind them: it hangs
+_SILENT_S = 3.0  # a rank without a heartbeat for this long hangs
+_SILENT_LOADING_S = 30.0  # the same while models are loaded: libraries may hold the interpreter lock for long
+_BEHIND_S = 4.0  # a rank that is behind all others for this long hangs
 _EVIDENCE_S = 2.0
 _MESSAGE_BYTES = 1 << 20
 
@@ -48,7 +48,7 @@ class RankDied(RuntimeError):
 
 
 class _Rank:
-    """One process, and this process's ends of what connects them."""
+    """One rank's process, and this process's ends of the connections to it."""
 
     def __init__(self, number: int, ring: int, board: int, results: tuple[int, int, int]) -> None:
         """results: the memory and the counters of the ring for results."""
@@ -71,7 +71,7 @@ class _Rank:
 
     def receive(self, timeout: float) -> Reply | None:
         """Return the next reply; None if none comes in time, or none can come any more."""
-        # The thread that watches may take a message that this thread has seen.
+        # The watching thread may take a message after this thread has seen that there is one.
         with contextlib.suppress(ConnectionError, BlockingIOError):
             readable, _, _ = select.select([self.socket], [], [], timeout)
             if readable and (data := self.socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)):
@@ -82,7 +82,7 @@ class _Rank:
         return None
 
     def ending(self) -> str | None:
-        """Return how the process has ended; None if it has not."""
+        """Return how the process has ended; None if it still runs."""
         status = self.process.poll()
         if status is None:
             return None
@@ -98,7 +98,7 @@ class _Rank:
 
 
 def end_process(problem: str) -> None:
-    """End this process, whose main thread may wait for a rank that never answers."""
+    """Exit this process at once, since its main thread may wait for a rank that never answers."""
     os._exit(1)
 
 
@@ -119,7 +119,7 @@ class RankProcesses:
         self._counters = create_counter(), create_counter()
         self.ranks = [_Rank(number, ring, board, (results, *self._counters)) for number in range(1, count)]
         self._ring = RingWriter(ring, [(rank.new, rank.taken) for rank in self.ranks], self.check)
-        # Of several stages, the first rank of the last one sends results.
+        # With several stages, the first rank of the last stage sends results.
         reporting = self.ranks[(stages - 1) * ranks - 1]
         self._results = RingReader(results, *self._counters, reporting.socket.fileno())
         for fd in (ring, board, results):
@@ -139,7 +139,7 @@ class RankProcesses:
             raise
 
     def begin(self, config: EngineConfig, device: torch.device) -> Group:
-        """Let the ranks load their parts of a model. Return the group of which this process is the first member.
+        """Let the ranks load their parts of a model. Return the group in which this process is rank 0.
 
         Raises CollectiveError if the ranks cannot be connected.
         """
@@ -151,7 +151,7 @@ class RankProcesses:
         return Group(self.seats[0], folder, device, work, config.symmetric_memory)
 
     def await_loaded(self) -> None:
-        """Wait until all ranks can run plans. From then on a rank that hangs is noticed."""
+        """Wait until all ranks can run plans. From then on, hanging ranks are detected."""
         for rank in self.ranks:
             self._expect(rank, Loaded)
         self._remove_folder()
@@ -198,7 +198,7 @@ class RankProcesses:
 
     @contextlib.contextmanager
     def explained(self, kind: type[ConfigError | RankDied]) -> Iterator[None]:
-        """Raise an error of this kind that names the rank to blame when an operation of all ranks fails."""
+        """When a collective operation fails in this context, raise an error of this kind that names the faulty rank."""
         try:
             yield
         except CollectiveError as error:
@@ -238,7 +238,7 @@ class RankProcesses:
                 raise ConfigError(problem) if rank.failed and rank.failed.in_settings else RankDied(problem)
 
     def _find_problem(self) -> str | None:
-        """Return what is wrong with the rank that is to blame; None if every rank seems well."""
+        """Return the problem of the rank that caused a failure; None if every rank seems well."""
         for rank in self.ranks:
             while rank.failed is None and rank.receive(0):
                 pass
@@ -254,7 +254,7 @@ class RankProcesses:
     def _watch(self) -> None:
         silent, behind = [0] * self.count, [0] * self.count
         beats, done = [0] * self.count, [0] * self.count
-        # Intervals are counted, not seconds: if this process was stopped itself, the ranks are not to blame.
+        # Intervals are counted instead of seconds, so that a pause of this process itself does not count.
         while not self._closed.wait(_WATCH_S):
             if any(rank.process.poll() is not None for rank in self.ranks):
                 self._report("a rank has ended")
@@ -262,7 +262,7 @@ class RankProcesses:
             reached = [self._board.done(number) - self._base[number] for number in range(self.count)]
             for rank in self.ranks:
                 number = rank.number
-                # Stages differ in what they do for a command, and in when they do it.
+                # Ranks are compared within a stage only: stages do different work for a command, at different times.
                 furthest = max(
                     each
                     for each, seat in zip(reached, self.seats, strict=True)
@@ -274,16 +274,16 @@ class RankProcesses:
                 behind[number] = behind[number] + 1 if late else 0
                 beats[number], done[number] = beat, work
                 if silent[number] * _WATCH_S > (_SILENT_S if self._armed else _SILENT_LOADING_S):
-                    self._report(f"{self.seats[number].name} hangs: it gives no sign of life")
+                    self._report(f"{self.seats[number].name} hangs: it sends no heartbeat")
                     return
                 if behind[number] * _WATCH_S > _BEHIND_S:
                     self._report(f"{self.seats[number].name} hangs: all others wait for it")
                     return
 
     def _report(self, problem: str) -> None:
-        """Tell the main thread, and end this process if that does not get to know it."""
+        """Report a problem to the main thread, and end this process if the main thread does not react."""
         loading = not self._armed
-        # The thread that starts the ranks reads their replies itself, and has a better answer than an end.
+        # While ranks load, the main thread reads their replies itself and can raise a better error.
         if self._closed.wait(_EVIDENCE_S if loading else 0.1):
             return
         self._problem = problem if "hangs" in problem else self._find_problem() or problem

@@ -1,4 +1,4 @@
-"""The way of a step's results from the last stage of a pipeline to the engine process."""
+"""Sends the results of steps from the last stage of a pipeline to the engine process."""
 
 import threading
 from collections.abc import Callable

@@ -2,8 +2,7 @@
 
 Every reader gets every message. The memory is a ring of bytes, in which a message may be longer than the ring. Event
 counters of the kernel (eventfd(2)) tell the readers how many bytes are new, and the writer how many bytes each reader
-has taken. They also order the accesses to the memory, on every kind of processor, and a reader that waits for them
-sleeps.
+has taken. They also order memory accesses on every kind of processor, and readers can sleep until they change.
 """
 
 import mmap
@@ -83,7 +82,7 @@ class RingReader:
 
     def __init__(self, memory: int, new: int, taken: int, closed: int, spin_s: float = 0.0) -> None:
         """new, taken: the counters. closed: a descriptor that becomes readable when the writer is gone. spin_s: how
-        long this end asks again and again for a message before it sleeps, since waking up takes time."""
+        long this end polls for a message before it sleeps, since waking up takes time."""
         self.spin_s = spin_s
         self._map = map_memory(memory)
         self._new, self._taken, self._closed = new, taken, closed

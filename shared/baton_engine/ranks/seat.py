@@ -8,8 +8,8 @@ from baton_engine.stage import Stage
 
 @dataclass(frozen=True)
 class Seat:
-    """number: of the process, from 0, the engine process. ranks: of each stage, whose processes have consecutive
-    numbers. stages: of the pipeline."""
+    """number: the number of the process; 0 is the engine process. ranks: processes of each stage, which have
+    consecutive numbers. stages: of the pipeline."""
 
     number: int
     ranks: int
@@ -39,7 +39,7 @@ class Seat:
 
     @property
     def name(self) -> str:
-        """What messages call the process."""
+        """The name of the process in messages."""
         rank = f"rank {self.rank} of {self.ranks}"
         if self.stages == 1:
             return rank

@@ -1,4 +1,4 @@
-"""Sums over ranks of messages that are too small for NCCL's rings to be fast, as those of decode steps are."""
+"""All-reduces of messages that are too small for NCCL's rings to be fast, such as those of decode steps."""
 
 import logging
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from .symmetric_memory import SymmetricMemory
 
 log = logging.getLogger(__name__)
 
-# Bytes of the messages that are timed, and so of the largest one that may be faster than over NCCL. All programs of a
-# larger one could not run at once, but each waits for those of other ranks.
+# Bytes of the messages that are timed. Larger ones always use NCCL: not all programs of their kernel could run at once,
+# but each waits for programs of the other ranks.
 _TIMED = tuple(1 << exponent for exponent in range(13, 23))
 
 
 class SmallSums:
-    """Adds up messages in the memory of all ranks: the smallest at once, larger ones in two steps, which move fewer
-    bytes but wait for the other ranks twice. NCCL is faster from some size on."""
+    """All-reduces messages in memory that all ranks read: the smallest in one step, larger ones in two steps, which
+    move fewer bytes but wait for the other ranks twice. NCCL is faster from some size on."""
 
     def __init__(self, memory: SymmetricMemory, at_once: int, most: int) -> None:
-        """memory: connected. at_once, most: bytes of the largest message that is added up at once, and of the largest
-        one at all; at most those of the memory."""
+        """memory: connected. at_once, most: bytes of the largest message that is added up in one step, and of the
+        largest one that is added up here; at most the size that the memory was allocated for."""
         self._memory, self._at_once, self._most = memory, at_once, most
 
     def sum(self, y: torch.Tensor) -> torch.Tensor | None:
@@ -39,10 +39,10 @@ def find_small_sums(
     least: Callable[[int], int],
     seconds: Callable[[Callable[[], object]], float],
 ) -> SmallSums | None:
-    """Return the sums of the messages that are added up faster than by `large`; None where there are none.
+    """Measure up to which sizes symmetric memory is faster than `large`; return None if it never is.
 
-    All ranks call this together, and decide alike. memory: neither allocated nor connected. large: adds up a tensor
-    over NCCL. least: as in Ranks. seconds: returns how long the work that a function launches takes.
+    All ranks call this together, and come to the same result. memory: neither allocated nor connected. large:
+    all-reduces a tensor over NCCL. least: as in Ranks. seconds: returns how long the work launched by a function takes.
     """
     steps: list[Callable[[], None]] = [lambda: memory.allocate(_TIMED[-1]), memory.connect, memory.check]
     for step in steps:
@@ -57,7 +57,7 @@ def find_small_sums(
         )
         if not least(int(min(small, in_steps) < nccl)):
             break
-        # Where two steps were faster once, they are so for all larger messages.
+        # Once two steps were faster, they are faster for all larger messages, too.
         if least(int(small <= in_steps)) and at_once == most:
             at_once = size
         most = size
@@ -71,7 +71,7 @@ def find_small_sums(
 def _succeeds(step: Callable[[], None]) -> bool:
     try:
         step()
-    # What torch raises depends on what the driver, the container or the version of torch lacks.
+    # The type of the error depends on what the driver, the container or the version of torch lacks.
     except Exception as error:
         log.warning("symmetric memory cannot be used: %s", error)
         return False

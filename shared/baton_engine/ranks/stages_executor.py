@@ -43,7 +43,7 @@ class StagesExecutor(RanksExecutor):
     def launch(self, plan: StepPlan) -> Launched:
         self._processes.check()
         for step in self._in_flight:
-            # What these steps draw for rows that now belong to other sequences is of no use.
+            # Tokens that these steps draw for rows that now belong to other sequences are dropped.
             step.rows_in_use.difference_update(new.row for new in plan.new_rows)
         drawn, self._drawn = self._drawn, []
         self._processes.send(Launch(plan, drawn))

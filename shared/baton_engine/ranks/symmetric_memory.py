@@ -15,9 +15,9 @@ _CHECKS = 4  # each half of the memory is used twice
 
 
 class _Place:
-    """The part of each rank's memory that one way of adding up has: room for two messages, and flags.
+    """The part of each rank's memory for one method of adding up: room for two messages, and flags.
 
-    begin, end: offsets in bytes. most: bytes of the largest message. programs: how many add it up.
+    begin, end: offsets in bytes. most: bytes of the largest message. programs: the number of programs for it.
     """
 
     def __init__(self, begin: int, most: int, programs: int, ranks: int) -> None:
@@ -33,13 +33,13 @@ class _Place:
 class SymmetricMemory:
     """Memory on each rank's GPU, in which the ranks add up messages of at most `most` bytes.
 
-    All ranks call `allocate`, `connect` and `check` together, once and in this order. Each raises RuntimeError, or
-    whatever torch raises, where it cannot be done.
+    All ranks call `allocate`, `connect` and `check` together, once and in this order. Each raises RuntimeError or
+    another error of torch if it is not possible.
     """
 
     def __init__(self, rank: int, count: int, device: torch.device, store: Store, name: str) -> None:
-        """device: that of this rank; the GPUs of ranks follow each other. store: all ranks share it. name: the same on
-        all ranks, and new in each of their processes."""
+        """device: that of this rank; the ranks' GPUs have consecutive numbers. store: shared by all ranks. name: the
+        same on all ranks, and not used before in their processes."""
         self._rank, self._count, self.device = rank, count, device
         self._store = store
         self._name: Any = name  # torch has a type of its own for it
@@ -50,13 +50,13 @@ class SymmetricMemory:
         for other in range(own - self._rank, own - self._rank + self._count):
             if other != own:
                 _check_peer(own, other)
-        # No sum here uses NVLink multicast, which takes resources of the switches that all GPUs share.
+        # NVLink multicast is not used here, because it takes resources of the switches that all GPUs share.
         os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
         self._most = most
         self._at_once = _Place(0, most, programs_of(most), self._count)
         self._in_steps = _Place(self._at_once.end, most, programs_of(most, self._count), self._count)
         self._memory = _SymmetricMemory.empty_strided_p2p((self._in_steps.end,), (1,), torch.uint8, self.device)
-        # No rank uses its flags before all of them have been told to go on, and this has ended by then.
+        # This ends before any rank uses its flags: ranks continue only when all of them have allocated.
         self._memory.zero_()
         torch.cuda.synchronize(self.device)
 
@@ -64,7 +64,7 @@ class SymmetricMemory:
         """Map the memory of all ranks."""
         self._group = ProcessGroup(self._store, self._rank, self._count)
         self._group._set_group_name(self._name)
-        # Which of the two torch reads depends on its version.
+        # The version of torch decides which of the two it reads.
         _register_process_group(self._name, self._group)
         _SymmetricMemory.set_group_info(self._name, self._rank, self._count, self._store)
         addresses = _SymmetricMemory.rendezvous(self._memory, self._name).buffer_ptrs
@@ -73,7 +73,7 @@ class SymmetricMemory:
             place.connect(memories)
 
     def check(self) -> None:
-        """Add up numbers whose sum is known."""
+        """Add up numbers whose sum is known, and compare the result."""
         numbers = torch.arange(1024, device=self.device, dtype=torch.float32)
         for factor in range(1, 1 + _CHECKS):
             for way in (self.add_up_at_once, self.add_up_in_steps):
@@ -93,7 +93,7 @@ class SymmetricMemory:
 
 
 def _check_peer(device: int, other: int) -> None:
-    """Raise RuntimeError if a GPU cannot do in the memory of another one what ranks do to wait for each other."""
+    """Raise RuntimeError if a GPU cannot access another's memory with atomic operations, by which ranks wait."""
     driver = ctypes.CDLL("libcuda.so.1")
     handles, found = [ctypes.c_int(), ctypes.c_int()], ctypes.c_int()
     failed = any(
