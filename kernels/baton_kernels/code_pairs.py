@@ -55,13 +55,8 @@ def _e2m1_pairs(scaled: tuple[str, ...]) -> str:
 
 
 _E2M1 = gl.constexpr(_e2m1_pairs(("mul.{pair} {}, t, $5;",) * 4))
-# The first two codes of a word and the last two have scales of their own, each the sum of two numbers.
-_E2M1_HALVES = gl.constexpr(
-    _e2m1_pairs(
-        ("mul.{pair} u, t, $6;\n    fma.rn.{pair} {}, t, $5, u;",) * 2
-        + ("mul.{pair} u, t, $8;\n    fma.rn.{pair} {}, t, $7, u;",) * 2
-    )
-)
+# The first two codes of a word and the last two have scales of their own.
+_E2M1_HALVES = gl.constexpr(_e2m1_pairs(("mul.{pair} {}, t, $5;",) * 2 + ("mul.{pair} {}, t, $6;",) * 2))
 
 
 @gluon.constexpr_function
@@ -87,24 +82,22 @@ def _spread(values, shape: gl.constexpr):
 
 
 @gluon.jit
-def _half_scale(bits, factor, shape: gl.constexpr):
-    """Return 2 ** 126 times a scale as the sum of two bfloat16, each repeated for the words of its group.
+def _half_scale(bits, shape: gl.constexpr):
+    """Return 2 ** 118 times scales, repeated for the words of their groups.
 
-    bits: [outputs, groups] int32, whose lowest 8 bits are a positive float8_e4m3fn. factor: [outputs, 1] float32,
-    2 ** 126 times the factor of the output.
+    bits: [outputs, groups] int32, whose lowest 8 bits are a positive float8_e4m3fn.
     """
     # The bits of a float32 that is 2 ** -120 times the scale: its exponent has a bias of 127 instead of 7.
-    scale = ((bits & 255) << 20).to(gl.float32, bitcast=True) * 1.329227995784916e36 * factor
-    coarse = scale.to(gl.bfloat16)
-    return _spread(coarse, shape), _spread((scale - coarse.to(gl.float32)).to(gl.bfloat16), shape)
+    scale = ((bits & 255) << 20).to(gl.float32, bitcast=True) * 1.329227995784916e36
+    return _spread((scale * 3.3230699894622897e35).to(gl.bfloat16), shape)
 
 
 @gluon.jit
 def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESIDE: gl.constexpr):
     """Decode words [outputs, words] and multiply them by their scales [outputs, groups]; return [outputs, columns].
 
-    zero: the zeros of groups if BESIDE is "zeros". If it is "factors", 2 ** 126 times the factors of outputs,
-    [outputs, 1]; scale holds two scales then, those of the two halves of a group.
+    zero: the zeros of groups if BESIDE is "zeros". If it is "factors", scale holds two scales, those of the two halves
+    of a group, and the results are 2 ** -8 times the numbers, without the factors of outputs.
     """
     outputs: gl.constexpr = words.shape[0]
     count: gl.constexpr = words.shape[1]
@@ -114,11 +107,9 @@ def numbers_of(words, scale, zero, DTYPE: gl.constexpr, KIND: gl.constexpr, BESI
     four: gl.constexpr = _four_of(DTYPE)
     if BESIDE == "factors":
         both = scale.to(gl.int32)
-        first, first_rest = _half_scale(both, zero, shape)
-        second, second_rest = _half_scale(both >> 8, zero, shape)
         one, two, three, last = gl.inline_asm_elementwise(
-            _E2M1_HALVES, "=r,=r,=r,=r,r,r,r,r,r", [words, first, first_rest, second, second_rest], four, is_pure=True,
-            pack=2,
+            _E2M1_HALVES, "=r,=r,=r,=r,r,r,r", [words, _half_scale(both, shape), _half_scale(both >> 8, shape)], four,
+            is_pure=True, pack=2,
         )  # fmt: skip
     elif KIND == "e2m1":
         # The bits of 2 ** 126 times a scale. The bias of its exponent is 127.

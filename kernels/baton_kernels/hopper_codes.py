@@ -85,16 +85,12 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
     acc = gl.zeros([OUTPUTS, ROWS], gl.float32, layout)
     # Scales are loaded one step early, because their loads are not asynchronous.
     scale, zero = _load_scales(scales, beside, w_row, place.first * INNER + column, groups, SIZE, BESIDE)
-    if BESIDE == "factors":
-        factor = (gl.load(beside + w_row) * 8.507059173023462e37).expand_dims(1)  # 2 ** 126
     for at in range(place.steps):
         stage = at % STAGES
         following = (place.first + at + 1) * INNER + column
         next_scale, next_zero = _load_scales(scales, beside, w_row, following, groups, SIZE, BESIDE)
         mbarrier.wait(tiles.full.index(stage), at // STAGES & 1)
         codes = tiles.weight.index(stage).slice(GROUP * OUTPUTS, OUTPUTS, 0)
-        if BESIDE == "factors":
-            zero = factor
         numbers = numbers_of(codes.load(words), scale, zero, tiles.x.dtype, KIND, BESIDE)
         # Each thread already has the elements of this layout, so nothing moves.
         numbers = gl.convert_layout(numbers, operand, assert_trivial=True)
@@ -108,13 +104,16 @@ def _multiply(GROUP: gl.constexpr, operands, tiles, place, FLAGS: gl.constexpr):
             acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
         mbarrier.arrive(tiles.empty.index(stage), count=1)
         scale, zero = next_scale, next_zero
+    if BESIDE == "factors":
+        output = gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+        factor = gl.load(beside + place.base + outputs_of(output, GROUP, OUTPUTS, place, FLAGS.gated))
+        acc *= (factor * 256.0).expand_dims(1)
     return acc
 
 
 def has_hopper_kernel(weight: GroupedWeight, dtype: torch.dtype) -> bool:
     """Whether this module computes products with a weight. dtype: of the inputs."""
     kinds = {"int4": (torch.bfloat16, torch.float16), "e2m1": (torch.bfloat16,)}
-    # The kernel multiplies scales of e2m1 with 2 ** 126, which those above 2 are too large for.
     small = weight.scales.dtype in (torch.uint8, torch.int16)
     fits = dtype in kinds.get(weight.kind, ()) and (weight.kind == "int4" or small)
     return fits and is_hopper(weight.codes.device)

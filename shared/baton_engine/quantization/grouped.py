@@ -21,7 +21,7 @@ from .coded_method import CodedMethod
 from .dense import Dense
 from .dense_experts import DenseExperts
 from .device import check_fp8
-from .quantized_experts import CodedExperts, like, read_experts
+from .quantized_experts import CodedExperts, read_experts
 from .side_by_side import SideBySide, merge, same
 
 
@@ -140,7 +140,7 @@ def stack(weights: list[GroupedWeight]) -> GroupedWeight:
     codes, scales = torch.cat([each.codes for each in weights]), torch.cat([each.scales for each in weights])
     zeros = [each.zeros for each in weights if each.zeros is not None]
     factors = [each.factors for each in weights if each.factors is not None]
-    return like(weights)._replace(
+    return weights[0]._replace(
         codes=codes,
         scales=scales,
         zeros=torch.cat(zeros) if zeros else None,

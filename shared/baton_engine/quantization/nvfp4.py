@@ -5,7 +5,7 @@ import torch
 
 from baton_engine.config import ConfigError
 from baton_engine.source import Source
-from baton_kernels.reference.grouped_linear import BLOCK, E2M1, GroupedWeight
+from baton_kernels.reference.grouped_linear import BLOCK, GroupedWeight
 
 from .fp8 import FP8, take_one
 from .grouped import GroupedMethod, Part, check_group, pack_codes
@@ -13,8 +13,7 @@ from .mxfp4 import split_pairs
 from .packed import divide
 
 GROUP = 16
-# Above 0, no float8_e4m3fn from this byte on is a number, and none is larger than 448.
-_NOT_FINITE, _MOST = 127, 448.0
+_NOT_FINITE = 127  # From this byte on, a float8_e4m3fn is negative or no number.
 
 
 class Nvfp4(GroupedMethod, frozen=True):
@@ -36,25 +35,14 @@ class Nvfp4(GroupedMethod, frozen=True):
         pairs = source.take(f"{name}.{self.codes}", (outputs, inputs // 2), part, torch.uint8)
         part = rows, divide(columns, GROUP, name)
         scales = source.take(f"{name}.weight_scale", (outputs, inputs // GROUP), part, FP8).contiguous()
+        _check(source.full_name(name), scales)
         factor = take_one(source, f"{name}.{self.factor}")
         factor = 1 / factor if self.divides else factor
-        table = None if _fits(source.full_name(name), scales, factor) else torch.tensor(E2M1, device=scales.device)
-        return Part(
-            GroupedWeight(
-                "e2m1" if table is None else "table", pack_codes(split_pairs(pairs), 4), scales.view(torch.int16),
-                table=table, factors=factor.expand(len(scales)).contiguous(),
-            )
-        )  # fmt: skip
+        codes, of_outputs = pack_codes(split_pairs(pairs), 4), factor.expand(len(scales)).contiguous()
+        return Part(GroupedWeight("e2m1", codes, scales.view(torch.int16), factors=of_outputs))
 
 
-def _fits(name: str, scales: torch.Tensor, factor: torch.Tensor) -> bool:
-    """Whether the scales, [outputs, groups], times the factor, [1], are as small as those of kind "e2m1" have to be.
-
-    Raises ConfigError if one is not a number above or at 0.
-    """
-    if scales.is_meta:
-        return True
-    largest, most = int(scales.view(torch.uint8).amax()), float(factor)
-    if largest >= _NOT_FINITE or not 0 <= most < float("inf"):
+def _check(name: str, scales: torch.Tensor) -> None:
+    """Raise ConfigError if a scale is not a number above or at 0."""
+    if not scales.is_meta and scales.view(torch.uint8).amax() >= _NOT_FINITE:
         raise ConfigError(f"{name} has scales that are negative or not finite")
-    return most * _MOST < 2

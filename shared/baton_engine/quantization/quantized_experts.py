@@ -64,18 +64,13 @@ def join(weights: Iterable[ExpertCodes], count: int) -> ExpertCodes:
     if grouped:
         zeros = [weight.zeros for weight in grouped if weight.zeros is not None]
         factors = [weight.factors for weight in grouped if weight.factors is not None]
-        return like(grouped)._replace(
+        return grouped[0]._replace(
             codes=stacked,
             scales=torch.stack(_of_one_kind(grouped)),
             zeros=torch.stack(zeros) if zeros else None,
             factors=torch.stack(factors) if factors else None,
         )
     return stacked
-
-
-def like(weights: list[GroupedWeight]) -> GroupedWeight:
-    """Return one of some weights that are to be one, whose kind serves all."""
-    return next((weight for weight in weights if weight.table is not None), weights[0])
 
 
 def _of_one_kind(weights: list[GroupedWeight]) -> list[torch.Tensor]:
