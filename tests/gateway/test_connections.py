@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from baton_gateway.web.server import MAX_PIPELINED
+
 from .fake_worker import hang, say
 from .harness import Stack, error_of, events, pods, running
 
@@ -207,6 +209,36 @@ async def test_keep_alive_and_pipelining(stack: Stack):
     answer = await exchange(stack.port, request + request + last)
     assert answer.count(b"HTTP/1.1 200 ") == 3
     assert answer.count(b'"text":"hello"') == 3
+
+
+async def test_pipelined_requests_are_bounded(stack: Stack):
+    request = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+    last = request.replace(b"host: x", b"connection: close")
+    assert (await exchange(stack.port, request * MAX_PIPELINED + last)).count(b"HTTP/1.1 200 ") == MAX_PIPELINED + 1
+    connections = stack.server.server_state.connections
+    before = set(connections)
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write(request * 7000)
+    most = 0
+    async with asyncio.timeout(5):
+        while not reader.at_eof() and reader.exception() is None:
+            most = max([most, *(len(connection.pipeline) for connection in connections - before)])
+            await asyncio.sleep(0)
+    assert most <= MAX_PIPELINED
+    writer.close()
+
+
+async def test_a_client_that_leaves_with_a_request_waiting_frees_the_pod(stack: Stack):
+    stack.pod.script = hang(*stack.ids("hello"))
+    body = json.dumps({"model": "tiny", "prompt": "x"}).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    writer.write((HEAD + b"content-length: %d\r\n\r\n" % len(body) + body) * 3)
+    job = await stack.pod.job()
+    writer.close()
+    async with asyncio.timeout(5):
+        await job.cancelled.wait()
+    await asyncio.sleep(0.05)
+    assert len(stack.pod.jobs) == 1  # nobody reads the answers to the requests that waited
 
 
 async def test_answers_do_not_wait_for_acknowledgements(stack: Stack):

@@ -26,6 +26,9 @@ MAX_HEAD_BYTES = 64 * 1024
 # Most bytes that a request may send after its headers, as a multiple of max_body_bytes. The rest of a refused body is
 # read and dropped up to this limit, which also counts framing (chunks of one byte, trailers).
 MAX_BODIES = 16
+# Most requests of a connection that wait for the answers before them. uvicorn parses all requests that have arrived,
+# thousands from one read of the socket, so without a limit they hold the event loop and take memory without end.
+MAX_PIPELINED = 64
 TICKS_PER_CERTIFICATE_CHECK = 100  # between checks of the certificate; uvicorn ticks ten times a second
 
 
@@ -77,6 +80,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._begun = False
         self._receiving = False
         self._last = False  # the connection closes after the current or last answer
+        self._answered: RequestResponseCycle | None = None  # the request that is being answered, or was last
         self._head_timer: asyncio.TimerHandle | None = None
         self._discard_timer: asyncio.TimerHandle | None = None
         self._await_head()
@@ -85,6 +89,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_done()
         self._discard_done()
         super().connection_lost(exc)
+        # uvicorn tells only the newest request of the connection, which may be one that waits.
+        self.pipeline.clear()
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+            self._answered = None
 
     def data_received(self, data: bytes) -> None:
         if self._head_timer is not None:
@@ -105,6 +115,9 @@ class GatewayProtocol(HttpToolsProtocol):
             )
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            # This ends the parsing, and the connection as after any other malformed input.
+            raise bad_request(f"More than {MAX_PIPELINED} requests wait for the answers before them.")
         super().on_message_begin()
         self._begun = self._receiving = True
         self._await_head()
@@ -121,6 +134,10 @@ class GatewayProtocol(HttpToolsProtocol):
         if cycle is not None:
             plain = cycle.scope[SEND_BODY] = cycle.send  # type: ignore[literal-required]
             cycle.send = functools.partial(self._send, cycle, plain)  # type: ignore[method-assign]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
