@@ -30,6 +30,7 @@ MAX_TOOLS = 512  # OpenAI takes 128
 MAX_SCHEMA_VALUES = 32_768  # values inside one JSON schema, or inside the parameters of all functions together
 MAX_SCHEMA_NESTING = 192  # levels: JSON is not parsed any deeper; the setting max_schema_depth may be lower
 MAX_CHOICE_OPTIONS = 16_384  # texts in a list from which the answer must be one
+MAX_RULES_CHARS = 65_536  # a grammar of calls that the gateway writes: pods refuse a longer one
 MAX_SCHEMA_NAME_CHARS = 256  # OpenAI takes 64
 
 # Sampling.

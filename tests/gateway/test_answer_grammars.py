@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tokenizers import AddedToken, Tokenizer
 from baton_engine.grammars import GrammarError, Grammars
 from baton_engine.matcher import Matcher, fill_masks
 from baton_engine.sampling import Grammar, GrammarKind
+from baton_gateway.bounds import MAX_RULES_CHARS
+from baton_gateway.errors import ApiError
 from baton_gateway.models.tokenizer import ModelTokenizer
 from baton_gateway.reading.parts import AnswerReader, WholeAnswer, put_together
 from baton_gateway.reasoning.formats import FORMATS, ReasoningFormat
@@ -44,6 +47,8 @@ ANSWER = {
     "required": ["a"],
     "additionalProperties": False,
 }
+MANY: Any = {"properties": {f"p{n}": {} for n in range(2000)}}
+REFERRING: Any = {"$defs": {"a": "x" * 30_000}, "properties": {f"p{n}": {"$ref": "#"} for n in range(1000)}}
 PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
@@ -151,6 +156,16 @@ def test_required_calls_are_those_that_the_parser_reads(follower: Follower, tool
         answer = read(walk.text, "none", tools)
         check_calls(answer, set(functions))
         assert len(answer.calls) == 1 or not named
+
+
+@pytest.mark.parametrize("tools", PARSERS)
+@pytest.mark.parametrize("schema", [MANY, REFERRING])
+def test_rules_far_longer_than_the_schema_are_refused(follower: Follower, tools: ToolFormat, schema: Any) -> None:
+    """A message of megabytes would end the stream to a pod, and with it the requests of everybody on it."""
+    rules = ""
+    with suppress(ApiError):
+        rules = PARSERS[tools].rules(CallRules({"f": schema}, True, follower.lark))
+    assert len(rules) < 2 * MAX_RULES_CHARS
 
 
 def test_required_calls_can_be_written_without_tokens_for_the_markers(tmp_path: Path) -> None:

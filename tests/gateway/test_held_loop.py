@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from .fake_worker import echo
+from .fake_worker import echo, say
 from .harness import Stack, error_of, pods, running
 from .loop_watch import not_held
 
@@ -78,6 +78,26 @@ async def test_functions_that_are_none(wide_stack: Stack) -> None:
     body = {"model": "tiny", "messages": [USER], "tools": [{}] * 40_000}
     response = await answered_beside(wide_stack, "/v1/chat/completions", body)
     assert (response.status_code, error_of(response)["param"]) == (400, "tools[0].type")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"a": {}, **{f"p{number}": {"$ref": "#/properties/p0"} for number in range(15_000)}},
+        {"a": {"$ref": "#/" + "/" * 3_500_000}},
+    ],
+    ids=["many", "a long reference"],
+)
+async def test_calls_of_functions_with_large_schemas(model_folder: Path, properties: Any) -> None:
+    call = "<tool_call>\n<function=f>\n<parameter=a>\n7\n</parameter>\n</function>\n</tool_call>"
+    function = {"name": "f", "parameters": {"properties": properties}}
+    body = {"model": "tiny", "messages": [USER], "tools": [{"type": "function", "function": function}]}
+    async with pods() as decodes, running(model_folder, decodes, tool_call_parser="qwen3_coder") as stack:
+        stack.pod.script = say(stack.ids(call * 4), step=8)
+        response = await answered_beside(stack, "/v1/chat/completions", body)
+    calls = response.json()["choices"][0]["message"]["tool_calls"]
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"a": 7}] * 4
 
 
 async def test_log_probabilities_of_a_long_prompt(wide_stack: Stack) -> None:

@@ -1,6 +1,7 @@
 """Calls that models write by themselves, from any pieces of text."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -38,6 +39,17 @@ def parsed(
             assert part["index"] == len(calls) - 1
             calls[-1][1] += part["function"]["arguments"]
     return "".join(part for part in parts if isinstance(part, str)), calls, parser.count
+
+
+def test_space_in_a_call_is_looked_at_once() -> None:
+    parser = PARSERS["pythonic"](NAMES, parallel=True, whole=False)
+    parser.push("[weather(")
+    began = time.process_time()
+    for _ in range(2000):
+        parser.push(" " * 500)
+    assert time.process_time() - began < 2
+    parser.push("days=1)]")
+    assert parser.count == 1
 
 
 def split(text: str, sizes: list[int]) -> list[str]:

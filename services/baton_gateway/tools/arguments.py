@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _MOST_REFERENCES = 16  # references that are followed one after the other
+_MOST_REFERENCE_CHARS = 256  # a longer reference is not followed
+_MOST_ALTERNATIVES = 1024  # an argument with more of them may have any type
 _PYTHON = {"True": True, "False": False, "None": None}
 
 
@@ -30,25 +32,35 @@ def with_definitions(argument: Mapping[str, Any], schema: Mapping[str, Any]) -> 
 
 
 class ArgumentTypes:
-    """The types of JSON that the arguments of one function may have."""
+    """The types of JSON that the arguments of one function may have.
+
+    Types are found when an argument is read, in the event loop, and a schema may have tens of thousands of arguments.
+    """
 
     def __init__(self, schema: Mapping[str, Any] | None) -> None:
-        self._types = {name: _types(value, schema or {}) for name, value in properties_of(schema).items()}
+        self._schema = schema or {}
+        self._properties = _followed(self._schema, self._schema).get("properties")
+        self._types: dict[str, set[str]] = {}
 
     def of(self, name: str) -> set[str]:
         """Return the types that an argument may have; none = any."""
-        return self._types.get(name, set())
+        if not isinstance(self._properties, Mapping) or name not in self._properties:
+            return set()
+        if name not in self._types:
+            argument = self._properties[name]
+            self._types[name] = _types(argument, self._schema) if isinstance(argument, Mapping) else set()
+        return self._types[name]
 
     def is_text(self, name: str) -> bool:
         """Return whether an argument can only be a string, so that it is exactly what the model writes."""
-        return self._types.get(name) == {"string"}
+        return self.of(name) == {"string"}
 
     def read(self, name: str, text: str) -> str:
         """Return as JSON an argument that a model has written as a string without quotes, or else as JSON."""
-        types, stripped = self._types.get(name), text.strip()
+        types, stripped = self.of(name), text.strip()
         try:
             value = _PYTHON[stripped] if stripped in _PYTHON else json.loads(stripped)
-            if types is None or not types or _type_of(value) in types:
+            if not types or _type_of(value) in types:
                 return stripped if stripped not in _PYTHON else json.dumps(value)
         except (ValueError, RecursionError):
             pass
@@ -74,8 +86,9 @@ def _types(argument: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
 def _alternatives(argument: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     schema = _followed(argument, root)
     for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            for option in schema[key]:
+        options = schema.get(key)
+        if isinstance(options, list):
+            for option in options if len(options) <= _MOST_ALTERNATIVES else ({},):
                 yield _followed(option, root) if isinstance(option, Mapping) else {}
             return
     yield schema
@@ -85,7 +98,7 @@ def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str
     """Return what a schema refers to within the schema around it."""
     for _ in range(_MOST_REFERENCES):
         reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
+        if not isinstance(reference, str) or not reference.startswith("#/") or len(reference) > _MOST_REFERENCE_CHARS:
             break
         target: Any = root
         for step in reference[2:].split("/"):

@@ -1,16 +1,19 @@
 """Grammars of calls: what all formats share."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..bounds import MAX_RULES_CHARS
+from ..errors import ApiError, bad_request
 from ..reading.lark import LarkSpelling
 
 _SPACE = r"[ \t\r\n]{1,32}"  # as in all grammars of the engine: a weak model may repeat white space forever
 
-# The Lark of arguments: from the number of a function and its schema to rules, of which the first is `arguments<n>`.
-ArgumentRules = Callable[[int, Mapping[str, Any]], list[str]]
+# The Lark of arguments: from the number of a function and its schema to rules, of which one is `arguments<n>`. They are
+# made one by one, because together they can be much longer than the schema.
+ArgumentRules = Callable[[int, Mapping[str, Any]], Iterable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,20 @@ class CallRules:
 
         opening, separator, closing: the texts before, between and behind the calls. arguments: the rules of a
         function's arguments; None = they are JSON.
+        Raises ApiError when the rules are longer than pods take.
         """
         spell, make = self.lark.spell, arguments or json_arguments
         more = f"({spell(separator)} call)*" if separator else "call*"
         start = f"start: {spell(opening)} call {more if self.parallel else ''} {spell(closing)}"
         rules = [start, "call: " + " | ".join(f"call{index}" for index in range(len(self.functions)))]
+        size = 0
         for index, (name, schema) in enumerate(self.functions.items()):
             rules.append(f"call{index}: {spell(head(name))} arguments{index} {spell(tail)}")
-            rules += make(index, schema)
+            for rule in make(index, schema):
+                rules.append(rule)
+                size += len(rule)
+                if size > MAX_RULES_CHARS:
+                    raise _too_long()
         return "\n".join(rules)
 
 
@@ -59,8 +68,17 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
 
 
+def _too_long() -> ApiError:
+    return bad_request(f"The grammar of 'tools' has more than {MAX_RULES_CHARS} characters.", "tools")
+
+
 def in_order(symbols: Sequence[str], required: int, separator: str) -> str:
-    """Return Lark for the first `required` symbols and any of the others, in their order, with separators between."""
+    """Return Lark for the first `required` symbols and any of the others, in their order, with separators between.
+
+    Raises ApiError when it is longer than pods take.
+    """
+    if not required and len(symbols) ** 2 > 2 * MAX_RULES_CHARS:
+        raise _too_long()  # each symbol is repeated for all those before it
     between = json.dumps(separator)
     further = [f"({between} {symbol})?" for symbol in symbols[required:]]
     if required:

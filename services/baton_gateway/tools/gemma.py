@@ -6,7 +6,7 @@ objects look like the arguments.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..reading.json_depth import JsonDepth
@@ -32,7 +32,7 @@ class GemmaParser(MarkedParser):
 
     @staticmethod
     def rules(calls: CallRules) -> str:
-        def arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
+        def arguments(index: int, schema: Mapping[str, Any]) -> Iterator[str]:
             return _argument_rules(calls, index, schema)
 
         quote = calls.lark.spell(QUOTE)
@@ -113,18 +113,21 @@ def read_arguments(text: str) -> dict[str, Any] | None:
     )
 
 
-def _argument_rules(calls: CallRules, index: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return Lark for the arguments of a function: those that it requires, then the others."""
+def _argument_rules(calls: CallRules, index: int, schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield Lark for the arguments of a function: those that it requires, then the others."""
     arguments, required = properties_of(schema), required_of(schema)
     types = ArgumentTypes(schema)
     names = sorted(arguments, key=lambda name: name not in required)
     pairs = [f"{json.dumps(name + ':')} value{index}_{n}" for n, name in enumerate(names)]
-    rules = [f"value{index}_{n}: {_value_rule(calls, name, schema, types)}" for n, name in enumerate(names)]
-    return [f"arguments{index}: {in_order(pairs, sum(name in required for name in names), ',')}", *rules]
+    yield from (
+        f"value{index}_{n}: {_value_rule(calls, name, arguments[name], schema, types)}" for n, name in enumerate(names)
+    )
+    yield f"arguments{index}: {in_order(pairs, sum(name in required for name in names), ',')}"
 
 
-def _value_rule(calls: CallRules, name: str, schema: Mapping[str, Any], types: ArgumentTypes) -> str:
-    argument = properties_of(schema)[name]
+def _value_rule(
+    calls: CallRules, name: str, argument: Mapping[str, Any], schema: Mapping[str, Any], types: ArgumentTypes
+) -> str:
     options = argument.get("enum")
     if types.is_text(name) and isinstance(options, list) and options:
         return " | ".join(calls.lark.spell(f"{QUOTE}{option}{QUOTE}") for option in options)

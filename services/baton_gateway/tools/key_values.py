@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from .arguments import ArgumentTypes, properties_of, required_of, with_definitions
@@ -23,9 +23,8 @@ class KeyValueParser(MarkedParser):
     own_lines: ClassVar[bool] = False
 
     @classmethod
-    def argument_rules(cls, calls: CallRules, index: int, schema: Mapping[str, Any]) -> list[str]:
-        """Return Lark for the arguments of a function, in the order of the schema."""
-        rules: list[str] = []
+    def argument_rules(cls, calls: CallRules, index: int, schema: Mapping[str, Any]) -> Iterator[str]:
+        """Yield Lark for the arguments of a function, in the order of the schema."""
         symbols: list[str] = []
         line, spell = "\n" if cls.own_lines else "", calls.lark.spell
         required, types = required_of(schema), ArgumentTypes(schema)
@@ -36,18 +35,18 @@ class KeyValueParser(MarkedParser):
             key, end = spell(cls.key_begin + name + before + line), spell(line + cls.value_end + "\n")
             until, control = calls.lark.cut(line + cls.value_end)
             if not is_text:
-                rules.append(f"{rule}: {json_rule(with_definitions(argument, schema))}")
+                yield f"{rule}: {json_rule(with_definitions(argument, schema))}"
             elif isinstance(options := argument.get("enum"), list):
-                rules.append(f"{rule}: " + " | ".join(spell(str(option)) for option in options))
+                yield f"{rule}: " + " | ".join(spell(str(option)) for option in options)
             elif control:
                 # A text of any characters ends where the control token comes.
-                rules.append(f"{rule}: /(?s:.*){_in_regex(until)}/")
+                yield f"{rule}: /(?s:.*){_in_regex(until)}/"
                 end = spell(control + "\n")
             else:
-                rules.append(f"{rule}[suffix={spell(line + cls.value_end)}]: /(?s:.*)/")
+                yield f"{rule}[suffix={spell(line + cls.value_end)}]: /(?s:.*)/"
                 end = spell("\n")
             symbols.append(f"({key} {rule} {end}){'' if name in required else '?'}")
-        return [f"arguments{index}: " + (" ".join(symbols) or '""'), *rules]
+        yield f"arguments{index}: " + (" ".join(symbols) or '""')
 
     def _go_keys(self, name: str, count: int) -> bool:
         """Go on to the arguments of a call, which begin after `count` characters of the rest."""

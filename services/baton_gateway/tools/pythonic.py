@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from .arguments import properties_of, required_of, with_definitions
@@ -60,9 +60,10 @@ class PythonicParser(ToolParser):
 
     def _argument(self) -> bool:
         """The state before an argument, or before the end of the call."""
-        text = self._rest.lstrip()
-        if text.startswith(")"):
-            self._source.append(self._take(len(self._rest) - len(text) + 1))
+        # Space is taken at once: a weak model may repeat it forever, and every look at it would take longer.
+        self._source.append(self._take_space())
+        if self._rest.startswith(")"):
+            self._source.append(self._take(1))
             self._put("}" if self._members else "{}")
             return self._end_call(self._after_call)
         if (key := _KEY.match(self._rest)) is None:
@@ -173,11 +174,11 @@ def _literal(node: ast.expr) -> Any:
     raise ValueError("no constant")
 
 
-def argument_rules(index: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return Lark for the arguments of a function: those that it requires, then the others."""
+def argument_rules(index: int, schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield Lark for the arguments of a function: those that it requires, then the others."""
     arguments, required = properties_of(schema), required_of(schema)
     names = sorted((name for name in arguments if name.isidentifier()), key=lambda name: name not in required)
     schemas = (with_definitions(arguments[name], schema) for name in names)
-    rules = [f"value{index}_{n}: {json_rule(argument)}" for n, argument in enumerate(schemas)]
     pairs = [f"{json.dumps(name + '=')} value{index}_{n}" for n, name in enumerate(names)]
-    return [f"arguments{index}: {in_order(pairs, sum(name in required for name in names), ', ')}", *rules]
+    yield from (f"value{index}_{n}: {json_rule(argument)}" for n, argument in enumerate(schemas))
+    yield f"arguments{index}: {in_order(pairs, sum(name in required for name in names), ', ')}"
