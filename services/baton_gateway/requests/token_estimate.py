@@ -1,6 +1,9 @@
 """Estimates how many sequences and tokens a request may need, before the request is tokenized."""
 
 from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import to_json
 
 from ..errors import bad_request
 from .bodies import (
@@ -42,18 +45,33 @@ def expected_tokens(body: GenerationRequest | TokenizeRequest | DetokenizeReques
     if isinstance(body, DetokenizeRequest):
         return len(body.tokens)
     if isinstance(body, TokenizeRequest):
-        return _text_tokens(body.prompt or "") + _messages_tokens(body.messages or ())
+        return _text_tokens(body.prompt or "") + (_chat_tokens(body, body.messages) if body.messages else 0)
     if isinstance(body, CompletionRequest):
         sizes = [_text_tokens(prompt) if isinstance(prompt, str) else len(prompt) for prompt in body.prompt]
         output = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return sum(sizes) + output * body.choices * len(sizes)
     assert isinstance(body, ChatCompletionRequest)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _messages_tokens(body.messages) + (_OUTPUT_TOKENS if max_tokens is None else max_tokens) * body.choices
+    return _chat_tokens(body, body.messages) + (_OUTPUT_TOKENS if max_tokens is None else max_tokens) * body.choices
 
 
-def _messages_tokens(messages: Sequence[Message]) -> int:
-    return sum(_text_tokens(message.content or "") + _MESSAGE_TOKENS for message in messages)
+def _chat_tokens(body: ChatCompletionRequest | TokenizeRequest, messages: Sequence[Message]) -> int:
+    """Count all that the chat template may write, since a prompt may consist of functions or documents, too."""
+    tools = None if isinstance(body, ChatCompletionRequest) and body.tool_choice == "none" else body.tools
+    functions = [(tool.function.description, tool.function.parameters) for tool in tools or ()]
+    return (
+        sum(
+            _text_tokens(message.content or "") + _json_tokens(message.model_extra) + _MESSAGE_TOKENS
+            for message in messages
+        )
+        + _json_tokens(functions)
+        + _json_tokens(body.documents)
+        + _json_tokens(body.chat_template_kwargs)
+    )
+
+
+def _json_tokens(value: Any) -> int:
+    return len(to_json(value)) // _BYTES_PER_TOKEN if value else 0
 
 
 def _text_tokens(text: str) -> int:

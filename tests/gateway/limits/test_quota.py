@@ -158,6 +158,36 @@ async def test_more_tokens_than_the_limit_are_never_allowed(tmp_path: Path, mode
         assert "63 tokens" in answer.json()["error"]["message"]
 
 
+LONG = "x" * 9000
+USER = {"role": "user", "content": "hi"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": LONG}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{**USER, "content": LONG, "number": 2**70}]},
+        {"messages": [USER, {"role": "assistant", "content": "", "reasoning_content": LONG}]},
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]},
+        {"messages": [USER], "documents": [{"text": LONG}]},
+        {"messages": [USER], "chat_template_kwargs": {"date": LONG}},
+        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f", "description": LONG}}]},
+        {
+            "messages": [USER],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [7] * 4500}}}],
+        },
+    ],
+)
+async def test_all_that_a_prompt_may_hold_is_reserved(tmp_path: Path, model_folder: Path, fields: Any) -> None:
+    """Otherwise any number of such requests could run at the same time, whatever the limit is."""
+    async with house(tmp_path, model_folder, {"a": {"tokens_per_minute": 2000}}) as it:
+        headers = {"authorization": f"Bearer {it.keys['a']}"}
+        for path in ("/v1/chat/completions", "/tokenize"):
+            answer = await it.stacks[0].http.post(path, json={"model": "tiny", **fields}, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (429, "tokens")
+        assert not it.stacks[0].pod.jobs
+
+
 async def test_a_budget_that_is_used_up(tmp_path: Path, model_folder: Path) -> None:
     async with house(tmp_path, model_folder, {"a": {"budget_tokens": 10, "budget_period": "day"}}) as it:
         assert (await it.ask("a")).status_code == 200
