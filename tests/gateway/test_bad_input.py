@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 
 from baton_gateway.errors import ApiError
-from baton_gateway.web.body import read_body
+from baton_gateway.web.body import BodyReader
 
 from .harness import Stack, error_of
 
@@ -342,7 +342,7 @@ async def test_lengths_that_int_does_not_read(stack: Stack, length: bytes, statu
 
     scope = {"type": "http", "headers": [(b"content-length", length)]}
     with pytest.raises(ApiError) as caught:
-        await read_body(Request(scope, receive), 100, 1)
+        await BodyReader(100, 1).read(Request(scope, receive), "a")
     assert caught.value.status == status
 
 

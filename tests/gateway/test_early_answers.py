@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from baton_gateway.web import server
+from baton_gateway.web.body import MAX_ARRIVING
 from baton_gateway.web.certificate import Certificate
 
 from .fake_worker import Job, hang, say
@@ -265,6 +266,22 @@ async def test_trailers_are_not_kept(keyed: Stack):
     writer.write(b"\r\n")
     assert (await read_answer(reader))[0] == 400
     writer.close()
+
+
+@pytest.mark.processes
+async def test_unfinished_bodies_of_a_tenant_are_bounded(model_folder: Path):
+    async with pods() as decodes, running(model_folder, decodes, max_body_bytes=MAX_BODY) as stack:
+        connections = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(MAX_ARRIVING + 2)]
+        for _, writer in connections:
+            writer.write(head(MAX_BODY) + b"x" * (MAX_BODY - 1))
+        answers = [asyncio.create_task(read_answer(reader)) for reader, _ in connections]
+        await stack.until(lambda: any(answer.done() for answer in answers))
+        assert {answer.result()[0] for answer in answers if answer.done()} == {503}
+        for answer, (_, writer) in zip(answers, connections, strict=True):
+            answer.cancel()
+            writer.close()
+        await stack.until(lambda: not stack.server.server_state.tasks)
+        assert (await stack.complete("x" * (MAX_BODY - 1000))).status_code == 400  # only its prompt is too long
 
 
 async def test_many_unfinished_bodies_hold_no_memory(keyed: Stack):

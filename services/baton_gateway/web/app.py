@@ -30,7 +30,7 @@ from ..requests.bodies import (
 from ..requests.response_body import ResponseRequest
 from ..telemetry.record import SCOPE_KEY, RequestRecord
 from .auth import Authenticator
-from .body import parse_body, read_body
+from .body import BodyReader, parse_body
 from .edge import Edge
 
 BODIES = (ChatCompletionRequest, CompletionRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest)
@@ -62,14 +62,14 @@ def create_app(services: Services, running: Callable[[], AbstractAsyncContextMan
 
 def _api_routes(services: Services) -> APIRouter:
     router = APIRouter()
-    settings = services.settings
+    bodies = BodyReader(services.settings.max_body_bytes, services.settings.body_timeout_s)
     created = int(time.time())
 
     async def read(request: Request, kind: type[M]) -> M:
         record = _record(request)
         assert record.identity is not None
         services.quota.check(record.identity)
-        body = await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
+        body = await bodies.read(request, record.identity.name)
         record.body_bytes = len(body)
         record.client = Client(record.identity.name, record.identity.tenant.weight, request.receive)
         return await services.turns.run(partial(parse_body, body, kind), record.large_bytes, record.client)

@@ -1,6 +1,7 @@
 """Reads and validates request bodies."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -8,35 +9,52 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from ..bounds import MAX_JSON_CONTAINERS, MAX_JSON_STRINGS, MAX_JSON_VALUES
-from ..errors import ApiError, bad_request, from_validation
+from ..errors import ApiError, bad_request, from_validation, overloaded
 from ..json_size import JsonSize, json_size, member_beyond
 from ..telemetry.record import SMALL_BODY_BYTES
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_LENGTH_DIGITS = 19
+MAX_ARRIVING = 32  # most bytes of unfinished bodies of one tenant, as a multiple of the largest body
 MOST = JsonSize(containers=MAX_JSON_CONTAINERS, strings=MAX_JSON_STRINGS, values=MAX_JSON_VALUES)
 
 
-async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
-    """Read a body of at most `limit` bytes, within `timeout_s`. Raises ApiError 413 or 408 otherwise."""
-    declared = declared_length(request.scope["headers"])
-    if declared is not None and declared > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise _too_large(limit)
-    except TimeoutError:
-        raise ApiError(
-            408, "The body did not arrive in time.", code="request_timeout", headers={"connection": "close"}
-        ) from None
-    except ClientDisconnect:
-        raise ApiError(400, "The body ended early.", headers={"connection": "close"}) from None
-    return bytes(body)
+class BodyReader:
+    """Reads bodies. Limits count a request when its body is complete, so the bytes that arrive are bounded here."""
+
+    def __init__(self, limit: int, timeout_s: float) -> None:
+        """limit: bytes of one body. timeout_s: time for one body."""
+        self._limit = limit
+        self._timeout_s = timeout_s
+        self._arriving: Counter[str] = Counter()  # bytes of unfinished bodies, by tenant
+
+    async def read(self, request: Request, tenant: str) -> bytes:
+        """Read a body. Raises ApiError: 413 or 408 beyond the limits, 503 when the tenant has too much unfinished."""
+        declared = declared_length(request.scope["headers"])
+        if declared is not None and declared > self._limit:
+            raise _too_large(self._limit)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    self._arriving[tenant] += len(chunk)
+                    if len(body) > self._limit:
+                        raise _too_large(self._limit)
+                    if self._arriving[tenant] > MAX_ARRIVING * self._limit:
+                        raise overloaded("Too many large bodies arrive at the same time. Try again later.")
+        except TimeoutError:
+            raise ApiError(
+                408, "The body did not arrive in time.", code="request_timeout", headers={"connection": "close"}
+            ) from None
+        except ClientDisconnect:
+            raise ApiError(400, "The body ended early.", headers={"connection": "close"}) from None
+        finally:
+            self._arriving[tenant] -= len(body)
+            if not self._arriving[tenant]:
+                del self._arriving[tenant]
+        return bytes(body)
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
