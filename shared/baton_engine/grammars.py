@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from baton_common.cores import available_cores
 from baton_tokenizer.load import TokenizerText, read_tokenizer
@@ -18,18 +19,25 @@ from .matcher import Matcher
 from .sampling import Grammar, GrammarKind
 
 _MOST_COMPILED = 128
+_MOST_COMPILED_CHARS = 1 << 20  # of the grammars in the cache together: the largest take up to 4 KB a character
 # A burst of new grammars takes at most so many cores from the threads of the engine's steps.
 _MOST_THREADS = 4
 # llguidance follows references between rules by recursion, with about 4 KB of stack for each. One grammar can hold
 # thousands of them.
 _STACK_BYTES = 256 << 20
 # The number of items bounds the time of a mask: about 30 ms for this many, all of them ambiguous. A state of the lexer
-# takes up to 2 KB. Without verbose_errors, messages quote neither the grammar nor the parser's state.
-_LIMITS = LLParserLimits(max_items_in_row=1000, max_lexer_states=50_000, verbose_errors=False)
+# takes up to 2 KB. The first fuel of the lexer bounds what a compilation takes: with the library's default, a regular
+# expression of 64 KB takes 2 GB and ten seconds. Lists of 4,500 words and schemas of 700 numbers need less than this.
+# Without verbose_errors, messages quote neither the grammar nor the parser's state.
+_LIMITS = LLParserLimits(
+    max_items_in_row=1000, max_lexer_states=50_000, initial_lexer_fuel=100_000, verbose_errors=False
+)
 _LONGEST_MESSAGE = 300
 # A weak model may repeat white space forever, so its length is bounded. 32 characters can indent a deeply nested value.
 _SPACE = r"[ \t\r\n]{1,32}"
 _END = "\U0010fffd"
+# Finds Lark, as llguidance does. Its own pattern takes quadratic time over empty lines, with the interpreter lock held.
+_LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 
 
 class GrammarError(ValueError):
@@ -44,6 +52,7 @@ class Grammars:
         self._folder = folder
         self._vocab_size = vocab_size
         self._compiled: OrderedDict[tuple[bytes, int, str, str], Future[Matcher]] = OrderedDict()
+        self._compiled_chars = 0
         self._threads: ThreadPoolExecutor | None = None
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
@@ -60,8 +69,10 @@ class Grammars:
         else:
             self._threads = self._threads or _start_threads(max(min(math.floor(available_cores()), _MOST_THREADS), 1))
             self._compiled[key] = self._threads.submit(self._compile, grammar)
-            if len(self._compiled) > _MOST_COMPILED:
-                self._compiled.popitem(last=False)
+            self._compiled_chars += len(grammar.text) + len(grammar.around)
+            while len(self._compiled) > _MOST_COMPILED or self._compiled_chars > _MOST_COMPILED_CHARS:
+                (_, _, text, around), _ = self._compiled.popitem(last=False)
+                self._compiled_chars -= len(text) + len(around)
         return self._compiled[key]
 
     def _compile(self, grammar: Grammar) -> Matcher:
@@ -137,7 +148,9 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         case GrammarKind.EBNF:
-            return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+            return LLMatcher.grammar_from_lark(
+                grammar.text if _LARK.search(grammar.text) else gbnf_to_lark(grammar.text)
+            )
         case GrammarKind.CHOICE:
             texts = [json.dumps(text) for text in json.loads(grammar.text)]
             # As one terminal the texts are matched by the lexer, which has room for more of them than the parser.

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,12 @@ def test_penalties_bias_and_bans_choose_among_what_the_grammar_allows(llama: Pat
         (GrammarKind.JSON_SCHEMA, '{"items":' * 5_000 + "{}" + "}" * 5_000, "recursion"),
         (GrammarKind.REGEX, "[0-9", "unclosed"),
         (GrammarKind.REGEX, "(" * 30_000 + "a" + ")" * 30_000, "regex"),
+        (GrammarKind.REGEX, "a?" * 32_000, "too big"),
+        (
+            GrammarKind.EBNF,
+            "\n".join([f"A{i}:" + f" A{i + 1}" * 10 for i in range(9)] + ["A9: /a?/", "start: A0"]),
+            "too",
+        ),
         (GrammarKind.EBNF, "start: nothing", "nothing"),
         (GrammarKind.EBNF, "root ::= (", ""),
         (99, "", "kind 99"),
@@ -310,6 +317,23 @@ def test_a_long_grammar_is_refused_and_a_deep_one_is_not(llama: Path) -> None:
     rules = [f"a{index}: a{index + 1}" for index in range(4_000)]
     deep = grammar(GrammarKind.EBNF, "\n".join(["start: a0", *rules, 'a4000: "b"']))
     assert text_of(run(engine, constrained(0, grammar=deep)).tokens[0, 0]) == "b"
+
+
+def test_empty_lines_cost_nothing(llama: Path) -> None:
+    # The time is that of a thread which keeps the interpreter lock, so that the engine makes no step.
+    began = time.process_time()
+    rule = grammar(GrammarKind.EBNF, 'root ::= "b"' + "\n" * 50_000)
+    assert text_of(run(make_engine(llama), constrained(0, grammar=rule)).tokens[0, 0]) == "b"
+    assert time.process_time() - began < 8
+
+
+def test_compiled_grammars_that_are_large_leave_the_cache_soon(llama: Path) -> None:
+    grammars = Grammars(llama, len(TOKENIZER))
+    first = grammars.compile(grammar(GrammarKind.REGEX, "first"))
+    assert grammars.compile(grammar(GrammarKind.REGEX, "first")) is first
+    for index in range(17):
+        grammars.compile(grammar(GrammarKind.EBNF, f'start: "{index}"' + " " * 65_000)).result()
+    assert grammars.compile(grammar(GrammarKind.REGEX, "first")) is not first
 
 
 def test_a_grammar_that_becomes_too_complex_is_an_error(llama: Path) -> None:
