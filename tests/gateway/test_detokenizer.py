@@ -1,11 +1,19 @@
 """Incremental detokenization equals the tokenizer's own decoding, however tokens come."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, models
 
-from baton_gateway.models.detokenizer import ByteFallbackPieces, ByteLevelPieces, WindowPieces, read_pieces
+from baton_gateway.models.detokenizer import (
+    REPLACEMENT,
+    ByteFallbackPieces,
+    ByteLevelPieces,
+    WindowPieces,
+    read_pieces,
+)
 
 from .tiny_models import byte_fallback_tokenizer, byte_level_tokenizer, metaspace_tokenizer
 
@@ -147,3 +155,15 @@ def test_bytes_of_tokens():
     fallback = read_pieces(LLAMA2)
     assert fallback.bytes_of(byte_ids(LLAMA2, "A")[0]) == b"A"
     assert fallback.bytes_of(LLAMA2.token_to_id("▁hello")) == b" hello"
+
+
+def test_a_repeated_replacement_character_takes_linear_time():
+    """A client can make a model write it forever, and each token is detokenized in the event loop."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "▁a": 1, REPLACEMENT: 2}, "<unk>"))
+    tokenizer.decoder = decoders.Metaspace()
+    ids = [1, *[2] * 15_000, 1]
+    detokenizer = read_pieces(tokenizer).detokenizer(False)
+    began = time.process_time()
+    text = "".join([*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()])
+    assert time.process_time() - began < 5
+    assert text == tokenizer.decode(ids)

@@ -13,6 +13,8 @@ import msgspec
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
+# More of them are no beginning of a character. If they were held back, each token would have all of them decoded again.
+_LONGEST_HELD = REPLACEMENT * 256
 
 
 class Detokenizer(Protocol):
@@ -229,7 +231,8 @@ class _WindowDetokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         self._window += [token_id for token_id in token_ids if token_id not in self._skipped]
         text = self._decode(self._window)
-        return "" if text.endswith(REPLACEMENT) else self._advance(text)
+        held = text.endswith(REPLACEMENT) and not text.endswith(_LONGEST_HELD)
+        return "" if held else self._advance(text)
 
     def flush(self) -> str:
         return self._advance(self._decode(self._window))
