@@ -4,7 +4,7 @@ import json
 import math
 import re
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,10 @@ class GrammarError(ValueError):
 
 
 class Grammars:
-    """Compiles grammars in threads of its own and caches the most recently used ones."""
+    """Compiles grammars in threads of its own and caches the most recently used ones.
+
+    Salts take turns for the threads, so that a tenant with many slow grammars delays another tenant's by at most one.
+    """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """folder: that of the model. Its tokenizer is read when the first grammar is compiled."""
@@ -54,6 +57,8 @@ class Grammars:
         self._compiled: OrderedDict[tuple[bytes, int, str, str], Future[Matcher]] = OrderedDict()
         self._compiled_chars = 0
         self._threads: ThreadPoolExecutor | None = None
+        self._waiting: OrderedDict[bytes, deque[tuple[Grammar, Future[Matcher]]]] = OrderedDict()
+        self._waiting_lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
 
@@ -68,12 +73,29 @@ class Grammars:
             self._compiled.move_to_end(key)
         else:
             self._threads = self._threads or _start_threads(max(min(math.floor(available_cores()), _MOST_THREADS), 1))
-            self._compiled[key] = self._threads.submit(self._compile, grammar)
+            future: Future[Matcher] = Future()
+            self._compiled[key] = future
+            with self._waiting_lock:
+                self._waiting.setdefault(salt, deque()).append((grammar, future))
+            self._threads.submit(self._compile_next)
             self._compiled_chars += len(grammar.text) + len(grammar.around)
             while len(self._compiled) > _MOST_COMPILED or self._compiled_chars > _MOST_COMPILED_CHARS:
                 (_, _, text, around), _ = self._compiled.popitem(last=False)
                 self._compiled_chars -= len(text) + len(around)
         return self._compiled[key]
+
+    def _compile_next(self) -> None:
+        """Compile the oldest grammar of the salt that has waited longest for its turn."""
+        with self._waiting_lock:
+            salt, waiting = next(iter(self._waiting.items()))
+            grammar, future = waiting.popleft()
+            self._waiting.move_to_end(salt)
+            if not waiting:
+                del self._waiting[salt]
+        try:
+            future.set_result(self._compile(grammar))
+        except BaseException as error:
+            future.set_exception(error)
 
     def _compile(self, grammar: Grammar) -> Matcher:
         with self._tokenizer_lock:

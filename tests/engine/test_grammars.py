@@ -387,6 +387,28 @@ def test_a_slow_compilation_does_not_hold_up_others(llama: Path, monkeypatch: py
     slow.result(timeout=10)
 
 
+def test_tenants_take_turns_for_the_threads(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton_engine.grammars.available_cores", lambda: 1.0)
+    started, released, order, compile_one = threading.Event(), threading.Event(), list[str](), Grammars._compile
+
+    def compiled(self: Grammars, rule: Grammar) -> Matcher:
+        started.set()
+        assert released.wait(30)
+        order.append(rule.text)
+        return compile_one(self, rule)
+
+    monkeypatch.setattr(Grammars, "_compile", compiled)
+    grammars = Grammars(llama, len(TOKENIZER))
+    futures = [grammars.compile(grammar(GrammarKind.REGEX, "many0"), b"one")]
+    assert started.wait(10)
+    texts = [*((f"many{number}", b"one") for number in range(1, 4)), ("few0", b"other"), ("few1", b"other")]
+    futures += [grammars.compile(grammar(GrammarKind.REGEX, text), salt) for text, salt in texts]
+    released.set()
+    for future in futures:
+        assert not future.result(timeout=10).failed
+    assert order == ["many0", "many1", "few0", "many2", "few1", "many3"]
+
+
 def test_masks_of_a_vocabulary_that_fills_no_whole_word(llama: Path) -> None:
     vocab = len(TOKENIZER) + 5
     grammars, masks = Grammars(llama, vocab), Masks(vocab)
