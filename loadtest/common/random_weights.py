@@ -27,6 +27,7 @@ INDEX = "model.safetensors.index.json"
 _STD = 0.02
 # Tools leave these modules as they are, and these tensors out where they have nothing to say.
 _PLAIN_MODULES = ("lm_head.", "embed_out.", "shared_expert_gate.")
+_NVFP4_FACTORS = ("weight_global_scale", "weight_scale_2")
 _LEFT_OUT = ("g_idx", "weight_shape", "weight_format")
 
 
@@ -165,6 +166,13 @@ def random_tensor(
     device = generator.device
     tensor = torch.empty(shape, dtype=dtype, device=device)
     field = name.rpartition(".")[2]
+    if dtype == torch.float8_e4m3fn and "scale" in field:
+        # Those of NVFP4, whose factor of all scales is chosen so that the largest ones come near 448.
+        return torch.empty(shape, device=device).uniform_(100, 400, generator=generator).to(dtype)
+    if field in _NVFP4_FACTORS:
+        # Codes of 4 bits are numbers of about 3, and their scales about 250.
+        factor = std / (3 * 250)
+        return tensor.fill_(1 / factor if field == "weight_global_scale" else factor)
     if dtype == torch.float8_e4m3fn:
         codes = torch.empty(shape, dtype=torch.float32, device=device).normal_(0, 100, generator=generator)
         return codes.clamp_(-448, 448).to(dtype)

@@ -266,7 +266,7 @@ def test_inputs_in_different_orders_are_multiplied_apart(tmp_path: Path) -> None
         torch.testing.assert_close(both.gated(x, "silu"), torch.nn.functional.silu(gate) * gate)
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "mxfp4"])
+@pytest.mark.parametrize("name", ["gptq", "awq", "mxfp4", "modelopt, nvfp4"])
 def test_a_part_of_outputs_and_inputs(name: str, tmp_path: Path) -> None:
     config, pack = WEIGHTS_ONLY[name]
     numbers = write(tmp_path, pack)[:40]

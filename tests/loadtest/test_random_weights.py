@@ -27,6 +27,9 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptq": ("llama", {"quant_method": "gptq", "bits": 4, "group_size": 32}),
     "fp8": ("qwen3_moe", {"quant_method": "fp8", "weight_block_size": [32, 32]}),
+    "nvfp4": ("llama", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "nvfp4 of experts": ("qwen3_moe", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "mxfp8": ("llama", {"quant_method": "modelopt", "quant_algo": "MXFP8"}),
     "mxfp4": ("gpt_oss", {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}),
 }
 
